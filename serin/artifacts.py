@@ -1,0 +1,90 @@
+"""What stages hand each other: small frozen values with paths, ids and numbers. Never frames, tensors or secrets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from serin.errors import NameInvalid
+
+_MODEL = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_RELEASE = re.compile(r"([a-z][a-z0-9-]{0,62})-v([1-9][0-9]{0,8})")
+
+
+def valid_model_name(name: str) -> str:
+    """`name` itself, or NameInvalid. Call it where a name turns into a path, a route or a command."""
+    if not _MODEL.fullmatch(name):
+        raise NameInvalid(
+            kind="model", name=name, rule="small letters, digits and '-', a letter first, at most 63 characters"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """A published dataset folder (formats/dataset.py says what lies in it)."""
+
+    path: str
+    digest: str
+    rows: dict[str, int]  # per split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Trained weights with all that is needed to build the network again (formats/weights.py)."""
+
+    path: str
+    step: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A published, immutable model version (formats/bundle.py)."""
+
+    path: str
+    model: str
+    version: int
+    digest: str
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Release:
+    """A model version as something that runs."""
+
+    model: str
+    version: int
+
+    def __post_init__(self) -> None:
+        valid_model_name(self.model)
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-v{self.version}"
+
+    @classmethod
+    def parse(cls, name: str) -> Release:
+        match = _RELEASE.fullmatch(name)
+        if match is None:
+            raise NameInvalid(kind="release", name=name, rule="<model>-v<version>, such as flights-v3")
+        return cls(model=match[1], version=int(match[2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a release answers, as host:port."""
+
+    http: str
+    grpc: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRoute:
+    """What the gateway does for one model. `epoch` counts the changes of weight and stands in every log line."""
+
+    model: str
+    epoch: int
+    stable: Release | None
+    candidate: Release | None = None
+    candidate_percent: float = 0.0

@@ -1,0 +1,83 @@
+"""The only module that reads environment variables. Everything else is given values.
+
+SERIN_HOME       where all state of the local stack lies            (./.serin)
+SERIN_STORE      datasets and model versions: a folder or fsspec URL (<home>/store)
+SERIN_TRITON     an environment or folder that holds Triton          (beside the virtual environment)
+SERIN_INVENTORY  a JSON file that stands in for the machine's GPUs   (unset: ask the driver)
+PREFECT_API_URL  a Prefect server to use instead of our own          (unset: our own)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+
+def home() -> Path:
+    return Path(os.environ.get("SERIN_HOME") or ".serin").expanduser().absolute()
+
+
+def store_url() -> str:
+    return os.environ.get("SERIN_STORE") or str(home() / "store")
+
+
+def triton_environment() -> Path | None:
+    return _path("SERIN_TRITON")
+
+
+def inventory_file() -> Path | None:
+    return _path("SERIN_INVENTORY")
+
+
+def prefect_api_url() -> str | None:
+    return os.environ.get("PREFECT_API_URL") or None
+
+
+def visible_devices() -> str | None:
+    """CUDA_VISIBLE_DEVICES as it was set from outside: what a container or scheduler gave us. None: not set."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def user() -> str:
+    """Who acts, for journals and leases."""
+    return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
+
+
+def search_path() -> str:
+    return os.environ.get("PATH", os.defpath)
+
+
+def child_environment(**changes: str | None) -> dict[str, str]:
+    """This process's environment with `changes` applied; None removes a variable."""
+    environment = dict(os.environ)
+    for name, value in changes.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    return environment
+
+
+def runtime_folder(of: Path) -> Path:
+    """A short folder for unix sockets (their paths are limited to 107 bytes), only its owner may enter it."""
+    digest = hashlib.sha256(str(of.absolute()).encode()).hexdigest()[:12]
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"serin-{os.getuid()}-{digest}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
+        raise PermissionError(f"{folder} belongs to somebody else or is open to others; remove it and try again")
+    return folder
+
+
+def application_folder() -> Path:
+    """The folder that holds flows/, tasks/, deployments/ and triton_models/: in a wheel serin/app, else the checkout."""
+    package = Path(__file__).resolve().parent
+    inside = package / "app"
+    return inside if inside.is_dir() else package.parent
+
+
+def _path(variable: str) -> Path | None:
+    value = os.environ.get(variable)
+    return Path(value).expanduser().absolute() if value else None

@@ -1,0 +1,379 @@
+"""Every error Serin raises on purpose.
+
+SerinError                      what happened, where, what to do next; fields for programs
+├── SpecError                   a spec or an argument is wrong; carries every problem found (exit code 2)
+├── NameInvalid                 a model, table or run name that cannot be one (exit code 2)
+├── DataError                   the tables do not hold what the spec says
+│   ├── SourceMissing           a file, glob or URL that matches nothing
+│   ├── SourceUnreadable        a file that is there and cannot be read
+│   ├── TableEmpty              a table without rows, or none left after joins and drops
+│   ├── ColumnMissing           a column that is not there; names the nearest
+│   ├── ColumnClash             two tables bring the same column name
+│   ├── JoinNotManyToOne        a key that matches more than one row
+│   ├── TimeUnparsable          a time column that does not parse
+│   ├── TargetUnusable          a target with one class, or of the wrong kind for its task
+│   └── CheckFailed             a check of the spec does not hold
+├── StoreError                  the store cannot do what was asked
+│   ├── NotFound                no such dataset, model, version, alias or run
+│   ├── StoreNotWritable        full disk, no permission
+│   └── BundleBroken            a bundle or dataset that is not what its manifest says
+├── LeaseUnavailable            no GPU became free in time (retryable)
+├── TrainingError
+│   ├── WorkerFailed            a training process died (retryable)
+│   ├── Preempted               stopped from outside after saving; run again (exit code 75, retryable)
+│   ├── LossNotFinite           the loss became NaN or infinite
+│   └── CheckpointBroken        a checkpoint that does not match its digest
+├── ExportError
+│   └── GateFailed              the exported graph does not answer as the trained model does
+├── ServingError
+│   ├── TritonMissing           no Triton to be found on this machine
+│   ├── ReleaseNotReady         a release that did not come up
+│   ├── VerificationFailed      a release that does not answer its golden rows
+│   ├── GatewayRejected         Envoy did not take a configuration
+│   └── PredictionFailed        a request that was answered with an error
+├── RolloutError
+│   ├── RolloutRefused          a command that cannot be honoured now
+│   └── RolloutFailed           a rollout that ended in a rollback
+└── StackError
+    ├── AlreadyUp               a stack runs in this folder
+    ├── NotUp                   no stack runs in this folder
+    ├── PortTaken               a port that was asked for is in use
+    └── ProcessFailed           a part of the stack did not come up
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """'; did you mean X?' when something known is close, else what is known, ready to be put behind a message."""
+    options = sorted(known)
+    close = difflib.get_close_matches(word, options, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    shown = ", ".join(options[:12]) + (", ..." if len(options) > 12 else "")
+    return f"; known: {shown}" if options else ""
+
+
+class SerinError(Exception):
+    """The base: a sentence for people, `fields` for programs. Survives pickling with its fields."""
+
+    retryable: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.fields)
+
+
+def _rebuild(kind: type[SerinError], message: str, fields: dict[str, Any]) -> SerinError:
+    error = kind.__new__(kind, message)
+    SerinError.__init__(error, message, **fields)
+    return error
+
+
+class SpecError(SerinError):
+    """All problems at once. Each is a (key, what is wrong and how to mend it) pair."""
+
+    exit_code = 2
+
+    def __init__(self, *, where: str, problems: Iterable[tuple[str, str]]) -> None:
+        found = list(problems)
+        lines = [f"{where}: {len(found)} problem{'s' if len(found) != 1 else ''}"]
+        lines += [f"  {key}: {text}" if key else f"  {text}" for key, text in found]
+        super().__init__("\n".join(lines), where=where, problems=found)
+
+
+class NameInvalid(SerinError):
+    exit_code = 2
+
+    def __init__(self, *, kind: str, name: str, rule: str) -> None:
+        super().__init__(f"{name!r} is no {kind} name: {rule}", kind=kind, name=name)
+
+
+class DataError(SerinError):
+    pass
+
+
+class SourceMissing(DataError):
+    def __init__(self, *, table: str, path: str) -> None:
+        super().__init__(
+            f"data.tables.{table}: nothing at {path}; put the file there or correct the path in the spec "
+            "(paths are relative to the spec's file)",
+            table=table,
+            path=path,
+        )
+
+
+class SourceUnreadable(DataError):
+    def __init__(self, *, table: str, path: str, reason: str) -> None:
+        super().__init__(
+            f"data.tables.{table}: {path} cannot be read: {reason}", table=table, path=path, reason=reason
+        )
+
+
+class TableEmpty(DataError):
+    def __init__(self, *, table: str, why: str) -> None:
+        super().__init__(f"table {table!r} has no rows: {why}", table=table, why=why)
+
+
+class ColumnMissing(DataError):
+    def __init__(self, *, column: str, table: str, used_by: str, known: Iterable[str]) -> None:
+        columns = sorted(known)
+        super().__init__(
+            f"{used_by}: column {column!r} is not in {table!r}{nearest(column, columns)}",
+            column=column,
+            table=table,
+            used_by=used_by,
+        )
+
+
+class ColumnClash(DataError):
+    def __init__(self, *, column: str, tables: tuple[str, str]) -> None:
+        super().__init__(
+            f"column {column!r} comes from both {tables[0]!r} and {tables[1]!r}; rename it in the join: "
+            f"columns: {{{column}: {tables[1]}_{column}}}",
+            column=column,
+            tables=list(tables),
+        )
+
+
+class JoinNotManyToOne(DataError):
+    def __init__(self, *, table: str, on: Iterable[str], key: str, matches: int) -> None:
+        columns = list(on)
+        super().__init__(
+            f"join with {table!r} on {columns}: key {key} stands {matches} times in {table!r}; a join must find "
+            "at most one row: make the key unique there or add a column to `on`",
+            table=table,
+            on=columns,
+            key=key,
+            matches=matches,
+        )
+
+
+class TimeUnparsable(DataError):
+    def __init__(self, *, column: str, example: str, row: int | None = None) -> None:
+        place = "" if row is None else f" (row {row})"
+        super().__init__(
+            f"data.time: column {column!r} does not parse as a time: {example!r}{place}; store it as a timestamp "
+            "or as ISO text such as 2013-01-31T05:00:00Z",
+            column=column,
+            example=example,
+            row=row,
+        )
+
+
+class TargetUnusable(DataError):
+    def __init__(self, *, expression: str, reason: str) -> None:
+        super().__init__(
+            f"data.target: {expression!r} {reason}", expression=expression, reason=reason
+        )
+
+
+class CheckFailed(DataError):
+    def __init__(self, *, column: str, rule: str, found: str, examples: Iterable[str] = ()) -> None:
+        shown = list(examples)
+        more = f"; for example {', '.join(shown)}" if shown else ""
+        super().__init__(
+            f"data.checks: column {column!r} breaks {rule}: {found}{more}",
+            column=column,
+            rule=rule,
+            found=found,
+            examples=shown,
+        )
+
+
+class StoreError(SerinError):
+    pass
+
+
+class NotFound(StoreError):
+    def __init__(self, *, kind: str, name: str, known: Iterable[str] = ()) -> None:
+        super().__init__(f"no {kind} {name!r}{nearest(name, known)}", kind=kind, name=name)
+
+
+class StoreNotWritable(StoreError):
+    def __init__(self, *, path: str, reason: str) -> None:
+        super().__init__(
+            f"cannot write to {path}: {reason}; free space or choose another place with SERIN_HOME or SERIN_STORE. "
+            "Nothing was published.",
+            path=path,
+            reason=reason,
+        )
+
+
+class BundleBroken(StoreError):
+    def __init__(self, *, path: str, reason: str) -> None:
+        super().__init__(f"{path} is not what its manifest says: {reason}", path=path, reason=reason)
+
+
+class LeaseUnavailable(SerinError):
+    retryable = True
+
+    def __init__(self, *, wanted: int, present: int, holders: Iterable[str] = ()) -> None:
+        held = list(holders)
+        who = f"; held by {', '.join(held)}" if held else ""
+        super().__init__(
+            f"{wanted} GPU(s) wanted, {present} here{who}", wanted=wanted, present=present, holders=held
+        )
+
+
+class TrainingError(SerinError):
+    pass
+
+
+class WorkerFailed(TrainingError):
+    retryable = True
+
+    def __init__(self, *, rank: int, exit_code: int, log: Path | str, reason: str = "") -> None:
+        why = f" ({reason})" if reason else ""
+        super().__init__(
+            f"training worker {rank} exited with code {exit_code}{why}; read {log}",
+            rank=rank,
+            code=exit_code,
+            log=str(log),
+            reason=reason,
+        )
+
+
+class Preempted(TrainingError):
+    retryable = True
+    exit_code = 75
+
+    def __init__(self, *, step: int, folder: Path | str) -> None:
+        super().__init__(
+            f"training was asked to stop and saved step {step}; run the same command again to go on ({folder})",
+            step=step,
+            folder=str(folder),
+        )
+
+
+class LossNotFinite(TrainingError):
+    def __init__(self, *, step: int, value: str, folder: Path | str) -> None:
+        super().__init__(
+            f"the loss became {value} at step {step}; lower training.learning_rate or look for extreme values in the "
+            f"features (clip them); the last good checkpoint is in {folder}",
+            step=step,
+            value=value,
+            folder=str(folder),
+        )
+
+
+class CheckpointBroken(TrainingError):
+    def __init__(self, *, path: Path | str, reason: str) -> None:
+        super().__init__(f"checkpoint {path} cannot be used: {reason}", path=str(path), reason=reason)
+
+
+class ExportError(SerinError):
+    pass
+
+
+class GateFailed(ExportError):
+    def __init__(self, *, stage: str, what: str, found: str) -> None:
+        super().__init__(
+            f"export gate, {stage}: {what}: {found}; nothing was published", stage=stage, what=what, found=found
+        )
+
+
+class ServingError(SerinError):
+    pass
+
+
+class TritonMissing(ServingError):
+    def __init__(self, *, looked_in: Iterable[str]) -> None:
+        places = list(looked_in)
+        super().__init__(
+            f"no Triton server found (looked in {', '.join(places)}); run `serin install triton`",
+            looked_in=places,
+        )
+
+
+class ReleaseNotReady(ServingError):
+    def __init__(self, *, release: str, reason: str, log: Path | str) -> None:
+        super().__init__(
+            f"release {release} did not come up: {reason}; read {log}",
+            release=release,
+            reason=reason,
+            log=str(log),
+        )
+
+
+class VerificationFailed(ServingError):
+    def __init__(self, *, release: str, reason: str) -> None:
+        super().__init__(
+            f"release {release} does not answer its golden rows: {reason}", release=release, reason=reason
+        )
+
+
+class GatewayRejected(ServingError):
+    retryable = True
+
+    def __init__(self, *, what: str, reason: str) -> None:
+        super().__init__(f"the gateway did not take {what}: {reason}", what=what, reason=reason)
+
+
+class PredictionFailed(ServingError):
+    def __init__(self, *, model: str, status: str, reason: str) -> None:
+        super().__init__(f"model {model!r} answered {status}: {reason}", model=model, status=status, reason=reason)
+
+
+class RolloutError(SerinError):
+    pass
+
+
+class RolloutRefused(RolloutError):
+    def __init__(self, *, model: str, command: str, reason: str) -> None:
+        super().__init__(
+            f"rollout {command} of {model!r} refused: {reason}", model=model, command=command, reason=reason
+        )
+
+
+class RolloutFailed(RolloutError):
+    def __init__(self, *, release: str, reason: str) -> None:
+        super().__init__(f"release {release} was rolled back: {reason}", release=release, reason=reason)
+
+
+class StackError(SerinError):
+    pass
+
+
+class AlreadyUp(StackError):
+    def __init__(self, *, home: Path | str, pid: int) -> None:
+        super().__init__(
+            f"a stack is up in {home} already (process {pid}); `serin status` shows it, `serin down` ends it",
+            home=str(home),
+            pid=pid,
+        )
+
+
+class NotUp(StackError):
+    def __init__(self, *, home: Path | str) -> None:
+        super().__init__(f"no stack is up in {home}; start one with `serin up`", home=str(home))
+
+
+class PortTaken(StackError):
+    def __init__(self, *, port: int, option: str) -> None:
+        super().__init__(
+            f"port {port} is taken; name another with {option}, or leave {option} out to get a free one",
+            port=port,
+            option=option,
+        )
+
+
+class ProcessFailed(StackError):
+    def __init__(self, *, name: str, reason: str, log: Path | str, tail: str = "") -> None:
+        end = f"\n{tail}" if tail else ""
+        super().__init__(
+            f"{name} did not come up: {reason}; read {log}{end}", name=name, reason=reason, log=str(log)
+        )
