@@ -1,0 +1,74 @@
+# Everything a newcomer needs: `make demo` and `make test` work from a clean clone.
+
+PYTHON       ?= python3
+VENV         := .venv
+BIN          := $(VENV)/bin
+INSTALLED    := $(VENV)/.installed
+TRITON       := $(VENV)-triton/.installed
+BENCH_VENV   := .venv-bench
+BENCH_READY  := $(BENCH_VENV)/.installed
+BENCH        ?= etl
+ARGS         ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench bench-setup system-deps clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) $(TRITON) ## the environments, without running anything
+
+demo: $(INSTALLED) $(TRITON) ## raw tables to a served model on this machine, with real parts
+	@$(BIN)/python examples/flights/demo.py
+
+test: $(INSTALLED) $(TRITON) lint ## lint and all tests; says what was skipped and why
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED) ## ruff, mypy --strict on the core, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED) ## rewrite the sources as the linter wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED) $(BENCH_READY) ## one benchmark against its peers: make bench BENCH=etl ARGS=--full
+	@$(BIN)/python -m benchmarks $(BENCH) $(ARGS)
+
+bench-setup: $(BENCH_READY) ## the peers' own environment
+
+system-deps: ## what Debian must add for the tests (needs root; does nothing elsewhere)
+	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "system-deps: not root, or no apt-get: nothing installed"; exit 0; fi; \
+	missing=""; \
+	command -v git >/dev/null || missing="$$missing git"; \
+	command -v $(PYTHON) >/dev/null || missing="$$missing python3"; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	if [ -z "$$missing" ]; then echo "system-deps: nothing is missing"; exit 0; fi; \
+	echo "system-deps: installing$$missing"; \
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing
+
+clean: ## caches, builds and environments; leaves .serin/ (stop the stack first: serin down)
+	rm -rf $(VENV) $(VENV)-triton $(BENCH_VENV) build dist
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else \
+	  "Serin needs Python 3.11, 3.12 or 3.13, not %d.%d; name one: make PYTHON=python3.12" % sys.version_info[:2])'
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing into $(VENV) (about two minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Triton's Python stub breaks with numpy 2, so it lives in an environment of its own (docs/adr/0002).
+$(TRITON): serin/serving/triton.py | $(INSTALLED)
+	@$(BIN)/serin install triton
+	@touch $@
+
+$(BENCH_READY): benchmarks/requirements.txt
+	@test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	@touch $@
