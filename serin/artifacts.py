@@ -6,18 +6,9 @@ import re
 from dataclasses import dataclass, field
 
 from serin.errors import NameInvalid
+from serin.spec.names import valid_model_name
 
-_MODEL = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _RELEASE = re.compile(r"([a-z][a-z0-9-]{0,62})-v([1-9][0-9]{0,8})")
-
-
-def valid_model_name(name: str) -> str:
-    """`name` itself, or NameInvalid. Call it where a name turns into a path, a route or a command."""
-    if not _MODEL.fullmatch(name):
-        raise NameInvalid(
-            kind="model", name=name, rule="small letters, digits and '-', a letter first, at most 63 characters"
-        )
-    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,299 @@
+"""The small safe grammar for targets, derived columns and filters. Nothing is ever passed to eval.
+
+    arr_delay > 15 and not is_null(tailnum)
+    (price - cost) / price
+    `column with spaces` in ('a', 'b')
+
+Words: column names (or `quoted ones`), numbers, 'strings', true, false, null; + - * / %, comparisons, in (...), and, or, not,
+is_null(x), abs(x), min(x, y), max(x, y). Nulls are SQL's: arithmetic and comparisons with a null are null, `and` and `or`
+know three values, only is_null answers true or false on a null. Division by zero is null.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from serin.errors import nearest
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<number>\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)
+    |(?P<name>[A-Za-z_][A-Za-z0-9_]*)
+    |`(?P<quoted>[^`]+)`
+    |'(?P<string>(?:[^'\\]|\\.)*)'|"(?P<string2>(?:[^"\\]|\\.)*)"
+    |(?P<sign><=|>=|==|!=|<|>|\+|-|\*|/|%|\(|\)|,))""",
+    re.VERBOSE,
+)
+_WORDS = {"and", "or", "not", "in", "true", "false", "null"}
+_FUNCTIONS = {"is_null": 1, "abs": 1, "min": 2, "max": 2}
+_COMPARISONS = {"<", "<=", ">", ">=", "==", "!="}
+
+
+class Masked(NamedTuple):
+    """A column while it is computed with: where `null` is true, `values` means nothing."""
+
+    values: Array
+    null: npt.NDArray[np.bool_]
+
+
+class ExpressionError(ValueError):
+    """The text is no expression, or the columns do not fit it. Says where and what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    kind: str  # literal, column, or the operator or function itself
+    value: Any = None
+    children: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    text: str
+    root: Node
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns it reads, in order of first use."""
+        return tuple(dict.fromkeys(_columns(self.root)))
+
+
+def parse(text: str) -> Expression:
+    """The expression behind `text`, or ExpressionError with the place where it stops making sense."""
+    return Expression(text, _Parser(text).whole())
+
+
+def evaluate(expression: Expression, columns: Mapping[str, Masked]) -> Masked:
+    """One value per row. Numbers are computed in float64 (integers stay integers under + - *, comparisons, min, max)."""
+    rows = next((len(column.values) for column in columns.values()), 0)
+    with np.errstate(all="ignore"):
+        return _evaluate(expression.root, columns, rows)
+
+
+def _columns(node: Node) -> list[str]:
+    own = [node.value] if node.kind == "column" else []
+    return own + [name for child in node.children for name in _columns(child)]
+
+
+class _Parser:
+    """Recursive descent, loosest binding first: or, and, not, comparison, + -, * / %, unary -."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = self._tokenise(text)
+        self._next = 0
+        self._depth = 0
+
+    def whole(self) -> Node:
+        node = self._any_of()
+        if self._next < len(self._tokens):
+            raise self._error("something after the end of the expression")
+        return node
+
+    def _tokenise(self, text: str) -> list[tuple[str, str, int]]:
+        tokens, at = [], 0
+        while text[at:].strip():
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise ExpressionError(f"{text!r}: unexpected {text[at:].strip()[0]!r} at character {at + 1}")
+            kind = match.lastgroup or ""
+            value = match[kind]
+            if kind.startswith("string"):
+                kind, value = "string", re.sub(r"\\(.)", r"\1", value)
+            elif kind == "name" and value in _WORDS:
+                kind = "sign"
+            elif kind == "quoted":
+                kind = "column"
+            tokens.append((kind, value, match.start(match.lastgroup or 0)))
+            at = match.end()
+        if not tokens:
+            raise ExpressionError("an empty expression")
+        return tokens
+
+    def _error(self, what: str) -> ExpressionError:
+        at = self._tokens[self._next][2] + 1 if self._next < len(self._tokens) else len(self._text) + 1
+        return ExpressionError(f"{self._text!r}: {what} at character {at}")
+
+    def _take(self, *signs: str) -> str | None:
+        if self._next < len(self._tokens):
+            kind, value, _ = self._tokens[self._next]
+            if kind == "sign" and value in signs:
+                self._next += 1
+                return value
+        return None
+
+    def _expect(self, sign: str) -> None:
+        if not self._take(sign):
+            raise self._error(f"{sign!r} expected")
+
+    def _any_of(self) -> Node:
+        self._depth += 1
+        if self._depth > 60:
+            raise self._error("nested too deeply")
+        node = self._all_of()
+        while self._take("or"):
+            node = Node("or", children=(node, self._all_of()))
+        self._depth -= 1
+        return node
+
+    def _all_of(self) -> Node:
+        node = self._negation()
+        while self._take("and"):
+            node = Node("and", children=(node, self._negation()))
+        return node
+
+    def _negation(self) -> Node:
+        negations = 0
+        while self._take("not"):
+            negations += 1
+        node = self._comparison()
+        return Node("not", children=(node,)) if negations % 2 else node
+
+    def _comparison(self) -> Node:
+        node = self._sum()
+        if self._take("in"):
+            self._expect("(")
+            options = [self._sum()]
+            while self._take(","):
+                options.append(self._sum())
+            self._expect(")")
+            if any(option.kind != "literal" for option in options):
+                raise self._error("`in` takes numbers and strings only")
+            return Node("in", children=(node, *options))
+        sign = self._take(*_COMPARISONS)
+        return Node(sign, children=(node, self._sum())) if sign else node
+
+    def _sum(self) -> Node:
+        node = self._product()
+        while sign := self._take("+", "-"):
+            node = Node(sign, children=(node, self._product()))
+        return node
+
+    def _product(self) -> Node:
+        node = self._unary()
+        while sign := self._take("*", "/", "%"):
+            node = Node(sign, children=(node, self._unary()))
+        return node
+
+    def _unary(self) -> Node:
+        negative = False
+        while self._take("-"):
+            negative = not negative
+        node = self._atom()
+        return Node("-", children=(Node("literal", 0), node)) if negative else node
+
+    def _atom(self) -> Node:
+        if self._take("("):
+            node = self._any_of()
+            self._expect(")")
+            return node
+        if word := self._take("true", "false", "null"):
+            return Node("literal", {"true": True, "false": False, "null": None}[word])
+        if self._next >= len(self._tokens) or self._tokens[self._next][0] == "sign":
+            raise self._error("a column, number, 'string' or '(' expected")
+        kind, value, _ = self._tokens[self._next]
+        self._next += 1
+        if kind == "number":
+            return Node("literal", int(value) if value.isdigit() else float(value))
+        if kind == "string":
+            return Node("literal", value)
+        if kind == "name" and self._take("("):
+            return self._call(value)
+        return Node("column", value)
+
+    def _call(self, name: str) -> Node:
+        if name not in _FUNCTIONS:
+            raise self._error(f"unknown function {name!r}{nearest(name, _FUNCTIONS)}")
+        arguments = [self._any_of()]
+        while self._take(","):
+            arguments.append(self._any_of())
+        self._expect(")")
+        if len(arguments) != _FUNCTIONS[name]:
+            raise self._error(f"{name} takes {_FUNCTIONS[name]} argument(s)")
+        return Node(name, children=tuple(arguments))
+
+
+def _evaluate(node: Node, columns: Mapping[str, Masked], rows: int) -> Masked:
+    if node.kind == "column":
+        if node.value not in columns:
+            raise ExpressionError(f"no column {node.value!r}{nearest(node.value, columns)}")
+        return columns[node.value]
+    if node.kind == "literal":
+        value = 0.0 if node.value is None else node.value
+        return Masked(np.full(rows, value), np.full(rows, node.value is None))
+    if node.kind == "in":
+        return _member(node, columns, rows)
+    parts = [_evaluate(child, columns, rows) for child in node.children]
+    if node.kind == "is_null":
+        return Masked(parts[0].null.copy(), np.zeros(rows, bool))
+    if node.kind in ("and", "or", "not"):
+        return _logic(node.kind, parts)
+    null = np.logical_or.reduce([part.null for part in parts])
+    values = [part.values for part in parts]
+    if node.kind in _COMPARISONS:
+        return Masked(_compare(node.kind, *values), null)
+    return _arithmetic(node.kind, [_numeric(part) for part in values], null)
+
+
+def _member(node: Node, columns: Mapping[str, Masked], rows: int) -> Masked:
+    column = _evaluate(node.children[0], columns, rows)
+    found = np.zeros(rows, bool)
+    for option in node.children[1:]:
+        found |= _compare("==", column.values, np.full(rows, option.value))
+    return Masked(found, column.null)
+
+
+def _logic(kind: str, parts: list[Masked]) -> Masked:
+    truths = [part.values.astype(bool) & ~part.null for part in parts]
+    if kind == "not":
+        return Masked(~truths[0], parts[0].null)
+    left, right = parts
+    if kind == "and":  # false wins over null
+        false = (~left.null & ~truths[0]) | (~right.null & ~truths[1])
+        return Masked(truths[0] & truths[1], (left.null | right.null) & ~false)
+    true = truths[0] | truths[1]  # true wins over null
+    return Masked(true, (left.null | right.null) & ~true)
+
+
+def _compare(sign: str, left: Array, right: Array) -> Array:
+    if _is_text(left) != _is_text(right):
+        raise ExpressionError(f"text is compared ({sign}) with a number; put the number in quotes, or drop them")
+    operations = {
+        "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
+        "==": np.equal, "!=": np.not_equal,
+    }  # fmt: skip
+    if _is_text(left):
+        left, right = left.astype(str), right.astype(str)
+    return np.asarray(operations[sign](left, right), bool)
+
+
+def _arithmetic(kind: str, values: list[Array], null: npt.NDArray[np.bool_]) -> Masked:
+    if kind == "abs":
+        return Masked(np.abs(values[0]), null)
+    left, right = values
+    if kind in ("/", "%"):
+        zero = right == 0
+        divisor = np.where(zero, 1, right)
+        quotient = left.astype(np.float64) / divisor if kind == "/" else np.mod(left, divisor)
+        return Masked(quotient, null | zero)
+    operations = {"+": np.add, "-": np.subtract, "*": np.multiply, "min": np.minimum, "max": np.maximum}
+    return Masked(operations[kind](left, right), null)
+
+
+def _numeric(values: Array) -> Array:
+    if _is_text(values):
+        raise ExpressionError("text cannot be calculated with")
+    if values.dtype.kind in "biu":
+        return values.astype(np.int64)
+    return values.astype(np.float64) if values.dtype.kind == "f" else values
+
+
+def _is_text(values: Array) -> bool:
+    return values.dtype.kind in "USOT"

@@ -1,0 +1,140 @@
+"""From a YAML file or a plain mapping to a PipelineSpec. Every problem is reported at once, with its key and its mend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from serin.errors import SpecError, nearest
+from serin.spec.pipeline import PipelineSpec
+
+
+def load_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:
+    """A spec from its file, from a mapping, or as it is. Paths of tables become absolute: relative to the spec's file,
+    or to the working directory when there is no file."""
+    if isinstance(source, PipelineSpec):
+        return source
+    if isinstance(source, Mapping):
+        return spec_from_mapping(source, where="spec", base=Path.cwd())
+    path = Path(source)
+    return spec_from_mapping(_read(path), where=str(path), base=path.absolute().parent)
+
+
+def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> PipelineSpec:
+    try:
+        spec = PipelineSpec.model_validate(dict(raw))
+    except ValidationError as error:
+        raise SpecError(where=where, problems=_problems(error)) from error
+    tables = {name: _absolute(path, base) for name, path in spec.data.tables.items()}
+    return spec.model_copy(update={"data": spec.data.model_copy(update={"tables": tables})})
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        raw = read_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(where=str(path), problems=[("", "no such file; `serin init` writes one from a table")]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(where=str(path), problems=[("", f"cannot be read: {error}")]) from error
+    except yaml.YAMLError as error:
+        raise SpecError(where=str(path), problems=[("", f"is not YAML: {error}")]) from error
+    if not isinstance(raw, dict):
+        raise SpecError(where=str(path), problems=[("", "must hold keys such as name, data, features; this holds none")])
+    return raw
+
+
+def read_yaml(text: str) -> Any:
+    """YAML as people mean it: `on` is a word, and a key that stands twice is an error."""
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads `on`, `yes` and `no` as booleans and lets a second key silently win over the first."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|True|false|False"), list("tTfF"))  # type: ignore[no-untyped-call]
+
+
+def _absolute(path: str, base: Path) -> str:
+    if "://" in path:
+        return path
+    expanded = Path(path).expanduser()
+    return str(expanded if expanded.is_absolute() else base / expanded)
+
+
+def _problems(error: ValidationError) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for item in error.errors():
+        if item["type"] == "inconsistent":
+            found += [(key, text) for key, text in item["ctx"]["problems"]]
+        elif item["type"] == "extra_forbidden":
+            found.append((_key(item["loc"]), f"unknown key{nearest(str(item['loc'][-1]), _known_keys(item['loc'][:-1]))}"))
+        elif item["type"] == "missing":
+            found.append((_key(item["loc"]), "is missing; add it"))
+        else:
+            found.append((_key(item["loc"]), _sentence(item)))
+    texts: dict[str, list[str]] = {}  # a union such as int or "auto" complains once per member
+    for key, text in dict.fromkeys(found):
+        texts.setdefault(key, []).append(text)
+    return [(key, "; or: ".join(alternatives)) for key, alternatives in texts.items()]
+
+
+def _sentence(item: Any) -> str:
+    text = str(item["msg"]).removeprefix("Value error, ")
+    given = item.get("input")
+    if item["type"] == "value_error" or isinstance(given, dict | list | tuple):
+        return text
+    return f"{text} (given: {given!r})"
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part not in ("int", "float", "str") and not part.startswith(("literal[", "function-")):
+            text += f".{part}" if text else str(part)
+    return text
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that are allowed where an unknown one stood."""
+    model: type[BaseModel] = PipelineSpec
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = next((f for name, f in model.model_fields.items() if part in (name, f.alias)), None)
+        inner = _section_in(field.annotation) if field else None
+        if inner is None:
+            return []
+        model = inner
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in get_args(annotation):
+        inner = _section_in(argument)
+        if inner is not None:
+            return inner
+    return None

@@ -1,0 +1,18 @@
+"""What may be a name. Checked where a name turns into a path, a route or a command, after decoding."""
+
+from __future__ import annotations
+
+import re
+
+from serin.errors import NameInvalid
+
+_MODEL = re.compile(r"[a-z][a-z0-9-]{0,62}")
+
+
+def valid_model_name(name: str) -> str:
+    """`name` itself, or NameInvalid."""
+    if not _MODEL.fullmatch(name):
+        raise NameInvalid(
+            kind="model", name=name, rule="small letters, digits and '-', a letter first, at most 63 characters"
+        )
+    return name

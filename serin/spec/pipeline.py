@@ -1,0 +1,73 @@
+"""PipelineSpec: everything about one pipeline, as one frozen value. YAML is its serialisation (load.py)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Self
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from serin.errors import NameInvalid
+from serin.spec.data import DataSpec
+from serin.spec.features import FeatureSpec
+from serin.spec.names import valid_model_name
+from serin.spec.section import Section
+from serin.spec.stages import EtlSpec, ExportSpec, ModelSpec, MonitoringSpec, RolloutSpec, ServingSpec, TrainingSpec
+
+
+class PipelineSpec(Section):
+    name: str  # also the served model's name
+    data: DataSpec
+    features: tuple[FeatureSpec, ...] = Field(min_length=1)
+    etl: EtlSpec = EtlSpec()
+    model: ModelSpec = ModelSpec()
+    training: TrainingSpec = TrainingSpec()
+    export: ExportSpec = ExportSpec()
+    serving: ServingSpec = ServingSpec()
+    rollout: RolloutSpec = RolloutSpec()
+    monitoring: MonitoringSpec = MonitoringSpec()
+
+    @field_validator("name")
+    @classmethod
+    def _usable_as_a_model_name(cls, name: str) -> str:
+        try:
+            return valid_model_name(name)
+        except NameInvalid as error:
+            raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _sections_fit_together(self) -> Self:
+        found = self.data.problems() + self._feature_problems()
+        if found:
+            raise PydanticCustomError(
+                "inconsistent", "{text}", {"problems": found, "text": "; ".join(f"{key}: {text}" for key, text in found)}
+            )
+        return self
+
+    def _feature_problems(self) -> list[tuple[str, str]]:
+        found = []
+        made: dict[tuple[str, str], int] = {}
+        for index, feature in enumerate(self.features):
+            key = f"features[{index}].columns"
+            for column in feature.columns:
+                if column in self.data.target.columns:
+                    found.append((key, f"{column!r} makes the target; a feature that knows the answer is refused"))
+                elif self.data.source_of(column) == "training_only":
+                    found.append(
+                        (key, f"{column!r} is training_only: nobody can send it with a request. Drop it here or change its source")
+                    )
+                earlier = made.setdefault((feature.makes, column), index)
+                if earlier != index:
+                    found.append((key, f"{column!r} is a {feature.makes} feature in features[{earlier}] already; drop one"))
+        return found
+
+    def digest(self) -> str:
+        """sha256 of what the spec says, independent of how its file is laid out."""
+        text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
