@@ -12,7 +12,8 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── JoinNotManyToOne        a key that matches more than one row
 │   ├── TimeUnparsable          a time column that does not parse
 │   ├── TargetUnusable          a target with one class, or of the wrong kind for its task
-│   └── CheckFailed             a check of the spec does not hold
+│   ├── CheckFailed             a check of the spec does not hold
+│   └── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
 ├── StoreError                  the store cannot do what was asked
 │   ├── NotFound                no such dataset, model, version, alias or run
 │   ├── StoreNotWritable        full disk, no permission
@@ -192,6 +193,14 @@ class CheckFailed(DataError):
             found=found,
             examples=shown,
         )
+
+
+class RowsUnfit(DataError):
+    exit_code = 2
+
+    def __init__(self, *, column: str, reason: str) -> None:
+        what = f"column {column!r}" if column else "the table"
+        super().__init__(f"rows to score: {what} {reason}", column=column, reason=reason)
 
 
 class StoreError(SerinError):

@@ -1,0 +1,153 @@
+"""A table's columns in the form in which they travel to a model: one [rows, 1] array per request column.
+
+Nulls become values of their own (schema.NULL_OF_KIND), and a column that is in wire form already passes
+unchanged, so the conversion may be applied twice. A value that cannot be carried exactly is refused, never bent;
+the one exception is float64, which becomes float32 as it does in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.errors import RowsUnfit, nearest
+from serin.formats.schema import INT64_NULL, InputColumn, Schema
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def to_wire(table: pa.Table | pd.DataFrame, schema: Schema) -> dict[str, Array]:
+    """The schema's columns out of `table`; RowsUnfit names one that does not fit. Other columns are left alone."""
+    rows = as_arrow(table)
+    known = set(rows.column_names)
+    for column in schema.inputs:
+        if column.name not in known:
+            raise RowsUnfit(column=column.name, reason=f"is missing{nearest(column.name, known)}")
+    return {column.name: wire_column(rows.column(column.name), column) for column in schema.inputs}
+
+
+def as_arrow(table: pa.Table | pd.DataFrame) -> pa.Table:
+    """`table` as an Arrow table, without the index of a frame."""
+    if isinstance(table, pa.Table):
+        return table
+    try:
+        return pa.Table.from_pandas(table, preserve_index=False)
+    except pa.ArrowException as error:
+        raise RowsUnfit(column="", reason=f"cannot be read as a table: {error}") from error
+
+
+def wire_column(values: pa.ChunkedArray, column: InputColumn) -> Array:
+    """One column as a [rows, 1] array of the column's wire type."""
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if pa.types.is_null(values.type):
+        values = values.cast(_EMPTY_TYPE[column.kind])
+    try:
+        flat = _CONVERT[column.kind](values)
+    except (pa.ArrowException, ValueError, UnicodeDecodeError) as error:
+        raise RowsUnfit(
+            column=column.name, reason=f"has type {values.type}, the model asks for {column.kind}: {error}"
+        ) from error
+    return flat.reshape(-1, 1)
+
+
+def _strings(values: pa.ChunkedArray) -> Array:
+    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        values = values.cast(pa.large_string())  # refuses what is not UTF-8
+    elif not _is_text(values.type):
+        raise ValueError("convert it to text first, as it was in the training table")
+    return np.asarray(values.fill_null("").to_numpy(), dtype=object)
+
+
+def _floats(values: pa.ChunkedArray) -> Array:
+    if pa.types.is_decimal(values.type):
+        values = values.cast(pa.float64(), safe=False)
+    elif not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
+        raise ValueError("convert it to a number first")
+    if pa.types.is_integer(values.type) and values.null_count:
+        values = values.cast(pa.float64(), safe=False)
+    if values.null_count:
+        values = values.fill_null(pa.scalar(float("nan"), type=values.type))
+    with np.errstate(over="ignore"):
+        return np.asarray(values.to_numpy()).astype(np.float32)
+
+
+def _ints(values: pa.ChunkedArray) -> Array:
+    if pa.types.is_integer(values.type):
+        return _filled(values.cast(pa.int64()))
+    if not pa.types.is_floating(values.type):
+        raise ValueError("convert it to whole numbers first")
+    numbers = values.cast(pa.float64()).fill_null(float("nan")).to_numpy()
+    present = ~np.isnan(numbers)  # a frame turns whole numbers into floats as soon as one is missing
+    whole = numbers[present]
+    if not np.all((np.trunc(whole) == whole) & (np.abs(whole) < 2.0**63)):
+        raise ValueError("it holds numbers that are not whole")
+    result = np.full(len(numbers), INT64_NULL, dtype=np.int64)
+    result[present] = whole.astype(np.int64)
+    return result
+
+
+def _timestamps(values: pa.ChunkedArray) -> Array:
+    if pa.types.is_integer(values.type):
+        return _filled(values.cast(pa.int64()))  # microseconds already
+    if _is_text(values.type):
+        values = _parsed_times(values)
+    if pa.types.is_date(values.type):
+        values = values.cast(pa.timestamp("us"))
+    if not pa.types.is_timestamp(values.type):
+        raise ValueError("convert it to a timestamp first")
+    if values.type.unit == "ns":
+        nanoseconds = _filled(values.cast(pa.timestamp("ns")).cast(pa.int64()))
+        return np.where(nanoseconds == INT64_NULL, INT64_NULL, nanoseconds // 1000)
+    return _filled(values.cast(pa.timestamp("us", tz=values.type.tz)).cast(pa.int64()))
+
+
+def _parsed_times(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    values = pc.if_else(pc.equal(values, ""), pa.scalar(None, type=values.type), values)
+    try:
+        return values.cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:
+        return values.cast(pa.timestamp("us", tz="UTC"))  # every value names its zone
+
+
+def _bools(values: pa.ChunkedArray) -> Array:
+    if pa.types.is_floating(values.type) or pa.types.is_integer(values.type):
+        numbers = _ints(values)
+        numbers = np.where(numbers == INT64_NULL, -1, numbers)
+        if not np.all((numbers >= -1) & (numbers <= 1)):
+            raise ValueError("it holds numbers other than 0 and 1")
+        return numbers.astype(np.int8)
+    if not pa.types.is_boolean(values.type):
+        raise ValueError("convert it to true and false first")
+    return np.asarray(values.cast(pa.int8()).fill_null(-1).to_numpy())
+
+
+def _filled(values: pa.ChunkedArray) -> Array:
+    return np.asarray(values.fill_null(INT64_NULL).to_numpy())
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+_EMPTY_TYPE: Mapping[str, pa.DataType] = {
+    "string": pa.string(),
+    "float": pa.float32(),
+    "int": pa.int64(),
+    "timestamp": pa.timestamp("us"),
+    "bool": pa.bool_(),
+}
+_CONVERT: Mapping[str, Callable[[pa.ChunkedArray], Array]] = {
+    "string": _strings,
+    "float": _floats,
+    "int": _ints,
+    "timestamp": _timestamps,
+    "bool": _bools,
+}
