@@ -1,0 +1,101 @@
+"""How good scores are: exact, in numpy, independent of row order.
+
+A metric that cannot be computed raises ValueError; it never returns a number that looks like a measurement.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_SMALLEST = float(
+    np.finfo(np.float32).eps
+)  # a float32 sigmoid rounds to 0 or 1 long before the model is that sure
+
+
+def auc(target: ArrayLike, score: ArrayLike) -> float:
+    """The share of (positive, negative) pairs that `score` orders rightly; a tie counts as half.
+
+    Pairs are counted as integers, so the result is exact and the row order does not matter.
+    """
+    positive, ranked = _pair(target, score)
+    truth = _binary(positive)
+    positives = int(np.count_nonzero(truth))
+    negatives = truth.size - positives
+    if positives == 0 or negatives == 0:
+        raise ValueError(
+            f"AUC needs both classes; the target has {positives} positive and {negatives} negative rows"
+        )
+    rank, truth = _sorted_by_score(ranked, truth)
+    # Half-pairs per group of equal scores: a positive beats each negative below (2), ties with its group (1).
+    last_of_group = np.append(np.flatnonzero(rank[1:] != rank[:-1]), rank.size - 1)
+    positives_to = np.cumsum(truth, dtype=np.int64)[last_of_group]
+    negatives_to = last_of_group + 1 - positives_to
+    positives_in = np.diff(positives_to, prepend=0)
+    negatives_below = np.concatenate(([0], negatives_to[:-1]))
+    half_pairs = int(np.sum(positives_in * (negatives_below + negatives_to)))
+    return half_pairs / (2 * positives * negatives)
+
+
+def log_loss(target: ArrayLike, probability: ArrayLike) -> float:
+    """Mean negative log likelihood in nats. `probability` of the positive class [n], or of every one [n, k]."""
+    truth, chance = _pair(target, probability)
+    if chance.ndim == 1:
+        given = np.where(_binary(truth), chance, 1.0 - chance)
+    else:
+        given = chance[np.arange(truth.size), _labels(truth, chance.shape[1])]
+    return float(-np.log(np.clip(given.astype(np.float64), _SMALLEST, 1.0)).mean())
+
+
+def accuracy(target: ArrayLike, label: ArrayLike) -> float:
+    """The share of rows whose label is the target."""
+    truth, guess = _pair(target, label)
+    return float(np.count_nonzero(truth == guess) / truth.size)
+
+
+def rmse(target: ArrayLike, prediction: ArrayLike) -> float:
+    """Root mean squared error, in the target's unit."""
+    truth, guess = _pair(target, prediction)
+    difference = guess.astype(np.float64) - truth
+    return float(np.sqrt(np.mean(difference * difference)))
+
+
+def _pair(target: ArrayLike, score: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+    truth, scores = np.asarray(target), np.asarray(score)
+    if truth.ndim != 1 or scores.shape[:1] != truth.shape:
+        raise ValueError(
+            f"target and scores must be one per row; shapes are {truth.shape} and {scores.shape}"
+        )
+    if truth.size == 0:
+        raise ValueError("no rows to measure on")
+    if scores.dtype.kind == "f" and bool(np.isnan(scores).any()):
+        raise ValueError(f"{int(np.isnan(scores).sum())} of {truth.size} rows have a NaN as score")
+    return truth, scores
+
+
+def _binary(target: NDArray[Any]) -> NDArray[np.bool_]:
+    truth = target > 0
+    if not bool(np.all(truth == target)):
+        raise ValueError("a binary target holds 0 and 1 only")
+    return truth
+
+
+def _labels(target: NDArray[Any], classes: int) -> NDArray[np.int64]:
+    labels = target.astype(np.int64)
+    if not bool(np.all((labels == target) & (labels >= 0) & (labels < classes))):
+        raise ValueError(f"a target for {classes} classes holds whole numbers from 0 to {classes - 1}")
+    return labels
+
+
+def _sorted_by_score(score: NDArray[Any], truth: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    if score.dtype != np.float32:
+        order = np.argsort(score)
+        return score[order], truth[order]
+    # Float bits that rise with the value, with the truth as lowest bit: one plain sort of integers, twice as
+    # fast as an argsort and two gathers. Adding 0.0 turns -0.0 into 0.0, which must tie.
+    bits = (score + np.float32(0.0)).view(np.uint32)
+    rising = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
+    packed = np.sort((rising << np.uint64(1)) | truth)
+    return packed >> np.uint64(1), (packed & np.uint64(1)).astype(np.bool_)

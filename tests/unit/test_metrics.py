@@ -1,0 +1,83 @@
+"""AUC and the other metrics, against what they are defined to be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serin.metrics import accuracy, auc, log_loss, rmse
+
+
+def pairwise_auc(target: np.ndarray, score: np.ndarray) -> float:
+    above = score[target == 1][:, None] - score[target == 0][None, :]
+    return float(((above > 0).sum() + 0.5 * (above == 0).sum()) / above.size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.sampled_from([-3.5, -0.0, 0.0, 0.25, 0.25000003, 1.0, 7e30, -7e30])),
+        min_size=2,
+        max_size=60,
+    ),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_auc_is_the_share_of_rightly_ordered_pairs_with_ties_as_half(rows: list, dtype: type) -> None:
+    target = np.array([positive for positive, _ in rows], np.float32)
+    score = np.array([value for _, value in rows], dtype)
+    if target.min() == target.max():
+        with pytest.raises(ValueError, match="both classes"):
+            auc(target, score)
+    else:
+        assert auc(target, score) == pytest.approx(pairwise_auc(target, score), abs=1e-15)
+
+
+def test_auc_does_not_depend_on_row_order() -> None:
+    random = np.random.default_rng(1)
+    target = (random.random(10_000) < 0.3).astype(np.float32)
+    score = np.round(random.random(10_000) + 0.1 * target, 2).astype(np.float32)
+    order = random.permutation(10_000)
+    assert auc(target, score) == auc(target[order], score[order])
+
+
+def test_auc_refuses_nan_scores() -> None:
+    with pytest.raises(ValueError, match="1 of 3 rows have a NaN"):
+        auc([0, 1, 1], np.array([0.1, np.nan, 0.2], np.float32))
+
+
+def test_auc_refuses_targets_that_are_not_binary() -> None:
+    with pytest.raises(ValueError, match="0 and 1 only"):
+        auc([0, 1, 2], [0.1, 0.2, 0.3])
+
+
+def test_log_loss_of_binary_probabilities() -> None:
+    assert log_loss([1, 0], [0.8, 0.4]) == pytest.approx(-(np.log(0.8) + np.log(0.6)) / 2)
+
+
+def test_log_loss_stays_finite_when_the_model_is_sure_and_wrong() -> None:
+    assert 10 < log_loss([1.0], np.array([0.0], np.float32)) < 20
+
+
+def test_log_loss_of_class_probabilities() -> None:
+    chances = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
+    assert log_loss([1, 2], chances) == pytest.approx(-(np.log(0.2) + np.log(0.8)) / 2)
+
+
+def test_log_loss_refuses_a_class_that_has_no_probability() -> None:
+    with pytest.raises(ValueError, match="whole numbers from 0 to 1"):
+        log_loss([0, 2], np.full((2, 2), 0.5))
+
+
+def test_accuracy_counts_equal_labels() -> None:
+    assert accuracy([0, 1, 2, 2], [0, 1, 1, 2]) == 0.75
+
+
+def test_rmse_is_in_the_unit_of_the_target() -> None:
+    assert rmse([1.0, 2.0, 3.0], np.array([1.0, 2.0, 6.0], np.float32)) == pytest.approx(np.sqrt(3.0))
+
+
+def test_no_rows_is_no_measurement() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        rmse([], [])
