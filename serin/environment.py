@@ -63,11 +63,15 @@ def child_environment(**changes: str | None) -> dict[str, str]:
 def runtime_folder(of: Path) -> Path:
     """A short folder for unix sockets (their paths are limited to 107 bytes), only its owner may enter it."""
     digest = hashlib.sha256(str(of.absolute()).encode()).hexdigest()[:12]
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"serin-{os.getuid()}-{digest}"
+    folder = (
+        Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"serin-{os.getuid()}-{digest}"
+    )
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
-        raise PermissionError(f"{folder} belongs to somebody else or is open to others; remove it and try again")
+        raise PermissionError(
+            f"{folder} belongs to somebody else or is open to others; remove it and try again"
+        )
     return folder
 
 

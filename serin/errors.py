@@ -177,9 +177,7 @@ class TimeUnparsable(DataError):
 
 class TargetUnusable(DataError):
     def __init__(self, *, expression: str, reason: str) -> None:
-        super().__init__(
-            f"data.target: {expression!r} {reason}", expression=expression, reason=reason
-        )
+        super().__init__(f"data.target: {expression!r} {reason}", expression=expression, reason=reason)
 
 
 class CheckFailed(DataError):
@@ -291,7 +289,10 @@ class ExportError(SerinError):
 class GateFailed(ExportError):
     def __init__(self, *, stage: str, what: str, found: str) -> None:
         super().__init__(
-            f"export gate, {stage}: {what}: {found}; nothing was published", stage=stage, what=what, found=found
+            f"export gate, {stage}: {what}: {found}; nothing was published",
+            stage=stage,
+            what=what,
+            found=found,
         )
 
 
@@ -334,7 +335,9 @@ class GatewayRejected(ServingError):
 
 class PredictionFailed(ServingError):
     def __init__(self, *, model: str, status: str, reason: str) -> None:
-        super().__init__(f"model {model!r} answered {status}: {reason}", model=model, status=status, reason=reason)
+        super().__init__(
+            f"model {model!r} answered {status}: {reason}", model=model, status=status, reason=reason
+        )
 
 
 class RolloutError(SerinError):

@@ -264,7 +264,9 @@ def _logic(kind: str, parts: list[Masked]) -> Masked:
 
 def _compare(sign: str, left: Array, right: Array) -> Array:
     if _is_text(left) != _is_text(right):
-        raise ExpressionError(f"text is compared ({sign}) with a number; put the number in quotes, or drop them")
+        raise ExpressionError(
+            f"text is compared ({sign}) with a number; put the number in quotes, or drop them"
+        )
     operations = {
         "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
         "==": np.equal, "!=": np.not_equal,

@@ -37,7 +37,9 @@ class JoinSpec(Section):
                 f"source: lookup takes one key column, not {list(self.on)}; use source: request and let the client send the values"
             )
         if self.source == "lookup" and self.how != "left":
-            raise ValueError("source: lookup needs how: left (a request whose key is unknown must still be answered)")
+            raise ValueError(
+                "source: lookup needs how: left (a request whose key is unknown must still be answered)"
+            )
         return self
 
 
@@ -122,11 +124,19 @@ class DataSpec(Section):
             seen.add(join.table)
             for name in join.columns.values():
                 if name in made:
-                    found.append((f"{key}.columns", f"{name!r} comes from {made[name]!r} already; rename it here: {{there: here}}"))
+                    found.append(
+                        (
+                            f"{key}.columns",
+                            f"{name!r} comes from {made[name]!r} already; rename it here: {{there: here}}",
+                        )
+                    )
                 made[name] = join.table
             if join.source == "lookup" and self.source_of(join.on[0]) != "request":
                 found.append(
-                    (f"{key}.on", f"{join.on[0]!r} is {self.source_of(join.on[0])}; a lookup's key must come with the request")
+                    (
+                        f"{key}.on",
+                        f"{join.on[0]!r} is {self.source_of(join.on[0])}; a lookup's key must come with the request",
+                    )
                 )
         for table in self.tables:
             if table not in seen:

@@ -9,7 +9,9 @@ from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny, mo
 from serin.spec.section import Section
 from serin.spec.steps import Step, dump_step, parse_step
 
-StepField = Annotated[SerializeAsAny[Step], BeforeValidator(parse_step), PlainSerializer(dump_step, return_type=Any)]
+StepField = Annotated[
+    SerializeAsAny[Step], BeforeValidator(parse_step), PlainSerializer(dump_step, return_type=Any)
+]
 
 
 class FeatureSpec(Section):

@@ -38,13 +38,17 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         raw = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SpecError(where=str(path), problems=[("", "no such file; `serin init` writes one from a table")]) from None
+        raise SpecError(
+            where=str(path), problems=[("", "no such file; `serin init` writes one from a table")]
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(where=str(path), problems=[("", f"cannot be read: {error}")]) from error
     except yaml.YAMLError as error:
         raise SpecError(where=str(path), problems=[("", f"is not YAML: {error}")]) from error
     if not isinstance(raw, dict):
-        raise SpecError(where=str(path), problems=[("", "must hold keys such as name, data, features; this holds none")])
+        raise SpecError(
+            where=str(path), problems=[("", "must hold keys such as name, data, features; this holds none")]
+        )
     return raw
 
 
@@ -64,14 +68,16 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands twice", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|True|false|False"), list("tTfF"))  # type: ignore[no-untyped-call]
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|True|false|False"), list("tTfF"))
 
 
 def _absolute(path: str, base: Path) -> str:
@@ -82,23 +88,21 @@ def _absolute(path: str, base: Path) -> str:
 
 
 def _problems(error: ValidationError) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    across: list[tuple[str, str]] = []  # what the sections themselves say about each other
+    texts: dict[str, list[str]] = {}  # per key: a union such as int or "auto" complains once per member
     for item in error.errors():
         if item["type"] == "inconsistent":
-            found += [(key, text) for key, text in item["ctx"]["problems"]]
-        elif item["type"] == "extra_forbidden":
-            found.append((_key(item["loc"]), f"unknown key{nearest(str(item['loc'][-1]), _known_keys(item['loc'][:-1]))}"))
-        elif item["type"] == "missing":
-            found.append((_key(item["loc"]), "is missing; add it"))
+            across += [(key, text) for key, text in item["ctx"]["problems"]]
         else:
-            found.append((_key(item["loc"]), _sentence(item)))
-    texts: dict[str, list[str]] = {}  # a union such as int or "auto" complains once per member
-    for key, text in dict.fromkeys(found):
-        texts.setdefault(key, []).append(text)
-    return [(key, "; or: ".join(alternatives)) for key, alternatives in texts.items()]
+            texts.setdefault(_key(item["loc"]), []).append(_sentence(item))
+    return [(key, "; or: ".join(dict.fromkeys(found))) for key, found in texts.items()] + across
 
 
 def _sentence(item: Any) -> str:
+    if item["type"] == "extra_forbidden":
+        return f"unknown key{nearest(str(item['loc'][-1]), _known_keys(item['loc'][:-1]))}"
+    if item["type"] == "missing":
+        return "is missing; add it"
     text = str(item["msg"]).removeprefix("Value error, ")
     given = item.get("input")
     if item["type"] == "value_error" or isinstance(given, dict | list | tuple):

@@ -13,6 +13,8 @@ def valid_model_name(name: str) -> str:
     """`name` itself, or NameInvalid."""
     if not _MODEL.fullmatch(name):
         raise NameInvalid(
-            kind="model", name=name, rule="small letters, digits and '-', a letter first, at most 63 characters"
+            kind="model",
+            name=name,
+            rule="small letters, digits and '-', a letter first, at most 63 characters",
         )
     return name

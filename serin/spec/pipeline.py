@@ -15,7 +15,15 @@ from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.names import valid_model_name
 from serin.spec.section import Section
-from serin.spec.stages import EtlSpec, ExportSpec, ModelSpec, MonitoringSpec, RolloutSpec, ServingSpec, TrainingSpec
+from serin.spec.stages import (
+    EtlSpec,
+    ExportSpec,
+    ModelSpec,
+    MonitoringSpec,
+    RolloutSpec,
+    ServingSpec,
+    TrainingSpec,
+)
 
 
 class PipelineSpec(Section):
@@ -43,7 +51,9 @@ class PipelineSpec(Section):
         found = self.data.problems() + self._feature_problems()
         if found:
             raise PydanticCustomError(
-                "inconsistent", "{text}", {"problems": found, "text": "; ".join(f"{key}: {text}" for key, text in found)}
+                "inconsistent",
+                "{text}",
+                {"problems": found, "text": "; ".join(f"{key}: {text}" for key, text in found)},
             )
         return self
 
@@ -54,14 +64,24 @@ class PipelineSpec(Section):
             key = f"features[{index}].columns"
             for column in feature.columns:
                 if column in self.data.target.columns:
-                    found.append((key, f"{column!r} makes the target; a feature that knows the answer is refused"))
+                    found.append(
+                        (key, f"{column!r} makes the target; a feature that knows the answer is refused")
+                    )
                 elif self.data.source_of(column) == "training_only":
                     found.append(
-                        (key, f"{column!r} is training_only: nobody can send it with a request. Drop it here or change its source")
+                        (
+                            key,
+                            f"{column!r} is training_only: nobody can send it with a request. Drop it here or change its source",
+                        )
                     )
                 earlier = made.setdefault((feature.makes, column), index)
                 if earlier != index:
-                    found.append((key, f"{column!r} is a {feature.makes} feature in features[{earlier}] already; drop one"))
+                    found.append(
+                        (
+                            key,
+                            f"{column!r} is a {feature.makes} feature in features[{earlier}] already; drop one",
+                        )
+                    )
         return found
 
     def digest(self) -> str:
@@ -70,4 +90,6 @@ class PipelineSpec(Section):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(
+            self.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True
+        )

@@ -32,5 +32,7 @@ def _shortest(value: float) -> str:
     return f"{value:g}s"
 
 
-Duration = Annotated[float, BeforeValidator(seconds), PlainSerializer(_shortest, return_type=str, when_used="json")]
+Duration = Annotated[
+    float, BeforeValidator(seconds), PlainSerializer(_shortest, return_type=str, when_used="json")
+]
 """Seconds in Python, '10m' in YAML."""

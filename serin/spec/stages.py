@@ -19,7 +19,9 @@ class EtlSpec(Section):
     @classmethod
     def _known(cls, engine: str) -> str:
         if engine not in ("auto", "process", "dask") and "://" not in engine:
-            raise ValueError(f"{engine!r} is no engine; use auto, process, dask or a scheduler's address (tcp://host:port)")
+            raise ValueError(
+                f"{engine!r} is no engine; use auto, process, dask or a scheduler's address (tcp://host:port)"
+            )
         return engine
 
 
@@ -82,8 +84,15 @@ class RolloutSpec(Section):
     @field_validator("steps")
     @classmethod
     def _rise_to_all(cls, steps: tuple[float, ...]) -> tuple[float, ...]:
-        if not steps or steps[-1] != 100 or steps[0] <= 0 or any(a >= b for a, b in zip(steps, steps[1:], strict=False)):
-            raise ValueError(f"{list(steps)}: the steps must rise from above 0 to 100, such as [1, 5, 25, 50, 100]")
+        if (
+            not steps
+            or steps[-1] != 100
+            or steps[0] <= 0
+            or any(a >= b for a, b in zip(steps, steps[1:], strict=False))
+        ):
+            raise ValueError(
+                f"{list(steps)}: the steps must rise from above 0 to 100, such as [1, 5, 25, 50, 100]"
+            )
         return steps
 
 

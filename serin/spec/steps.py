@@ -37,7 +37,9 @@ class Clip(Step):
         if (self.q is None) == (self.min is None and self.max is None):
             raise ValueError("give either q: [low, high] or min and/or max")
         if self.q is not None and not 0 <= self.q[0] < self.q[1] <= 1:
-            raise ValueError(f"q={list(self.q)} must be two rising numbers between 0 and 1, such as [0.001, 0.999]")
+            raise ValueError(
+                f"q={list(self.q)} must be two rising numbers between 0 and 1, such as [0.001, 0.999]"
+            )
         if self.min is not None and self.max is not None and self.min >= self.max:
             raise ValueError(f"min={self.min:g} must be below max={self.max:g}")
         return self
@@ -72,15 +74,18 @@ class DateParts(Step):
     parts: tuple[Part, ...] = Field(default=("hour", "weekday"), min_length=1)
 
 
-STEPS: dict[str, type[Step]] = {step.name: step for step in (FillMedian, Clip, Normalize, Categorify, DateParts)}
+STEPS: dict[str, type[Step]] = {
+    step.name: step for step in (FillMedian, Clip, Normalize, Categorify, DateParts)
+}
 
 
 def parse_step(value: Any) -> Step:
     """`normalize`, `clip: {q: [0.01, 0.99]}` or `date_parts: [hour]` -> the step."""
+    arguments: Any
     if isinstance(value, Step):
         return value
     if isinstance(value, str):
-        name, arguments = value, {}
+        name, arguments = value, None
     elif isinstance(value, dict) and len(value) == 1:
         ((name, arguments),) = value.items()
     else:

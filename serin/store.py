@@ -1,0 +1,306 @@
+"""Where things live: datasets by their content, model versions by number. Published whole or not at all, never changed.
+
+    datasets/<digest>/          a dataset; dataset.json is its marker
+    keys/<key>                  the digest of the dataset that was computed for a key (spec sections and inputs)
+    models/<model>/numbers/<n>  a version number that was given out; never given out again
+    models/<model>/versions/<n>/  a bundle; manifest.json is its marker
+    models/<model>/aliases.json live, candidate, previous
+    work/                       folders that are being filled
+
+On a local file system a folder is filled in work/ and renamed into place. On an object store (any fsspec URL) its files are
+uploaded with the marker last, and a reader that finds no marker finds nothing. Runs are always local (runs.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from serin import environment
+from serin.artifacts import Bundle, Dataset
+from serin.errors import BundleBroken, NameInvalid, NotFound, StoreNotWritable
+from serin.spec.names import valid_model_name
+
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+_ALIAS = re.compile(r"live|candidate|previous")
+_NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+class Store:
+    def __init__(self, url: str, *, cache: Path | None = None) -> None:
+        self.url = url
+        self._fs, self._root = fsspec.core.url_to_fs(url)
+        self.local = isinstance(self._fs, LocalFileSystem)
+        self._cache = cache or environment.home() / "cache"
+
+    @classmethod
+    def open(cls) -> Store:
+        """The store this process was told to use."""
+        return cls(environment.store_url())
+
+    @contextmanager
+    def workspace(self) -> Iterator[Path]:
+        """An empty folder to fill and publish. What is left of it at the end is removed."""
+        parent = Path(self._root) / "work" if self.local else Path(tempfile.gettempdir())
+        with self._writing():
+            parent.mkdir(parents=True, exist_ok=True)
+            folder = parent / f"{os.getpid()}-{secrets.token_hex(6)}"
+            folder.mkdir()
+        try:
+            with self._writing():
+                yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # datasets
+
+    def find_dataset(self, key: str) -> Dataset | None:
+        """The dataset that was published for `key`, if there is one."""
+        pointer = self._path("keys", _checked(key))
+        if not self._fs.exists(pointer):
+            return None
+        digest = self._fs.cat_file(pointer).decode().strip()
+        folder = self._fetch(f"datasets/{_checked(digest)}", marker="dataset.json")
+        return None if folder is None else _dataset(folder)
+
+    def publish_dataset(self, key: str, digest: str, folder: Path) -> Dataset:
+        """Makes `folder` (from `workspace`) visible under its digest and remembers it for `key`."""
+        with self._writing():
+            published = self._publish(folder, f"datasets/{_checked(digest)}", marker="dataset.json")
+            self._replace(f"keys/{_checked(key)}", digest.encode())
+        return _dataset(published)
+
+    def datasets(self) -> list[str]:
+        return [
+            name
+            for name in self._names("datasets")
+            if self._fs.exists(self._path("datasets", name, "dataset.json"))
+        ]
+
+    # model versions
+
+    def reserve_version(self, model: str) -> int:
+        """The next number for `model`; nobody else gets it, also after a crash."""
+        valid_model_name(model)
+        number = max((int(name) for name in self._names(f"models/{model}/numbers")), default=0) + 1
+        with self._writing():
+            self._fs.makedirs(self._path("models", model, "numbers"), exist_ok=True)
+            while True:
+                try:
+                    self._fs.pipe_file(
+                        self._path("models", model, "numbers", str(number)), b"", mode="create"
+                    )
+                except FileExistsError:
+                    number += 1
+                else:
+                    return number
+
+    def publish_bundle(self, model: str, version: int, folder: Path) -> Bundle:
+        """Makes `folder` (from `workspace`, manifest.json inside) visible as a version. A version is written once."""
+        target = f"models/{valid_model_name(model)}/versions/{int(version)}"
+        if self._fs.exists(self._path(target, "manifest.json")):
+            raise BundleBroken(path=target, reason="this version is published already; versions never change")
+        with self._writing():
+            return _bundle(self._publish(folder, target, marker="manifest.json"), model, version)
+
+    def bundle(self, model: str, version: int | str) -> Bundle:
+        """A published version by number or alias, on a local path."""
+        valid_model_name(model)
+        if isinstance(version, str) and not version.isdigit():
+            aliases = self.aliases(model)
+            if version not in aliases:
+                raise NotFound(kind=f"version of {model!r} called", name=version, known=aliases)
+            version = aliases[version]
+        folder = self._fetch(f"models/{model}/versions/{int(version)}", marker="manifest.json")
+        if folder is None:
+            known = self.versions(model)
+            raise NotFound(kind=f"version of {model!r}:", name=str(version), known=map(str, known))
+        return _bundle(folder, model, int(version))
+
+    def models(self) -> list[str]:
+        return [name for name in self._names("models") if self.versions(name)]
+
+    def versions(self, model: str) -> list[int]:
+        """The published versions, oldest first."""
+        base = f"models/{valid_model_name(model)}/versions"
+        numbers = sorted(int(name) for name in self._names(base) if name.isdigit())
+        return [
+            number for number in numbers if self._fs.exists(self._path(base, str(number), "manifest.json"))
+        ]
+
+    def aliases(self, model: str) -> dict[str, int]:
+        path = self._path("models", valid_model_name(model), "aliases.json")
+        return dict(json.loads(self._fs.cat_file(path))) if self._fs.exists(path) else {}
+
+    def set_alias(self, model: str, alias: str, version: int | None) -> None:
+        """Moves an alias in one step; None removes it."""
+        if not _ALIAS.fullmatch(alias):
+            raise NameInvalid(kind="alias", name=alias, rule="one of live, candidate, previous")
+        if version is not None and version not in self.versions(model):
+            raise NotFound(
+                kind=f"version of {model!r}:", name=str(version), known=map(str, self.versions(model))
+            )
+        with self._writing(), self._locked(f"models/{valid_model_name(model)}"):
+            aliases = self.aliases(model)
+            if version is None:
+                aliases.pop(alias, None)
+            else:
+                aliases[alias] = version
+            self._replace(f"models/{model}/aliases.json", json.dumps(aliases, sort_keys=True).encode())
+
+    def remove(self, relative: str) -> None:
+        """Takes a published folder away: its marker first, so that nobody reads half of it."""
+        with self._writing():
+            path = self._path(relative)
+            for marker in ("dataset.json", "manifest.json"):
+                if self._fs.exists(f"{path}/{marker}"):
+                    self._fs.rm_file(f"{path}/{marker}")
+            if self._fs.exists(path):
+                self._fs.rm(path, recursive=True)
+
+    # how
+
+    def _path(self, *parts: str) -> str:
+        return "/".join([self._root.rstrip("/"), *parts])
+
+    def _names(self, relative: str) -> list[str]:
+        path = self._path(relative)
+        if not self._fs.exists(path):
+            return []
+        self._fs.invalidate_cache(path)
+        return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in self._fs.ls(path, detail=False))
+
+    def _publish(self, folder: Path, relative: str, *, marker: str) -> Path:
+        assert (folder / marker).is_file(), f"{marker} must be in the folder before it is published"
+        if not self.local:
+            return self._upload(folder, relative, marker=marker)
+        target = Path(self._path(relative))
+        if (target / marker).is_file():
+            return target  # the same content was published by somebody else meanwhile
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.rglob("*")):
+            _sync(path)
+        _sync(folder)
+        try:
+            folder.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not (target / marker).is_file():
+                raise
+        _sync(target.parent)
+        return target
+
+    def _upload(self, folder: Path, relative: str, *, marker: str) -> Path:
+        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        for name in [name for name in files if name != marker] + [marker]:
+            self._fs.makedirs(self._path(relative, name).rsplit("/", 1)[0], exist_ok=True)
+            self._fs.put_file(str(folder / name), self._path(relative, name))
+        fetched = self._fetch(relative, marker=marker)
+        assert fetched is not None
+        return fetched
+
+    def _fetch(self, relative: str, *, marker: str) -> Path | None:
+        """A local folder with the published files, or None when nothing is published there."""
+        if self.local:
+            folder = Path(self._path(relative))
+            return folder if (folder / marker).is_file() else None
+        if not self._fs.exists(self._path(relative, marker)):
+            return None
+        origin = hashlib.sha256(self.url.encode()).hexdigest()[:12]
+        kept = self._cache / origin / relative
+        if not (kept / marker).is_file():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=kept.parent) as temporary:
+                self._fs.get(self._path(relative) + "/", f"{temporary}/it/", recursive=True)
+                try:
+                    Path(temporary, "it").rename(kept)
+                except OSError:
+                    if not (kept / marker).is_file():
+                        raise
+        return kept
+
+    def _replace(self, relative: str, content: bytes) -> None:
+        path = self._path(relative)
+        self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        if not self.local:
+            self._fs.pipe_file(path, content)
+            return
+        temporary = Path(f"{path}.{secrets.token_hex(4)}")
+        try:
+            temporary.write_bytes(content)
+            _sync(temporary)
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync(Path(path).parent)
+
+    @contextmanager
+    def _locked(self, relative: str) -> Iterator[None]:
+        if not self.local:
+            yield
+            return
+        folder = Path(self._path(relative))
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NOT_WRITABLE:
+                raise
+            raise StoreNotWritable(path=self.url, reason=error.strerror or str(error)) from error
+
+
+def _checked(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise NameInvalid(kind="digest", name=digest, rule="8 to 64 hexadecimal digits")
+    return digest
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _dataset(folder: Path) -> Dataset:
+    description = _read_json(folder / "dataset.json")
+    rows = {split: int(entry["rows"]) for split, entry in description["splits"].items()}
+    return Dataset(path=str(folder), digest=str(description["digest"]), rows=rows)
+
+
+def _bundle(folder: Path, model: str, version: int) -> Bundle:
+    digest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    metrics = folder / "metrics.json"
+    numbers = (
+        {k: float(v) for k, v in _read_json(metrics).items() if isinstance(v, int | float)}
+        if metrics.is_file()
+        else {}
+    )
+    return Bundle(path=str(folder), model=model, version=version, digest=digest, metrics=numbers)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except ValueError as error:
+        raise BundleBroken(path=str(path), reason=f"not JSON: {error}") from error
