@@ -1,0 +1,50 @@
+"""The files of the repository, for tests that read sources instead of running them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@cache
+def repository_files() -> tuple[str, ...]:
+    """Tracked files and those that would be tracked, as paths relative to the root."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    return tuple(
+        sorted(name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file())
+    )
+
+
+def python_files(*folders: str) -> list[str]:
+    """Python files under `folders` (all when none is named)."""
+    starts = tuple(f"{folder}/" for folder in folders)
+    return [
+        name
+        for name in repository_files()
+        if name.endswith(".py") and (not starts or name.startswith(starts))
+    ]
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse((ROOT / name).read_text(encoding="utf-8"), filename=name)
+
+
+def imported_modules(name: str) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, anywhere in it, with the line. Type-checking-only imports count too."""
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}:{node.lineno}: a relative import; write the whole name"
+            yield node.module or "", node.lineno

@@ -1,0 +1,103 @@
+"""Import rules that import-linter cannot state: what runs in Triton's Python, what is pure, what a process loads."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+
+import pytest
+
+from tests.architecture.sources import ROOT, imported_modules, python_files, tree
+
+PURE = [
+    "serin/rollout/evidence.py",
+    "serin/rollout/state.py",
+    "serin/rollout/verdict.py",
+    "serin/monitoring/slo.py",
+]
+PURE_MAY_IMPORT = {
+    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
+    "operator", "statistics", "types", "typing", "numpy", "serin.artifacts", "serin.errors", "serin.spec",
+    "serin.rollout.evidence", "serin.rollout.state", "serin.rollout.verdict",
+}  # fmt: skip
+GPU_ONLY = {"cudf", "cupy", "dask_cuda", "pynvml", "rmm"}  # of the extra `gpu`, absent here
+
+
+def test_a_triton_model_imports_only_what_triton_s_environment_holds() -> None:
+    present = {"numpy", "onnxruntime", "triton_python_backend_utils"} | sys.stdlib_module_names
+    models = [name for name in python_files("triton_models") if name.endswith("/1/model.py")]
+    assert models
+    imports = [(name, line, module) for name in models for module, line in imported_modules(name)]
+    assert [found for found in imports if found[2].split(".")[0] not in present] == []
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_decision_imports_nothing_that_could_look_outside(name: str) -> None:
+    strangers = [
+        f"{name}:{line}: {module}"
+        for module, line in imported_modules(name)
+        if not any(module == allowed or module.startswith(f"{allowed}.") for allowed in PURE_MAY_IMPORT)
+    ]
+    assert not strangers
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_decision_opens_and_prints_nothing(name: str) -> None:
+    names = [
+        node.func
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    assert [
+        f"{name}:{call.lineno}" for call in names if call.id in ("open", "print", "input", "exec", "eval")
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "never"),
+    [
+        ("serin.training.worker", {"prefect", "pandas", "dask"}),
+        ("serin.training.launch", {"prefect", "torch"}),
+        ("serin.stack.controller", {"prefect", "torch", "pandas", "dask"}),
+        ("serin.cli", {"prefect", "torch", "pandas", "dask", "matplotlib"}),
+    ],
+)
+def test_a_process_does_not_load_what_it_must_not_pay_for(module: str, never: set[str]) -> None:
+    program = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) & never == set()
+
+
+def test_every_imported_package_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    declared = {_distribution(text) for text in [*project["dependencies"], *extras["cpu"], *extras["flows"]]}
+    owners = {
+        package: {_distribution(name) for name in names}
+        for package, names in packages_distributions().items()
+    }
+    owners["pydantic_core"] = {"pydantic"}  # its other half, pinned by it
+    known = sys.stdlib_module_names | {"serin", "flows", "tasks"} | GPU_ONLY
+    imports = [
+        (name, line, module)
+        for name in python_files("serin", "flows", "tasks")
+        for module, line in imported_modules(name)
+    ]
+    third_party = [found for found in imports if found[2].split(".")[0] not in known]
+    assert [found for found in third_party if not owners.get(found[2].split(".")[0], set()) & declared] == []
+
+
+def _distribution(requirement: str) -> str:
+    return re.split(r"[\[<>=!~; ]", requirement)[0].lower().replace("_", "-")
+
+
+def test_every_file_parses_on_the_oldest_python() -> None:
+    for name in python_files():
+        ast.parse((ROOT / name).read_text(encoding="utf-8"), filename=name, feature_version=(3, 11))
