@@ -1,4 +1,4 @@
-"""Before anything is collected: tests must not see, use or touch the developer's own stack, store or Prefect profile."""
+"""Before anything is collected: tests must not see or touch a developer's own stack, store or Prefect profile."""
 
 from __future__ import annotations
 

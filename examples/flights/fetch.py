@@ -17,13 +17,14 @@ import pyarrow.parquet as pq
 FOLDER = Path(__file__).resolve().parent / "data"
 ROWS_PER_GROUP = 65_536
 
-# arr_delay makes the target; dep_time and dep_delay are only known when it is too late to predict, and stay to be refused.
+# arr_delay makes the target; dep_time and dep_delay are known only when it is too late, and stay here to be refused.
 FLIGHTS = [
     "time_hour", "sched_dep_time", "sched_arr_time", "carrier", "flight", "tailnum", "origin", "dest", "distance",
     "dep_time", "dep_delay", "arr_delay",
 ]  # fmt: skip
 WEATHER = [
-    "origin", "time_hour", "temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure", "visib",
+    "origin", "time_hour", "temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure",
+    "visib",
 ]  # fmt: skip
 
 

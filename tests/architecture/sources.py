@@ -14,12 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @cache
 def repository_files() -> tuple[str, ...]:
     """Tracked files and those that would be tracked, as paths relative to the root."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     return tuple(
         sorted(name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file())
     )

@@ -47,14 +47,13 @@ def test_a_decision_imports_nothing_that_could_look_outside(name: str) -> None:
 
 @pytest.mark.parametrize("name", PURE)
 def test_a_decision_opens_and_prints_nothing(name: str) -> None:
-    names = [
-        node.func
-        for node in ast.walk(tree(name))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    called = [node.func for node in ast.walk(tree(name)) if isinstance(node, ast.Call)]
+    outside = [
+        call
+        for call in called
+        if isinstance(call, ast.Name) and call.id in ("open", "print", "input", "exec", "eval")
     ]
-    assert [
-        f"{name}:{call.lineno}" for call in names if call.id in ("open", "print", "input", "exec", "eval")
-    ] == []
+    assert [f"{name}:{call.lineno}: {call.id}" for call in outside] == []
 
 
 @pytest.mark.parametrize(
@@ -85,11 +84,8 @@ def test_every_imported_package_is_a_declared_dependency() -> None:
     }
     owners["pydantic_core"] = {"pydantic"}  # its other half, pinned by it
     known = sys.stdlib_module_names | {"serin", "flows", "tasks"} | GPU_ONLY
-    imports = [
-        (name, line, module)
-        for name in python_files("serin", "flows", "tasks")
-        for module, line in imported_modules(name)
-    ]
+    files = python_files("serin", "flows", "tasks")
+    imports = [(name, line, module) for name in files for module, line in imported_modules(name)]
     third_party = [found for found in imports if found[2].split(".")[0] not in known]
     assert [found for found in third_party if not owners.get(found[2].split(".")[0], set()) & declared] == []
 

@@ -67,9 +67,8 @@ def test_only_the_command_catches_everything() -> None:
     for name in python_files(*PRODUCT, "benchmarks", "examples", "triton_models"):
         if name == "serin/cli.py":
             continue
-        for node in ast.walk(tree(name)):
-            if isinstance(node, ast.ExceptHandler) and _catches_everything(node):
-                found.append(f"{name}:{node.lineno}")
+        handlers = (node for node in ast.walk(tree(name)) if isinstance(node, ast.ExceptHandler))
+        found += [f"{name}:{handler.lineno}" for handler in handlers if _catches_everything(handler)]
     assert not found
 
 
