@@ -40,7 +40,7 @@ def auc(target: ArrayLike, score: ArrayLike) -> float:
 
 
 def log_loss(target: ArrayLike, probability: ArrayLike) -> float:
-    """Mean negative log likelihood in nats. `probability` of the positive class [n], or of every one [n, k]."""
+    """Mean negative log likelihood, in nats, of the positive class [n] or of all classes [n, k]."""
     truth, chance = _pair(target, probability)
     if chance.ndim == 1:
         given = np.where(_binary(truth), chance, 1.0 - chance)
