@@ -76,7 +76,7 @@ def runtime_folder(of: Path) -> Path:
 
 
 def application_folder() -> Path:
-    """The folder that holds flows/, tasks/, deployments/ and triton_models/: in a wheel serin/app, else the checkout."""
+    """What holds flows/, tasks/, deployments/ and triton_models/: serin/app in a wheel, else the checkout."""
     package = Path(__file__).resolve().parent
     inside = package / "app"
     return inside if inside.is_dir() else package.parent

@@ -4,9 +4,9 @@
     (price - cost) / price
     `column with spaces` in ('a', 'b')
 
-Words: column names (or `quoted ones`), numbers, 'strings', true, false, null; + - * / %, comparisons, in (...), and, or, not,
-is_null(x), abs(x), min(x, y), max(x, y). Nulls are SQL's: arithmetic and comparisons with a null are null, `and` and `or`
-know three values, only is_null answers true or false on a null. Division by zero is null.
+Words: column names (or `quoted ones`), numbers, 'strings', true, false, null; + - * / %, comparisons, in (...),
+and, or, not, is_null(x), abs(x), min(x, y), max(x, y). Nulls are SQL's: arithmetic and comparisons with a null are
+null, `and` and `or` know three values, only is_null answers true or false on a null. Division by zero is null.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def parse(text: str) -> Expression:
 
 
 def evaluate(expression: Expression, columns: Mapping[str, Masked]) -> Masked:
-    """One value per row. Numbers are computed in float64 (integers stay integers under + - *, comparisons, min, max)."""
+    """One value per row. Integers stay integers under + - * % min max; all other numbers are float64."""
     rows = next((len(column.values) for column in columns.values()), 0)
     with np.errstate(all="ignore"):
         return _evaluate(expression.root, columns, rows)

@@ -1,4 +1,4 @@
-"""What may go: datasets no kept version came from, old versions, old runs, leavings of dead processes. `serin gc` calls it."""
+"""What may go (`serin gc`): datasets no kept version came from, old versions, old runs, leavings of the dead."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
     models/<model>/aliases.json live, candidate, previous
     work/                       folders that are being filled
 
-On a local file system a folder is filled in work/ and renamed into place. On an object store (any fsspec URL) its files are
-uploaded with the marker last, and a reader that finds no marker finds nothing. Runs are always local (runs.py).
+On a local file system a folder is filled in work/ and renamed into place. On an object store (any fsspec URL) its
+files are uploaded with the marker last, and a reader that finds no marker finds nothing.
 """
 
 from __future__ import annotations
@@ -101,9 +101,7 @@ class Store:
             self._fs.makedirs(self._path("models", model, "numbers"), exist_ok=True)
             while True:
                 try:
-                    self._fs.pipe_file(
-                        self._path("models", model, "numbers", str(number)), b"", mode="create"
-                    )
+                    self._create(f"models/{model}/numbers/{number}")
                 except FileExistsError:
                     number += 1
                 else:
@@ -231,6 +229,14 @@ class Store:
                     if not (kept / marker).is_file():
                         raise
         return kept
+
+    def _create(self, relative: str) -> None:
+        """An empty file that was not there before, or FileExistsError. fsspec's own "create" asks first and then
+        writes on a local file system, so two can win."""
+        if self.local:
+            os.close(os.open(self._path(relative), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        else:
+            self._fs.pipe_file(self._path(relative), b"", mode="create")
 
     def _replace(self, relative: str, content: bytes) -> None:
         path = self._path(relative)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -34,7 +35,8 @@ class JoinSpec(Section):
     def _a_lookup_can_be_served(self) -> Self:
         if self.source == "lookup" and len(self.on) != 1:
             raise ValueError(
-                f"source: lookup takes one key column, not {list(self.on)}; use source: request and let the client send the values"
+                f"source: lookup takes one key column, not {list(self.on)}; "
+                "use source: request and let the client send the values"
             )
         if self.source == "lookup" and self.how != "left":
             raise ValueError(
@@ -111,34 +113,27 @@ class DataSpec(Section):
                 return join.source
         return "request"
 
-    def problems(self) -> list[tuple[str, str]]:
+    def problems(self) -> Iterator[tuple[str, str]]:
         """What does not fit together inside this section, as (key, what and how to mend it)."""
-        found, seen = [], {self.main}
+        seen = {self.main}
         made: dict[str, str] = {}
         for index, join in enumerate(self.joins):
             key = f"data.joins[{index}]"
             if join.table not in self.tables:
-                found.append((f"{key}.with", f"no table {join.table!r} in data.tables; name it there first"))
+                yield f"{key}.with", f"no table {join.table!r} in data.tables; name it there first"
             elif join.table in seen:
-                found.append((f"{key}.with", f"table {join.table!r} is the main table or joined already"))
+                yield f"{key}.with", f"table {join.table!r} is the main table or joined already"
             seen.add(join.table)
             for name in join.columns.values():
                 if name in made:
-                    found.append(
-                        (
-                            f"{key}.columns",
-                            f"{name!r} comes from {made[name]!r} already; rename it here: {{there: here}}",
-                        )
+                    yield (
+                        f"{key}.columns",
+                        f"{name!r} comes from {made[name]!r} too; rename it: {{there: here}}",
                     )
                 made[name] = join.table
             if join.source == "lookup" and self.source_of(join.on[0]) != "request":
-                found.append(
-                    (
-                        f"{key}.on",
-                        f"{join.on[0]!r} is {self.source_of(join.on[0])}; a lookup's key must come with the request",
-                    )
-                )
+                source = self.source_of(join.on[0])
+                yield f"{key}.on", f"{join.on[0]!r} is {source}; a lookup's key must come with the request"
         for table in self.tables:
             if table not in seen:
-                found.append((f"data.tables.{table}", "is never joined; take it out or join it"))
-        return found
+                yield f"data.tables.{table}", "is never joined; take it out or join it"

@@ -27,7 +27,8 @@ class FeatureSpec(Section):
         categorical = [step.name for step in self.steps if step.makes == "categorical"]
         if categorical and len(self.steps) > 1:
             raise ValueError(
-                f"{categorical[0]} makes codes and stands alone; take the other steps out or give them a feature of their own"
+                f"{categorical[0]} makes codes and stands alone; "
+                "take the other steps out or give them a feature of their own"
             )
         if len(set(self.columns)) < len(self.columns):
             raise ValueError("a column stands twice in `columns`; name each once")

@@ -1,4 +1,4 @@
-"""From a YAML file or a plain mapping to a PipelineSpec. Every problem is reported at once, with its key and its mend."""
+"""From YAML or a plain mapping to a PipelineSpec. Every problem is reported at once, with its key and its mend."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read_yaml(text: str) -> Any:
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads `on`, `yes` and `no` as booleans and lets a second key silently win over the first."""
 
-    yaml_implicit_resolvers = {
+    yaml_implicit_resolvers = {  # noqa: RUF012 (the base class calls it an instance's)
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

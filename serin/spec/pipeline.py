@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Self
 
 import yaml
@@ -48,7 +49,7 @@ class PipelineSpec(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        found = self.data.problems() + self._feature_problems()
+        found = [*self.data.problems(), *self._feature_problems()]
         if found:
             raise PydanticCustomError(
                 "inconsistent",
@@ -57,32 +58,21 @@ class PipelineSpec(Section):
             )
         return self
 
-    def _feature_problems(self) -> list[tuple[str, str]]:
-        found = []
+    def _feature_problems(self) -> Iterator[tuple[str, str]]:
         made: dict[tuple[str, str], int] = {}
         for index, feature in enumerate(self.features):
             key = f"features[{index}].columns"
             for column in feature.columns:
                 if column in self.data.target.columns:
-                    found.append(
-                        (key, f"{column!r} makes the target; a feature that knows the answer is refused")
-                    )
+                    yield key, f"{column!r} makes the target; a feature that knows the answer is refused"
                 elif self.data.source_of(column) == "training_only":
-                    found.append(
-                        (
-                            key,
-                            f"{column!r} is training_only: nobody can send it with a request. Drop it here or change its source",
-                        )
+                    yield (
+                        key,
+                        f"{column!r} is training_only: no request can hold it; drop it or change its source",
                     )
                 earlier = made.setdefault((feature.makes, column), index)
                 if earlier != index:
-                    found.append(
-                        (
-                            key,
-                            f"{column!r} is a {feature.makes} feature in features[{earlier}] already; drop one",
-                        )
-                    )
-        return found
+                    yield key, f"{column!r} is {feature.makes} in features[{earlier}] already; drop one"
 
     def digest(self) -> str:
         """sha256 of what the spec says, independent of how its file is laid out."""

@@ -1,7 +1,8 @@
-"""The sections of the stages after the data: how to run ETL, the network, its training, export, serving, rollout, watch."""
+"""The sections after the data: how to run ETL, the network, its training, export, serving, rollout, watch."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -84,12 +85,7 @@ class RolloutSpec(Section):
     @field_validator("steps")
     @classmethod
     def _rise_to_all(cls, steps: tuple[float, ...]) -> tuple[float, ...]:
-        if (
-            not steps
-            or steps[-1] != 100
-            or steps[0] <= 0
-            or any(a >= b for a, b in zip(steps, steps[1:], strict=False))
-        ):
+        if not steps or steps[-1] != 100 or steps[0] <= 0 or any(a >= b for a, b in pairwise(steps)):
             raise ValueError(
                 f"{list(steps)}: the steps must rise from above 0 to 100, such as [1, 5, 25, 50, 100]"
             )
