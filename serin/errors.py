@@ -25,6 +25,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── LossNotFinite           the loss became NaN or infinite
 │   └── CheckpointBroken        a checkpoint that does not match its digest
 ├── ExportError
+│   ├── ExportFailed            a network or a feature that does not become a graph
 │   └── GateFailed              the exported graph does not answer as the trained model does
 ├── ServingError
 │   ├── TritonMissing           no Triton to be found on this machine
@@ -34,12 +35,18 @@ SerinError                      what happened, where, what to do next; fields fo
 │   └── PredictionFailed        a request that was answered with an error
 ├── RolloutError
 │   ├── RolloutRefused          a command that cannot be honoured now
-│   └── RolloutFailed           a rollout that ended in a rollback
+│   ├── RolloutFailed           a rollout that ended in a rollback
+│   ├── JournalHeld             another controller decides for this model
+│   └── JournalUnknown          a journal of another format or version
 └── StackError
     ├── AlreadyUp               a stack runs in this folder
     ├── NotUp                   no stack runs in this folder
     ├── PortTaken               a port that was asked for is in use
-    └── ProcessFailed           a part of the stack did not come up
+    ├── ProcessFailed           a part of the stack did not come up
+    ├── SupervisorGone          the stack's supervisor does not answer
+    ├── SupervisorRefused       the stack's supervisor cannot do what it was asked
+    ├── PrefectGone             the Prefect server does not answer
+    └── PrefectRefused          the Prefect server answered with an error
 """
 
 from __future__ import annotations
@@ -286,13 +293,24 @@ class ExportError(SerinError):
     pass
 
 
+class ExportFailed(ExportError):
+    def __init__(self, *, what: str, reason: str) -> None:
+        super().__init__(f"export of {what} failed: {reason}; nothing was published", what=what, reason=reason)
+
+
 class GateFailed(ExportError):
-    def __init__(self, *, stage: str, what: str, found: str) -> None:
+    """`column` and `row` (the id in the main table) say where the first difference lies, when it lies somewhere."""
+
+    def __init__(
+        self, *, stage: str, what: str, found: str, column: str | None = None, row: int | None = None
+    ) -> None:
         super().__init__(
             f"export gate, {stage}: {what}: {found}; nothing was published",
             stage=stage,
             what=what,
             found=found,
+            column=column,
+            row=row,
         )
 
 
@@ -356,6 +374,23 @@ class RolloutFailed(RolloutError):
         super().__init__(f"release {release} was rolled back: {reason}", release=release, reason=reason)
 
 
+class JournalHeld(RolloutError):
+    def __init__(self, *, path: Path | str) -> None:
+        super().__init__(
+            f"{path} is being written by another rollout controller; end that one first (`serin status` names it)",
+            path=str(path),
+        )
+
+
+class JournalUnknown(RolloutError):
+    def __init__(self, *, path: Path | str, found: str) -> None:
+        super().__init__(
+            f"{path} is no journal this version can read (it begins with {found}); it was left as it is",
+            path=str(path),
+            found=found,
+        )
+
+
 class StackError(SerinError):
     pass
 
@@ -389,3 +424,27 @@ class ProcessFailed(StackError):
         super().__init__(
             f"{name} did not come up: {reason}; read {log}{end}", name=name, reason=reason, log=str(log)
         )
+
+
+class SupervisorGone(StackError):
+    def __init__(self, *, socket: Path | str, reason: str) -> None:
+        super().__init__(f"no supervisor answers at {socket}: {reason}", socket=str(socket), reason=reason)
+
+
+class SupervisorRefused(StackError):
+    def __init__(self, *, call: str, code: int, reason: str) -> None:
+        super().__init__(f"the supervisor refuses {call}: {reason}", call=call, code=code, reason=reason)
+
+
+class PrefectGone(StackError):
+    def __init__(self, *, url: str, reason: str) -> None:
+        super().__init__(
+            f"the Prefect server at {url} does not answer: {reason}; `serin status` shows the stack",
+            url=url,
+            reason=reason,
+        )
+
+
+class PrefectRefused(StackError):
+    def __init__(self, *, call: str, code: int, reason: str) -> None:
+        super().__init__(f"Prefect answered {code} to {call}: {reason}", call=call, code=code, reason=reason)

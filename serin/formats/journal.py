@@ -1,0 +1,179 @@
+"""The journal of a model's rollouts: one JSON line per decision, on disk before anything acts on it.
+
+One writer at a time (flock, given back by the kernel when it dies), any number of readers. A decision counts once
+its line ends in a newline and parses; what is behind the last such line was never acted upon and is cut off by the
+next writer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from serin.errors import JournalHeld, JournalUnknown
+
+FORMAT: Final = "serin.journal"
+VERSION: Final = 1
+
+_TAIL_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One line. `evidence` is what was seen, `state` what a controller needs to go on exactly; both JSON objects."""
+
+    t: float  # seconds
+    rollout: str
+    phase: str
+    step: int | None  # index of the step while traffic is shifted
+    weight: float  # percent of traffic the candidate has from now on
+    verdict: str | None
+    reason: str
+    by: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    command: str | None = None  # the command that was obeyed by this decision
+    seq: int = 0  # counts the journal's lines from 1; given by append
+
+
+_KNOWN = frozenset(part.name for part in fields(Decision))
+
+
+class Journal:
+    """A journal open for writing. Opening takes the lock and mends a torn end."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._lock()
+            self._end, last = self._mend()
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._seq = last.seq if last else 0
+
+    def append(self, decision: Decision) -> Decision:
+        """`decision` with its number, once it is on disk. After an error nothing of it remains."""
+        numbered = replace(decision, seq=self._seq + 1)
+        self._write(json.dumps(asdict(numbered), separators=(",", ":")).encode() + b"\n")
+        self._seq = numbered.seq
+        return numbered
+
+    def last(self) -> Decision | None:
+        return last_decision(self.path)
+
+    def all(self) -> list[Decision]:
+        return read_decisions(self.path)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise JournalHeld(path=self.path) from error
+
+    def _mend(self) -> tuple[int, Decision | None]:
+        """End of the last whole line, and its decision."""
+        data = self.path.read_bytes()
+        end, last, place = 0, None, 0
+        for line in data.splitlines(keepends=True):
+            place += len(line)
+            if end == 0:
+                if line.endswith(b"\n") and _is_header(self.path, line):
+                    end = place
+            elif (decision := _decision(line)) is not None:
+                end, last = place, decision
+        if end == 0:
+            self._end = 0
+            self._write(json.dumps({"format": FORMAT, "version": VERSION}).encode() + b"\n")
+            _sync_folder(self.path.parent)
+            return self._end, None
+        if end < len(data):
+            os.ftruncate(self._file, end)
+            os.fsync(self._file)
+        return end, last
+
+    def _write(self, line: bytes) -> None:
+        """At the end of what counts, over whatever a failed write may have left there."""
+        os.ftruncate(self._file, self._end)
+        place, rest = self._end, memoryview(line)
+        while rest:
+            written = os.pwrite(self._file, rest, place)
+            place, rest = place + written, rest[written:]
+        os.fsync(self._file)
+        self._end = place
+
+
+def read_decisions(path: Path) -> list[Decision]:
+    """Every decision that counts, oldest first. A journal that is not there is an empty one."""
+    return list(_decisions(path, path.read_bytes() if path.exists() else b""))
+
+
+def last_decision(path: Path) -> Decision | None:
+    """The newest decision that counts. Reads the end of the file only, as long as it holds one."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL_BYTES, 0))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return None
+    whole = lines if size <= _TAIL_BYTES else lines[1:]  # the first may have been cut by the seek
+    for line in reversed(whole):
+        if (decision := _decision(line)) is not None:
+            return decision
+    return None if size <= _TAIL_BYTES else next(reversed(read_decisions(path)), None)
+
+
+def _decisions(path: Path, data: bytes) -> Iterator[Decision]:
+    lines = data.splitlines(keepends=True)
+    if lines and lines[0].endswith(b"\n"):
+        _is_header(path, lines[0])
+    for line in lines[1:]:
+        if (decision := _decision(line)) is not None:
+            yield decision
+
+
+def _is_header(path: Path, line: bytes) -> bool:
+    """False for a first line that is no JSON (torn); JournalUnknown for somebody else's file or a later version."""
+    try:
+        header = json.loads(line)
+    except ValueError:
+        return False
+    if not isinstance(header, dict) or (header.get("format"), header.get("version")) != (FORMAT, VERSION):
+        raise JournalUnknown(path=path, found=line[:80].decode(errors="replace").strip())
+    return True
+
+
+def _decision(line: bytes) -> Decision | None:
+    """None for a line that is torn or damaged."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = json.loads(line)
+        return Decision(**{name: value for name, value in row.items() if name in _KNOWN})
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

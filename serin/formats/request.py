@@ -1,0 +1,42 @@
+"""One request as the gateway logged it. A plain value; reading the log is request_log's job."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# gRPC codes that are the server's fault: UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL,
+# UNAVAILABLE, DATA_LOSS. CANCELLED and the others (a bad argument, a missing model) are the client's.
+SERVER_FAULTS = frozenset({2, 4, 8, 12, 13, 14, 15})
+
+# Envoy's flags for a client that went away before it had its answer.
+CLIENT_GONE = frozenset({"DC", "DR"})
+
+
+class Request(NamedTuple):
+    """A line of the request log, in the order of its fields there."""
+
+    t: float  # arrival, seconds
+    model: str
+    epoch: int  # of the weights, from the route's name
+    arm: str  # stable, baseline, candidate, pinned
+    release: str
+    code: int  # HTTP status; 0 when none was sent
+    grpc: int | None
+    us: float | None  # request fully received to response sent; None when no response was sent
+    up_us: float | None
+    attempts: int
+    flags: str
+    proto: str
+    id: str
+
+    @property
+    def failed(self) -> bool:
+        """True when the arm's release failed, even if a retry elsewhere saved the client."""
+        if self.attempts > 1 or self.code >= 500 or self.grpc in SERVER_FAULTS:
+            return True
+        return self.code == 0 and not self.cancelled
+
+    @property
+    def cancelled(self) -> bool:
+        """True when the client went away first: no failure of the release, but a slow request."""
+        return not CLIENT_GONE.isdisjoint(self.flags.split(","))

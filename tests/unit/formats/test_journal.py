@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serin.errors import JournalHeld, JournalUnknown
+from serin.formats.journal import Decision, Journal, last_decision, read_decisions
+
+
+def decision(**changes: Any) -> Decision:
+    fields: dict[str, Any] = {
+        "t": 1.0,
+        "rollout": "r1",
+        "phase": "shifting",
+        "step": 0,
+        "weight": 5.0,
+        "verdict": "pass",
+        "reason": "all well",
+        "by": "controller",
+    }
+    return Decision(**(fields | changes))
+
+
+def test_decisions_come_back_in_order_and_numbered(tmp_path: Path) -> None:
+    path = tmp_path / "flights" / "journal.jsonl"
+    with Journal(path) as journal:
+        for weight in (5.0, 25.0):
+            journal.append(decision(weight=weight, evidence={"candidate": [3, 0]}))
+    with Journal(path) as journal:
+        journal.append(decision(weight=50.0))
+    assert [(d.seq, d.weight) for d in read_decisions(path)] == [(1, 5.0), (2, 25.0), (3, 50.0)]
+    assert read_decisions(path)[0].evidence == {"candidate": [3, 0]}
+
+
+def test_the_first_line_names_format_and_version(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    Journal(path).close()
+    assert path.read_text() == '{"format": "serin.journal", "version": 1}\n'
+
+
+def test_every_torn_end_is_mended_on_open(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append(decision(weight=5.0))
+        whole = path.stat().st_size
+        journal.append(decision(weight=25.0))
+    data = path.read_bytes()
+    for size in range(whole, len(data)):
+        path.write_bytes(data[:size])
+        assert [d.weight for d in read_decisions(path)] == [5.0], "a reader does not see the torn line"
+        with Journal(path) as journal:
+            assert journal.append(decision(weight=30.0)).seq == 2
+        assert [d.weight for d in read_decisions(path)] == [5.0, 30.0]
+
+
+def test_an_end_of_zeros_left_by_a_power_cut_is_mended(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append(decision(weight=5.0))
+    with path.open("ab") as file:
+        file.write(bytes(500) + b"\n")
+    with Journal(path) as journal:
+        journal.append(decision(weight=25.0))
+    assert [d.weight for d in read_decisions(path)] == [5.0, 25.0]
+
+
+def test_a_torn_header_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"format": "ser')
+    with Journal(path) as journal:
+        journal.append(decision())
+    assert len(read_decisions(path)) == 1
+
+
+def test_a_damaged_line_in_the_middle_hides_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        for weight in (1.0, 2.0, 3.0):
+            journal.append(decision(weight=weight))
+    path.write_bytes(path.read_bytes().replace(b'"weight":2.0', b'"weight":\x00\x00\x00'))
+    assert [d.weight for d in read_decisions(path)] == [1.0, 3.0]
+    with Journal(path) as journal:
+        assert journal.append(decision()).seq == 4
+
+
+def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    first = Journal(path)
+    with pytest.raises(JournalHeld, match="another rollout controller"):
+        Journal(path)
+    first.close()
+    Journal(path).close()
+
+
+def test_a_file_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"format": "serin.journal", "version": 99}\n{"new": 1}\n')
+    with pytest.raises(JournalUnknown, match="99"):
+        Journal(path)
+    with pytest.raises(JournalUnknown, match="99"):
+        read_decisions(path)
+    assert path.read_text().endswith('{"new": 1}\n')
+
+
+def test_a_failed_append_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append(decision(weight=5.0))
+
+        def full(_: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(OSError, match="No space"):
+                journal.append(decision(weight=25.0))
+        assert journal.append(decision(weight=30.0)).seq == 2
+    assert [d.weight for d in read_decisions(path)] == [5.0, 30.0]
+
+
+def test_the_last_decision_is_found_however_long_the_lines_are(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        assert journal.last() is None
+        for size in (10, 100_000, 200_000):
+            journal.append(decision(weight=float(size), reason="x" * size))
+            assert last_decision(path) == journal.all()[-1]
+    assert last_decision(tmp_path / "none.jsonl") is None
