@@ -1,0 +1,194 @@
+"""A column as arrays: what fit and transform work on, instead of frames.
+
+A null is a value of its own, the same one as on the wire: NaN, the smallest int64, -1 for a bool, and code -1 for a
+string. Strings are codes into a dictionary, so that work on text is done once per distinct value, never per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.formats.schema import INT64_NULL, Kind
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Column:
+    """`values`: float32, int64 (int, timestamp in microseconds UTC), int8 (bool) or int32 codes into `dictionary`."""
+
+    kind: Kind
+    values: Array
+    dictionary: pa.Array | None = None  # of strings, all different, none null or empty
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def null(self) -> npt.NDArray[np.bool_]:
+        if self.kind == "float":
+            return np.isnan(self.values)
+        return np.asarray(self.values == null_of(self.kind))
+
+    def __getitem__(self, rows: slice | Array) -> Column:
+        """Some of the rows, by slice, mask or positions."""
+        return Column(kind=self.kind, values=self.values[rows], dictionary=self.dictionary)
+
+    def take_or_null(self, rows: npt.NDArray[np.integer[Any]]) -> Column:
+        """The rows at these positions; -1 gives a null."""
+        extended = np.append(self.values, np.asarray([null_of(self.kind)], dtype=self.values.dtype))
+        return Column(kind=self.kind, values=extended[rows], dictionary=self.dictionary)
+
+    def floats(self) -> npt.NDArray[np.float32]:
+        """Numbers as float32 with NaN for null. A string or a time has no such form (ValueError)."""
+        if self.kind == "float":
+            return self.values
+        if self.kind not in ("int", "bool"):
+            raise ValueError(f"a {self.kind} is no number")
+        numbers = self.values.astype(np.float32)
+        null = self.null
+        if null.any():
+            numbers[null] = np.nan
+        return numbers
+
+    def to_wire(self) -> Array:
+        """One value per row as it travels in a request; strings as an object array, "" for null."""
+        if self.kind != "string":
+            return self.values
+        assert self.dictionary is not None
+        texts = np.asarray([*self.dictionary.to_pylist(), ""], dtype=object)
+        return texts[self.values]
+
+    def to_arrow(self) -> pa.Array:
+        """The column as Arrow holds it, with true nulls."""
+        if self.kind == "string":
+            assert self.dictionary is not None
+            return pa.DictionaryArray.from_arrays(pa.array(self.values, mask=self.null), self.dictionary)
+        if self.kind == "bool":
+            return pa.array(self.values == 1, mask=self.null)
+        plain = pa.array(self.values, mask=self.null)
+        return plain.cast(pa.timestamp("us", tz="UTC")) if self.kind == "timestamp" else plain
+
+
+def null_of(kind: Kind) -> float | int:
+    if kind == "float":
+        return float("nan")
+    return INT64_NULL if kind in ("int", "timestamp") else -1
+
+
+def kind_of_type(arrow: pa.DataType) -> Kind | None:
+    """What kind a column of this Arrow type is; None when it is none that a feature can be made of."""
+    if pa.types.is_dictionary(arrow):
+        return kind_of_type(arrow.value_type)
+    if pa.types.is_boolean(arrow):
+        return "bool"
+    if pa.types.is_integer(arrow):
+        return "int"
+    if pa.types.is_floating(arrow) or pa.types.is_decimal(arrow) or pa.types.is_null(arrow):
+        return "float"
+    if pa.types.is_timestamp(arrow) or pa.types.is_date(arrow):
+        return "timestamp"
+    if pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
+        return "string"
+    return None
+
+
+def column_from_arrow(values: pa.ChunkedArray | pa.Array, kind: Kind) -> Column:
+    """The column; pa.ArrowInvalid when a value does not fit the kind (text that is no time, an integer beyond int64)."""
+    chunked = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    if kind == "string":
+        return _strings(chunked)
+    if pa.types.is_dictionary(chunked.type):
+        if kind == "timestamp":
+            return _times_per_entry(chunked)
+        chunked = chunked.cast(chunked.type.value_type)
+    return Column(kind=kind, values=_CONVERT[kind](chunked))
+
+
+def column_from_wire(values: Array, kind: Kind) -> Column:
+    """The column behind an array in wire form (rank 1)."""
+    if kind == "string":
+        return column_from_arrow(pa.array(values, type=pa.string()), "string")
+    return Column(kind=kind, values=values)
+
+
+def _strings(values: pa.ChunkedArray) -> Column:
+    encoded = values if pa.types.is_dictionary(values.type) else values.cast(pa.string()).dictionary_encode()
+    if encoded.num_chunks != 1:
+        encoded = encoded.unify_dictionaries()
+    indices = pa.chunked_array([chunk.indices for chunk in encoded.chunks], pa.int32()) if encoded.num_chunks else None
+    dictionary = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
+    codes = _filled(indices, -1).astype(np.int32, copy=False) if indices is not None else np.empty(0, np.int32)
+    return _canonical(codes, dictionary.cast(pa.string()))
+
+
+def _canonical(codes: npt.NDArray[np.int32], dictionary: pa.Array) -> Column:
+    """Without entries that mean null, and with each text once."""
+    distinct = pc.unique(dictionary)
+    void = pc.or_kleene(pc.is_null(distinct), pc.equal(distinct, ""))
+    if len(distinct) == len(dictionary) and not pc.any(void).as_py():
+        return Column(kind="string", values=codes, dictionary=dictionary)
+    kept = distinct.filter(pc.invert(pc.fill_null(void, True)))
+    place = np.append(_filled(pc.index_in(dictionary, value_set=kept), -1), -1).astype(np.int32)
+    return Column(kind="string", values=place[codes], dictionary=kept)
+
+
+def _times_per_entry(values: pa.ChunkedArray) -> Column:
+    texts = _strings(values) if pa.types.is_string(values.type.value_type) else None
+    if texts is None:
+        return Column(kind="timestamp", values=_times(values.cast(values.type.value_type)))
+    assert texts.dictionary is not None
+    entries = _times(pa.chunked_array([texts.dictionary]))
+    return Column(kind="timestamp", values=np.append(entries, INT64_NULL)[texts.values])
+
+
+def _floats(values: pa.ChunkedArray) -> Array:
+    if not pa.types.is_floating(values.type):
+        values = values.cast(pa.float64(), safe=False)
+    numbers = values.combine_chunks().to_numpy(zero_copy_only=False) if values.num_chunks else np.empty(0)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, in training as in serving
+        return np.asarray(numbers.astype(np.float32, copy=False))
+
+
+def _ints(values: pa.ChunkedArray) -> Array:
+    return _filled(values.cast(pa.int64()), INT64_NULL)
+
+
+def _times(values: pa.ChunkedArray) -> Array:
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        values = _parsed(values.cast(pa.string()))
+    if pa.types.is_timestamp(values.type) and values.type.unit == "ns":
+        nanoseconds = _filled(values.cast(pa.int64()), INT64_NULL)
+        return np.where(nanoseconds == INT64_NULL, INT64_NULL, nanoseconds // 1000)
+    zone = values.type.tz if pa.types.is_timestamp(values.type) else None
+    return _filled(values.cast(pa.timestamp("us", tz=zone)).cast(pa.int64()), INT64_NULL)
+
+
+def _parsed(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    values = pc.if_else(pc.equal(values, ""), pa.scalar(None, type=pa.string()), values)
+    try:
+        return values.cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:
+        return values.cast(pa.timestamp("us", tz="UTC"))  # every value names its zone
+
+
+def _bools(values: pa.ChunkedArray) -> Array:
+    return _filled(values.cast(pa.bool_()).cast(pa.int8()), -1)
+
+
+def _filled(values: pa.ChunkedArray | pa.Array, null: int) -> Array:
+    filled = values.fill_null(null) if values.null_count else values
+    if isinstance(filled, pa.ChunkedArray):
+        filled = filled.combine_chunks() if filled.num_chunks else pa.array([], filled.type)
+        if isinstance(filled, pa.ChunkedArray):  # combine_chunks may give back several when one would overflow
+            return np.concatenate([chunk.to_numpy() for chunk in filled.chunks])
+    return np.asarray(filled.to_numpy(zero_copy_only=False))
+
+
+_CONVERT = {"float": _floats, "int": _ints, "timestamp": _times, "bool": _bools}

@@ -1,0 +1,83 @@
+"""Finds rows by key: the matching half of a many-to-one join, on columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.features.column import Column
+
+Positions = npt.NDArray[np.int64]
+_DENSE = 2**24  # up to so many combinations of key values, a table is indexed instead of hashed
+
+
+class KeyIndex:
+    """The rows of a table by one or more key columns. A key with a null in it is never found."""
+
+    def __init__(self, keys: Sequence[Column]) -> None:
+        self._distinct = [_distinct(key) for key in keys]
+        self.keys = tuple(keys)
+        codes = self._combined(keys)
+        rows = np.flatnonzero(codes >= 0)
+        self._rows, self._codes = rows, codes[rows]
+        self._dense: npt.NDArray[np.int64] | None = None
+        size = self._size()
+        if size <= _DENSE:
+            self._dense = np.full(size + 1, -1, np.int64)  # one more: code -1 finds nothing
+            self._dense[self._codes] = rows
+
+    def duplicate(self) -> tuple[int, int] | None:
+        """A row whose key stands more than once, and how often; the first such row. None when all keys differ."""
+        distinct, first, counts = np.unique(self._codes, return_index=True, return_counts=True)
+        if len(distinct) == len(self._codes):
+            return None
+        repeated = np.flatnonzero(counts > 1)
+        choice = repeated[np.argmin(first[repeated])]
+        return int(self._rows[first[choice]]), int(counts[choice])
+
+    def find(self, keys: Sequence[Column]) -> Positions:
+        """For each row of `keys` the position of the row with that key, or -1."""
+        codes = self._combined(keys)
+        if self._dense is not None:
+            return self._dense[codes]
+        place = _positions(pc.index_in(pa.array(codes), value_set=pa.array(self._codes)))
+        return np.append(self._rows, -1)[place]
+
+    def _size(self) -> int:
+        size = 1
+        for distinct in self._distinct:
+            size *= len(distinct)
+        return size
+
+    def _combined(self, keys: Sequence[Column]) -> Positions:
+        total = np.zeros(len(keys[0]), np.int64)
+        missing = np.zeros(len(keys[0]), bool)
+        for key, distinct in zip(keys, self._distinct, strict=True):
+            code = _codes(key, distinct)
+            missing |= code < 0
+            total = total * len(distinct) + code
+        total[missing] = -1
+        return total
+
+
+def _distinct(key: Column) -> pa.Array:
+    """The values that occur; none of them null."""
+    if key.kind == "float":
+        raise ValueError("a float is no key")
+    if key.dictionary is not None:
+        return key.dictionary
+    return pc.unique(pa.array(key.values[~key.null]))
+
+
+def _codes(key: Column, distinct: pa.Array) -> Positions:
+    if key.dictionary is None:
+        return _positions(pc.index_in(pa.array(key.values), value_set=distinct.cast(pa.array(key.values).type)))
+    return np.append(_positions(pc.index_in(key.dictionary, value_set=distinct)), -1)[key.values]
+
+
+def _positions(found: pa.Array) -> Positions:
+    return np.asarray(found.fill_null(-1).to_numpy(zero_copy_only=False)).astype(np.int64)

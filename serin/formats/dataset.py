@@ -1,0 +1,114 @@
+"""dataset.json: what a dataset folder holds. The rows are in shards.py's files, the fitted features in features.json.
+
+    dataset.json  features.json  statistics.json  golden.parquet  lookups/<table>.parquet  <split>/part-00000/...
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from serin.errors import BundleBroken
+from serin.formats.schema import DType, InputColumn, Task, input_columns
+
+FORMAT, VERSION = "serin.dataset", 1
+FILE, FEATURES, STATISTICS, GOLDEN = "dataset.json", "features.json", "statistics.json", "golden.parquet"
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoricalColumn:
+    """A column of codes; `size` counts all of them, null and out-of-vocabulary included."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitDescription:
+    rows: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupDescription:
+    """A table that is served inside the model: `columns` (name -> wire type) by `key`, in `file` of the dataset folder."""
+
+    name: str
+    key: str
+    columns: dict[str, DType]
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A file that was read, as it was then. `modified`: ns since 1970, or an object store's etag."""
+
+    table: str
+    path: str
+    size: int
+    modified: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetDescription:
+    """`target` is the target's expression; `dropped` counts rows left out, by reason."""
+
+    task: Task
+    target: str
+    numeric: tuple[str, ...]
+    categorical: tuple[CategoricalColumn, ...]
+    classes: tuple[str, ...] | None
+    splits: dict[str, SplitDescription]
+    inputs: tuple[InputColumn, ...]
+    lookups: tuple[LookupDescription, ...]
+    sources: tuple[SourceFile, ...]
+    digest: str
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        return {name: split.rows for name, split in self.splits.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> DatasetDescription:
+        """The description, or ValueError with what is wrong."""
+        if document.get("format") != FORMAT or document.get("version") != VERSION:
+            raise ValueError(f"not a {FORMAT} version {VERSION} document")
+        task = document["task"]
+        if task not in get_args(Task):
+            raise ValueError(f"unknown task {task!r}")
+        classes = document["classes"]
+        return cls(
+            task=task,
+            target=document["target"],
+            numeric=tuple(document["numeric"]),
+            categorical=tuple(CategoricalColumn(**entry) for entry in document["categorical"]),
+            classes=None if classes is None else tuple(classes),
+            splits={name: SplitDescription(**entry) for name, entry in document["splits"].items()},
+            inputs=input_columns(document["inputs"]),
+            lookups=tuple(LookupDescription(**entry) for entry in document["lookups"]),
+            sources=tuple(SourceFile(**entry) for entry in document["sources"]),
+            digest=document["digest"],
+            dropped=dict(document["dropped"]),
+        )
+
+
+def write_dataset(folder: Path, description: DatasetDescription) -> None:
+    text = json.dumps(description.to_json(), indent=1, allow_nan=False, ensure_ascii=False)
+    (folder / FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_dataset(path: Path | str) -> DatasetDescription:
+    """The description of the dataset in this folder; BundleBroken when there is none that can be read."""
+    file = Path(path) / FILE
+    try:
+        return DatasetDescription.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BundleBroken(path=str(file), reason=f"{type(error).__name__}: {error}") from error

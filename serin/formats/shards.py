@@ -1,0 +1,180 @@
+"""The rows of a dataset on disk: `<split>/part-00000/{num.f32, cat.i32, target.f32, rows.i64, header.json}`.
+
+Plain row-major little-endian arrays, 2^20 rows to a part, the last one shorter, so that a reader maps them or copies them
+whole. Several writers may fill one split at once: each row has its place. A part is finished by its header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from serin.errors import BundleBroken
+
+FORMAT, VERSION = "serin.shard", 1
+PART_ROWS = 2**20
+HEADER = "header.json"
+_FILES = (("num.f32", "<f4"), ("cat.i32", "<i4"), ("target.f32", "<f4"), ("rows.i64", "<i8"))
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Features, target and ids of some rows: num float32[n,k], cat int32[n,m], target float32[n], rows int64[n]."""
+
+    num: Array
+    cat: Array
+    target: Array
+    rows: Array
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> Rows:
+        return Rows(num=self.num[part], cat=self.cat[part], target=self.target[part], rows=self.rows[part])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SplitArrays:
+    """A split's parts, in row order, mapped from their files: one array per part in each of the four."""
+
+    num: tuple[Array, ...]
+    cat: tuple[Array, ...]
+    target: tuple[Array, ...]
+    rows: tuple[Array, ...]
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.rows)
+
+    def whole(self) -> Rows:
+        """The split as one array each; copied only when it has more than one part."""
+        joined = [
+            parts[0] if len(parts) == 1 else np.concatenate(parts)
+            for parts in (self.num, self.cat, self.target, self.rows)
+        ]
+        return Rows(num=joined[0], cat=joined[1], target=joined[2], rows=joined[3])
+
+
+class ShardWriter:
+    """Writes one split from beginning to end: `write` as often as there are rows, then `close`."""
+
+    def __init__(self, folder: Path, numeric: Sequence[str], categorical: Sequence[str]) -> None:
+        self._folder = folder
+        self._numeric = tuple(numeric)
+        self._categorical = tuple(categorical)
+        self._rows = 0
+
+    def write(self, rows: Rows) -> None:
+        write_rows(self._folder, self._rows, rows)
+        self._rows += len(rows)
+
+    def close(self) -> list[str]:
+        """Writes the headers; the digest of each part."""
+        return [
+            seal_part(self._folder, index, self._rows, self._numeric, self._categorical)
+            for index in range(count_parts(self._rows))
+        ]
+
+
+def count_parts(rows: int) -> int:
+    return -(-rows // PART_ROWS)
+
+
+def part_folder(split: Path, index: int) -> Path:
+    return split / f"part-{index:05d}"
+
+
+def write_rows(split: Path, start: int, rows: Rows) -> None:
+    """Puts rows at their place in the split, over as many parts as they reach. Safe beside other writers of other rows."""
+    done = 0
+    while done < len(rows):
+        part, offset = divmod(start + done, PART_ROWS)
+        count = min(PART_ROWS - offset, len(rows) - done)
+        folder = part_folder(split, part)
+        folder.mkdir(parents=True, exist_ok=True)
+        piece = rows[done : done + count]
+        for (name, dtype), array in zip(_FILES, (piece.num, piece.cat, piece.target, piece.rows), strict=True):
+            width = array.shape[1] if array.ndim == 2 else 1
+            _write_at(folder / name, np.ascontiguousarray(array, dtype=dtype), offset * width * np.dtype(dtype).itemsize)
+        done += count
+
+
+def seal_part(split: Path, index: int, rows: int, numeric: Sequence[str], categorical: Sequence[str]) -> str:
+    """Writes the header of a part of a split of `rows` rows; the part's digest: sha256 over its four files in order."""
+    count = min(PART_ROWS, rows - index * PART_ROWS)
+    folder = part_folder(split, index)
+    digest = hashlib.sha256()
+    for name, _ in _FILES:
+        with (folder / name).open("rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "rows": count,
+        "numeric": list(numeric),
+        "categorical": list(categorical),
+        "files": {
+            name: {"dtype": dtype, "shape": shape}
+            for (name, dtype), shape in zip(
+                _FILES, ([count, len(numeric)], [count, len(categorical)], [count], [count]), strict=True
+            )
+        },
+        "digest": digest.hexdigest(),
+    }
+    (folder / HEADER).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
+    return digest.hexdigest()
+
+
+def read_split(path: Path | str, split: str) -> SplitArrays:
+    """The split of a dataset folder; BundleBroken when a part is missing or has another size than its header says."""
+    parts = [_read_part(folder) for folder in sorted((Path(path) / split).glob("part-*"))]
+    if not parts:
+        raise BundleBroken(path=str(Path(path) / split), reason="no parts")
+    return SplitArrays(
+        num=tuple(part.num for part in parts),
+        cat=tuple(part.cat for part in parts),
+        target=tuple(part.target for part in parts),
+        rows=tuple(part.rows for part in parts),
+    )
+
+
+def _read_part(folder: Path) -> Rows:
+    try:
+        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+        if header.get("format") != FORMAT or header.get("version") != VERSION:
+            raise ValueError(f"not a {FORMAT} version {VERSION}")
+        arrays = [_map(folder / name, dtype, header["files"][name]["shape"]) for name, dtype in _FILES]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BundleBroken(path=str(folder), reason=f"{type(error).__name__}: {error}") from error
+    return Rows(num=arrays[0], cat=arrays[1], target=arrays[2], rows=arrays[3])
+
+
+def _map(file: Path, dtype: str, shape: Sequence[int]) -> Array:
+    wanted = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    found = file.stat().st_size
+    if found != wanted:
+        raise ValueError(f"{file.name} has {found} bytes, its header says {wanted}")
+    if wanted == 0:  # an empty file cannot be mapped
+        return np.empty(tuple(shape), dtype)
+    return np.memmap(file, dtype=dtype, mode="r", shape=tuple(shape))
+
+
+def _write_at(file: Path, array: Array, offset: int) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        content = memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+        while content:
+            written = os.pwrite(descriptor, content, offset)
+            content, offset = content[written:], offset + written
+    finally:
+        os.close(descriptor)
