@@ -45,6 +45,11 @@ def user() -> str:
     return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
 
 
+def torchrun_place() -> tuple[int, int, int]:
+    """(rank, local rank, number of ranks) as torchrun gave them to this worker; (0, 0, 1) outside of torchrun."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
 def search_path() -> str:
     return os.environ.get("PATH", os.defpath)
 

@@ -20,6 +20,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   └── BundleBroken            a bundle or dataset that is not what its manifest says
 ├── LeaseUnavailable            no GPU became free in time (retryable)
 ├── TrainingError
+│   ├── TrainingRefused         a training that cannot start as asked: folder in use, other settings, no such GPU
 │   ├── WorkerFailed            a training process died (retryable)
 │   ├── Preempted               stopped from outside after saving; run again (exit code 75, retryable)
 │   ├── LossNotFinite           the loss became NaN or infinite
@@ -29,6 +30,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   └── GateFailed              the exported graph does not answer as the trained model does
 ├── ServingError
 │   ├── TritonMissing           no Triton to be found on this machine
+│   ├── TritonInstallFailed     Triton's own environment could not be made
 │   ├── ReleaseNotReady         a release that did not come up
 │   ├── VerificationFailed      a release that does not answer its golden rows
 │   ├── GatewayRejected         Envoy did not take a configuration
@@ -247,6 +249,11 @@ class TrainingError(SerinError):
     pass
 
 
+class TrainingRefused(TrainingError):
+    def __init__(self, *, folder: Path | str, reason: str) -> None:
+        super().__init__(f"training in {folder} refused: {reason}", folder=str(folder), reason=reason)
+
+
 class WorkerFailed(TrainingError):
     retryable = True
 
@@ -324,6 +331,16 @@ class TritonMissing(ServingError):
         super().__init__(
             f"no Triton server found (looked in {', '.join(places)}); run `serin install triton`",
             looked_in=places,
+        )
+
+
+class TritonInstallFailed(ServingError):
+    def __init__(self, *, step: str, reason: str) -> None:
+        super().__init__(
+            f"Triton could not be installed; {step} failed: {reason}; run `serin install triton` again when mended, "
+            "or name another Triton with SERIN_TRITON",
+            step=step,
+            reason=reason,
         )
 
 
