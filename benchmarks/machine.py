@@ -1,0 +1,49 @@
+"""What the figures were measured on. Written beside them: a ratio without its machine says little."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+def cores() -> int:
+    """The cores this process may use: each contender gets as many threads."""
+    return len(os.sched_getaffinity(0))
+
+
+def machine() -> dict[str, Any]:
+    processor = _cpuinfo(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return {
+        "cpu": processor["model"],
+        "cpu_flags": processor["flags"],
+        "cores": cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "architecture": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}",
+        "gpus": _gpus(),
+    }
+
+
+def _cpuinfo(text: str) -> dict[str, Any]:
+    """x86 names the model and its `flags`; ARM gives an implementer, a part number and its `Features`."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    arm = f"ARM implementer {fields.get('CPU implementer', '?')} part {fields.get('CPU part', '?')}"
+    return {
+        "model": fields.get("model name", arm),
+        "flags": sorted((fields.get("flags") or fields.get("Features") or "").split()),
+    }
+
+
+def _gpus() -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return done.stdout.strip().splitlines() if done.returncode == 0 else []

@@ -1,0 +1,80 @@
+"""Contenders take turns in one run; an answer is accepted before its time counts. Ratios are judged, never seconds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Role = Literal["ours", "peer", "limit"]
+MIN_REPETITIONS = 7
+
+
+class Unequal(Exception):
+    """Two contenders gave different answers: their times mean nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lap:
+    """One timed run of one contender."""
+
+    seconds: float
+    peak_bytes: int
+    answer: dict[str, Any] = field(default_factory=dict)
+
+
+class Runner(Protocol):
+    def run(self, request: Mapping[str, Any]) -> Lap: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """All laps of one contender, in the order they were run."""
+
+    role: Role
+    laps: tuple[Lap, ...]
+
+    @property
+    def seconds(self) -> list[float]:
+        return [lap.seconds for lap in self.laps]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(lap.peak_bytes for lap in self.laps)
+
+    def times_as_long_as(self, other: Result) -> float:
+        """The median over rounds of own seconds over the other's of the same round: drift of the machine cancels."""
+        return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
+
+
+def race(
+    runners: Mapping[str, tuple[Role, Runner]],
+    request: Callable[[str, int], Mapping[str, Any]],
+    accept: Callable[[str, Mapping[str, Any], Lap], None],
+    *,
+    repetitions: int = MIN_REPETITIONS,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Result]:
+    """Every contender once per round, each round begun by another one; the first round warms up and is not counted.
+
+    `request(name, round)` is what the contender is asked, `accept` raises Unequal when its answer is not the right one.
+    """
+    if repetitions < MIN_REPETITIONS:
+        raise ValueError(f"{repetitions} repetitions are too few for a ratio; run at least {MIN_REPETITIONS}")
+    names = list(runners)
+    laps: dict[str, list[Lap]] = {name: [] for name in names}
+    for turn in range(repetitions + 1):
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            asked = request(name, turn)
+            lap = runners[name][1].run(asked)
+            accept(name, asked, lap)
+            if turn > 0:
+                laps[name].append(lap)
+        say(f"round {turn} of {repetitions}" + (" (warm-up)" if turn == 0 else ""))
+    return {name: Result(role=runners[name][0], laps=tuple(laps[name])) for name in names}
