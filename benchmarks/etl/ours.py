@@ -1,4 +1,4 @@
-"""Ours: build_dataset, as `serin etl` calls it, in one process. Each run gets a store of its own, so nothing is found."""
+"""Ours: build_dataset, as `serin etl` calls it, in one process. Each run gets a store of its own and computes anew."""
 
 from __future__ import annotations
 

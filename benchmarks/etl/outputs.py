@@ -1,4 +1,4 @@
-"""What every contender leaves: per split a folder of parts with raw arrays. Here they are compared, column by column."""
+"""What every contender leaves: per split a folder of parts with raw arrays. Compared here, column by column."""
 
 from __future__ import annotations
 
