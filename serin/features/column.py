@@ -100,7 +100,7 @@ def kind_of_type(arrow: pa.DataType) -> Kind | None:
 
 
 def column_from_arrow(values: pa.ChunkedArray | pa.Array, kind: Kind) -> Column:
-    """The column; pa.ArrowInvalid when a value does not fit the kind (text that is no time, an integer beyond int64)."""
+    """The column; pa.ArrowInvalid when a value does not fit the kind (text that is no time, say)."""
     chunked = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
     if kind == "string":
         return _strings(chunked)
@@ -122,9 +122,15 @@ def _strings(values: pa.ChunkedArray) -> Column:
     encoded = values if pa.types.is_dictionary(values.type) else values.cast(pa.string()).dictionary_encode()
     if encoded.num_chunks != 1:
         encoded = encoded.unify_dictionaries()
-    indices = pa.chunked_array([chunk.indices for chunk in encoded.chunks], pa.int32()) if encoded.num_chunks else None
+    indices = (
+        pa.chunked_array([chunk.indices for chunk in encoded.chunks], pa.int32())
+        if encoded.num_chunks
+        else None
+    )
     dictionary = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
-    codes = _filled(indices, -1).astype(np.int32, copy=False) if indices is not None else np.empty(0, np.int32)
+    codes = (
+        _filled(indices, -1).astype(np.int32, copy=False) if indices is not None else np.empty(0, np.int32)
+    )
     return _canonical(codes, dictionary.cast(pa.string()))
 
 
@@ -186,7 +192,9 @@ def _filled(values: pa.ChunkedArray | pa.Array, null: int) -> Array:
     filled = values.fill_null(null) if values.null_count else values
     if isinstance(filled, pa.ChunkedArray):
         filled = filled.combine_chunks() if filled.num_chunks else pa.array([], filled.type)
-        if isinstance(filled, pa.ChunkedArray):  # combine_chunks may give back several when one would overflow
+        if isinstance(
+            filled, pa.ChunkedArray
+        ):  # combine_chunks may give back several when one would overflow
             return np.concatenate([chunk.to_numpy() for chunk in filled.chunks])
     return np.asarray(filled.to_numpy(zero_copy_only=False))
 

@@ -47,16 +47,22 @@ class GraphBuilder:
         return name
 
     @overload
-    def op(self, op_type: str, *inputs: str, outputs: Literal[1] = 1, domain: str = "", **attributes: Any) -> str: ...
+    def op(
+        self, op_type: str, *inputs: str, outputs: Literal[1] = 1, domain: str = "", **attributes: Any
+    ) -> str: ...
     @overload
-    def op(self, op_type: str, *inputs: str, outputs: int, domain: str = "", **attributes: Any) -> tuple[str, ...]: ...
+    def op(
+        self, op_type: str, *inputs: str, outputs: int, domain: str = "", **attributes: Any
+    ) -> tuple[str, ...]: ...
     def op(
         self, op_type: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Any
     ) -> str | tuple[str, ...]:
         """Adds a node and names its output, or its outputs when there is more than one."""
         names = tuple(self.name(op_type.lower()) for _ in range(outputs))
         self.nodes.append(
-            helper.make_node(op_type, list(inputs), list(names), name=f"node_{names[0]}", domain=domain, **attributes)
+            helper.make_node(
+                op_type, list(inputs), list(names), name=f"node_{names[0]}", domain=domain, **attributes
+            )
         )
         return names[0] if outputs == 1 else names
 

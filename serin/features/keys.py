@@ -75,7 +75,9 @@ def _distinct(key: Column) -> pa.Array:
 
 def _codes(key: Column, distinct: pa.Array) -> Positions:
     if key.dictionary is None:
-        return _positions(pc.index_in(pa.array(key.values), value_set=distinct.cast(pa.array(key.values).type)))
+        return _positions(
+            pc.index_in(pa.array(key.values), value_set=distinct.cast(pa.array(key.values).type))
+        )
     return np.append(_positions(pc.index_in(key.dictionary, value_set=distinct)), -1)[key.values]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,9 +10,12 @@ import pyarrow as pa
 
 from serin.features.column import Column, column_from_arrow, kind_of_type
 from serin.features.keys import KeyIndex
+from serin.features.label_encoder import label_encoder
 
 if TYPE_CHECKING:
     from serin.features.graph import GraphBuilder
+
+_INT64 = 7  # onnx.TensorProto.INT64
 
 
 def lookup(table: pa.Table, key: str, keys: Column, columns: Iterable[str]) -> dict[str, Column]:
@@ -24,30 +27,23 @@ def lookup(table: pa.Table, key: str, keys: Column, columns: Iterable[str]) -> d
 def lookup_to_onnx(
     graph: GraphBuilder, table: pa.Table, key: str, key_input: str, columns: Iterable[str]
 ) -> dict[str, str]:
-    """The same in the graph: key_input is the key's rank-1 tensor in wire form, the results are too."""
+    """The same in the graph: key_input is the key's rank-1 tensor in wire form, and so are the results."""
     keys = _column(table, key)
-    present = ~keys.null
-    rows = np.flatnonzero(present)
-    place = graph.op("LabelEncoder", *_encoder_input(graph, keys, key_input), domain="ai.onnx.ml", **_encoder(keys, rows))
+    rows = np.flatnonzero(~keys.null)
+    known = (
+        keys[rows].to_wire().tolist() or [""]
+        if keys.kind == "string"
+        else keys[rows].to_wire().tolist() or [0]
+    )
+    if keys.kind == "bool":
+        key_input = graph.op("Cast", key_input, to=_INT64)
+    # An encoder needs a key; without rows, that key finds the null row as every other one does.
+    place = label_encoder(graph, key_input, keys=known, places=list(range(len(known))), default=len(rows))
     found = {}
     for name in columns:
-        column = _column(table, name).take_or_null(np.append(rows, -1))  # the last row is what an unknown key finds
+        column = _column(table, name).take_or_null(np.append(rows, -1))  # the last row is for unknown keys
         found[name] = graph.op("Gather", graph.constant(column.to_wire(), f"lookup_{name}"), place, axis=0)
     return found
-
-
-def _encoder(keys: Column, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Mapping[str, object]:
-    values = keys.to_wire()[rows].tolist()
-    places = {"values_int64s": list(range(len(rows))), "default_int64": len(rows)}
-    if not values:  # an encoder needs one key: null, which finds the null row as every other key does
-        values, places["values_int64s"] = [keys[:0].to_wire().dtype.type() if keys.kind != "string" else ""], [0]
-    return {("keys_strings" if keys.kind == "string" else "keys_int64s"): values, **places}
-
-
-def _encoder_input(graph: GraphBuilder, keys: Column, key_input: str) -> tuple[str]:
-    if keys.kind == "bool":
-        return (graph.op("Cast", key_input, to=7),)  # TensorProto.INT64
-    return (key_input,)
 
 
 def _column(table: pa.Table, name: str) -> Column:

@@ -1,6 +1,6 @@
 """dataset.json: what a dataset folder holds. The rows are in shards.py's files, the fitted features in features.json.
 
-    dataset.json  features.json  statistics.json  golden.parquet  lookups/<table>.parquet  <split>/part-00000/...
+dataset.json  features.json  statistics.json  golden.parquet  lookups/<table>.parquet  <split>/part-00000/...
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SplitDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupDescription:
-    """A table that is served inside the model: `columns` (name -> wire type) by `key`, in `file` of the dataset folder."""
+    """A table that is served inside the model: `columns` (name -> wire type) by `key`, read from `file`."""
 
     name: str
     key: str

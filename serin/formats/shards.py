@@ -1,7 +1,7 @@
 """The rows of a dataset on disk: `<split>/part-00000/{num.f32, cat.i32, target.f32, rows.i64, header.json}`.
 
-Plain row-major little-endian arrays, 2^20 rows to a part, the last one shorter, so that a reader maps them or copies them
-whole. Several writers may fill one split at once: each row has its place. A part is finished by its header.
+Plain row-major little-endian arrays, 2^20 rows to a part, the last one shorter, so that a reader maps them or copies
+them whole. Several writers may fill one split at once: each row has its place. A part is finished by its header.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def part_folder(split: Path, index: int) -> Path:
 
 
 def write_rows(split: Path, start: int, rows: Rows) -> None:
-    """Puts rows at their place in the split, over as many parts as they reach. Safe beside other writers of other rows."""
+    """Puts rows at their place in the split, over as many parts as they reach. Safe beside writers of other rows."""
     done = 0
     while done < len(rows):
         part, offset = divmod(start + done, PART_ROWS)
@@ -102,9 +102,15 @@ def write_rows(split: Path, start: int, rows: Rows) -> None:
         folder = part_folder(split, part)
         folder.mkdir(parents=True, exist_ok=True)
         piece = rows[done : done + count]
-        for (name, dtype), array in zip(_FILES, (piece.num, piece.cat, piece.target, piece.rows), strict=True):
-            width = array.shape[1] if array.ndim == 2 else 1
-            _write_at(folder / name, np.ascontiguousarray(array, dtype=dtype), offset * width * np.dtype(dtype).itemsize)
+        for (name, dtype), array in zip(
+            _FILES, (piece.num, piece.cat, piece.target, piece.rows), strict=True
+        ):
+            width = (array.shape[1] if array.ndim == 2 else 1) * np.dtype(dtype).itemsize
+            _write_at(
+                folder / name,
+                np.ascontiguousarray(array, dtype=dtype),
+                offset * width,
+            )
         done += count
 
 
@@ -172,7 +178,7 @@ def _map(file: Path, dtype: str, shape: Sequence[int]) -> Array:
 def _write_at(file: Path, array: Array, offset: int) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        content = memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+        content = memoryview(array.data).cast("B") if array.size else memoryview(b"")
         while content:
             written = os.pwrite(descriptor, content, offset)
             content, offset = content[written:], offset + written

@@ -1,0 +1,108 @@
+"""Values become codes: 0 null, 1 .. buckets out of vocabulary (by hash), then the vocabulary by descending count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.features.column import Column
+from serin.features.label_encoder import label_encoder
+from serin.features.murmur3 import hash_ints, hash_strings
+from serin.features.requests import Fit, ValueCounts, ValueTable
+from serin.features.steps import Codes
+from serin.formats.dataset import CategoricalColumn
+from serin.formats.schema import INT64_NULL, Kind
+from serin.spec import steps as spec
+
+if TYPE_CHECKING:
+    from serin.features.graph import GraphBuilder
+
+_INT64 = 7  # onnx.TensorProto.INT64
+_DENSE = 2**20  # whole numbers within so wide a range are coded by a table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Categorify:
+    name: ClassVar[str] = "categorify"
+    vocabulary: pa.Array  # of strings or int64, by descending count, ties by value (strings: by their bytes)
+    buckets: int
+
+    @property
+    def size(self) -> int:
+        return 1 + self.buckets + len(self.vocabulary)
+
+    @classmethod
+    def fit(cls, step: spec.Categorify, column: str) -> Fit[Categorify]:
+        table: ValueTable = yield ValueCounts(column)
+        order = np.asarray(pc.sort_indices(table.values).to_numpy())
+        order = order[np.argsort(-table.counts[order], kind="stable")]
+        order = order[table.counts[order] >= step.min_count][: step.max_size]
+        return cls(table.values.take(pa.array(order)), step.buckets)
+
+    def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
+        return (CategoricalColumn(name=column, size=self.size),)
+
+    def transform(self, column: Column) -> tuple[Codes, ...]:
+        if column.dictionary is not None:
+            return (np.append(self._codes(column.dictionary), 0).astype(np.int32)[column.values],)
+        values, null = column.values.astype(np.int64, copy=False), column.null
+        present = values[~null] if null.any() else values
+        codes = np.zeros(len(values), np.int32)
+        codes[~null] = self._codes_of_ints(present)
+        return (codes,)
+
+    def _codes_of_ints(self, values: Any) -> Codes:
+        low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        if high - low >= _DENSE or high - low > 4 * len(values):
+            return self._codes(pa.array(values))
+        dense: Codes = self._codes(pa.array(np.arange(low, high + 1)))[values - low]
+        return dense
+
+    def _codes(self, values: pa.Array) -> Codes:
+        """One code per value; none of the values null."""
+        place = pc.index_in(values, value_set=self.vocabulary.cast(values.type))
+        known = np.asarray(place.fill_null(-1).to_numpy(zero_copy_only=False)).astype(np.int32)
+        if self.buckets == 1:
+            outside: Any = np.int32(1)
+        else:
+            hashes = hash_strings(values) if pa.types.is_string(values.type) else hash_ints(values.to_numpy())
+            outside = (1 + hashes % np.uint32(self.buckets)).astype(np.int32)
+        return np.where(known < 0, outside, known + np.int32(1 + self.buckets))
+
+    def to_onnx(self, graph: GraphBuilder, values: str, kind: Kind) -> tuple[str, ...]:
+        text = kind == "string"
+        if kind == "bool":
+            values = graph.op("Cast", values, to=_INT64)
+        null: str | int = "" if text else (-1 if kind == "bool" else INT64_NULL)
+        codes = label_encoder(
+            graph,
+            values,
+            keys=[null, *self.vocabulary.to_pylist()],
+            places=[0, *range(1 + self.buckets, self.size)],
+            default=1 if self.buckets == 1 else -1,
+        )
+        if self.buckets == 1:
+            return (codes,)
+        hashed = graph.op("MurmurHash3", values, domain="com.microsoft", positive=1, seed=0)
+        bucket = graph.op("Mod", hashed, graph.constant(np.uint32(self.buckets), "buckets"))
+        outside = graph.op("Add", graph.op("Cast", bucket, to=_INT64), graph.constant(np.int64(1), "one"))
+        unknown = graph.op("Less", codes, graph.constant(np.int64(0), "zero"))
+        return (graph.op("Where", unknown, outside, codes),)
+
+    def describe(self) -> str:
+        return (
+            f"{len(self.vocabulary)} values in the vocabulary, {self.buckets} code(s) for others, 0 for null"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        kind = "string" if pa.types.is_string(self.vocabulary.type) else "int"
+        return {"buckets": self.buckets, "of": kind, "vocabulary": self.vocabulary.to_pylist()}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Categorify:
+        kind = pa.string() if document["of"] == "string" else pa.int64()
+        return cls(pa.array(document["vocabulary"], kind), int(document["buckets"]))

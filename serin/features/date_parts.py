@@ -1,0 +1,82 @@
+"""Parts of a time (UTC) as codes of fixed size, by integer arithmetic on microseconds; 0 is null."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from serin.features.column import Column
+from serin.features.steps import Codes
+from serin.formats.dataset import CategoricalColumn
+from serin.formats.schema import INT64_NULL, Kind
+
+if TYPE_CHECKING:
+    from serin.features.graph import GraphBuilder
+
+_VALUES: Mapping[str, int] = {"minute": 60, "hour": 24, "weekday": 7, "day": 31, "month": 12, "quarter": 4}
+_MINUTE, _HOUR, _DAY = 60_000_000, 3_600_000_000, 86_400_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DateParts:
+    name: ClassVar[str] = "date_parts"
+    parts: tuple[str, ...]
+
+    def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
+        return tuple(
+            CategoricalColumn(name=f"{column}_{part}", size=1 + _VALUES[part]) for part in self.parts
+        )
+
+    def transform(self, column: Column) -> tuple[Codes, ...]:
+        null = column.null
+        times = np.where(null, 0, column.values)
+        return tuple(np.where(null, 0, part_code(part, times)).astype(np.int32) for part in self.parts)
+
+    def to_onnx(self, graph: GraphBuilder, values: str, kind: Kind) -> tuple[str, ...]:  # noqa: ARG002
+        from serin.features.graph import Whole  # onnx is loaded only where a graph is built
+
+        zero = graph.constant(np.int64(0), "zero")
+        null = graph.op("Equal", values, graph.constant(np.int64(INT64_NULL), "null"))
+        times = Whole(graph, graph.op("Where", null, zero, values))
+        return tuple(graph.op("Where", null, zero, part_code(part, times).name) for part in self.parts)
+
+    def describe(self) -> str:
+        return ", ".join(self.parts) + " (UTC)"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"parts": list(self.parts)}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> DateParts:
+        return cls(tuple(document["parts"]))
+
+
+def part_code(part: str, times: Any) -> Any:
+    """1 .. size of the part for times in microseconds since 1970: for arrays and for a graph's tensors alike."""
+    if part == "minute":
+        return times // _MINUTE % 60 + 1
+    if part == "hour":
+        return times // _HOUR % 24 + 1
+    days = times // _DAY
+    if part == "weekday":  # 1 is Monday; 1970 began on a Thursday
+        return (days + 3) % 7 + 1
+    day, month = _civil(days)
+    if part == "day":
+        return day
+    if part == "month":
+        return month
+    assert part == "quarter", part
+    return (month - 1) // 3 + 1
+
+
+def _civil(days: Any) -> tuple[Any, Any]:
+    """Day of the month and month, in the proleptic Gregorian calendar, counted in eras of 400 years from 0000-03-01."""
+    day_of_era = (days + 719_468) % 146_097
+    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (year_of_era * 365 + year_of_era // 4 - year_of_era // 100)
+    month_from_march = (day_of_year * 5 + 2) // 153
+    day = day_of_year - (month_from_march * 153 + 2) // 5 + 1
+    return day, (month_from_march + 2) % 12 + 1

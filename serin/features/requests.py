@@ -1,0 +1,168 @@
+"""What a fit asks of the training rows. Each request is measured per partition and merged, exactly, in any order.
+
+A fit is a generator: it yields requests, is sent the merged answers, and returns the fitted step. Whoever drives it
+decides where the rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.features.column import Column
+from serin.features.steps import NumericStep
+
+Counts = npt.NDArray[np.int64]
+_BLOCK = 2**16  # rows that stay in the processor's cache from one operation to the next
+FIXED_BITS = 31
+
+
+class Request(Protocol):
+    """Hashable, and small enough to be sent to every partition."""
+
+    @property
+    def column(self) -> str: ...
+
+    def measure(self, column: Column) -> Any: ...
+
+    def merge(self, left: Any, right: Any) -> Any: ...
+
+
+T = TypeVar("T")
+Fit: TypeAlias = Generator[Request, Any, T]
+Answer: TypeAlias = Callable[[tuple[Request, ...]], Sequence[Any]]
+
+
+def run_fits(fits: Sequence[Fit[T]], answer: Answer) -> list[T]:
+    """Drives all fits together, so that one pass over the rows answers what all of them ask at that moment."""
+    results: dict[int, T] = {}
+    waiting: dict[int, Request] = {}
+    known: dict[Request, Any] = {}
+
+    def advance(index: int, value: Any) -> None:
+        try:
+            waiting[index] = fits[index].send(value)
+        except StopIteration as end:
+            results[index] = end.value
+
+    for index in range(len(fits)):
+        advance(index, None)
+    while waiting:
+        asked, waiting = waiting, {}
+        new = tuple(request for request in dict.fromkeys(asked.values()) if request not in known)
+        known.update(zip(new, answer(new), strict=True) if new else ())
+        for index, request in asked.items():
+            advance(index, known[request])
+    return [results[index] for index in range(len(fits))]
+
+
+@dataclass(frozen=True, slots=True)
+class HighBits:
+    """How many rows have which upper 16 bits in their float32 form. int64[65536], by the bits as they are."""
+
+    column: str
+
+    def measure(self, column: Column) -> Counts:
+        upper = np.ascontiguousarray(column.floats()).view(np.uint16)[1::2]
+        counts = np.zeros(65536, np.int64)
+        for start in range(0, len(upper), _BLOCK * 4):
+            counts += np.bincount(upper[start : start + _BLOCK * 4], minlength=65536)
+        return counts
+
+    def merge(self, left: Counts, right: Counts) -> Counts:
+        return left + right
+
+
+@dataclass(frozen=True, slots=True)
+class LowBits:
+    """Among the rows with these upper 16 bits, how many have which lower 16 bits. int64[65536]."""
+
+    column: str
+    upper: int
+
+    def measure(self, column: Column) -> Counts:
+        halves = np.ascontiguousarray(column.floats()).view(np.uint16)
+        chosen = halves[0::2][halves[1::2] == self.upper]
+        return np.bincount(chosen, minlength=65536).astype(np.int64)
+
+    def merge(self, left: Counts, right: Counts) -> Counts:
+        return left + right
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The sum of values and of squares, as whole numbers: a sum of quantised values does not depend on its order."""
+
+    count: int
+    total: int
+    squares: int
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPointSums:
+    """Sums of the column after `steps`, in units of 2^(exponent - 31), where every finite |value| <= 2^exponent."""
+
+    column: str
+    steps: tuple[NumericStep, ...]
+    exponent: int
+
+    def measure(self, column: Column) -> Sums:
+        count, total, squares = 0, 0, 0
+        numbers = column.floats()
+        scale = 2.0 ** (FIXED_BITS - self.exponent)
+        for start in range(0, len(numbers), _BLOCK):
+            values = numbers[start : start + _BLOCK]
+            for step in self.steps:
+                values = step.transform(values)
+            finite = np.isfinite(values)
+            if not finite.all():
+                values = values[finite]
+            # All that follows is exact: whole numbers below 2^53 in float64, whatever the order of addition.
+            fixed = np.rint(values.astype(np.float64) * scale)
+            high = np.floor(fixed * 2.0**-16)
+            low = fixed - high * 2.0**16
+            count += len(values)
+            total += int(fixed.sum())
+            squares += (int(high @ high) << 32) + (int(high @ low) << 17) + int(low @ low)
+        return Sums(count, total, squares)
+
+    def merge(self, left: Sums, right: Sums) -> Sums:
+        return Sums(left.count + right.count, left.total + right.total, left.squares + right.squares)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueTable:
+    """Distinct values (strings or int64, none null) and how often each occurs; `nulls` apart."""
+
+    values: pa.Array
+    counts: Counts
+    nulls: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCounts:
+    """How often each value occurs. The order of values is that of no promise: sort before use."""
+
+    column: str
+
+    def measure(self, column: Column) -> ValueTable:
+        if column.dictionary is not None:
+            counts = np.bincount(column.values + 1, minlength=len(column.dictionary) + 1).astype(np.int64)
+            seen = np.flatnonzero(counts[1:])
+            return ValueTable(column.dictionary.take(pa.array(seen)), counts[1:][seen], int(counts[0]))
+        present = column.values[~column.null].astype(np.int64, copy=False)
+        table = pc.value_counts(pa.array(present))
+        counts = np.asarray(table.field("counts").to_numpy()).astype(np.int64)
+        return ValueTable(table.field("values"), counts, len(column) - len(present))
+
+    def merge(self, left: ValueTable, right: ValueTable) -> ValueTable:
+        encoded = pa.concat_arrays([left.values, right.values]).dictionary_encode()
+        counts = np.zeros(len(encoded.dictionary), np.int64)
+        np.add.at(counts, encoded.indices.to_numpy(), np.concatenate([left.counts, right.counts]))
+        return ValueTable(encoded.dictionary, counts, left.nulls + right.nulls)
