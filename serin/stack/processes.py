@@ -1,0 +1,98 @@
+"""What belongs to a stack, beside the releases: the Prefect server, its workers, the rollout controller."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from serin import environment
+from serin.serving.process import Process
+from serin.stack.survivors import STACK_MARK
+
+POOLS = ("cpu", "gpu")
+PREFECT, CONTROLLER = "prefect", "controller"
+
+
+def worker_name(pool: str) -> str:
+    return f"worker-{pool}"
+
+
+def stack_environment(home: Path) -> dict[str, str]:
+    """What every process of the stack starts from: the caller's environment, with this home and the stack's mark."""
+    store = environment.store_url()
+    return environment.child_environment(
+        SERIN_HOME=str(home),
+        SERIN_STORE=store if "://" in store else str(Path(store).expanduser().absolute()),
+        PYTHONUNBUFFERED="1",
+        **{STACK_MARK: str(home)},
+    )
+
+
+def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str]:
+    """For everything that talks to Prefect. Somebody else's server keeps the caller's profile and credentials."""
+    settings: dict[str, str | None] = {
+        "PREFECT_API_URL": api_url,
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "PREFECT_WORKER_PREFETCH_SECONDS": "5",
+        "PREFECT_CLI_PROMPT": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    if own:
+        settings |= {
+            "PREFECT_HOME": str(home / "prefect"),
+            "PREFECT_PROFILE": None,
+            "PREFECT_API_KEY": None,
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            # The default keeps leases in memory and loses them, slots taken, at a restart of the server.
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        }
+    merged = stack_environment(home)
+    for name, value in settings.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = value
+    return merged
+
+
+def prefect_server(home: Path, port: int) -> Process:
+    api_url = f"http://127.0.0.1:{port}/api"
+    server = prefect_environment(home, api_url, own=True)
+    # The interface's files are copied when they are not there: into the stack's folder, not into the installation.
+    server["PREFECT_UI_STATIC_DIRECTORY"] = str(home / "prefect" / "ui")
+    return Process(
+        name=PREFECT,
+        command=(
+            sys.executable, "-m", "prefect", "--no-prompt", "server", "start", "--host", "127.0.0.1",
+            "--port", str(port),
+        ),
+        environment=server,
+        folder=home,
+        log=home / "logs" / "prefect.log",
+        stop_s=10.0,
+    )  # fmt: skip
+
+
+def prefect_worker(home: Path, pool: str, api_url: str, *, own: bool) -> Process:
+    return Process(
+        name=worker_name(pool),
+        command=(
+            sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--pool", pool, "--type", "process",
+            "--name", f"serin-{pool}-{environment.runtime_folder(home).name}", "--install-policy", "never",
+        ),
+        environment=prefect_environment(home, api_url, own=own),
+        folder=environment.application_folder(),
+        log=home / "logs" / f"worker-{pool}.log",
+        stop_s=20.0,
+    )  # fmt: skip
+
+
+def controller(home: Path) -> Process:
+    return Process(
+        name=CONTROLLER,
+        command=(sys.executable, "-m", "serin.stack.controller"),
+        environment=stack_environment(home),
+        folder=home,
+        log=home / "logs" / "controller.log",
+        stop_s=10.0,
+    )

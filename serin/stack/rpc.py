@@ -1,0 +1,47 @@
+"""XML-RPC to the supervisor over its unix socket, which only its owner can open."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import xmlrpc.client
+from pathlib import Path
+from typing import Any
+
+from serin.errors import SupervisorGone, SupervisorRefused
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, seconds: float) -> None:
+        super().__init__("localhost", timeout=seconds)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class _UnixTransport(xmlrpc.client.Transport):
+    def __init__(self, path: str, seconds: float) -> None:
+        super().__init__()
+        self._path = path
+        self._seconds = seconds
+
+    def make_connection(self, host: Any) -> http.client.HTTPConnection:  # noqa: ARG002 (there is one host)
+        return _UnixConnection(self._path, self._seconds)
+
+
+def call_supervisor(socket_path: Path, method: str, *arguments: Any, seconds: float = 10.0) -> Any:
+    """The answer of `supervisor.<method>`. SupervisorRefused when it says no, SupervisorGone when nobody is there."""
+    proxy = xmlrpc.client.ServerProxy(
+        "http://supervisor", transport=_UnixTransport(str(socket_path), seconds)
+    )
+    try:
+        with proxy:
+            return getattr(proxy.supervisor, method)(*arguments)
+    except xmlrpc.client.Fault as fault:
+        call = f"{method}{arguments}"
+        raise SupervisorRefused(call=call, code=fault.faultCode, reason=fault.faultString) from fault
+    except (OSError, http.client.HTTPException, xmlrpc.client.ProtocolError) as error:
+        raise SupervisorGone(socket=socket_path, reason=str(error)) from error

@@ -1,0 +1,100 @@
+"""What a running stack writes down about itself: <home>/stack.json, and who may change it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serin.errors import NotUp, StackError
+from serin.stack.survivors import start_ticks
+
+_FORMAT = "serin.stack"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A stack that was started. `is_alive` says whether it still runs."""
+
+    home: Path
+    supervisor_pid: int
+    supervisor_ticks: int
+    gateway_port: int
+    prefect_api_url: str
+    prefect_port: int | None  # None: a server that is not ours
+    since: float
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway_port}"
+
+    @property
+    def prefect_ui_url(self) -> str:
+        return self.prefect_api_url.removesuffix("/").removesuffix("/api")
+
+    @property
+    def is_alive(self) -> bool:
+        return start_ticks(self.supervisor_pid) == self.supervisor_ticks
+
+
+def stack_file(home: Path) -> Path:
+    return home / "stack.json"
+
+
+def read_stack(home: Path) -> Stack | None:
+    """The stack last started in `home`, alive or not; None when there is none or its file is unreadable."""
+    try:
+        content: Any = json.loads(stack_file(home).read_text())
+        if (content.pop("format"), content.pop("version")) != (_FORMAT, _VERSION):
+            return None
+        return Stack(**{**content, "home": Path(content["home"])})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def write_stack(stack: Stack) -> None:
+    content = {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(stack), "home": str(stack.home)}
+    path = stack_file(stack.home)
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps(content, indent=2) + "\n")
+    scratch.replace(path)
+
+
+def running_stack(home: Path) -> Stack:
+    """The stack that runs in `home`, or NotUp."""
+    stack = read_stack(home)
+    if stack is None or not stack.is_alive:
+        raise NotUp(home=home)
+    return stack
+
+
+@contextlib.contextmanager
+def changing_stack(home: Path, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Only one `up` or `down` at a time in `home`; the lock is freed by the kernel when its holder dies."""
+    folder = home / "stack"
+    folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + wait_s
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise StackError(
+                        f"another `serin up` or `serin down` works on {home} right now; wait for it to end",
+                        home=str(home),
+                    ) from None
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(lock)

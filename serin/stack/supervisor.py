@@ -1,0 +1,278 @@
+"""The supervisor: keeps the stack's processes alive, takes new ones at run time, ends them.
+
+supervisord's own facts that shape this file: a program added at run time needs its file, then reloadConfig, then
+addProcessGroup; BACKOFF waits one second longer after each failed start; EXITED is left by itself when autorestart is
+on. Its settings format has no way to quote every character, so commands and environments travel in JSON files that
+leash.py reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serin.environment import runtime_folder
+from serin.errors import ProcessFailed, StackError, SupervisorGone, SupervisorRefused
+from serin.serving.process import Process, ProcessState
+from serin.stack import leash
+from serin.stack.rpc import call_supervisor
+from serin.stack.survivors import STACK_MARK, end_processes, group_members
+
+_BAD_NAME, _ALREADY_ADDED, _ALREADY_STARTED, _NOT_RUNNING = 10, 90, 60, 70  # supervisord's fault codes
+_STATES: Mapping[str, ProcessState] = {
+    "STOPPED": "absent",
+    "STARTING": "starting",
+    "RUNNING": "running",
+    "STOPPING": "running",
+    "BACKOFF": "failed",  # it will be tried again, but now nothing runs
+    "EXITED": "failed",
+    "FATAL": "failed",
+    "UNKNOWN": "failed",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A process of the stack as the supervisor sees it."""
+
+    name: str
+    state: ProcessState
+    pid: int | None
+    detail: str
+
+
+class Supervisor:
+    """supervisord for the stack in `home`. A ProcessHost: any process of the stack may use one, in any number."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.folder = home / "stack"
+        self.logs = home / "logs"
+        self.pid_file = self.folder / "supervisord.pid"
+        self.log = self.logs / "supervisord.log"
+        self.socket = runtime_folder(home) / "supervisor.sock"
+        self._programs = self.folder / "conf.d"
+
+    def launch(self, environment: Mapping[str, str]) -> int:
+        """Start supervisord without children, in a session of its own; returns its pid when it answers."""
+        self._write_settings()
+        output = self.logs / "supervisord.err"
+        with output.open("wb") as stream:
+            daemon = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "supervisor.supervisord",
+                    "-n",
+                    "-c",
+                    str(self.folder / "supervisord.conf"),
+                ],
+                env=dict(environment),
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stream,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 20.0
+        while time.monotonic() < deadline:
+            if daemon.poll() is not None:
+                reason = f"exited with code {daemon.returncode}"
+                raise ProcessFailed(
+                    name="supervisord", reason=reason, log=output, tail=output.read_text()[-2000:]
+                )
+            try:
+                self._call("getState")
+                return daemon.pid
+            except SupervisorGone:
+                time.sleep(0.03)
+        daemon.kill()
+        daemon.wait()
+        raise ProcessFailed(name="supervisord", reason="no answer within 20 s", log=self.log)
+
+    def start(self, process: Process) -> None:
+        """`process` runs, as described, kept alive from now on. Does nothing when it runs like that already."""
+        changed = self._describe(process)
+        child = self.child(process.name)
+        if child is not None and changed:
+            self._end(process.name)
+            child = None
+        if child is None:
+            self._call("reloadConfig")
+            self._tolerate(_ALREADY_ADDED, "addProcessGroup", process.name)
+        elif child.state in ("absent", "failed") and child.detail != "BACKOFF":
+            self._tolerate(_ALREADY_STARTED, "startProcess", process.name, False)
+
+    def stop(self, name: str) -> None:
+        """`name` and its children have ended (SIGTERM, its stop time, SIGKILL) and it is forgotten."""
+        child = self.child(name)
+        if child is not None:
+            self._end(name)
+            if (
+                child.pid is not None
+            ):  # supervisord looks at the process alone, not at what is left of its group
+                end_processes(group_members(self.home, child.pid), grace_s=0.0)
+        for suffix in (".ini", ".json"):
+            (self._programs / f"{name}{suffix}").unlink(missing_ok=True)
+
+    def state(self, name: str) -> ProcessState:
+        child = self.child(name)
+        return "absent" if child is None else child.state
+
+    def pid(self, name: str) -> int | None:
+        child = self.child(name)
+        return None if child is None else child.pid
+
+    def child(self, name: str) -> Child | None:
+        return next((child for child in self.children() if child.name == name), None)
+
+    def children(self) -> list[Child]:
+        return [
+            Child(
+                name=str(info["name"]),
+                state=_STATES.get(str(info["statename"]), "failed"),
+                pid=int(info["pid"]) or None,
+                detail=str(info["statename"]),
+            )
+            for info in self._call("getAllProcessInfo")
+        ]
+
+    def request_stop(self, name: str) -> None:
+        """Ask `name` to end without waiting; it is not started again."""
+        self._tolerate(_NOT_RUNNING, "stopProcess", name, False)
+
+    def shut_down(self) -> None:
+        """Ask supervisord itself to end."""
+        try:
+            self._call("shutdown")
+        except SupervisorGone:
+            return
+
+    def forget_programs(self) -> None:
+        """Drop what an earlier supervisor was told to run; only for a supervisor that does not run."""
+        for path in self._programs.glob("*"):
+            path.unlink()
+
+    def _end(self, name: str) -> None:
+        self._tolerate(_NOT_RUNNING, "stopProcess", name, False)
+        deadline = time.monotonic() + self._stop_seconds(name) + 10.0
+        while True:
+            child = self.child(name)
+            if child is None:
+                return
+            if child.pid is None:
+                try:
+                    self._tolerate(_BAD_NAME, "removeProcessGroup", name)
+                    return
+                except SupervisorRefused:  # STILL_RUNNING: between two states
+                    pass
+            if time.monotonic() > deadline:
+                raise StackError(f"{name} (process {child.pid}) does not end", name=name, pid=child.pid)
+            time.sleep(0.05)
+
+    def _stop_seconds(self, name: str) -> float:
+        try:
+            return float(json.loads((self._programs / f"{name}.json").read_text())["stop_s"])
+        except (OSError, ValueError, KeyError):
+            return 10.0
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return call_supervisor(self.socket, method, *arguments)
+
+    def _tolerate(self, code: int, method: str, *arguments: Any) -> None:
+        try:
+            self._call(method, *arguments)
+        except SupervisorRefused as refusal:
+            if refusal.fields["code"] != code:
+                raise
+
+    def _describe(self, process: Process) -> bool:
+        """Write the two files of a program; True when they say something new."""
+        description = self._programs / f"{process.name}.json"
+        process.log.parent.mkdir(parents=True, exist_ok=True)
+        written = json.dumps(
+            {
+                "parent_pid_file": str(self.pid_file),
+                "command": list(process.command),
+                "environment": {**process.environment, STACK_MARK: str(self.home)},
+                "stop_s": process.stop_s,
+            }
+        )
+        command = shlex.join([sys.executable, "-I", "-S", leash.__file__, str(description)])
+        settings = f"""\
+[program:{process.name}]
+command={_safe(command)}
+directory={_safe(str(process.folder))}
+autostart=true
+autorestart=true
+startsecs=1
+startretries=30
+stopsignal=TERM
+stopwaitsecs={max(1, round(process.stop_s))}
+stopasgroup=true
+killasgroup=true
+redirect_stderr=true
+stdout_logfile={_safe(str(process.log))}
+stdout_logfile_maxbytes=10MB
+stdout_logfile_backups=3
+"""
+        new = [_replace(description, written), _replace(self._programs / f"{process.name}.ini", settings)]
+        return any(new)
+
+    def _write_settings(self) -> None:
+        self._programs.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.pid_file.unlink(missing_ok=True)
+        self.socket.unlink(missing_ok=True)
+        settings = f"""\
+[unix_http_server]
+file={_safe(str(self.socket))}
+chmod=0700
+
+[supervisord]
+logfile={_safe(str(self.log))}
+logfile_maxbytes=5MB
+logfile_backups=2
+pidfile={_safe(str(self.pid_file))}
+childlogdir={_safe(str(self.logs))}
+nocleanup=true
+
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
+
+[include]
+files = {self._programs.name}/*.ini
+"""
+        _replace(self.folder / "supervisord.conf", settings)
+
+
+def _safe(text: str) -> str:
+    """`text`, if it can stand in supervisord's settings, where % expands and a comment may begin after a blank."""
+    if any(mark in text for mark in ("%", " ;", " #", "\n")):
+        raise StackError(
+            f"supervisord cannot work with this path: {text}; choose a SERIN_HOME without percent signs and ' #'",
+            path=text,
+        )
+    return text
+
+
+def _replace(path: Path, content: str) -> bool:
+    """Write `content`, readable for the owner only, by rename; False when it stood there already."""
+    try:
+        if path.read_text() == content:
+            return False
+    except OSError:
+        pass
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.new")
+    scratch.touch(mode=0o600)
+    scratch.write_text(content)
+    scratch.replace(path)
+    return True

@@ -1,0 +1,95 @@
+"""Find and end processes that belong to a stack, by a mark in their environment. Never by name.
+
+Every process of a stack inherits STACK_MARK=<home>, also those that start sessions of their own (Prefect's flow runs,
+torchrun's workers, Triton's stubs), so that nothing escapes `serin down` and a crash can be cleaned up later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+STACK_MARK = "SERIN_STACK"
+
+
+def start_ticks(pid: int) -> int | None:
+    """When `pid` began, in clock ticks since boot: with the pid it names one process for good. None: it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def stack_processes(home: Path) -> list[int]:
+    """Every living process that carries the mark of the stack in `home`, this one and its ancestors left out."""
+    mark = f"{STACK_MARK}={home}".encode()
+    own = _ancestors()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) in own:
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if mark in environment.split(b"\0") and start_ticks(int(entry.name)) is not None:
+            found.append(int(entry.name))
+    return found
+
+
+def group_members(home: Path, leader: int) -> list[int]:
+    """The stack's processes that are left of the process group `leader` began."""
+    found = []
+    for pid in stack_processes(home):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == leader:
+                found.append(pid)
+    return found
+
+
+def end_processes(pids: Iterable[int], *, grace_s: float) -> None:
+    """SIGTERM, `grace_s` to obey, SIGKILL. Returns when all have ended. Signals cannot reach a reused pid (pidfd)."""
+    handles: dict[int, int] = {}
+    try:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                handles[pid] = os.pidfd_open(pid)
+        _signal(handles.values(), signal.SIGTERM)
+        if not _wait(handles, grace_s):
+            _signal((handles[pid] for pid in handles if start_ticks(pid) is not None), signal.SIGKILL)
+            _wait(handles, 10.0)
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+
+
+def _signal(handles: Iterable[int], number: signal.Signals) -> None:
+    for handle in handles:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, number)
+
+
+def _wait(handles: dict[int, int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(start_ticks(pid) is not None for pid in handles):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _ancestors() -> set[int]:
+    pids = set()
+    pid = os.getpid()
+    while pid > 0 and pid not in pids:
+        pids.add(pid)
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            break
+    return pids

@@ -1,0 +1,179 @@
+"""Bring the local stack up, whole or not at all."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from serin import environment
+from serin.errors import AlreadyUp, ProcessFailed, StackError
+from serin.serving.process import Process
+from serin.stack import prefect_api, processes
+from serin.stack.deploy import apply_deployments, make_pools
+from serin.stack.down import clear_away
+from serin.stack.parts import build_gateway
+from serin.stack.ports import choose_port, port_claims
+from serin.stack.state import Stack, changing_stack, read_stack, write_stack
+from serin.stack.supervisor import Supervisor
+from serin.stack.survivors import start_ticks
+
+Say = Callable[[str], None]
+
+_GATEWAY_PORTS = (8080, 8081, 8082)
+_PREFECT_PORTS = (4200, 4201, 4202)
+_WORKER_STARTED = " started!"
+
+
+def bring_up(
+    home: Path, *, port: int | None = None, ui_port: int | None = None, say: Say = lambda _: None
+) -> Stack:
+    """A stack in `home` with everything ready. On any failure everything that was started is ended again."""
+    if not sys.platform.startswith("linux"):
+        raise StackError(
+            "the local stack needs Linux (Triton's wheel is Linux only); elsewhere use docker/compose.yaml"
+        )
+    home.mkdir(parents=True, exist_ok=True)
+    with changing_stack(home), port_claims() as claims:
+        last = read_stack(home)
+        if last is not None and last.is_alive:
+            raise AlreadyUp(home=home, pid=last.supervisor_pid)
+        leavings = clear_away(home)
+        if leavings:
+            say(f"cleaned up after a stack that had crashed: {leavings}")
+        gateway_port = choose_port(
+            claims,
+            asked=port,
+            option="--port",
+            preferred=(*((last.gateway_port,) if last else ()), *_GATEWAY_PORTS),
+        )
+        foreign = None if ui_port is not None else _foreign_prefect()
+        prefect_port = None
+        if foreign is None:
+            sticky = (last.prefect_port,) if last and last.prefect_port else ()
+            prefect_port = choose_port(
+                claims, asked=ui_port, option="--ui-port", preferred=(*sticky, *_PREFECT_PORTS)
+            )
+        with _down_on_failure(home, say):
+            return _start(home, gateway_port, prefect_port, foreign, say)
+
+
+def _foreign_prefect() -> str | None:
+    """The server PREFECT_API_URL names, if it answers. One on this machine that does not was a stack's: None."""
+    url = environment.prefect_api_url()
+    if url is None or prefect_api.answers(url):
+        return url
+    if urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
+        return None
+    raise StackError(
+        f"PREFECT_API_URL names {url}, which does not answer; start that server, or unset the variable to get one here",
+        url=url,
+    )
+
+
+def _start(home: Path, gateway_port: int, prefect_port: int | None, foreign: str | None, say: Say) -> Stack:
+    began = time.monotonic()
+    supervisor = Supervisor(home)
+    pid = supervisor.launch(processes.stack_environment(home))
+    stack = Stack(
+        home=home,
+        supervisor_pid=pid,
+        supervisor_ticks=start_ticks(pid) or 0,
+        gateway_port=gateway_port,
+        prefect_api_url=foreign or f"http://127.0.0.1:{prefect_port}/api",
+        prefect_port=prefect_port,
+        since=time.time(),
+    )
+    write_stack(stack)
+    gateway = build_gateway(home)
+    gateway.write_bootstrap(gateway_port)
+    decider = processes.controller(home)
+    for process in (gateway.process(), decider):
+        supervisor.start(process)
+    if prefect_port is not None:
+        server = processes.prefect_server(home, prefect_port)
+        say(f"starting the Prefect server on port {prefect_port}")
+        supervisor.start(server)
+        _wait(supervisor, server, lambda: prefect_api.answers(stack.prefect_api_url), seconds=90.0)
+    else:
+        say(f"using the Prefect server at {stack.prefect_api_url} (PREFECT_API_URL)")
+    _start_workers(supervisor, stack, say)
+    _wait(supervisor, gateway.process(), gateway.ready, seconds=20.0)
+    _wait(supervisor, decider, lambda: supervisor.state(decider.name) == "running", seconds=20.0)
+    say(f"up after {time.monotonic() - began:.1f} s")
+    return stack
+
+
+def _start_workers(supervisor: Supervisor, stack: Stack, say: Say) -> None:
+    """Work pools, then workers and deployments side by side: each spends its seconds importing Prefect."""
+    home, api_url, own = stack.home, stack.prefect_api_url, stack.prefect_port is not None
+    settings = processes.prefect_environment(home, api_url, own=own)
+    if own:
+        lost = prefect_api.close_lost_runs(api_url, processes.POOLS)
+        if lost:
+            say(f"runs that an earlier stack left unfinished are now marked as crashed: {', '.join(lost)}")
+    make_pools(stack, settings)
+    say("starting workers for the pools cpu and gpu, applying deployments")
+    with ThreadPoolExecutor(max_workers=1) as side:
+        deploying = side.submit(apply_deployments, stack, settings)
+        workers = [processes.prefect_worker(home, pool, api_url, own=own) for pool in processes.POOLS]
+        marks = {worker.name: _size(worker.log) for worker in workers}
+        for worker in workers:
+            supervisor.start(worker)
+        names = deploying.result()
+        for worker in workers:
+            started = partial(_says, worker.log, marks[worker.name], _WORKER_STARTED)
+            _wait(supervisor, worker, started, seconds=60.0)
+    say(f"deployments: {', '.join(names)}")
+
+
+def _wait(supervisor: Supervisor, process: Process, ready: Callable[[], bool], *, seconds: float) -> None:
+    """`ready` came true, or ProcessFailed with the end of the log: at once when the process has died."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        child = supervisor.child(process.name)
+        if child is None or child.state == "failed":
+            reason = f"it ended ({'gone' if child is None else child.detail.lower()})"
+        elif time.monotonic() > deadline:
+            reason = f"not ready within {seconds:.0f} s"
+        else:
+            time.sleep(0.1)
+            continue
+        raise ProcessFailed(name=process.name, reason=reason, log=process.log, tail=log_tail(process.log))
+
+
+@contextmanager
+def _down_on_failure(home: Path, say: Say) -> Iterator[None]:
+    """Half a stack is worse than none, also after a KeyboardInterrupt."""
+    whole = False
+    try:
+        yield
+        whole = True
+    finally:
+        if not whole:
+            say("taking everything down again")
+            clear_away(home)
+
+
+def log_tail(path: Path, lines: int = 20) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _says(path: Path, offset: int, words: str) -> bool:
+    """Whether `words` stand in what was written to a log after `offset` (a rotated log is read whole)."""
+    if not path.exists():
+        return False
+    content = path.read_bytes()
+    return words.encode() in (content[offset:] if len(content) >= offset else content)

@@ -1,0 +1,136 @@
+"""supervisord for real: it starts in 0.2 s."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from serin.environment import child_environment
+from serin.errors import StackError
+from serin.serving.process import Process
+from serin.stack.supervisor import Supervisor
+from serin.stack.survivors import STACK_MARK, end_processes, stack_processes, start_ticks
+
+
+def until(true: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    home = tmp_path / "a home"
+    home.mkdir()
+    supervisor = Supervisor(home)
+    pid = supervisor.launch(child_environment(**{STACK_MARK: str(home)}))
+    yield supervisor
+    end_processes([pid], grace_s=0.0)  # its children die with it
+    end_processes(stack_processes(home), grace_s=0.0)
+
+
+def sleeper(supervisor: Supervisor, script: str = "exec sleep 600", *, stop_s: float = 2.0) -> Process:
+    return Process(
+        name="sleeper",
+        command=("sh", "-c", script),
+        environment=child_environment(WORDS="a\"b'c %d, e=f"),
+        folder=supervisor.home,
+        log=supervisor.logs / "sleeper.log",
+        stop_s=stop_s,
+    )
+
+
+def test_a_process_gets_its_environment_to_the_letter(supervisor: Supervisor) -> None:
+    supervisor.start(sleeper(supervisor, 'echo "$WORDS"; exec sleep 600'))
+    log = supervisor.logs / "sleeper.log"
+    until(lambda: log.exists() and log.read_text() == "a\"b'c %d, e=f\n")
+
+
+def test_a_killed_process_comes_back(supervisor: Supervisor) -> None:
+    supervisor.start(sleeper(supervisor))
+    until(lambda: supervisor.state("sleeper") == "running")
+    first = supervisor.pid("sleeper")
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    until(lambda: supervisor.pid("sleeper") not in (first, None), seconds=5.0)
+
+
+def test_starting_what_runs_changes_nothing(supervisor: Supervisor) -> None:
+    supervisor.start(sleeper(supervisor))
+    pid = supervisor.pid("sleeper")
+    supervisor.start(sleeper(supervisor))
+    assert supervisor.pid("sleeper") == pid
+
+
+def test_starting_it_with_another_command_replaces_it(supervisor: Supervisor) -> None:
+    supervisor.start(sleeper(supervisor))
+    before = supervisor.pid("sleeper")
+    supervisor.start(sleeper(supervisor, "exec sleep 601"))
+    after = supervisor.pid("sleeper")
+    assert after not in (before, None)
+
+
+def test_a_command_that_does_not_exist_has_failed_and_says_so_in_its_log(supervisor: Supervisor) -> None:
+    process = sleeper(supervisor)
+    missing = Process(
+        name="missing",
+        command=("no-such-command",),
+        environment=process.environment,
+        folder=process.folder,
+        log=supervisor.logs / "missing.log",
+        stop_s=1.0,
+    )
+    supervisor.start(missing)
+    until(lambda: supervisor.state("missing") == "failed")
+    assert "cannot start no-such-command: No such file" in missing.log.read_text()
+
+
+def test_stop_ends_a_process_that_refuses_and_the_children_it_leaves(supervisor: Supervisor) -> None:
+    child = 'trap "" TERM; sleep 600'
+    supervisor.start(sleeper(supervisor, f"trap 'exit 0' TERM; sh -c '{child}' & wait", stop_s=1.0))
+    until(lambda: len(stack_processes(supervisor.home)) >= 3)
+    supervisor.stop("sleeper")
+    assert supervisor.state("sleeper") == "absent"
+    assert len(stack_processes(supervisor.home)) == 1  # supervisord
+
+
+def test_children_die_with_a_supervisor_that_is_killed(supervisor: Supervisor) -> None:
+    supervisor.start(sleeper(supervisor))
+    until(lambda: supervisor.state("sleeper") == "running")
+    child = supervisor.pid("sleeper")
+    assert child is not None
+    os.kill(int(supervisor.pid_file.read_text()), signal.SIGKILL)
+    until(lambda: start_ticks(child) is None, seconds=2.0)
+
+
+def test_only_the_owner_can_reach_the_socket(supervisor: Supervisor) -> None:
+    assert stat.S_IMODE(supervisor.socket.stat().st_mode) == 0o700
+    assert stat.S_IMODE(supervisor.socket.parent.stat().st_mode) == 0o700
+
+
+def test_environments_are_not_readable_by_others(supervisor: Supervisor) -> None:
+    supervisor.start(sleeper(supervisor))
+    description = supervisor.folder / "conf.d" / "sleeper.json"
+    assert stat.S_IMODE(description.stat().st_mode) == 0o600
+
+
+def test_a_home_that_supervisord_cannot_spell_is_refused(tmp_path: Path) -> None:
+    home = tmp_path / "100%"
+    home.mkdir()
+    with pytest.raises(StackError, match="choose a SERIN_HOME without percent signs"):
+        Supervisor(home).launch({"PATH": os.defpath})
+
+
+def test_the_leash_needs_nothing_but_the_standard_library() -> None:
+    from serin.stack import leash
+
+    modules = {name for name in vars(leash) if hasattr(vars(leash)[name], "__spec__")}
+    assert modules <= sys.stdlib_module_names
