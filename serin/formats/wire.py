@@ -1,7 +1,7 @@
 """A table's columns in the form in which they travel to a model: one [rows, 1] array per request column.
 
 Nulls become values of their own (schema.NULL_OF_KIND), and a column that is in wire form already passes
-unchanged, so the conversion may be applied twice. A value that cannot be carried exactly is refused, never bent;
+unchanged, so the conversion may be applied twice. What cannot be carried exactly is refused, never bent;
 the one exception is float64, which becomes float32 as it does in training.
 """
 
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def to_wire(table: pa.Table | pd.DataFrame, schema: Schema) -> dict[str, Array]:
-    """The schema's columns out of `table`; RowsUnfit names one that does not fit. Other columns are left alone."""
+    """The schema's columns out of `table`; RowsUnfit names one that does not fit. Others are left alone."""
     rows = as_arrow(table)
     known = set(rows.column_names)
     for column in schema.inputs:
@@ -67,15 +67,13 @@ def _strings(values: pa.ChunkedArray) -> Array:
 
 
 def _floats(values: pa.ChunkedArray) -> Array:
-    if pa.types.is_decimal(values.type):
+    if pa.types.is_integer(values.type) or pa.types.is_decimal(values.type):
         values = values.cast(pa.float64(), safe=False)
-    elif not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
+    elif not pa.types.is_floating(values.type):
         raise ValueError("convert it to a number first")
-    if pa.types.is_integer(values.type) and values.null_count:
-        values = values.cast(pa.float64(), safe=False)
     if values.null_count:
         values = values.fill_null(pa.scalar(float("nan"), type=values.type))
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, in training too
         return np.asarray(values.to_numpy()).astype(np.float32)
 
 

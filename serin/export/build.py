@@ -1,0 +1,176 @@
+"""From trained weights and the dataset they were trained on to a published, proven model version."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from serin.artifacts import Bundle, Checkpoint, Dataset, Release
+from serin.errors import ExportFailed
+from serin.export.card import model_card
+from serin.export.features2onnx import features2onnx
+from serin.export.fuse import fuse, name_model
+from serin.export.gate import Batch, GateReport, batch_sizes, check_features, check_metric, check_scores
+from serin.export.golden import GoldenRows, read_golden_rows, write_golden
+from serin.export.torch2onnx import torch2onnx
+from serin.features.plan import FeaturePlan
+from serin.formats.bundle import MODEL, write_manifest
+from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
+from serin.formats.schema import Schema, outputs_of, write_schema
+from serin.formats.shards import read_split
+from serin.formats.weights import read_weights
+from serin.formats.wire import Array
+from serin.models.build import build_model
+from serin.models.shape import TableShape
+from serin.spec.pipeline import PipelineSpec
+from serin.store import Store
+
+_METRIC_BATCH_ROWS = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proven:
+    """A model that passed the gate and has no name yet."""
+
+    model: onnx.ModelProto
+    schema: Schema
+    golden: GoldenRows
+    outputs: dict[str, Array]
+    report: GateReport
+
+
+def export_model(
+    spec: PipelineSpec,
+    checkpoint: Checkpoint,
+    dataset: Dataset,
+    *,
+    store: Store,
+    lineage: Mapping[str, Any],
+    say: Callable[[str], None] = lambda _: None,
+) -> Bundle:
+    """Export, prove, publish. A model that fails the gate (GateFailed) takes no version number."""
+    folder = Path(dataset.path)
+    description = read_dataset(folder)
+    proven = _prove(spec, checkpoint, description, folder, say)
+    release = Release(model=spec.name, version=store.reserve_version(spec.name))
+    facts = {"dataset": description.digest, "training_step": checkpoint.step, **lineage}
+    with store.workspace() as work:
+        _fill(work, spec, release, proven, description, folder, checkpoint.metrics, facts)
+        write_manifest(
+            work,
+            name=release.model,
+            model_version=release.version,
+            spec_digest=spec.digest(),
+            lineage=facts,
+            metrics=checkpoint.metrics,
+        )
+        bundle = store.publish_bundle(release.model, release.version, work)
+    say(f"published {release.name}")
+    return bundle
+
+
+def _prove(
+    spec: PipelineSpec,
+    checkpoint: Checkpoint,
+    data: DatasetDescription,
+    folder: Path,
+    say: Callable[[str], None],
+) -> Proven:
+    outputs = outputs_of(data.task, len(data.classes or ()))
+    schema = Schema(task=data.task, inputs=data.inputs, outputs=outputs, classes=data.classes)
+    module, shape = _load_network(Path(checkpoint.path), data)
+    say("writing the network as ONNX")
+    network = torch2onnx(module, shape, tolerance=spec.export.tolerance)
+    say("writing the features as ONNX")
+    plan = FeaturePlan.from_json(json.loads((folder / FEATURES).read_text(encoding="utf-8")))
+    features = features2onnx(plan, data, folder)
+    model = fuse(features, network, schema)
+    golden = read_golden_rows(folder, schema, data.numeric, [column.name for column in data.categorical])
+    say(f"gate: features and scores of {len(golden)} golden rows")
+    check_features(model, (features.num, features.cat), golden)
+    answers, largest = check_scores(model, module, schema, golden, spec.export.tolerance)
+    say(f"gate: metrics on {data.rows['test']:,} test rows")
+    rows, by_torch, by_onnx = check_metric(
+        network, module, _test_batches(folder), data.task, spec.export.tolerance, checkpoint.metrics
+    )
+    report = GateReport(
+        golden_rows=len(golden),
+        batch_rows=batch_sizes(len(golden)),
+        feature_columns=len(golden.numeric) + len(golden.categorical),
+        tolerance=spec.export.tolerance,
+        largest_score_difference=largest,
+        test_rows=rows,
+        test_torch=by_torch,
+        test_onnx=by_onnx,
+    )
+    return Proven(model=model, schema=schema, golden=golden, outputs=answers, report=report)
+
+
+def _load_network(folder: Path, data: DatasetDescription) -> tuple[torch.nn.Module, TableShape]:
+    """The trained network, once it is sure that it was trained on a table of this form."""
+    weights = read_weights(folder)
+    recorded = weights.model.shape
+    shape = TableShape(numeric=recorded.numeric, sizes=recorded.sizes, outputs=recorded.outputs)
+    wanted = TableShape(
+        numeric=len(data.numeric),
+        sizes=tuple(column.size for column in data.categorical),
+        outputs=1 if data.classes is None or data.task != "multiclass" else len(data.classes),
+    )
+    if shape != wanted or weights.model.task != data.task:
+        raise ExportFailed(
+            what=f"the network in {folder}",
+            reason=f"it was trained for {weights.model.task} on {shape}, the dataset is {data.task} with {wanted}; "
+            "give the checkpoint and the dataset of the same run",
+        )
+    module = build_model(weights.model.model, shape)
+    module.load_state_dict(weights.state)
+    return module.eval(), shape
+
+
+def _test_batches(folder: Path) -> Iterator[Batch]:
+    split = read_split(folder, "test")
+    for num, cat, target in zip(split.num, split.cat, split.target, strict=True):
+        for at in range(0, len(target), _METRIC_BATCH_ROWS):
+            rows = slice(at, at + _METRIC_BATCH_ROWS)
+            yield np.array(num[rows]), cat[rows].astype(np.int64), np.asarray(target[rows])
+
+
+def _fill(
+    work: Path,
+    spec: PipelineSpec,
+    release: Release,
+    proven: Proven,
+    data: DatasetDescription,
+    folder: Path,
+    metrics: Mapping[str, float],
+    lineage: Mapping[str, Any],
+) -> None:
+    """Every file of the bundle but its manifest."""
+    properties = {"name": release.model, "version": str(release.version), "spec_digest": spec.digest()}
+    name_model(proven.model, properties)
+    (work / MODEL).write_bytes(proven.model.SerializeToString(deterministic=True))
+    (work / "spec.yaml").write_text(spec.to_yaml(), encoding="utf-8")
+    write_schema(work, proven.schema)
+    write_golden(work, proven.golden, proven.outputs)
+    _write_json(work / "metrics.json", {"format": "serin.metrics", **metrics})
+    _write_json(work / "gate.json", proven.report.to_json())
+    shutil.copyfile(folder / FEATURES, work / FEATURES)
+    for table in data.lookups:
+        target = work / table.file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / table.file, target)
+    card = model_card(spec, release, data, proven.schema, proven.report, metrics=metrics, lineage=lineage)
+    (work / "card.md").write_text(card, encoding="utf-8")
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,129 @@
+"""The model card: what a person wants to know before asking the model, on one page of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from serin.artifacts import Release
+from serin.export.gate import GateReport
+from serin.formats.dataset import DatasetDescription
+from serin.formats.schema import Schema
+from serin.spec.pipeline import PipelineSpec
+
+_ANSWER = {
+    "binary": "`score`: the probability that the target holds, between 0 and 1.",
+    "regression": "`score`: the predicted value, in the target's own unit.",
+    "multiclass": "`label`: the position of the likeliest class; `probabilities`: one per class, in this order: ",
+}
+
+
+def model_card(
+    spec: PipelineSpec,
+    release: Release,
+    dataset: DatasetDescription,
+    schema: Schema,
+    report: GateReport,
+    *,
+    metrics: Mapping[str, float],
+    lineage: Mapping[str, Any],
+) -> str:
+    """The text of card.md."""
+    sections = [
+        f"# {release.model}, version {release.version}",
+        _what(spec, dataset, schema),
+        _inputs(spec, schema),
+        _features(spec, dataset),
+        _metrics(metrics),
+        _gate(report, schema),
+        _lineage(spec, dataset, lineage),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _what(spec: PipelineSpec, dataset: DatasetDescription, schema: Schema) -> str:
+    network = f"{spec.model.kind}, hidden layers {', '.join(map(str, spec.model.hidden))}"
+    answer = _ANSWER[schema.task]
+    if schema.classes is not None:
+        answer += ", ".join(map(_code, schema.classes)) + "."
+    split = (
+        f"by time ({_code(spec.data.time)}: the newest rows are the test)"
+        if spec.data.time
+        else "at random by row"
+    )
+    rows = ", ".join(f"{name} {count:,}" for name, count in dataset.rows.items())
+    return (
+        f"Predicts {_code(dataset.target)} ({schema.task}) with a network ({network}).\n"
+        f"{answer}\n\n"
+        f"Trained on {_words(spec.data.tables)}; rows: {rows}; split {split}.{_dropped(dataset)}"
+    )
+
+
+def _dropped(dataset: DatasetDescription) -> str:
+    reasons = [f"{count:,} ({reason})" for reason, count in dataset.dropped.items() if count]
+    return f" Rows left out: {', '.join(reasons)}." if reasons else ""
+
+
+def _inputs(spec: PipelineSpec, schema: Schema) -> str:
+    rows = [(_code(c.name), c.kind, c.dtype, _code(c.null)) for c in schema.inputs]
+    text = "## What a request holds\n\n" + _table(("column", "kind", "on the wire", "when missing"), rows)
+    lookups = [
+        f"{', '.join(map(_code, join.columns.values()))} by {_code(join.on[0])}"
+        for join in spec.data.joins
+        if join.source == "lookup"
+    ]
+    return text + (f"\n\nLooked up inside the model: {'; '.join(lookups)}." if lookups else "")
+
+
+def _features(spec: PipelineSpec, dataset: DatasetDescription) -> str:
+    rows = [
+        (_words(feature.columns), ", ".join(_code(step.name) for step in feature.steps))
+        for feature in spec.features
+    ]
+    counts = f"{len(dataset.numeric)} numeric and {len(dataset.categorical)} categorical columns."
+    return f"## Features\n\n{_table(('columns', 'steps'), rows)}\n\n{counts}"
+
+
+def _metrics(metrics: Mapping[str, float]) -> str:
+    rows = [(name, f"{value:.6g}") for name, value in sorted(metrics.items())]
+    return "## How good it is\n\n" + _table(("metric", "value"), rows)
+
+
+def _gate(report: GateReport, schema: Schema) -> str:
+    sizes = ", ".join(map(str, report.batch_rows))
+    measured = ", ".join(
+        f"{name} {value:.6g} (torch {report.test_torch[name]:.6g})"
+        for name, value in report.test_onnx.items()
+    )
+    names = _words([output.name for output in schema.outputs])
+    return (
+        "## What was proven before it was published\n\n"
+        f"- {report.feature_columns} feature columns equal the training's bit for bit on {report.golden_rows} golden "
+        f"rows, at batch sizes {sizes}\n"
+        f"- {names} within {report.largest_score_difference:.2g} of torch (allowed {report.tolerance:g})\n"
+        f"- on {report.test_rows:,} test rows the exported network has {measured}"
+    )
+
+
+def _lineage(spec: PipelineSpec, dataset: DatasetDescription, lineage: Mapping[str, Any]) -> str:
+    facts = {"spec": spec.digest(), "dataset": dataset.digest, **lineage}
+    rows = [(_escape(name), _code(value)) for name, value in facts.items()]
+    return "## Where it comes from\n\n" + _table(("", ""), rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _words(names: Any) -> str:
+    return ", ".join(map(_code, names))
+
+
+def _code(value: object) -> str:
+    """Names come from other people's tables: none may break the table it stands in."""
+    return f"`{_escape(value).replace('`', chr(39))}`"
+
+
+def _escape(value: object) -> str:
+    return " ".join(str(value).replace("|", "\\|").split())

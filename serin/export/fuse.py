@@ -1,0 +1,80 @@
+"""One graph from raw columns to the answer: the feature graph, the network behind it, the answer's form last.
+
+The names of the inputs are the request's column names, whatever they are; everything inside is moved out of their
+way. The answer is `score` (a probability, or a regression's value), or `label` and `probabilities`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import compose, helper
+
+from serin.errors import ExportFailed
+from serin.export.features2onnx import FeatureGraph, free_prefix
+from serin.features.graph import ELEMENT_OF_DTYPE
+from serin.formats.schema import Schema
+
+
+def fuse(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> onnx.ModelProto:
+    """Features + network (num, cat -> logits) + the form of the answer, checked as a whole."""
+    columns = [column.name for column in schema.inputs]
+    for output in schema.outputs:
+        if output.name in columns:
+            raise ExportFailed(
+                what="the model",
+                reason=f"request column {output.name!r} has the name of the model's answer; rename it",
+            )
+    prefix = free_prefix("network/", columns)
+    back = compose.add_prefix(network, prefix)
+    front = onnx.ModelProto()
+    front.CopyFrom(features.model)
+    front.ir_version = back.ir_version = max(front.ir_version, back.ir_version)
+    logits = f"{prefix}logits"
+    try:
+        model = compose.merge_models(
+            front,
+            back,
+            io_map=[(features.num, f"{prefix}num"), (features.cat, f"{prefix}cat")],
+            outputs=[logits],
+        )
+        _answer(model.graph, logits, schema, free_prefix("answer/", columns))
+        onnx.checker.check_model(model, full_check=True)
+    except (ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportFailed(what="the model", reason=f"features and network do not fit: {error}") from error
+    return model
+
+
+def name_model(model: onnx.ModelProto, properties: Mapping[str, str]) -> None:
+    """Writes into the model who it is. Changes nothing of what it computes."""
+    model.graph.name = properties["name"]
+    model.producer_name, model.producer_version, model.doc_string = "serin", "", ""
+    helper.set_model_props(model, dict(properties))
+
+
+def with_tensors(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
+    """A copy of `model` that also answers with inner tensors, for the gate to look at."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
+    return copy
+
+
+def _answer(graph: onnx.GraphProto, logits: str, schema: Schema, prefix: str) -> None:
+    """From logits to the schema's outputs."""
+    match schema.task:
+        case "binary":
+            nodes = [helper.make_node("Sigmoid", [logits], ["score"], name=f"{prefix}sigmoid")]
+        case "regression":
+            nodes = [helper.make_node("Identity", [logits], ["score"], name=f"{prefix}value")]
+        case "multiclass":
+            nodes = [
+                helper.make_node("Softmax", [logits], ["probabilities"], name=f"{prefix}softmax", axis=1),
+                helper.make_node("ArgMax", [logits], ["label"], name=f"{prefix}argmax", axis=1, keepdims=1),
+            ]
+    graph.node.extend(nodes)
+    del graph.output[:]
+    for output in schema.outputs:
+        shape: list[str | int | None] = ["batch", *output.dims]
+        graph.output.append(helper.make_tensor_value_info(output.name, ELEMENT_OF_DTYPE[output.dtype], shape))

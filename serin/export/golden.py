@@ -1,0 +1,71 @@
+"""The dataset's golden rows as the gate needs them, and as they go into the bundle: with the model's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serin.errors import ExportFailed
+from serin.formats.bundle import GOLDEN, output_column
+from serin.formats.schema import Schema
+from serin.formats.wire import Array, to_wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenRows:
+    """Rows in wire form with the features the ETL made of them."""
+
+    table: pa.Table
+    inputs: dict[str, Array]
+    numeric: tuple[str, ...]
+    categorical: tuple[str, ...]
+    num: Array  # float32[rows, k]
+    cat: Array  # int32[rows, m]
+    row: Array
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def read_golden_rows(
+    dataset: Path, schema: Schema, numeric: Sequence[str], categorical: Sequence[str]
+) -> GoldenRows:
+    """The golden rows of a dataset. ExportFailed when there are none: without them nothing can be proven."""
+    path = dataset / GOLDEN
+    try:
+        table = pq.read_table(path)
+        num = _matrix(table, "num__", numeric, np.float32)
+        cat = _matrix(table, "cat__", categorical, np.int32)
+        row = np.asarray(table.column("row").to_numpy())
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise ExportFailed(what="the golden rows", reason=f"{path}: {error}") from error
+    if not len(row):
+        raise ExportFailed(what="the golden rows", reason=f"{path} has none")
+    return GoldenRows(
+        table=table,
+        inputs=to_wire(table, schema),
+        numeric=tuple(numeric),
+        categorical=tuple(categorical),
+        num=num,
+        cat=cat,
+        row=row,
+    )
+
+
+def write_golden(folder: Path, golden: GoldenRows, outputs: Mapping[str, Array]) -> None:
+    """golden.parquet of a bundle."""
+    table = golden.table
+    for name, values in outputs.items():
+        table = table.append_column(name, output_column(values))
+    pq.write_table(table, folder / GOLDEN, compression="zstd")
+
+
+def _matrix(table: pa.Table, prefix: str, names: Sequence[str], dtype: type) -> Array:
+    columns = [np.asarray(table.column(prefix + name).to_numpy()) for name in names]
+    matrix = np.stack(columns, axis=1) if columns else np.zeros((len(table), 0))
+    return np.ascontiguousarray(matrix.astype(dtype))

@@ -1,0 +1,77 @@
+"""Scores in bulk, in this process, with no server: the bundle's own graph in ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from serin.errors import PredictionFailed, RowsUnfit
+from serin.export.session import RUNTIME_ERRORS, open_session, run_in_batches
+from serin.formats.bundle import MODEL, output_column, read_schema, verify_bundle
+from serin.formats.rows import read_rows, write_rows
+from serin.formats.wire import Array, as_arrow, to_wire
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BATCH_ROWS = 8192  # enough to keep every core busy, small enough to stay in its cache
+
+
+class Scorer:
+    """A verified bundle, ready to score tables of raw columns."""
+
+    def __init__(self, bundle_folder: Path | str, *, threads: int | None = None) -> None:
+        folder = Path(bundle_folder)
+        self.manifest = verify_bundle(folder)
+        self.schema = read_schema(folder)
+        self._session = open_session(folder / MODEL, threads=threads)
+
+    def answers(self, table: pa.Table | pd.DataFrame) -> dict[str, Array]:
+        """The model's outputs, [rows, ...], in the order of the rows."""
+        names = [output.name for output in self.schema.outputs]
+        inputs = to_wire(table, self.schema)
+        if not len(next(iter(inputs.values()))):
+            return {
+                output.name: np.empty((0, *output.dims), np.int64 if output.dtype == "INT64" else np.float32)
+                for output in self.schema.outputs
+            }
+        try:
+            return run_in_batches(self._session, inputs, names, BATCH_ROWS)
+        except RUNTIME_ERRORS as error:
+            raise PredictionFailed(model=self.manifest.name, status="an error", reason=str(error)) from error
+
+    def score(self, table: pa.Table | pd.DataFrame) -> pa.Table:
+        """The rows as they came, with the model's outputs as further columns."""
+        rows = as_arrow(table)
+        for output in self.schema.outputs:
+            if output.name in rows.column_names:
+                raise RowsUnfit(
+                    column=output.name, reason="has the name of the model's answer; rename or drop it"
+                )
+        for name, values in self.answers(rows).items():
+            rows = rows.append_column(name, output_column(values))
+        return rows
+
+
+def score_table(bundle_folder: Path | str, table: pa.Table | pd.DataFrame) -> pa.Table:
+    """`table` with the model's outputs as further columns. Keep a `Scorer` for more than one table."""
+    return Scorer(bundle_folder).score(table)
+
+
+def score_file(
+    bundle_folder: Path | str, rows: Path, out: Path, *, say: Callable[[str], None] = lambda _: None
+) -> int:
+    """Scores every row of a file into another (Parquet, CSV, JSON lines), a piece at a time. Returns the rows."""
+    scorer, done = Scorer(bundle_folder), 0
+    with write_rows(out) as writer:
+        for piece in read_rows(rows, scorer.schema):
+            writer.write_table(scorer.score(piece))
+            done += len(piece)
+            say(f"scored {done:,} rows")
+        if not done:
+            raise RowsUnfit(column="", reason=f"in {rows} has no rows")
+    return done

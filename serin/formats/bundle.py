@@ -1,0 +1,248 @@
+"""A published model version on disk: the manifest that binds its files, and the golden rows with their answers.
+
+A bundle is data, never code: no pickle, no links, no reference to a file outside. Nothing of a bundle may be used
+before `verify_bundle` has let it pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serin.artifacts import Release
+from serin.errors import BundleBroken, NameInvalid
+from serin.formats.schema import InputColumn, OutputTensor, Schema, read_schema, write_schema
+from serin.formats.wire import Array, to_wire
+
+__all__ = [
+    "Golden", "InputColumn", "Manifest", "ManifestFile", "OutputTensor", "Schema", "read_golden", "read_manifest",
+    "read_schema", "verify_bundle", "write_manifest", "write_schema",
+]  # fmt: skip
+
+FORMAT, VERSION = "serin.bundle", 1
+MANIFEST, MODEL, GOLDEN = "manifest.json", "model.onnx", "golden.parquet"
+
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFile:
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Who a bundle is, where it came from and what lies in it. `digest` is the sha256 of the manifest's own file."""
+
+    name: str
+    model_version: int
+    spec_digest: str
+    lineage: dict[str, Any]
+    metrics: dict[str, float]
+    files: dict[str, ManifestFile]
+    digest: str = field(compare=False, default="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Golden:
+    """Rows with known answers. `inputs` are in wire form, `outputs` as the model gives them ([rows, ...])."""
+
+    inputs: dict[str, Array]
+    outputs: dict[str, Array]
+    row: Array  # the row's id in the main table
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    name: str,
+    model_version: int,
+    spec_digest: str,
+    lineage: Mapping[str, Any],
+    metrics: Mapping[str, float],
+) -> Manifest:
+    """Seal `folder`: every file in it becomes part of the bundle."""
+    _check_release(folder, name, model_version)
+    files = {}
+    for relative, path in _regular_files(folder):
+        if relative != MANIFEST:
+            files[relative] = ManifestFile(sha256=_sha256(path), size=path.stat().st_size)
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": name,
+        "model_version": model_version,
+        "spec_digest": spec_digest,
+        "lineage": dict(lineage),
+        "metrics": dict(metrics),
+        "files": {relative: {"sha256": f.sha256, "size": f.size} for relative, f in sorted(files.items())},
+    }
+    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    return read_manifest(folder)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What the manifest says. Says nothing about the files: `verify_bundle` does."""
+    path = folder / MANIFEST
+    try:
+        if path.is_symlink():
+            raise ValueError("it is a link")
+        raw = path.read_bytes()
+        document = json.loads(raw)
+        if document["format"] != FORMAT or document["version"] != VERSION:
+            raise ValueError(f"not a {FORMAT} version {VERSION} document")
+        manifest = Manifest(
+            name=document["name"],
+            model_version=document["model_version"],
+            spec_digest=document["spec_digest"],
+            lineage=dict(document["lineage"]),
+            metrics={name: float(value) for name, value in document["metrics"].items()},
+            files={_valid_path(name): _entry(name, entry) for name, entry in document["files"].items()},
+            digest=hashlib.sha256(raw).hexdigest(),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
+    _check_release(folder, manifest.name, manifest.model_version)
+    return manifest
+
+
+def verify_bundle(folder: Path) -> Manifest:
+    """The manifest, once every file is there with its size and sha256, nothing else is, and nothing points outside."""
+    manifest = read_manifest(folder)
+    present = dict(_regular_files(folder))
+    del present[MANIFEST]
+    for relative in manifest.files.keys() - present.keys():
+        raise BundleBroken(path=str(folder), reason=f"{relative} is missing")
+    for relative in present.keys() - manifest.files.keys():
+        raise BundleBroken(path=str(folder), reason=f"{relative} is not in the manifest")
+    for relative, path in present.items():
+        entry = manifest.files[relative]
+        if path.stat().st_size != entry.size or _sha256(path) != entry.sha256:
+            raise BundleBroken(path=str(folder), reason=f"{relative} was changed after it was sealed")
+        if path.suffix == ".onnx":
+            check_self_contained(path)
+    return manifest
+
+
+def check_self_contained(path: Path) -> None:
+    """BundleBroken when an ONNX file is none, or keeps weights in another file."""
+    import onnx  # here, because most readers of a bundle need only its schema
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load_model_from_string(path.read_bytes())
+    except DecodeError as error:
+        raise BundleBroken(path=str(path), reason="it is not an ONNX model") from error
+    for tensor in _tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+            raise BundleBroken(
+                path=str(path), reason=f"tensor {tensor.name!r} lies in a file outside the model"
+            )
+
+
+def read_golden(folder: Path, schema: Schema | None = None) -> Golden:
+    """The golden rows with the answers the gate saw."""
+    schema = read_schema(folder) if schema is None else schema
+    path = folder / GOLDEN
+    try:
+        table = pq.read_table(path)
+        outputs = {output.name: _output_array(table.column(output.name), output) for output in schema.outputs}
+        row = np.asarray(table.column("row").to_numpy())
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
+    return Golden(inputs=to_wire(table, schema), outputs=outputs, row=row)
+
+
+def output_column(values: Array) -> pa.Array:
+    """A model's output as a column of golden.parquet: plain for [rows, 1], a list of fixed size for more."""
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return flat if values.shape[1] == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _output_array(column: pa.ChunkedArray, output: OutputTensor) -> Array:
+    values = column.combine_chunks()
+    if pa.types.is_fixed_size_list(values.type):
+        values = values.flatten()
+    return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), *output.dims)
+
+
+def _regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Every file below `folder` by its relative name. A link, a special file or an empty folder is BundleBroken."""
+    for root, folders, names in os.walk(folder, followlinks=False):
+        if not folders and not names and Path(root) != folder:
+            raise BundleBroken(path=root, reason="it is an empty folder")
+        for name in (*folders, *names):
+            path = Path(root, name)
+            mode = path.lstat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise BundleBroken(path=str(path), reason="it is a link or no plain file")
+        for name in names:
+            path = Path(root, name)
+            yield _relative(folder, path), path
+
+
+def _relative(folder: Path, path: Path) -> str:
+    relative = path.relative_to(folder).as_posix()
+    try:
+        return _valid_path(relative)
+    except ValueError as error:
+        raise BundleBroken(path=str(folder), reason=str(error)) from error
+
+
+def _valid_path(name: str) -> str:
+    """`name` when it stays inside the bundle and is plain everywhere; else ValueError."""
+    parts = PurePosixPath(name).parts
+    if not 1 <= len(parts) <= 3 or "/".join(parts) != name or not all(map(_PART.fullmatch, parts)):
+        raise ValueError(f"{name!r} is no name for a bundle's file")
+    return name
+
+
+def _entry(name: str, entry: Mapping[str, Any]) -> ManifestFile:
+    sha256, size = entry["sha256"], entry["size"]
+    if not isinstance(size, int) or size < 0 or not _SHA256.fullmatch(sha256):
+        raise ValueError(f"{name}: no sha256 and size")
+    return ManifestFile(sha256=sha256, size=size)
+
+
+def _check_release(folder: Path, name: str, version: int) -> None:
+    try:
+        release = Release(model=name, version=version)
+        Release.parse(release.name)
+    except (NameInvalid, TypeError) as error:
+        raise BundleBroken(
+            path=str(folder / MANIFEST), reason=f"{name!r} version {version!r}: {error}"
+        ) from error
+
+
+def _tensors(message: Any) -> Iterator[Any]:
+    """Every TensorProto at any depth: initializers, attributes, subgraphs, functions."""
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None:
+            continue
+        for inner in (value,) if hasattr(value, "ListFields") else value:
+            if descriptor.message_type.name == "TensorProto":
+                yield inner
+            else:
+                yield from _tensors(inner)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,145 @@
+"""Rows to be scored, from a file and to a file: Parquet, CSV, or JSON with one object per line.
+
+Text formats carry no types, so the model's schema gives them: "0123" stays text where the model asks for text. Files
+are read and written in pieces; a result appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.json as pajson
+import pyarrow.parquet as pq
+
+from serin.errors import RowsUnfit
+from serin.formats.schema import Schema
+
+PIECE_ROWS = 65_536
+_TYPE_OF_KIND = {
+    "string": pa.string(),
+    "float": pa.float64(),
+    "int": pa.int64(),
+    "bool": pa.bool_(),
+    "timestamp": pa.string(),  # the wire conversion reads more forms than the parsers here
+}
+
+
+class RowWriter(Protocol):
+    def write_table(self, table: pa.Table) -> None: ...
+
+
+def read_rows(path: Path, schema: Schema) -> Iterator[pa.Table]:
+    """The file's rows, a piece at a time; RowsUnfit when the file is missing, unreadable or of no known kind."""
+    try:
+        match path.suffix.lower():
+            case ".parquet" | ".pq":
+                with pq.ParquetFile(path) as file:
+                    for batch in file.iter_batches(PIECE_ROWS):
+                        yield pa.Table.from_batches([batch])
+            case ".csv":
+                yield from _read_csv(path, schema)
+            case ".json" | ".jsonl" | ".ndjson":
+                options = pajson.ParseOptions(explicit_schema=_explicit(path, schema))
+                yield pajson.read_json(path, parse_options=options)
+            case suffix:
+                raise RowsUnfit(column="", reason=f"in {path}: {suffix or 'no suffix'} is unknown; {_KNOWN}")
+    except (OSError, pa.ArrowException) as error:
+        raise RowsUnfit(column="", reason=f"cannot be read from {path}: {error}") from error
+
+
+@contextmanager
+def write_rows(path: Path) -> Iterator[RowWriter]:
+    """A writer for tables of one form. The file is there when the block ends well, and untouched when it does not."""
+    if path.suffix.lower() not in _WRITERS:
+        raise RowsUnfit(column="", reason=f"cannot be written to {path}: {_KNOWN}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    writer = _WRITERS[path.suffix.lower()](temporary)
+    try:
+        yield writer
+        writer.close()
+        temporary.replace(path)
+    finally:
+        writer.close()
+        temporary.unlink(missing_ok=True)
+
+
+def _read_csv(path: Path, schema: Schema) -> Iterator[pa.Table]:
+    convert = pacsv.ConvertOptions(
+        column_types={column.name: _TYPE_OF_KIND[column.kind] for column in schema.inputs},
+        strings_can_be_null=False,
+    )
+    with pacsv.open_csv(path, convert_options=convert) as reader:
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
+
+
+def _explicit(path: Path, schema: Schema) -> pa.Schema:
+    """Types for the columns that are there: a column that is only named would come back full of nulls."""
+    with path.open(encoding="utf-8") as file:
+        first = next((line for line in file if line.strip()), "{}")
+    try:
+        present = json.loads(first)
+    except ValueError:
+        present = {}
+    if not isinstance(present, dict):
+        present = {}
+    return pa.schema([(c.name, _TYPE_OF_KIND[c.kind]) for c in schema.inputs if c.name in present])
+
+
+class _Parquet:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: pq.ParquetWriter | None = None
+
+    def write_table(self, table: pa.Table) -> None:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _Csv(_Parquet):
+    def write_table(self, table: pa.Table) -> None:
+        if self._writer is None:
+            self._writer = pacsv.CSVWriter(self._path, table.schema)
+        self._writer.write_table(table)
+
+
+class _Json:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def write_table(self, table: pa.Table) -> None:
+        for row in table.to_pylist():
+            self._file.write(json.dumps(row, default=_text, ensure_ascii=False) + "\n")
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+_KNOWN = "use .parquet, .csv or .jsonl"
+_WRITERS: dict[str, Any] = {
+    ".parquet": _Parquet,
+    ".pq": _Parquet,
+    ".csv": _Csv,
+    ".jsonl": _Json,
+    ".ndjson": _Json,
+}

@@ -1,0 +1,193 @@
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from onnx import helper, numpy_helper
+
+from serin.errors import BundleBroken
+from serin.formats.bundle import (
+    Schema,
+    output_column,
+    read_golden,
+    read_manifest,
+    read_schema,
+    verify_bundle,
+    write_manifest,
+    write_schema,
+)
+from serin.formats.schema import DTYPE_OF_KIND, Task, input_columns, outputs_of
+
+
+def schema(task: Task = "binary", classes: tuple[str, ...] | None = None) -> Schema:
+    entries = [{"name": kind, "kind": kind, "dtype": dtype} for kind, dtype in DTYPE_OF_KIND.items()]
+    outputs = outputs_of(task, len(classes or ()))
+    return Schema(task=task, inputs=input_columns(entries), outputs=outputs, classes=classes)
+
+
+def tiny_model(weights: onnx.TensorProto | None = None, *, in_subgraph: bool = False) -> onnx.ModelProto:
+    weights = weights or numpy_helper.from_array(np.ones(2, np.float32), "w")
+    value = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    inner = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "g", [], [value], [weights])
+    if not in_subgraph:
+        return helper.make_model(inner)
+    flag = numpy_helper.from_array(np.array(True), "flag")
+    node = helper.make_node("If", ["flag"], ["y"], then_branch=inner, else_branch=inner)
+    return helper.make_model(helper.make_graph([node], "outer", [], [value], [flag]))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sealed bundle with a file of each sort that matters here."""
+    bundle = tmp_path / "bundle"
+    (bundle / "lookups").mkdir(parents=True)
+    (bundle / "model.onnx").write_bytes(tiny_model().SerializeToString())
+    (bundle / "lookups" / "planes.parquet").write_bytes(b"rows")
+    (bundle / "card.md").write_text("# a model\n")
+    write_schema(bundle, schema())
+    seal(bundle)
+    return bundle
+
+
+def seal(bundle: Path) -> None:
+    write_manifest(
+        bundle,
+        name="flights",
+        model_version=3,
+        spec_digest="ab",
+        lineage={"run": "r1"},
+        metrics={"test_auc": 0.7},
+    )
+
+
+def test_a_sealed_bundle_verifies_and_says_who_it_is(folder: Path) -> None:
+    manifest = verify_bundle(folder)
+    assert (manifest.name, manifest.model_version, manifest.spec_digest) == ("flights", 3, "ab")
+    assert (manifest.lineage, manifest.metrics) == ({"run": "r1"}, {"test_auc": 0.7})
+    assert sorted(manifest.files) == ["card.md", "lookups/planes.parquet", "model.onnx", "schema.json"]
+    assert len(manifest.digest) == 64
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def replace_by_link(path: Path) -> None:
+    outside = path.parent.parent / "outside"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda b: flip(b / "model.onnx"), "model.onnx was changed"),
+        (lambda b: flip(b / "lookups" / "planes.parquet"), "planes.parquet was changed"),
+        (lambda b: (b / "card.md").write_text("# a longer text\n"), "card.md was changed"),
+        (lambda b: (b / "card.md").unlink(), "card.md is missing"),
+        (lambda b: (b / "extra.py").write_text("import os"), "extra.py is not in the manifest"),
+        (lambda b: (b / "lookups" / "extra").write_text(""), "lookups/extra is not in the manifest"),
+        (lambda b: (b / "empty").mkdir(), "empty folder"),
+        (lambda b: replace_by_link(b / "card.md"), "a link"),
+        (lambda b: replace_by_link(b / "lookups"), "a link"),
+        (lambda b: replace_by_link(b / "manifest.json"), "a link"),
+        (lambda b: os.mkfifo(b / "pipe"), "no plain file"),
+        (lambda b: (b / "a b").write_text(""), "no name for a bundle's file"),
+        (lambda b: (b / "manifest.json").unlink(), "No such file"),
+        (lambda b: (b / "manifest.json").write_text("{"), "JSONDecodeError"),
+        (lambda b: (b / "manifest.json").write_text("[]"), "TypeError"),
+    ],
+)
+def test_a_bundle_that_was_touched_is_refused(
+    folder: Path, harm: Callable[[Path], object], reason: str
+) -> None:
+    harm(folder)
+    with pytest.raises(BundleBroken, match=reason):
+        verify_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "/etc/passwd", "a//b", "./a", "a\\b", "", ".hidden", "a/b/c/d"]
+)
+def test_a_manifest_cannot_name_a_file_elsewhere(folder: Path, name: str) -> None:
+    document = json.loads((folder / "manifest.json").read_text())
+    document["files"][name] = document["files"]["card.md"]
+    (folder / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(BundleBroken, match="no name for a bundle's file"):
+        verify_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("name", "../x"), ("name", 7), ("model_version", 0), ("model_version", "1/../2"), ("version", 2)],
+)
+def test_a_manifest_with_an_impossible_identity_is_refused(folder: Path, key: str, value: object) -> None:
+    document = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**document, key: value}))
+    with pytest.raises(BundleBroken):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize("in_subgraph", [False, True])
+def test_a_model_whose_weights_lie_elsewhere_is_refused(folder: Path, in_subgraph: bool) -> None:
+    weights = numpy_helper.from_array(np.ones(2, np.float32), "w")
+    weights.ClearField("raw_data")
+    weights.data_location = onnx.TensorProto.EXTERNAL
+    weights.external_data.add(key="location", value="../../secrets")
+    (folder / "model.onnx").write_bytes(tiny_model(weights, in_subgraph=in_subgraph).SerializeToString())
+    seal(folder)
+    with pytest.raises(BundleBroken, match="'w' lies in a file outside"):
+        verify_bundle(folder)
+
+
+def test_a_model_that_is_no_onnx_is_refused(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(b"\xff\xff not a model")
+    seal(folder)
+    with pytest.raises(BundleBroken, match="not an ONNX model"):
+        verify_bundle(folder)
+
+
+def test_a_folder_with_a_link_cannot_be_sealed(folder: Path) -> None:
+    replace_by_link(folder / "card.md")
+    with pytest.raises(BundleBroken, match="a link"):
+        seal(folder)
+
+
+def test_golden_rows_come_back_as_they_travel_and_as_they_were_answered(tmp_path: Path) -> None:
+    asked = schema("multiclass", ("a", "b", "c"))
+    write_schema(tmp_path, asked)
+    probabilities = np.array([[0.5, 0.25, 0.25], [0.0, 0.0, 1.0]], np.float32)
+    table = pa.table(
+        {
+            "string": ["x", ""],
+            "float": pa.array([1.5, float("nan")], pa.float32()),
+            "int": [1, -(2**63)],
+            "timestamp": [0, -(2**63)],
+            "bool": pa.array([1, -1], pa.int8()),
+            "row": [10, 11],
+            "label": output_column(np.array([[0], [2]])),
+            "probabilities": output_column(probabilities),
+        }
+    )
+    pq.write_table(table, tmp_path / "golden.parquet")
+    golden = read_golden(tmp_path)
+    assert golden.row.tolist() == [10, 11]
+    assert {name: array.shape for name, array in golden.inputs.items()} == dict.fromkeys(
+        DTYPE_OF_KIND, (2, 1)
+    )
+    assert golden.outputs["label"].tolist() == [[0], [2]]
+    np.testing.assert_array_equal(golden.outputs["probabilities"], probabilities, strict=True)
+    assert read_schema(tmp_path) == asked
+
+
+def test_a_schema_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"format": "serin.schema", "version": 1, "task": "guess"}')
+    with pytest.raises(BundleBroken, match="unknown task 'guess'"):
+        read_schema(tmp_path)
