@@ -1,0 +1,101 @@
+"""The ETL benchmark: from Parquet to shards, against polars, duckdb, dask + pandas by hand, and the limit."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import Child, ContenderFailed
+from benchmarks.etl.cases import DATA, ROOT, Case, prepare_cases
+from benchmarks.etl.outputs import check_equal, output_bytes, read_outputs
+from benchmarks.machine import cores, machine
+from benchmarks.race import Lap, Result, Role, race
+from benchmarks.report import Report
+
+PEERS = ROOT / ".venv-bench" / "bin" / "python"
+CONTENDERS: dict[str, tuple[Role, str]] = {
+    "ours": ("ours", "benchmarks.etl.ours"),
+    "polars": ("peer", "benchmarks.etl.polars_peer"),
+    "duckdb": ("peer", "benchmarks.etl.duckdb_peer"),
+    "dask": ("peer", "benchmarks.etl.dask_peer"),
+    "limit": ("limit", "benchmarks.etl.limit"),
+}
+
+
+def measure(*, full: bool, say: Callable[[str], None]) -> Report:
+    if not PEERS.exists():
+        raise ContenderFailed("the peers' environment is missing; run: make bench-setup")
+    cases, notes = prepare_cases(full=full, peers=PEERS, say=say)
+    results: dict[str, dict[str, Result]] = {}
+    versions: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory(dir=DATA) as scratch:
+        for case in cases:
+            say(f"case {case.name}")
+            results[case.name] = _race(case, Path(scratch), versions, repetitions=11 if full else 7, say=say)
+    return Report(
+        benchmark="etl",
+        mode="full" if full else "quick",
+        environment={"machine": machine(), "threads": cores(), "versions": versions},
+        cases=results,
+        line=key_figures(results),
+        notes=notes,
+    )
+
+
+def _race(
+    case: Case,
+    scratch: Path,
+    versions: dict[str, dict[str, str]],
+    *,
+    repetitions: int,
+    say: Callable[[str], None],
+) -> dict[str, Result]:
+    size = 0
+    reference: dict[str, Any] = {}
+
+    def request(name: str, turn: int) -> Mapping[str, Any]:
+        return {
+            "case": case.request,
+            "decode": {file: case.columns_of(file) for file in case.files},
+            "threads": cores(),
+            "out": str(scratch / f"{case.name}-{name}-{turn}"),
+            "output_bytes": size,
+        }
+
+    def accept(name: str, asked: Mapping[str, Any], lap: Lap) -> None:
+        nonlocal size, reference
+        if name != "limit":
+            found = read_outputs(lap.answer)
+            if not reference:  # ours comes first in the first round
+                reference, size = found, output_bytes(Path(lap.answer["path"]))
+            check_equal(f"{case.name}: {name}", found, reference, case.numeric)
+        shutil.rmtree(asked["out"])
+
+    with contextlib.ExitStack() as stack:
+        runners = {}
+        for name, (role, module) in CONTENDERS.items():
+            python = sys.executable if role == "ours" else str(PEERS)
+            child = stack.enter_context(Child(module, python=python, threads=cores()))
+            versions[name] = child.versions
+            runners[name] = (role, child)
+        return race(runners, request, accept, repetitions=repetitions, say=say)
+
+
+def key_figures(results: Mapping[str, Mapping[str, Result]]) -> dict[str, float]:
+    """Speed of ours over a peer's: per case for polars, else the smallest over the cases. Share of the limit."""
+    line: dict[str, float] = {}
+    for case in results:
+        line[f"polars_{case}"] = results[case]["polars"].times_as_long_as(results[case]["ours"])
+    for name in ("dask", "duckdb", "limit"):
+        line[name] = min(
+            (case[name].times_as_long_as(case["ours"]) for case in results.values()), default=math.nan
+        )
+    limits = [lap.answer["memory_limit_bytes"] for case in results.values() for lap in case["ours"].laps]
+    line["peak_memory"] = max(case["ours"].peak_bytes for case in results.values()) / min(limits)
+    return line
