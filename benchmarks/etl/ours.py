@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from serin.etl.build import build_dataset
 from serin.formats.dataset import read_dataset
 from serin.spec.load import load_spec
@@ -14,10 +16,12 @@ from serin.store import Store
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     spec = _spec(request["case"])
+    memory_limit_bytes = psutil.virtual_memory().available // 2  # what the ETL plans with
     dataset = build_dataset(spec.data, spec.features, spec.etl, store=Store(request["out"]))
     description = read_dataset(Path(dataset.path))
     return {
         "path": dataset.path,
+        "memory_limit_bytes": memory_limit_bytes,
         "numeric": list(description.numeric),
         "categorical": [category.name for category in description.categorical],
     }

@@ -14,15 +14,15 @@ import pytest
 from tests.architecture.sources import ROOT, imported_modules, python_files, tree
 
 PURE = [
-    "serin/rollout/evidence.py",
-    "serin/rollout/state.py",
-    "serin/rollout/verdict.py",
+    *(f"serin/rollout/{name}.py" for name in ("advance", "evidence", "plan", "state", "verdict")),
     "serin/monitoring/slo.py",
+    "serin/formats/request.py",
 ]
 PURE_MAY_IMPORT = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
     "operator", "statistics", "types", "typing", "numpy", "serin.artifacts", "serin.errors", "serin.spec",
-    "serin.rollout.evidence", "serin.rollout.state", "serin.rollout.verdict",
+    "serin.formats.request",
+    *(f"serin.rollout.{name}" for name in ("evidence", "plan", "state", "verdict")),
 }  # fmt: skip
 GPU_ONLY = {"cudf", "cupy", "dask_cuda", "pynvml", "rmm"}  # of the extra `gpu`, absent here
 
