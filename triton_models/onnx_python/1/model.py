@@ -7,6 +7,7 @@ column at fault and never a path or a stack.
 
 import json
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -14,7 +15,9 @@ import triton_python_backend_utils as pb_utils
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 # ONNX Runtime's errors share no base class of their own.
-_ORT_ERRORS = tuple(kind for kind in vars(ort_state).values() if isinstance(kind, type) and issubclass(kind, Exception))
+_ORT_ERRORS = tuple(
+    kind for kind in vars(ort_state).values() if isinstance(kind, type) and issubclass(kind, Exception)
+)
 _SCORING_ERRORS = (*_ORT_ERRORS, ValueError, TypeError, RuntimeError, MemoryError)
 _UNSCORABLE = "the model could not score this request; the server's log says why"
 
@@ -26,16 +29,16 @@ class BadRequest(Exception):
 class TritonPythonModel:
     def initialize(self, args):
         """Open the graph beside this file. An error here fails the load, which is what should happen."""
-        folder = f"{args['model_repository']}/{args['model_version']}"
-        with open(f"{folder}/schema.json", encoding="utf-8") as file:
-            self._inputs = [(column["name"], column["kind"]) for column in json.load(file)["inputs"]]
+        folder = Path(args["model_repository"], args["model_version"])
+        schema = json.loads((folder / "schema.json").read_text(encoding="utf-8"))
+        self._inputs = [(column["name"], column["kind"]) for column in schema["inputs"]]
         parameters = json.loads(args["model_config"])["parameters"]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = int(parameters["ort_threads"]["string_value"])
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(
-            f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"]
+            str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
         )
         self._outputs = [output.name for output in self._session.get_outputs()]
 

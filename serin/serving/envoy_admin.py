@@ -1,0 +1,78 @@
+"""Envoy's admin interface over its unix socket: what it has taken, what it is doing."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from serin.errors import GatewayRejected
+from serin.serving.envoy_bootstrap import STAT_PREFIX
+from serin.serving.envoy_routes import ROUTES_NAME
+
+SCOPES = {"clusters": "cluster_manager.cds", "routes": f"http.{STAT_PREFIX}.rds.{ROUTES_NAME}"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """The version of a document that is in force, and how many Envoy has refused so far."""
+
+    version: str
+    refused: int
+
+
+class Admin:
+    def __init__(self, path: Path, *, timeout_s: float = 5.0) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def ready(self) -> bool:
+        try:
+            return self._ask("GET", "/ready")[0] == 200
+        except GatewayRejected:
+            return False
+
+    def taken(self, kind: str) -> Taken:
+        """Of "clusters" or "routes"."""
+        scope = SCOPES[kind]
+        stats = self.stats(rf"^{re.escape(scope)}\.(version_text|update_rejected|update_failure)$")
+        refused = int(stats.get(f"{scope}.update_rejected", "0")) + int(
+            stats.get(f"{scope}.update_failure", "0")
+        )
+        return Taken(version=stats.get(f"{scope}.version_text", "").strip('"'), refused=refused)
+
+    def stats(self, pattern: str) -> dict[str, str]:
+        """Every statistic whose name matches; Envoy's patterns are RE2."""
+        status, text = self._ask("GET", f"/stats?filter={quote(pattern)}")
+        if status != 200:
+            raise GatewayRejected(what="a question about its statistics", reason=text.strip())
+        pairs = (line.partition(": ") for line in text.splitlines())
+        return {name: value for name, _, value in pairs if value}
+
+    def reopen_logs(self) -> None:
+        self._ask("POST", "/reopen_logs")
+
+    def _ask(self, method: str, path: str) -> tuple[int, str]:
+        connection = _UnixConnection(self._path, self._timeout_s)
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            raise GatewayRejected(what="a question", reason=f"Envoy does not answer ({error})") from error
+        finally:
+            connection.close()
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))

@@ -1,0 +1,200 @@
+"""Envoy's start-up document: the public listener, the log, the filters. It never changes while Envoy runs. Pure.
+
+Models come and go through CDS and RDS files only (a change of the listener would drain its connections).
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from serin.serving.envoy_fixed_routes import HEALTH_CLUSTER
+from serin.serving.envoy_routes import ROUTES_NAME
+from serin.serving.envoy_types import (
+    BUFFER,
+    CONNECTION_MANAGER,
+    FILE_LOG,
+    LUA,
+    MAX_CONNECTIONS,
+    REVERSE_BRIDGE,
+    ROUTER,
+    SOURCES,
+)
+
+Document = dict[str, Any]
+
+STAT_PREFIX = "gateway"
+
+LOG_FIELDS = {
+    "t": "%START_TIME(%s.%6f)%",
+    "model": "%METADATA(ROUTE:serin:model)%",
+    "epoch": "%METADATA(ROUTE:serin:epoch)%",
+    "arm": "%REQ(X-SERIN-ARM)%",
+    "release": "%REQ(X-SERIN-RELEASE)%",
+    "code": "%RESPONSE_CODE%",
+    "grpc": "%GRPC_STATUS_NUMBER%",
+    "us": "%COMMON_DURATION(DS_RX_END:DS_TX_END:us)%",
+    "up_us": "%COMMON_DURATION(US_TX_BEG:US_RX_END:us)%",
+    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+    "flags": "%RESPONSE_FLAGS%",
+    "proto": "%PROTOCOL%",
+    "id": "%REQ(X-REQUEST-ID)%",
+}
+
+_CONNECTIONS = {
+    "name": "envoy.resource_monitors.global_downstream_max_connections",
+    "typed_config": {"@type": MAX_CONNECTIONS, "max_active_downstream_connections": 20_000},
+}
+_PROTOBUF = "application/x-protobuf"
+_TRUE_FIELD_1 = base64.b64encode(
+    b"\x08\x01"
+).decode()  # ServerLiveResponse{live: true}, ServerReadyResponse{ready: true}
+
+
+def bootstrap(
+    *,
+    address: str,
+    port: int,
+    admin: Path,
+    health: Path,
+    log: Path,
+    clusters: Path,
+    routes: Path,
+    max_request_bytes: int,
+) -> Document:
+    """`clusters` and `routes` are files, each in a folder of its own, whose renames Envoy follows."""
+    manager = _connection_manager(log, routes, max_request_bytes)
+    public = {
+        "name": STAT_PREFIX,
+        "address": {"socket_address": {"address": address, "port_value": port}},
+        "enable_reuse_port": False,  # else a second Envoy could take half of the connections, unseen
+        "connection_balance_config": {"exact_balance": {}},
+        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
+    }
+    return {
+        "node": {"id": "gateway", "cluster": "serin"},
+        "admin": {"address": _socket(admin)},
+        "overload_manager": {"resource_monitors": [_CONNECTIONS]},
+        "dynamic_resources": {"cds_config": _followed(clusters)},
+        "static_resources": {
+            "listeners": [public, _health_listener(health)],
+            "clusters": [_health_cluster(health)],
+        },
+    }
+
+
+def _connection_manager(log: Path, routes: Path, max_request_bytes: int) -> Document:
+    return {
+        "@type": CONNECTION_MANAGER,
+        "stat_prefix": STAT_PREFIX,
+        "codec_type": "AUTO",
+        "server_name": "serin",
+        # Every client is an outsider, also one on this machine: x-envoy-* and x-request-id of its own do not count.
+        "use_remote_address": True,
+        "internal_address_config": {"cidr_ranges": [{"address_prefix": "192.0.2.0", "prefix_len": 32}]},
+        "always_set_request_id_in_response": True,
+        "normalize_path": True,
+        "merge_slashes": True,
+        "path_with_escaped_slashes_action": "REJECT_REQUEST",
+        "request_headers_timeout": "10s",
+        "request_timeout": "60s",  # to receive a request
+        "stream_idle_timeout": "300s",
+        "common_http_protocol_options": {"idle_timeout": "900s"},
+        "http2_protocol_options": {"max_concurrent_streams": 1024},
+        "rds": {"route_config_name": ROUTES_NAME, "config_source": _followed(routes)},
+        "http_filters": _http_filters(max_request_bytes),
+        "access_log": [_log(log)],
+        "local_reply_config": {"mappers": [_json_errors()]},
+    }
+
+
+def _http_filters(max_request_bytes: int) -> list[Document]:
+    name_source = {"inline_string": (SOURCES / "model_name.lua").read_text()}
+    filters = {
+        # Whole bodies with a length: Triton 2.51 has holes around chunked ones, and a second try needs the body.
+        "buffer": {"@type": BUFFER, "max_request_bytes": max_request_bytes},
+        "model_name": {"@type": LUA, "default_source_code": name_source},
+        "bridge": {"@type": REVERSE_BRIDGE, "content_type": _PROTOBUF, "withhold_grpc_frames": True},
+        "router": {"@type": ROUTER, "suppress_envoy_headers": True},
+    }
+    return [{"name": name, "typed_config": config} for name, config in filters.items()]
+
+
+def _log(path: Path) -> Document:
+    """One JSON line per inference that was sent to a release, whatever came of it."""
+    return {
+        "name": "requests",
+        "filter": {"header_filter": {"header": {"name": "x-serin-arm", "present_match": True}}},
+        "typed_config": {"@type": FILE_LOG, "path": str(path), "log_format": {"json_format": LOG_FIELDS}},
+    }
+
+
+def _json_errors() -> Document:
+    """What Envoy itself answers looks as Triton's errors do. In gRPC the text is the status message as it is."""
+    status = {
+        "comparison": {"op": "GE", "value": {"default_value": 400, "runtime_key": "serin.json_errors_from"}}
+    }
+    grpc = {
+        "name": "content-type",
+        "string_match": {"prefix": "application/grpc"},
+        "invert_match": True,
+        "treat_missing_header_as_empty": True,
+    }
+    return {
+        "filter": {"and_filter": {"filters": [{"status_code_filter": status}, {"header_filter": {"header": grpc}}]}},
+        "body_format_override": {
+            "json_format": {"error": "%LOCAL_REPLY_BODY%"}, "content_type": "application/json",
+        },
+    }  # fmt: skip
+
+
+def _health_listener(path: Path) -> Document:
+    """Answers ServerLive and ServerReady for the gateway: a direct response cannot carry a gRPC message."""
+    routes = [
+        {
+            "match": {"prefix": "/"},
+            "direct_response": {"status": 200, "body": {"inline_bytes": _TRUE_FIELD_1}},
+        }
+    ]
+    header = {
+        "header": {"key": "content-type", "value": _PROTOBUF},
+        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+    }
+    manager = {
+        "@type": CONNECTION_MANAGER,
+        "stat_prefix": HEALTH_CLUSTER,
+        "route_config": {
+            "virtual_hosts": [
+                {"name": "all", "domains": ["*"], "routes": routes, "response_headers_to_add": [header]}
+            ]
+        },
+        "http_filters": [{"name": "router", "typed_config": {"@type": ROUTER}}],
+    }
+    return {
+        "name": HEALTH_CLUSTER,
+        "address": _socket(path),
+        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
+    }
+
+
+def _health_cluster(path: Path) -> Document:
+    endpoints = [{"lb_endpoints": [{"endpoint": {"address": {"pipe": {"path": str(path)}}}}]}]
+    return {
+        "name": HEALTH_CLUSTER,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": HEALTH_CLUSTER, "endpoints": endpoints},
+    }
+
+
+def _socket(path: Path) -> Document:
+    return {"pipe": {"path": str(path), "mode": 0o600}}
+
+
+def _followed(path: Path) -> Document:
+    """A file that Envoy reads again when something is renamed into its folder."""
+    return {
+        "resource_api_version": "V3",
+        "path_config_source": {"path": str(path), "watched_directory": {"path": str(path.parent)}},
+    }

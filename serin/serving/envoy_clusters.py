@@ -1,0 +1,90 @@
+"""Envoy's clusters (CDS): where the running releases are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.serving.envoy_types import AGGREGATE, HTTP_OPTIONS, LUA, SOURCES, UPSTREAM_CODEC
+
+Document = dict[str, Any]
+Protocol = Literal["http", "grpc"]
+
+TOTAL_WEIGHT = 10_000  # steps of 0.01%
+
+
+def cluster_name(release: Release, protocol: Protocol) -> str:
+    return f"{release.name}_{protocol}"
+
+
+def aggregate_name(candidate: Release, stable: Release, protocol: Protocol) -> str:
+    return f"{candidate.name}_{protocol}_then_{stable.name}"
+
+
+def clusters(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> list[Document]:
+    """Two clusters per running release, and for a candidate one that falls back to the stable release."""
+    found = []
+    for name, endpoint in sorted(endpoints.items()):
+        release = Release.parse(name)
+        found.append(_release_cluster(release, "http", endpoint.http))
+        found.append(_release_cluster(release, "grpc", endpoint.grpc))
+    for route in routes:
+        if route.stable and route.candidate and candidate_weight(route):
+            found += [
+                _aggregate(route.candidate, route.stable, "http"),
+                _aggregate(route.candidate, route.stable, "grpc"),
+            ]
+    return found
+
+
+def candidate_weight(route: ModelRoute) -> int:
+    return round(route.candidate_percent * TOTAL_WEIGHT / 100) if route.candidate else 0
+
+
+def _release_cluster(release: Release, protocol: Protocol, address: str) -> Document:
+    host, _, port = address.rpartition(":")
+    endpoint = {"address": {"socket_address": {"address": host, "port_value": int(port)}}}
+    if protocol == "grpc":
+        options: Document = {"explicit_http_config": {"http2_protocol_options": {}}}
+    else:
+        mend = {
+            "@type": LUA,
+            "default_source_code": {"inline_string": (SOURCES / "bad_request.lua").read_text()},
+        }
+        options = {
+            "explicit_http_config": {"http_protocol_options": {}},
+            "http_filters": [
+                {"name": "bad_request", "typed_config": mend},
+                {"name": "codec", "typed_config": {"@type": UPSTREAM_CODEC}},
+            ],
+        }
+    options["common_http_protocol_options"] = {"idle_timeout": "60s"}
+    name = cluster_name(release, protocol)
+    return {
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}]},
+        # A stable release that is slow must not get every request twice.
+        "circuit_breakers": _circuit({"retry_budget": {"budget_percent": {"value": 20}, "min_retry_concurrency": 8}}),
+        "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+            "@type": HTTP_OPTIONS, **options}},
+    }  # fmt: skip
+
+
+def _aggregate(candidate: Release, stable: Release, protocol: Protocol) -> Document:
+    order = [cluster_name(candidate, protocol), cluster_name(stable, protocol)]
+    return {
+        "name": aggregate_name(candidate, stable, protocol),
+        "connect_timeout": "1s",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "cluster_type": {"name": "aggregate", "typed_config": {"@type": AGGREGATE, "clusters": order}},
+        # Every request that meets a dead candidate is to be saved, however many there are.
+        "circuit_breakers": _circuit({"max_retries": 1_000_000}),
+    }
+
+
+def _circuit(retries: Document) -> Document:
+    limits = {"max_connections": 4096, "max_pending_requests": 16384, "max_requests": 16384, **retries}
+    return {"thresholds": [{"priority": "DEFAULT", **limits}]}

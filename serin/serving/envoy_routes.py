@@ -1,0 +1,185 @@
+"""Envoy's routes (RDS): which request goes to which release. Pure.
+
+Default deny: a path or call that no route below names is answered with 404 and never reaches Triton. Paths are matched
+whole, after Envoy has normalised them. The log's fields `arm` and `release` travel as request headers that only the
+chosen branch of a route sets; a request without them (metadata, a refused path) is not logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.errors import GatewayRejected
+from serin.serving.envoy_clusters import (
+    TOTAL_WEIGHT,
+    Protocol,
+    aggregate_name,
+    candidate_weight,
+    cluster_name,
+)
+from serin.serving.envoy_fixed_routes import refusals, server_routes
+from serin.serving.envoy_types import PREVIOUS_PRIORITIES, REVERSE_BRIDGE_PER_ROUTE, SERVICE
+from serin.spec.stages import ServingSpec
+
+Document = dict[str, Any]
+
+ROUTES_NAME = "models"
+
+_RETRY_ON = "5xx,reset,connect-failure,refused-stream,internal,unavailable,resource-exhausted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Of a request, and of one try of it: a candidate that hangs costs a client one try, not the request."""
+
+    request_s: float = 5.0
+    per_try_s: float = 1.0
+
+    @classmethod
+    def from_spec(cls, serving: ServingSpec) -> Timeouts:
+        """Far above the promised p99, for no slow moment may look like a hang; and two tries fit into the request."""
+        request_s = float(serving.request_timeout)
+        return cls(request_s=request_s, per_try_s=min(max(20 * serving.p99_ms / 1000, 1.0), request_s / 2))
+
+
+def route_configuration(
+    routes: Sequence[ModelRoute],
+    endpoints: Mapping[str, Endpoint],
+    timeouts: Mapping[str, Timeouts],
+    max_request_bytes: int,
+) -> Document:
+    """The whole route table. What cannot be honoured is refused here, before Envoy sees it."""
+    _check(routes, endpoints)
+    found: list[Document] = []
+    for route in routes:
+        limits = timeouts.get(route.model, Timeouts())
+        versions = [
+            release for release in map(Release.parse, sorted(endpoints)) if release.model == route.model
+        ]
+        for protocol in ("http", "grpc"):
+            for release in versions:
+                found += _pinned(route, release, protocol, limits)
+            if route.stable:
+                found += _weighted(route, route.stable, protocol, limits)
+    host: Document = {
+        "name": "all",
+        "domains": ["*"],
+        "routes": [*found, *server_routes(), *refusals()],
+        "request_body_buffer_limit": max_request_bytes,  # for a second try
+        "typed_per_filter_config": {"bridge": {"@type": REVERSE_BRIDGE_PER_ROUTE, "disabled": True}},
+    }
+    return {"name": ROUTES_NAME, "virtual_hosts": [host], "ignore_port_in_host_matching": True}
+
+
+def _check(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> None:
+    for route in routes:
+        if not 0 <= route.candidate_percent <= 100:
+            raise GatewayRejected(
+                what=f"the route of {route.model!r}",
+                reason=f"{route.candidate_percent} is no share in percent",
+            )
+        if route.candidate and not route.stable:
+            raise GatewayRejected(
+                what=f"the route of {route.model!r}",
+                reason="a candidate needs a stable release to fall back to",
+            )
+        for release in (route.stable, route.candidate):
+            if release and (release.model != route.model or release.name not in endpoints):
+                raise GatewayRejected(
+                    what=f"the route of {route.model!r}",
+                    reason=f"{release.name} is not one of its running releases",
+                )
+
+
+def _weighted(route: ModelRoute, stable: Release, protocol: Protocol, limits: Timeouts) -> list[Document]:
+    """Inference by weight; readiness and metadata follow the stable release."""
+    share = candidate_weight(route)
+    branches = []
+    if share < TOTAL_WEIGHT:
+        branches.append(_branch(cluster_name(stable, protocol), TOTAL_WEIGHT - share, "stable", stable))
+    if share and route.candidate:
+        name = aggregate_name(route.candidate, stable, protocol)
+        branches.append(_branch(name, share, "candidate", route.candidate))
+    action = {"weighted_clusters": {"clusters": branches}, **_limits(limits)}
+    asking = {"cluster": cluster_name(stable, protocol), **_limits(limits)}
+    return [
+        _infer_route(route, {"match": _match("infer", protocol, route.model), "route": action}),
+        {"match": _match("ready", protocol, route.model), "route": asking},
+        {"match": _match("metadata", protocol, route.model), "route": asking},
+    ]
+
+
+def _pinned(route: ModelRoute, release: Release, protocol: Protocol, limits: Timeouts) -> list[Document]:
+    """A call that names a version goes to that release, outside the split."""
+    action = {"cluster": cluster_name(release, protocol), **_limits(limits)}
+    infer = {
+        "match": _match("infer", protocol, route.model, release.version),
+        "route": action,
+        "request_headers_to_add": _log_headers("pinned", release),
+    }
+    return [
+        _infer_route(route, infer),
+        {"match": _match("ready", protocol, route.model, release.version), "route": action},
+        {"match": _match("metadata", protocol, route.model, release.version), "route": action},
+    ]
+
+
+def _infer_route(route: ModelRoute, document: Document) -> Document:
+    log = {"model": route.model, "epoch": route.epoch}
+    return {
+        "name": f"{route.model}/{route.epoch}",
+        "metadata": {"filter_metadata": {"serin": log}},
+        **document,
+    }
+
+
+def _branch(cluster: str, weight: int, arm: str, release: Release) -> Document:
+    return {"name": cluster, "weight": weight, "request_headers_to_add": _log_headers(arm, release)}
+
+
+def _log_headers(arm: str, release: Release) -> list[Document]:
+    pairs = {"x-serin-arm": arm, "x-serin-release": release.name}
+    return [
+        {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        for key, value in pairs.items()
+    ]
+
+
+def _match(
+    call: Literal["infer", "ready", "metadata"], protocol: Protocol, model: str, version: int | None = None
+) -> Document:
+    if protocol == "http":
+        place = f"/v2/models/{model}" + (f"/versions/{version}" if version else "")
+        path = place if call == "metadata" else f"{place}/{call}"
+        return {"path": path, "headers": [_is(":method", "POST" if call == "infer" else "GET")]}
+    method = {"infer": "ModelInfer", "ready": "ModelReady", "metadata": "ModelMetadata"}[call]
+    pinned = (
+        _is("x-serin-version", str(version))
+        if version
+        else {"name": "x-serin-version", "present_match": False}
+    )
+    return {"path": f"{SERVICE}/{method}", "grpc": {}, "headers": [_is("x-serin-model", model), pinned]}
+
+
+def _is(header: str, value: str) -> Document:
+    return {"name": header, "string_match": {"exact": value}}
+
+
+def _limits(limits: Timeouts) -> Document:
+    """A second try goes to a priority that was not tried: from the candidate to the stable release."""
+    return {
+        "timeout": f"{limits.request_s:.3f}s",
+        "retry_policy": {
+            "retry_on": _RETRY_ON,
+            "num_retries": 1,
+            "per_try_timeout": f"{limits.per_try_s:.3f}s",
+            "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.010s"},
+            "retry_priority": {
+                "name": "previous_priorities",
+                "typed_config": {"@type": PREVIOUS_PRIORITIES, "update_frequency": 1},
+            },
+        },
+    }

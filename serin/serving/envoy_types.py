@@ -1,0 +1,31 @@
+"""Names of Envoy's extension types, and the pieces that bootstrap and routes share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_V3 = "type.googleapis.com/envoy.extensions"
+
+CONNECTION_MANAGER = f"{_V3}.filters.network.http_connection_manager.v3.HttpConnectionManager"
+FILE_LOG = f"{_V3}.access_loggers.file.v3.FileAccessLog"
+BUFFER = f"{_V3}.filters.http.buffer.v3.Buffer"
+BUFFER_PER_ROUTE = f"{_V3}.filters.http.buffer.v3.BufferPerRoute"
+LUA = f"{_V3}.filters.http.lua.v3.Lua"
+REVERSE_BRIDGE = f"{_V3}.filters.http.grpc_http1_reverse_bridge.v3.FilterConfig"
+REVERSE_BRIDGE_PER_ROUTE = f"{_V3}.filters.http.grpc_http1_reverse_bridge.v3.FilterConfigPerRoute"
+ROUTER = f"{_V3}.filters.http.router.v3.Router"
+UPSTREAM_CODEC = f"{_V3}.filters.http.upstream_codec.v3.UpstreamCodec"
+MAX_CONNECTIONS = f"{_V3}.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
+HTTP_OPTIONS = f"{_V3}.upstreams.http.v3.HttpProtocolOptions"
+AGGREGATE = f"{_V3}.clusters.aggregate.v3.ClusterConfig"
+PREVIOUS_PRIORITIES = f"{_V3}.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig"
+CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+ROUTE_CONFIGURATION = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
+
+SERVICE = "/inference.GRPCInferenceService"
+SOURCES = Path(__file__).parent  # the Lua files lie beside this one
+
+JSON_HEADER = {
+    "header": {"key": "content-type", "value": "application/json"},
+    "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+}

@@ -1,0 +1,31 @@
+"""Free ports on loopback. Only a hint: whoever binds first has the port."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+
+def free_ports(count: int, *, but: Iterable[int] = ()) -> tuple[int, ...]:
+    """`count` ports that nobody listens on now, none of them in `but`."""
+    avoided = set(but)
+    found: list[int] = []
+    with ExitStack() as held:  # all are held until the last is found, so that they differ
+        while len(found) < count:
+            holder = held.enter_context(socket.socket())
+            holder.bind(("127.0.0.1", 0))
+            port: int = holder.getsockname()[1]
+            if port not in avoided:
+                found.append(port)
+    return tuple(found)
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

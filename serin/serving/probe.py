@@ -1,0 +1,55 @@
+"""Is a release alive? Asked of Triton itself, not through the gateway, so that it leaves no trace in the request log.
+
+Triton 2.51 calls a model ready, and its server too, when the Python process that runs it is dead: only a row that comes
+back scored is proof.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+
+from serin.artifacts import Release
+from serin.formats.schema import Schema
+
+
+def answers(address: str, release: Release, schema: Schema, *, timeout_s: float = 2.0) -> bool:
+    """The release is loaded under its version and scores a row. A timeout is tried once more: busy is not dead."""
+    for _ in range(2):
+        try:
+            return _asked(address, release, schema, timeout_s)
+        except TimeoutError:
+            continue
+        except (OSError, http.client.HTTPException):
+            return False
+    return False
+
+
+def _asked(address: str, release: Release, schema: Schema, timeout_s: float) -> bool:
+    connection = http.client.HTTPConnection(address, timeout=timeout_s)
+    place = f"/v2/models/{release.model}/versions/{release.version}"
+    try:
+        connection.request("GET", f"{place}/ready")
+        answer = connection.getresponse()
+        answer.read()
+        if answer.status != 200:
+            return False
+        connection.request("POST", f"{place}/infer", _empty_row(schema))
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status == 200
+    finally:
+        connection.close()
+
+
+def _empty_row(schema: Schema) -> str:
+    inputs = [
+        {
+            "name": column.name,
+            "datatype": column.dtype,
+            "shape": [1, 1],
+            "data": ["" if column.dtype == "BYTES" else 0],
+        }
+        for column in schema.inputs
+    ]
+    return json.dumps({"inputs": inputs})

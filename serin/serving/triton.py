@@ -1,0 +1,234 @@
+"""Where Triton is on this machine, how it is installed, and the process that serves one release with it.
+
+Triton has a Python of its own (its stub breaks with numpy 2), found by its place first on PATH. Two layouts are known:
+a virtual environment that holds the nvidia-pytriton wheel, and a folder as in NVIDIA's container (/opt/tritonserver).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from serin import environment
+from serin.artifacts import Endpoint, Release
+from serin.errors import TritonInstallFailed, TritonMissing
+from serin.serving.process import Process
+
+WHEEL, NUMPY = "nvidia-pytriton==0.7.0", "numpy==1.26.4"
+CONTAINER_FOLDER = Path("/opt/tritonserver")
+
+_EXIT_S = 10
+_RESTRICTED = "model-repository,model-config,shared-memory,statistics,trace,logging"
+_SHARED_MEMORY_BYTES = 1 << 20  # at start; it grows. The default of a container's /dev/shm is 64 MB for all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonInstall:
+    """A Triton that can be started. `python_folder` comes first on the PATH of its process."""
+
+    server: Path
+    backends: Path
+    python_folder: Path
+    libraries: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonPlace:
+    """What one Triton process has for itself: ports on loopback, a token for restricted calls, its shared memory."""
+
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    token: str
+    shared_memory_prefix: str
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(http=f"127.0.0.1:{self.http_port}", grpc=f"127.0.0.1:{self.grpc_port}")
+
+    @property
+    def ports(self) -> tuple[int, int, int]:
+        return self.http_port, self.grpc_port, self.metrics_port
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def new_place(release: Release, ports: tuple[int, int, int]) -> TritonPlace:
+    return TritonPlace(
+        http_port=ports[0],
+        grpc_port=ports[1],
+        metrics_port=ports[2],
+        token=secrets.token_hex(16),
+        shared_memory_prefix=f"serin-{release.name}-{secrets.token_hex(6)}-",
+    )
+
+
+def default_folder() -> Path:
+    """Where `install_triton` puts Triton's environment: beside the one that runs now."""
+    prefix = Path(sys.prefix)
+    return prefix.with_name(f"{prefix.name}-triton")
+
+
+def find_triton() -> TritonInstall:
+    """The Triton that SERIN_TRITON names, and nothing else when it is set; else our own, else a container's."""
+    named = environment.triton_environment()
+    places = [named] if named else [default_folder(), CONTAINER_FOLDER]
+    for place in places:
+        install = _from_environment(place) or _from_container(place)
+        if install:
+            return install
+    raise TritonMissing(looked_in=[str(place) for place in places])
+
+
+def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall:
+    """Makes Triton's environment, or completes one that was left half made. About half a minute and 400 MB."""
+    folder = default_folder()
+    install = _from_environment(folder)
+    if install:
+        say(f"Triton is installed in {folder}")
+        return install
+    python = folder / "bin" / "python3"
+    if not python.exists():
+        say(f"making {folder}")
+        _run([sys.executable, "-m", "venv", str(folder)], "making a virtual environment")
+    runtime = f"onnxruntime=={importlib.metadata.version('onnxruntime')}"  # the one that passed the gate
+    say(f"installing {WHEEL}, {runtime} and {NUMPY}")
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
+    _run([str(python), "-m", "pip", "install", *quiet, WHEEL, runtime, NUMPY], "installing Triton's packages")
+    install = _from_environment(folder)
+    if install is None:
+        raise TritonInstallFailed(step="looking at what was installed", reason=f"{folder} holds no Triton")
+    say(f"Triton is installed in {folder}")
+    return install
+
+
+def triton_process(
+    install: TritonInstall, release: Release, repository: Path, place: TritonPlace, log: Path
+) -> Process:
+    """One release in a process of its own: one model, loopback only, no call that changes it without the token."""
+    restricted = f"{_RESTRICTED}:x-serin-token={place.token}"
+    command = (
+        str(install.server),
+        f"--id={release.name}",
+        f"--model-repository={repository}",
+        f"--backend-directory={install.backends}",
+        "--model-control-mode=explicit",
+        f"--load-model={release.model}",
+        "--disable-auto-complete-config",
+        "--http-address=127.0.0.1",
+        f"--http-port={place.http_port}",
+        "--grpc-address=127.0.0.1",
+        f"--grpc-port={place.grpc_port}",
+        "--metrics-address=127.0.0.1",
+        f"--metrics-port={place.metrics_port}",
+        f"--http-restricted-api={restricted}",
+        f"--grpc-restricted-protocol={restricted}",
+        f"--backend-config=python,shm-region-prefix-name={place.shared_memory_prefix}",
+        f"--backend-config=python,shm-default-byte-size={_SHARED_MEMORY_BYTES}",
+        f"--exit-timeout-secs={_EXIT_S}",
+    )
+    variables = environment.child_environment(
+        PATH=f"{install.python_folder}:{environment.search_path()}",
+        LD_LIBRARY_PATH=":".join(map(str, install.libraries)) or None,
+        PYTHONPATH=None,
+        PYTHONHOME=None,
+        VIRTUAL_ENV=None,
+        PYTHONDONTWRITEBYTECODE="1",  # the repository does not change
+    )
+    return Process(
+        name=release.name,
+        command=command,
+        environment=variables,
+        folder=repository,
+        log=log,
+        stop_s=_EXIT_S + 5.0,
+    )
+
+
+def reclaim_shared_memory(place: TritonPlace, folder: Path = Path("/dev/shm")) -> int:  # noqa: S108 (not a scratch file)
+    """Removes what a process that is gone left in shared memory; gives the number of regions."""
+    left = [path for path in folder.iterdir() if path.name.startswith(place.shared_memory_prefix)]
+    for path in left:
+        path.unlink(missing_ok=True)
+    return len(left)
+
+
+def _from_environment(folder: Path) -> TritonInstall | None:
+    packages = next(folder.glob("lib/python3.*/site-packages"), None)
+    settings = folder / "pyvenv.cfg"
+    if packages is None or not settings.is_file():
+        return None
+    minor = packages.parent.name.removeprefix("python")
+    wheel = packages / "pytriton" / "tritonserver"
+    server, stub = (
+        wheel / "bin" / "tritonserver",
+        wheel / "python_backend_stubs" / minor / "triton_python_backend_stub",
+    )
+    needed = [server, stub, packages / "onnxruntime", packages / "numpy"]
+    if not all(path.exists() for path in needed):
+        return None
+    backends = folder / "serin-backends"
+    _link_backend(backends, [*(wheel / "backends" / "python").glob("*.*"), stub])
+    return TritonInstall(
+        server=server,
+        backends=backends,
+        python_folder=folder / "bin",
+        libraries=(packages / "nvidia_pytriton.libs", _base_folder(settings) / "lib"),
+    )
+
+
+def _from_container(folder: Path) -> TritonInstall | None:
+    server, backends = folder / "bin" / "tritonserver", folder / "backends"
+    if not server.is_file() or not (backends / "python").is_dir():
+        return None
+    python = shutil.which("python3", path=environment.search_path())
+    if python is None:
+        return None
+    return TritonInstall(
+        server=server, backends=backends, python_folder=Path(python).parent, libraries=(folder / "lib",)
+    )
+
+
+def _link_backend(backends: Path, files: list[Path]) -> None:
+    """The wheel keeps the backend and its stub apart; Triton wants them in one folder."""
+    if all((backends / "python" / file.name).exists() for file in files):
+        return
+    shutil.rmtree(backends, ignore_errors=True)  # links into an environment that was made anew
+    scratch = backends.with_name(f".{backends.name}.{secrets.token_hex(6)}")
+    try:
+        (scratch / "python").mkdir(parents=True)
+        for file in files:
+            (scratch / "python" / file.name).symlink_to(file)
+        scratch.rename(backends)
+    except OSError as error:
+        if not backends.is_dir():  # else somebody else was faster
+            raise TritonInstallFailed(step="making the backend folder", reason=str(error)) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _base_folder(settings: Path) -> Path:
+    """Of the Python a virtual environment was made with: the stub needs its libpython."""
+    for line in settings.read_text().splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "home":
+            return Path(value.strip()).parent
+    raise TritonInstallFailed(step=f"reading {settings}", reason="it names no home")
+
+
+def _run(command: list[str], step: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise TritonInstallFailed(step=step, reason=str(error)) from error
+    if done.returncode:
+        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+        raise TritonInstallFailed(step=step, reason=last)

@@ -1,0 +1,112 @@
+"""A small bundle made by hand: a string, a float, an int and a bool in, a score out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pyarrow as pa
+import pyarrow.parquet as pq
+from onnx import TensorProto, helper, numpy_helper
+
+from serin.artifacts import Bundle
+from serin.formats.bundle import write_manifest
+from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, write_schema
+from serin.formats.wire import Array
+from serin.store import Store
+
+MODEL = "delays"
+SCHEMA = Schema(
+    task="binary",
+    inputs=(
+        InputColumn(name="carrier", dtype="BYTES", kind="string", null=NULL_OF_KIND["string"]),
+        InputColumn(name="temp", dtype="FP32", kind="float", null=NULL_OF_KIND["float"]),
+        InputColumn(name="distance", dtype="INT64", kind="int", null=NULL_OF_KIND["int"]),
+        InputColumn(name="night", dtype="INT8", kind="bool", null=NULL_OF_KIND["bool"]),
+    ),
+    outputs=(OutputTensor(name="score", dtype="FP32", dims=(1,)),),
+)
+
+
+def rows(count: int, seed: int = 0) -> dict[str, Array]:
+    """Request columns in wire form, nulls, unseen categories and letters beyond ASCII among them."""
+    draw = np.random.default_rng(seed)
+    carriers = np.array(["AA", "UA", "DL", "", "unseen", "Zürich 雪"], dtype=object)
+    temp = draw.normal(size=count).astype(np.float32)
+    temp[:: max(count // 4, 1)] = np.nan
+    return {
+        "carrier": draw.choice(carriers, size=count).astype(object).reshape(-1, 1),
+        "temp": temp.reshape(-1, 1),
+        "distance": draw.integers(-3, 3, size=count).reshape(-1, 1),
+        "night": draw.integers(-1, 2, size=count).astype(np.int8).reshape(-1, 1),
+    }
+
+
+def score(folder: str | Path, columns: dict[str, Array]) -> Array:
+    """What ONNX Runtime says in this process."""
+    session = onnxruntime.InferenceSession(
+        str(Path(folder) / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    return np.asarray(session.run(["score"], columns)[0])
+
+
+def publish(
+    store: Store, *, bias: float, spec: str = "serving: {p99_ms: 50, request_timeout: 4s}\n"
+) -> Bundle:
+    """The next version of MODEL. `bias` is what tells its scores from those of another version."""
+    version = store.reserve_version(MODEL)
+    with store.workspace() as folder:
+        onnx.save(graph(bias), folder / "model.onnx")
+        write_schema(folder, SCHEMA)
+        (folder / "spec.yaml").write_text(spec)
+        columns = rows(40, seed=7)
+        table = {name: pa.array(values.reshape(-1)) for name, values in columns.items()}
+        table["score"] = pa.array(score(folder, columns).reshape(-1))
+        table["row"] = pa.array(np.arange(40))
+        pq.write_table(pa.table(table), folder / "golden.parquet")
+        write_manifest(
+            folder,
+            name=MODEL,
+            model_version=version,
+            spec_digest="0" * 64,
+            lineage={},
+            metrics={"test_auc": 0.7},
+        )
+        return store.publish_bundle(MODEL, version, folder)
+
+
+def graph(bias: float) -> onnx.ModelProto:
+    keys = {
+        "keys_strings": ["AA", "UA", "DL", "Zürich 雪"],
+        "values_floats": [1.0, 2.0, 3.0, 4.0],
+        "default_float": 0.0,
+    }
+    nodes = [
+        helper.make_node("LabelEncoder", ["carrier"], ["code"], domain="ai.onnx.ml", **keys),
+        helper.make_node("IsNaN", ["temp"], ["missing"]),
+        helper.make_node("Where", ["missing", "zero", "temp"], ["filled"]),
+        helper.make_node("Cast", ["distance"], ["far"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["night"], ["dark"], to=TensorProto.FLOAT),
+        helper.make_node("Sum", ["code", "filled", "far", "dark", "bias"], ["logit"]),
+        helper.make_node("Sigmoid", ["logit"], ["score"]),
+    ]
+    types = {
+        "carrier": TensorProto.STRING,
+        "temp": TensorProto.FLOAT,
+        "distance": TensorProto.INT64,
+        "night": TensorProto.INT8,
+    }
+    built = helper.make_graph(
+        nodes,
+        "hand-made",
+        [helper.make_tensor_value_info(name, kind, ["batch", 1]) for name, kind in types.items()],
+        [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch", 1])],
+        [
+            numpy_helper.from_array(np.array([bias], np.float32), "bias"),
+            numpy_helper.from_array(np.array(0, np.float32), "zero"),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(built, opset_imports=opsets, ir_version=10)
