@@ -1,0 +1,40 @@
+"""torchrun, on a leash: dies with the launcher, and writes down which rank failed first and how.
+
+`python -m serin.training.agent FOLDER PROCESSES LAUNCHER_PID`. torchrun itself tells its parent only "1".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from serin.training.lifeline import die_with_parent
+from serin.training.status import Status, read_status, write_status
+
+
+def main() -> None:
+    folder, processes, launcher = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    die_with_parent(launcher)
+    worker = ["-m", "serin.training.worker", str(folder), str(os.getpid())]
+    try:
+        run.main(["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", processes, *worker])
+    except SignalException:
+        sys.exit(1)
+    except ChildFailedError as error:
+        if read_status(folder) is None:  # the worker could not say it itself
+            rank, failure = error.get_first_failure()
+            reason = str(failure.message).strip().splitlines()[:1]
+            write_status(
+                folder,
+                Status(state="failed", rank=rank, exit_code=failure.exitcode, reason="".join(reason)),
+            )
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Checkpoints that are whole or do not count: `checkpoints/step-00001200/{state.safetensors, state.json, COMPLETE}`.
+
+state.json holds the digest of the tensors and COMPLETE that of state.json; both are verified before anything is read.
+Written by a thread while training goes on. Kept: the last two, and for each of them the best epoch it knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from serin.errors import CheckpointBroken
+from serin.training.files import sync_folder
+
+TENSORS, STATE, COMPLETE = "state.safetensors", "state.json", "COMPLETE"
+_LAST = 2
+
+
+class EpochRecord(BaseModel):
+    """What an epoch came to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epoch: int  # from 1
+    step: int  # steps done when it ended
+    loss: float  # mean over its steps
+    metrics: dict[str, float]
+
+
+class Position(BaseModel):
+    """state.json: where the run stands. RNG states are among the tensors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["serin.checkpoint"] = "serin.checkpoint"
+    version: Literal[1] = 1
+    step: int = 0  # steps done
+    ranks: int = 1
+    loss_sum: int = (
+        0  # of the epoch begun, in 2^-40: whole numbers, so that the sum does not depend on its order
+    )
+    epochs: tuple[EpochRecord, ...] = ()
+    best_step: int | None = None
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    position: Position
+    tensors: dict[str, Tensor]
+
+
+class Checkpoints:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "checkpoints"
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+
+    def newest(self, say: Callable[[str], None]) -> Saved | None:
+        """The last whole checkpoint; what is broken is passed over, and said."""
+        for step in reversed(self._steps()):
+            try:
+                return self.read(step)
+            except CheckpointBroken as error:
+                say(f"{error}; going back to the one before")
+        return None
+
+    def read(self, step: int) -> Saved:
+        place = self._place(step)
+        try:
+            state = (place / STATE).read_bytes()
+            tensors = (place / TENSORS).read_bytes()
+            if _digest(state) != (place / COMPLETE).read_text().strip():
+                raise CheckpointBroken(path=place, reason=f"{STATE} does not match its digest")
+            position = Position.model_validate_json(state)
+            if _digest(tensors) != position.sha256:
+                raise CheckpointBroken(path=place, reason=f"{TENSORS} does not match its digest")
+            return Saved(position=position, tensors=load(tensors))
+        except (OSError, ValidationError, SafetensorError) as error:
+            raise CheckpointBroken(path=place, reason=str(error)) from error
+
+    def save(self, position: Position, tensors: dict[str, Tensor], done: Callable[[], None]) -> None:
+        """Writes in the background; `tensors` must be copies. Waits for the write before, and raises what it raised."""
+        self.finish()
+        self._pending = self._writer.submit(self._write, position, tensors, done)
+
+    def finish(self) -> None:
+        """Until the last save is on disk."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    def clear_scratch(self) -> None:
+        """What a killed writer left."""
+        for place in self._folder.glob(".*"):
+            shutil.rmtree(place)
+
+    def _write(self, position: Position, tensors: dict[str, Tensor], done: Callable[[], None]) -> None:
+        place = self._place(position.step)
+        scratch = self._folder / f".{place.name}"
+        scratch.mkdir(parents=True)
+        data = save(tensors)
+        state = position.model_copy(update={"sha256": _digest(data)}).model_dump_json(indent=1).encode()
+        for name, content in ((TENSORS, data), (STATE, state), (COMPLETE, _digest(state).encode())):
+            _write_through(scratch / name, content)
+        sync_folder(scratch)
+        _forget(place)  # there when a run went back behind it because it was broken
+        scratch.rename(place)
+        sync_folder(self._folder)
+        self._forget_old()
+        done()
+
+    def _forget_old(self) -> None:
+        steps = self._steps()
+        kept = set(steps[-_LAST:])
+        for step in steps[-_LAST:]:
+            best = json.loads((self._place(step) / STATE).read_text())["best_step"]
+            kept |= set() if best is None else {best}
+        for step in steps:
+            if step not in kept:
+                _forget(self._place(step))
+
+    def _steps(self) -> list[int]:
+        return sorted(
+            int(place.parent.name.removeprefix("step-")) for place in self._folder.glob(f"step-*/{COMPLETE}")
+        )
+
+    def _place(self, step: int) -> Path:
+        return self._folder / f"step-{step:08d}"
+
+
+def flat(prefix: str, values: dict[Any, Any]) -> dict[str, Tensor]:
+    """Nested dictionaries of tensors under dotted names."""
+    named: dict[str, Tensor] = {}
+    for key, value in values.items():
+        name = f"{prefix}.{key}"
+        named.update(flat(name, value) if isinstance(value, dict) else {name: value})
+    return named
+
+
+def _forget(place: Path) -> None:
+    if place.exists():
+        (place / COMPLETE).unlink(missing_ok=True)  # first, so that half of it never counts
+        shutil.rmtree(place)
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,78 @@
+"""Scores of a split, computed by all ranks together, and what they are worth."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from serin import metrics
+from serin.formats.schema import Task
+from serin.formats.shards import Array
+from serin.training.loader import Table
+from serin.training.precision import matrix_products
+from serin.training.world import World
+
+_BATCH_ROWS = 65536
+
+
+def scores_of(logits: Tensor, task: Task) -> Tensor:
+    """What the served model answers: a probability, one per class, or the value."""
+    match task:
+        case "binary":
+            return torch.sigmoid(logits)
+        case "multiclass":
+            return torch.softmax(logits, dim=1)
+        case "regression":
+            return logits
+
+
+def evaluate(network: nn.Module, table: Table, task: Task, world: World) -> dict[str, float]:
+    """The split's metrics on the first rank, nothing on the others. Always in full fp32, without dropout."""
+    per_rank = -(-table.rows // world.size)
+    start, stop = (min(table.rows, per_rank * rank) for rank in (world.rank, world.rank + 1))
+    pieces = []
+    network.eval()
+    with torch.inference_mode(), matrix_products("fp32"):
+        for begin in range(start, stop, _BATCH_ROWS):
+            batch = table.slice(begin, min(stop, begin + _BATCH_ROWS))
+            scores = scores_of(network(batch.num, batch.cat), task)
+            pieces.append(torch.cat([batch.target[:, None], scores], dim=1))
+    network.train()
+    mine = torch.cat(pieces) if pieces else torch.empty(0, _columns(network, table), device=world.device)
+    padded = torch.nn.functional.pad(mine, (0, 0, 0, per_rank - len(mine)))
+    gathered = world.gather(padded)
+    if not gathered:
+        return {}
+    rows = torch.cat(gathered)[: table.rows].numpy()
+    return judge_scores(rows[:, 0], rows[:, 1:], task)
+
+
+def judge_scores(target: Array, scores: Array, task: Task) -> dict[str, float]:
+    """Metrics by name. AUC is left out where only one class is there: it cannot be measured."""
+    match task:
+        case "binary":
+            chance = np.ascontiguousarray(scores[:, 0])
+            known = {"logloss": metrics.log_loss(target, chance)}
+            return {"auc": metrics.auc(target, chance), **known} if target.min() != target.max() else known
+        case "multiclass":
+            return {
+                "logloss": metrics.log_loss(target, scores),
+                "accuracy": metrics.accuracy(target, scores.argmax(axis=1)),
+            }
+        case "regression":
+            return {"rmse": metrics.rmse(target, scores[:, 0])}
+
+
+def goodness(found: dict[str, float]) -> float:
+    """One number that is higher for the better epoch of the same run: AUC where there is one, else the loss's fall."""
+    if "auc" in found:
+        return found["auc"]
+    return -next((found[name] for name in ("logloss", "rmse") if name in found), 0.0)
+
+
+def _columns(network: nn.Module, table: Table) -> int:
+    """How wide scores are, for a rank that has no rows of its own."""
+    with torch.inference_mode():
+        first = table.slice(0, 1)
+        return 1 + int(network(first.num, first.cat).shape[1])

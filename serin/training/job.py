@@ -1,0 +1,61 @@
+"""training.json: all that a worker is told. Written by launch, validated again by every rank. No torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from serin.spec.section import Section
+from serin.spec.stages import ModelSpec, TrainingSpec
+
+# Change how a run goes, not where it ends up: a run may be resumed with other values of these.
+_FREE = frozenset({"processes", "checkpoint_every_steps"})
+
+
+class TrainingJob(Section):
+    format: Literal["serin.training"] = "serin.training"
+    version: Literal[1] = 1
+    model: ModelSpec
+    training: TrainingSpec
+    dataset: str  # folder
+    dataset_digest: str
+    processes: int  # ranks on this machine
+    gpu: bool  # one GPU per rank, else all ranks on the CPU
+
+    def differences(self, other: TrainingJob) -> list[str]:
+        """What would make `other` end with other weights, as 'training.seed: 0 -> 1'."""
+        mine, theirs = self._identity(), other._identity()
+        return [f"{key}: {mine[key]} -> {theirs[key]}" for key in mine if mine[key] != theirs[key]]
+
+    def _identity(self) -> dict[str, Any]:
+        training = self.training.model_dump(exclude=set(_FREE))
+        return {
+            **{f"model.{key}": value for key, value in self.model.model_dump().items()},
+            **{f"training.{key}": value for key, value in training.items()},
+            "dataset": self.dataset_digest,
+        }
+
+
+class Choices(Section):
+    """choices.json: what 'auto' came to when the run began. Kept when it is resumed, maybe on another machine."""
+
+    format: Literal["serin.training.choices"] = "serin.training.choices"
+    version: Literal[1] = 1
+    batch_rows: int  # per step, all ranks together
+    steps_per_epoch: int
+    precision: Literal["fp32", "tf32", "bf16"]
+    threads: int  # per rank; part of what makes CPU runs equal bit for bit
+    device: Literal["cpu", "cuda"]
+    torch: str
+
+
+def training_file(folder: Path) -> Path:
+    return folder / "training.json"
+
+
+def choices_file(folder: Path) -> Path:
+    return folder / "choices.json"
+
+
+def result_folder(folder: Path) -> Path:
+    return folder / "result"

@@ -1,0 +1,241 @@
+"""Starts the training processes, follows them, and turns how they ended into a Checkpoint or an error. No torch here.
+
+Everything of a run lies in its folder: training.json, choices.json, progress.jsonl, status.json, receipt.json,
+logs/, checkpoints/, result/. A second call with the same settings goes on where the first one was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from pydantic import ValidationError
+
+from serin import environment
+from serin.artifacts import Checkpoint, Dataset
+from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
+from serin.hardware import Device, inventory
+from serin.receipt import Measurement, measure
+from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training.files import only_one, write_whole
+from serin.training.job import TrainingJob, result_folder, training_file
+from serin.training.progress import Follower, describe
+from serin.training.status import Status, read_status, status_file
+
+_POLL_S = 0.2
+_SAVES_IN_S = 45.0  # after SIGTERM; torchrun itself gives its workers 30
+
+
+def train(
+    model: ModelSpec,
+    training: TrainingSpec,
+    dataset: Dataset,
+    *,
+    folder: Path,
+    devices: tuple[str, ...] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Checkpoint:
+    """Trained weights, from scratch or from where an earlier call in `folder` stopped.
+
+    `devices` are the leased GPUs, one process each; none means the CPU. Raises Preempted when it was told to stop
+    (SIGTERM) and has saved, WorkerFailed when a process died: both mean that calling again goes on. LossNotFinite and
+    TrainingRefused mean that it would not help.
+    """
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    job = _job(model, training, dataset, devices, folder)
+    with only_one(folder / "launch.lock", wait_s=0):
+        _begin(job, folder)
+        if result_folder(folder).exists():
+            say(f"already trained: {result_folder(folder)}")
+            return _checkpoint(folder)
+        with measure("train", _described(devices[: job.processes])) as measurement:
+            end = _run(job, folder, devices, say)
+            _fill(measurement, end.status, devices)
+        assert measurement.receipt is not None
+        measurement.receipt.write(folder / "receipt.json")
+    return _outcome(folder, end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """How the processes ended: `status` is what they could say themselves."""
+
+    status: Status | None
+    exit_code: int
+    stop_asked: bool
+    log: Path
+
+
+def _job(
+    model: ModelSpec, training: TrainingSpec, dataset: Dataset, devices: tuple[str, ...], folder: Path
+) -> TrainingJob:
+    processes = training.processes if training.processes != "auto" else max(1, len(devices))
+    if devices and processes > len(devices):
+        reason = (
+            f"training.processes={processes}, one GPU each, but {len(devices)} leased: {', '.join(devices)}"
+        )
+        raise TrainingRefused(folder=folder, reason=reason)
+    return TrainingJob(
+        model=model,
+        training=training,
+        dataset=str(Path(dataset.path).absolute()),
+        dataset_digest=dataset.digest,
+        processes=processes,
+        gpu=bool(devices),
+    )
+
+
+def _begin(job: TrainingJob, folder: Path) -> None:
+    """Writes training.json; refuses a folder whose training would end with other weights."""
+    file = training_file(folder)
+    if file.exists():
+        try:
+            differences = TrainingJob.model_validate_json(file.read_bytes()).differences(job)
+        except ValidationError as error:
+            raise TrainingRefused(
+                folder=folder, reason=f"{file.name} there cannot be read: {error}"
+            ) from error
+        if differences:
+            reason = (
+                f"a training with other settings lies there ({'; '.join(differences)}); use another folder"
+            )
+            raise TrainingRefused(folder=folder, reason=reason)
+    write_whole(file, job.model_dump_json(indent=1) + "\n")
+
+
+def _run(job: TrainingJob, folder: Path, devices: tuple[str, ...], say: Callable[[str], None]) -> _End:
+    """Start torchrun, pass its progress on, wait for its end. Leaves no process behind, however it is left."""
+    log = _next_log(folder)
+    status_file(folder).unlink(missing_ok=True)
+    follower = Follower(folder)
+    command = [
+        sys.executable,
+        "-m",
+        "serin.training.agent",
+        str(folder),
+        str(job.processes),
+        str(os.getpid()),
+    ]
+    seen = ",".join(
+        devices[: job.processes]
+    )  # empty on purpose without a lease: a GPU that is not ours is not seen
+    with log.open("wb") as output:
+        agent = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment.child_environment(CUDA_VISIBLE_DEVICES=seen, PYTHONUNBUFFERED="1"),
+            start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the workers'
+        )
+        try:
+            with _passing_on_sigterm(agent) as asked:
+                while not _ended(agent, _POLL_S):
+                    _pass_on(follower, say)
+        finally:
+            _end_now(agent)
+    _pass_on(follower, say)
+    return _End(status=read_status(folder), exit_code=agent.returncode, stop_asked=asked.is_set(), log=log)
+
+
+@contextmanager
+def _passing_on_sigterm(agent: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
+    """SIGTERM to us means: save and stop. Only a main thread can listen; elsewhere whoever runs the thread decides."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def pass_on(_signal: int, _frame: FrameType | None) -> None:
+        asked.set()
+        agent.send_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ended(agent: subprocess.Popen[bytes], wait_s: float) -> bool:
+    try:
+        agent.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _end_now(agent: subprocess.Popen[bytes]) -> None:
+    """Does nothing to one that has ended. The workers die with the agent, which they watch."""
+    if agent.poll() is None:
+        agent.terminate()
+        if not _ended(agent, _SAVES_IN_S):
+            agent.kill()
+            agent.wait()
+
+
+def _pass_on(follower: Follower, say: Callable[[str], None]) -> None:
+    for record in follower.read():
+        line = describe(record)
+        if line:
+            say(line)
+
+
+def _outcome(folder: Path, end: _End) -> Checkpoint:
+    status = end.status
+    state = status.state if status else "preempted" if end.stop_asked else "failed"
+    if status is None:
+        status = Status(state=state, exit_code=end.exit_code, reason="torchrun ended without a word")
+    match state:
+        case "done":
+            return _checkpoint(folder)
+        case "preempted":
+            raise Preempted(step=_last_saved_step(folder), folder=folder)
+        case "diverged":
+            raise LossNotFinite(step=status.step, value=status.loss, folder=folder / "checkpoints")
+        case "refused":
+            raise TrainingRefused(folder=folder, reason=status.reason)
+        case "failed":
+            raise WorkerFailed(
+                rank=status.rank, exit_code=status.exit_code, log=end.log, reason=status.reason
+            )
+
+
+def _checkpoint(folder: Path) -> Checkpoint:
+    result = result_folder(folder)
+    state = json.loads((result / "state.json").read_text())
+    metrics = json.loads((result / "metrics.json").read_text())["metrics"]
+    return Checkpoint(path=str(result), step=state["step"], metrics=metrics)
+
+
+def _last_saved_step(folder: Path) -> int:
+    saved = (folder / "checkpoints").glob("step-*/COMPLETE")
+    return max((int(place.parent.name.removeprefix("step-")) for place in saved), default=0)
+
+
+def _next_log(folder: Path) -> Path:
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    return logs / f"attempt-{len(list(logs.glob('attempt-*.log'))) + 1:03d}.log"
+
+
+def _described(devices: tuple[str, ...]) -> list[Device]:
+    known = {device.id: device for device in inventory()} if devices else {}
+    return [known.get(device, Device(id=device, name="GPU", memory_bytes=0)) for device in devices]
+
+
+def _fill(measurement: Measurement, status: Status | None, devices: tuple[str, ...]) -> None:
+    if status is not None and status.state == "done":
+        measurement.rows, measurement.work_s = status.rows, status.work_s
+        measurement.data_wait_share = status.data_wait_share
+        measurement.peak_bytes = dict(zip(devices, status.peak_bytes, strict=False))

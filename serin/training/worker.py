@@ -1,0 +1,229 @@
+"""The torchrun target: one rank of a training, from training.json to its last step. Must never load an orchestrator.
+
+`python -m serin.training.worker FOLDER AGENT_PID`, started by serin.training.agent. How it ended is in status.json.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from serin.errors import LossNotFinite, Preempted, SerinError, TrainingRefused
+from serin.formats.dataset import DatasetDescription, read_dataset
+from serin.formats.shards import SplitArrays, read_split
+from serin.models.build import build_model
+from serin.models.shape import TableShape
+from serin.training.batch_size import choose_batch_rows
+from serin.training.evaluate import evaluate
+from serin.training.files import only_one, write_whole
+from serin.training.job import Choices, TrainingJob, choices_file, training_file
+from serin.training.lifeline import die_with_parent
+from serin.training.loader import Loader, Table, open_table, stream_seed
+from serin.training.loop import Loop
+from serin.training.precision import choose_precision
+from serin.training.result import write_result
+from serin.training.status import Status, write_status
+from serin.training.world import World, open_world
+
+_FORMER_WORKER_ENDS_S = 60.0
+
+
+class StopFlag:
+    """Set by SIGTERM; the loop looks at it when the ranks talk."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def __call__(self) -> bool:
+        return self._asked
+
+    def _ask(self, _signal: int, _frame: FrameType | None) -> None:
+        self._asked = True
+
+
+@record
+def main() -> None:
+    folder = Path(sys.argv[1])
+    die_with_parent(int(sys.argv[2]))
+    stop = StopFlag()
+    job = TrainingJob.model_validate_json(training_file(folder).read_bytes())
+    if job.gpu and torch.cuda.device_count() < job.processes:
+        reason = f"{job.processes} GPU(s) wanted, torch {torch.__version__} sees {torch.cuda.device_count()}"
+        write_status(folder, Status(state="refused", reason=reason))
+        sys.exit(1)
+    with open_world(gpu=job.gpu) as world, _sole_writer(folder, world):
+        try:
+            status = train(job, folder, world, stop)
+        except Preempted as stopped:
+            status = Status(state="preempted", step=stopped.fields["step"])
+        except LossNotFinite as error:
+            write_status(
+                folder, Status(state="diverged", step=error.fields["step"], loss=error.fields["value"])
+            )
+            raise
+        except SerinError as error:
+            write_status(folder, Status(state="refused", reason=str(error)))
+            raise
+        if world.first:
+            write_status(folder, status)
+        world.wait_for_all()
+    sys.exit(0 if status.state == "done" else Preempted.exit_code)
+
+
+def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[], bool]) -> Status:
+    """One attempt, to the end. Raises Preempted or LossNotFinite."""
+    description = read_dataset(job.dataset)
+    shape = _shape(description)
+    choices = _choices(job, folder, world, description.rows["train"])
+    torch.set_num_threads(choices.threads)
+    split = read_split(job.dataset, "train")
+    torch.manual_seed(stream_seed(job.training.seed, "weights"))
+    network = build_model(job.model, shape)
+    if description.task == "regression":
+        _set_units(network, split)
+    network.to(world.device)
+    loop = Loop(
+        job=job,
+        choices=choices,
+        task=description.task,
+        network=network,
+        loader=Loader(
+            open_table(split, world.device, sizes=shape.sizes),
+            batch_rows=choices.batch_rows,
+            seed=job.training.seed,
+            rank=world.rank,
+            ranks=world.size,
+            device=world.device,
+        ),
+        valid=_table(description, job, "valid", world, shape),
+        world=world,
+        folder=folder,
+        stop_asked=stop_asked,
+    )
+    loop.run()
+    _finish(loop, job, choices, description, shape, world, folder)
+    return _done(loop, choices, world)
+
+
+def _finish(
+    loop: Loop,
+    job: TrainingJob,
+    choices: Choices,
+    description: DatasetDescription,
+    shape: TableShape,
+    world: World,
+    folder: Path,
+) -> None:
+    """Takes the best epoch's weights, measures them on the test rows, writes the result."""
+    (best,) = world.agree([loop.position.best_step or 0 if world.first else 0])
+    loop.load_best(best)
+    metrics = {
+        f"valid_{name}": value
+        for epoch in loop.position.epochs
+        if epoch.step == best
+        for name, value in epoch.metrics.items()
+    }
+    test = _table(description, job, "test", world, shape)
+    if test is not None:
+        found = evaluate(loop.network, test, description.task, world)
+        metrics |= {f"test_{name}": value for name, value in found.items()}
+    if world.first:
+        write_result(
+            folder,
+            network=loop.network,
+            job=job,
+            choices=choices,
+            shape=shape,
+            task=description.task,
+            position=loop.position,
+            metrics=metrics,
+        )
+
+
+def _done(loop: Loop, choices: Choices, world: World) -> Status:
+    peaks = []
+    if world.device.type == "cuda":
+        peaks = world.gather(torch.tensor([torch.cuda.max_memory_allocated(world.device)]))
+    return Status(
+        state="done",
+        step=loop.steps,
+        rows=(loop.steps - loop.first_step) * choices.batch_rows,
+        work_s=loop.work_s,
+        data_wait_share=loop.data_wait_share,
+        peak_bytes=tuple(int(peak) for peak in peaks),
+    )
+
+
+def _choices(job: TrainingJob, folder: Path, world: World, rows: int) -> Choices:
+    """What was chosen when the run began; chosen now, by the first rank for all, when it begins."""
+    file = choices_file(folder)
+    if world.first and not file.exists():
+        batch_rows = choose_batch_rows(
+            job.training.batch_rows, rows=rows, ranks=world.size, device="cuda" if job.gpu else "cpu"
+        )
+        if batch_rows == 0:
+            raise TrainingRefused(
+                folder=folder, reason=f"{rows} training rows do not fill {world.size} process(es)"
+            )
+        cores = len(psutil.Process().cpu_affinity())
+        chosen = Choices(
+            batch_rows=batch_rows,
+            steps_per_epoch=rows // batch_rows,
+            precision=choose_precision(job.training.precision, world.device),
+            threads=max(1, cores // world.size),
+            device="cuda" if job.gpu else "cpu",
+            torch=torch.__version__,
+        )
+        write_whole(file, chosen.model_dump_json(indent=1) + "\n")
+    world.wait_for_all()
+    choices = Choices.model_validate_json(file.read_bytes())
+    if choices.batch_rows % world.size:
+        reason = f"the run has {choices.batch_rows} rows per step, which do not divide over {world.size} processes"
+        raise TrainingRefused(folder=folder, reason=reason)
+    if choices.device != world.device.type:
+        precision = choose_precision(job.training.precision, world.device)
+        choices = choices.model_copy(update={"precision": precision, "device": world.device.type})
+    return choices
+
+
+def _sole_writer(folder: Path, world: World) -> AbstractContextManager[None]:
+    """The first rank waits until a worker of an earlier attempt, killed a moment ago, is really gone."""
+    return only_one(folder / "worker.lock", wait_s=_FORMER_WORKER_ENDS_S) if world.first else nullcontext()
+
+
+def _shape(description: DatasetDescription) -> TableShape:
+    return TableShape(
+        numeric=len(description.numeric),
+        sizes=tuple(column.size for column in description.categorical),
+        outputs=len(description.classes) if description.classes else 1,
+    )
+
+
+def _table(
+    description: DatasetDescription, job: TrainingJob, split: str, world: World, shape: TableShape
+) -> Table | None:
+    if not description.rows.get(split):
+        return None
+    return open_table(read_split(job.dataset, split), world.device, sizes=shape.sizes)
+
+
+def _set_units(network: nn.Module, split: SplitArrays) -> None:
+    """The network answers in the target's unit and learns in standard ones."""
+    target = np.concatenate(split.target).astype(np.float64)
+    network.get_buffer("shift").fill_(target.mean())
+    network.get_buffer("scale").fill_(target.std() or 1.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The ranks of a training: who I am, on what device, and the little they tell each other beside gradients.
+
+What they agree on travels over gloo, between hosts' memories, so that it never makes a GPU wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from serin import environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Is this the rank that writes?"""
+        return self.rank == 0
+
+    def agree(self, values: Sequence[int]) -> list[int]:
+        """The greatest of each value over all ranks, the same on all of them."""
+        if self.size == 1:
+            return list(values)
+        shared = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return [int(value) for value in shared.tolist()]
+
+    def gather(self, piece: Tensor) -> list[Tensor]:
+        """The pieces of all ranks, equal in shape and type, on the host of the first; nothing on the others."""
+        mine = piece.cpu().contiguous()
+        if self.size == 1:
+            return [mine]
+        pieces = [torch.empty_like(mine) for _ in range(self.size)] if self.first else None
+        dist.gather(mine, pieces)
+        return pieces or []
+
+    def wait_for_all(self) -> None:
+        self.agree([0])
+
+    def share_gradients(self, network: nn.Module) -> nn.Module:
+        """The network as a step calls it: gradients are averaged over the ranks."""
+        if self.size == 1:
+            return network
+        devices = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(
+            network, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+
+
+@contextmanager
+def open_world(*, gpu: bool) -> Iterator[World]:
+    """This rank among the others that torchrun started; alone when it started none."""
+    rank, local_rank, size = environment.torchrun_place()
+    device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    if size > 1:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+    try:
+        yield World(rank=rank, size=size, device=device)
+    finally:
+        if size > 1:
+            dist.destroy_process_group()
