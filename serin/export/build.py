@@ -41,6 +41,7 @@ class Proven:
     """A model that passed the gate and has no name yet."""
 
     model: onnx.ModelProto
+    plan: FeaturePlan
     schema: Schema
     golden: GoldenRows
     outputs: dict[str, Array]
@@ -61,7 +62,11 @@ def export_model(
     description = read_dataset(folder)
     proven = _prove(spec, checkpoint, description, folder, say)
     release = Release(model=spec.name, version=store.reserve_version(spec.name))
-    facts = {"dataset": description.digest, "training_step": checkpoint.step, **lineage}
+    facts = {
+        **lineage,
+        "dataset": description.digest,
+        "training_step": checkpoint.step,
+    }  # keeps the dataset alive
     with store.workspace() as work:
         _fill(work, spec, release, proven, description, folder, checkpoint.metrics, facts)
         write_manifest(
@@ -111,7 +116,7 @@ def _prove(
         test_torch=by_torch,
         test_onnx=by_onnx,
     )
-    return Proven(model=model, schema=schema, golden=golden, outputs=answers, report=report)
+    return Proven(model=model, plan=plan, schema=schema, golden=golden, outputs=answers, report=report)
 
 
 def _load_network(folder: Path, data: DatasetDescription) -> tuple[torch.nn.Module, TableShape]:
@@ -167,7 +172,9 @@ def _fill(
         target = work / table.file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / table.file, target)
-    card = model_card(spec, release, data, proven.schema, proven.report, metrics=metrics, lineage=lineage)
+    card = model_card(
+        spec, release, data, proven.plan, proven.schema, proven.report, metrics=metrics, lineage=lineage
+    )
     (work / "card.md").write_text(card, encoding="utf-8")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from serin.artifacts import Release
 from serin.export.gate import GateReport
+from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DatasetDescription
 from serin.formats.schema import Schema
 from serin.spec.pipeline import PipelineSpec
@@ -22,6 +23,7 @@ def model_card(
     spec: PipelineSpec,
     release: Release,
     dataset: DatasetDescription,
+    plan: FeaturePlan,
     schema: Schema,
     report: GateReport,
     *,
@@ -32,8 +34,8 @@ def model_card(
     sections = [
         f"# {release.model}, version {release.version}",
         _what(spec, dataset, schema),
-        _inputs(spec, schema),
-        _features(spec, dataset),
+        _inputs(dataset, schema),
+        _features(plan),
         _metrics(metrics),
         _gate(report, schema),
         _lineage(spec, dataset, lineage),
@@ -64,24 +66,16 @@ def _dropped(dataset: DatasetDescription) -> str:
     return f" Rows left out: {', '.join(reasons)}." if reasons else ""
 
 
-def _inputs(spec: PipelineSpec, schema: Schema) -> str:
+def _inputs(dataset: DatasetDescription, schema: Schema) -> str:
     rows = [(_code(c.name), c.kind, c.dtype, _code(c.null)) for c in schema.inputs]
     text = "## What a request holds\n\n" + _table(("column", "kind", "on the wire", "when missing"), rows)
-    lookups = [
-        f"{', '.join(map(_code, join.columns.values()))} by {_code(join.on[0])}"
-        for join in spec.data.joins
-        if join.source == "lookup"
-    ]
+    lookups = [f"{_words(table.columns)} by {_code(table.key)}" for table in dataset.lookups]
     return text + (f"\n\nLooked up inside the model: {'; '.join(lookups)}." if lookups else "")
 
 
-def _features(spec: PipelineSpec, dataset: DatasetDescription) -> str:
-    rows = [
-        (_words(feature.columns), ", ".join(_code(step.name) for step in feature.steps))
-        for feature in spec.features
-    ]
-    counts = f"{len(dataset.numeric)} numeric and {len(dataset.categorical)} categorical columns."
-    return f"## Features\n\n{_table(('columns', 'steps'), rows)}\n\n{counts}"
+def _features(plan: FeaturePlan) -> str:
+    lines = "\n".join(f"- {_escape(line)}" for line in plan.describe())
+    return f"## Features\n\n{len(plan.numeric)} numeric and {len(plan.categorical)} categorical columns:\n\n{lines}"
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:

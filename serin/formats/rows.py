@@ -23,6 +23,7 @@ from serin.errors import RowsUnfit
 from serin.formats.schema import Schema
 
 PIECE_ROWS = 65_536
+_BLOCK_BYTES = 8 * 2**20
 _TYPE_OF_KIND = {
     "string": pa.string(),
     "float": pa.float64(),
@@ -48,10 +49,13 @@ def read_rows(path: Path, schema: Schema) -> Iterator[pa.Table]:
                 yield from _read_csv(path, schema)
             case ".json" | ".jsonl" | ".ndjson":
                 options = pajson.ParseOptions(explicit_schema=_explicit(path, schema))
-                yield pajson.read_json(path, parse_options=options)
+                read = pajson.ReadOptions(block_size=_BLOCK_BYTES)
+                with pajson.open_json(path, read, parse_options=options) as reader:
+                    for batch in reader:
+                        yield pa.Table.from_batches([batch])
             case suffix:
                 raise RowsUnfit(column="", reason=f"in {path}: {suffix or 'no suffix'} is unknown; {_KNOWN}")
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise RowsUnfit(column="", reason=f"cannot be read from {path}: {error}") from error
 
 
@@ -65,18 +69,23 @@ def write_rows(path: Path) -> Iterator[RowWriter]:
     try:
         yield writer
         writer.close()
-        temporary.replace(path)
+        if temporary.exists():  # no rows, no file
+            temporary.replace(path)
+    except (OSError, pa.ArrowException) as error:
+        raise RowsUnfit(column="", reason=f"cannot be written to {path}: {error}") from error
     finally:
         writer.close()
         temporary.unlink(missing_ok=True)
 
 
 def _read_csv(path: Path, schema: Schema) -> Iterator[pa.Table]:
-    convert = pacsv.ConvertOptions(
-        column_types={column.name: _TYPE_OF_KIND[column.kind] for column in schema.inputs},
-        strings_can_be_null=False,
-    )
-    with pacsv.open_csv(path, convert_options=convert) as reader:
+    with pacsv.open_csv(path) as reader:
+        types = dict.fromkeys(
+            reader.schema.names, pa.string()
+        )  # columns that only pass through stay as they are
+    types |= {column.name: _TYPE_OF_KIND[column.kind] for column in schema.inputs}
+    convert = pacsv.ConvertOptions(column_types=types, strings_can_be_null=False)
+    with pacsv.open_csv(path, pacsv.ReadOptions(block_size=_BLOCK_BYTES), convert_options=convert) as reader:
         for batch in reader:
             yield pa.Table.from_batches([batch])
 
@@ -111,9 +120,19 @@ class _Parquet:
 
 class _Csv(_Parquet):
     def write_table(self, table: pa.Table) -> None:
+        table = _plain(table)
         if self._writer is None:
             self._writer = pacsv.CSVWriter(self._path, table.schema)
         self._writer.write_table(table)
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Lists as JSON text: CSV has no cells with several values."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_nested(field.type):
+            texts = [json.dumps(value) for value in table.column(index).to_pylist()]
+            table = table.set_column(index, field.name, pa.array(texts, pa.string()))
+    return table
 
 
 class _Json:
@@ -122,7 +141,10 @@ class _Json:
 
     def write_table(self, table: pa.Table) -> None:
         for row in table.to_pylist():
-            self._file.write(json.dumps(row, default=_text, ensure_ascii=False) + "\n")
+            known = {
+                name: None if value != value else value for name, value in row.items()
+            }  # JSON has no NaN
+            self._file.write(json.dumps(known, default=_text, ensure_ascii=False) + "\n")
 
     def close(self) -> None:
         if not self._file.closed:

@@ -1,0 +1,207 @@
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from serin.artifacts import Bundle
+from serin.errors import BundleBroken, ExportFailed, GateFailed, RowsUnfit
+from serin.export.build import export_model
+from serin.export.predict import Scorer, score_file, score_table
+from serin.formats.bundle import read_golden, verify_bundle
+from serin.formats.schema import Task
+from serin.spec.load import read_yaml
+from serin.store import Store
+from tests.unit.export.small_dataset import Trained, flights, make_trained
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return make_trained(tmp_path_factory.mktemp("trained"), "binary")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(str(tmp_path_factory.mktemp("store")))
+
+
+def export(trained: Trained, store: Store) -> Bundle:
+    return export_model(
+        trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={"run": "r|1", "dataset": "?"}
+    )
+
+
+@pytest.fixture(scope="module")
+def bundle(trained: Trained, store: Store) -> Bundle:
+    return export(trained, store)
+
+
+def strange_rows() -> pa.Table:
+    """What the training never saw: unknown names, nothing but nulls, the ends of every range."""
+    return pa.table(
+        {
+            "carrier": ["ZZ", None, "AA", "x" * 5000],
+            "distance": [np.inf, None, -1e30, 1e308],
+            "tailnum": ["N29", None, "N3", "unseen ü"],
+            "dep": pa.array([-1, None, 9_214_646_400_000_000, -62_135_596_800_000_000], pa.timestamp("us")),
+            "stops": [2**62, None, -(2**62), 0],
+            "night": [True, None, False, True],
+            "num": [1e-45, None, 3e38, -0.0],
+        }
+    )
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logits.astype(np.float64)))
+
+
+def test_a_published_model_scores_raw_rows_as_the_trained_network_does(
+    trained: Trained, bundle: Bundle
+) -> None:
+    rows = pa.concat_tables([flights(), strange_rows()], promote_options="permissive")
+    scored = score_table(bundle.path, rows)
+    assert scored.column_names == [*rows.column_names, "score"]
+    np.testing.assert_allclose(
+        scored.column("score").to_numpy(), sigmoid(trained.logits(rows))[:, 0], atol=1e-6
+    )
+
+
+def test_a_frame_is_scored_as_the_table_it_came_from(bundle: Bundle) -> None:
+    scorer = Scorer(bundle.path)
+    from_table, from_frame = scorer.answers(flights()), scorer.answers(flights().to_pandas())
+    np.testing.assert_array_equal(from_table["score"], from_frame["score"])
+
+
+def test_no_rows_have_no_scores(bundle: Bundle) -> None:
+    assert score_table(bundle.path, flights().slice(0, 0)).column("score").to_pylist() == []
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_files_of_every_kind_give_the_same_scores(bundle: Bundle, tmp_path: Path, suffix: str) -> None:
+    pq.write_table(flights(50), tmp_path / "rows.parquet")
+    said: list[str] = []
+    text = tmp_path / f"text{suffix}"
+    assert score_file(bundle.path, tmp_path / "rows.parquet", text, say=said.append) == 50
+    assert said == ["scored 50 rows"]
+    again = tmp_path / "again.parquet"
+    without_score = tmp_path / f"in{suffix}"
+    _drop_score(text, without_score)
+    score_file(bundle.path, without_score, again)
+    wanted = score_table(bundle.path, flights(50)).column("score")
+    assert pq.read_table(again).column("score").to_pylist() == wanted.to_pylist()
+
+
+def _drop_score(source: Path, target: Path) -> None:
+    match source.suffix:
+        case ".parquet":
+            pq.write_table(pq.read_table(source).drop_columns("score"), target)
+        case ".csv":
+            lines = [line.rsplit(",", 1)[0] for line in source.read_text().splitlines()]
+            target.write_text("\n".join(lines) + "\n")
+        case ".jsonl":
+            rows = [json.loads(line) for line in source.read_text().splitlines()]
+            kept = [{name: value for name, value in row.items() if name != "score"} for row in rows]
+            target.write_text("".join(json.dumps(row) + "\n" for row in kept))
+
+
+def test_rows_that_bring_a_score_of_their_own_or_none_at_all_are_refused(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    with pytest.raises(RowsUnfit, match="'score' has the name of the model's answer"):
+        score_table(bundle.path, flights(3).append_column("score", [[1, 2, 3]]))
+    pq.write_table(flights(3).slice(0, 0), tmp_path / "none.parquet")
+    with pytest.raises(RowsUnfit, match="has no rows"):
+        score_file(bundle.path, tmp_path / "none.parquet", tmp_path / "out.parquet")
+
+
+def test_the_bundle_holds_what_it_promises_and_nothing_else(trained: Trained, bundle: Bundle) -> None:
+    manifest = verify_bundle(Path(bundle.path))
+    assert sorted(manifest.files) == [
+        "card.md", "features.json", "gate.json", "golden.parquet", "lookups/planes.parquet", "metrics.json",
+        "model.onnx", "schema.json", "spec.yaml",
+    ]  # fmt: skip
+    assert manifest.lineage == {"run": "r|1", "dataset": trained.dataset.digest, "training_step": 12}
+    assert (manifest.digest, bundle.metrics) == (bundle.digest, trained.checkpoint.metrics)
+    spec = read_yaml(Path(bundle.path, "spec.yaml").read_text())
+    assert spec["name"] == "flights"
+    gate = json.loads(Path(bundle.path, "gate.json").read_text())
+    assert (gate["passed"], gate["batch_rows"], gate["feature_columns"]) == (True, [1, 7, 8, 64, 100], 10)
+
+
+def test_golden_rows_carry_the_scores_of_the_published_graph(bundle: Bundle) -> None:
+    golden = read_golden(Path(bundle.path))
+    table = pa.table({name: values[:, 0] for name, values in golden.inputs.items()})
+    np.testing.assert_array_equal(Scorer(bundle.path).answers(table)["score"], golden.outputs["score"])
+    assert golden.row.tolist() == list(range(250, 350))
+
+
+def test_the_card_tells_a_person_what_to_send_and_what_was_proven(bundle: Bundle) -> None:
+    card = Path(bundle.path, "card.md").read_text()
+    for text in (
+        "# flights, version 1", "`arr_delay > 15` (binary)", "| `night` | bool | INT8 | `-1` |",
+        "`seats`, `maker` by `tailnum`", "carrier (categorical)", "| valid_auc | 0.5 |", "3 (target is null)",
+        "10 feature columns equal", r"`r\|1`",
+    ):  # fmt: skip
+        assert text in card
+
+
+def test_the_same_weights_give_the_same_graph_under_the_next_number(
+    trained: Trained, bundle: Bundle, store: Store
+) -> None:
+    again = export(trained, store)
+    assert (bundle.version, again.version) == (1, 2)
+    first, second = (onnx.load(Path(b.path, "model.onnx")) for b in (bundle, again))
+    assert first.graph.SerializeToString(deterministic=True) == second.graph.SerializeToString(
+        deterministic=True
+    )
+
+
+@pytest.mark.parametrize("task", ["multiclass", "regression"])
+def test_other_tasks_answer_in_their_own_form(task: Task, tmp_path: Path) -> None:
+    trained = make_trained(tmp_path, task)
+    scored = score_table(export(trained, Store(str(tmp_path / "store"))).path, flights())
+    logits = trained.logits(flights())
+    if task == "regression":
+        np.testing.assert_allclose(scored.column("score").to_numpy(), logits[:, 0], atol=1e-5)
+    else:
+        np.testing.assert_array_equal(scored.column("label").to_numpy(), logits.argmax(axis=1))
+        assert np.allclose(np.sum(scored.column("probabilities").to_pylist(), axis=1), 1)
+
+
+def test_a_model_that_fails_the_gate_takes_no_number_and_leaves_nothing(
+    trained: Trained, tmp_path: Path
+) -> None:
+    dataset = tmp_path / "dataset"
+    shutil.copytree(trained.dataset.path, dataset)
+    golden = pq.read_table(dataset / "golden.parquet")
+    column = golden.column_names.index("num__distance")
+    bent = golden.column(column).to_numpy().copy()
+    bent[40] = np.nextafter(bent[40], np.float32(9))
+    pq.write_table(golden.set_column(column, "num__distance", pa.array(bent)), dataset / "golden.parquet")
+    store = Store(str(tmp_path / "store"))
+    with pytest.raises(
+        GateFailed, match=r"column 'distance' differs in 1 of 100 golden rows .* first in row 290"
+    ):
+        export(replace(trained, dataset=replace(trained.dataset, path=str(dataset))), store)
+    assert [path for path in Path(store.url).rglob("*") if path.is_file()] == []
+
+
+def test_weights_of_another_table_are_refused(trained: Trained, tmp_path: Path) -> None:
+    other = make_trained(tmp_path, "multiclass")
+    with pytest.raises(ExportFailed, match="trained for binary"):
+        export(replace(other, checkpoint=trained.checkpoint), Store(str(tmp_path / "store")))
+
+
+def test_a_touched_bundle_is_not_scored_with(bundle: Bundle, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle.path, copy)
+    content = bytearray((copy / "model.onnx").read_bytes())
+    content[-1] ^= 1
+    (copy / "model.onnx").write_bytes(content)
+    with pytest.raises(BundleBroken, match=r"model\.onnx was changed"):
+        score_table(copy, flights(1))

@@ -1,0 +1,97 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from serin.errors import RowsUnfit
+from serin.formats.rows import read_rows, write_rows
+from serin.formats.schema import DTYPE_OF_KIND, INT64_NULL, Schema, input_columns, outputs_of
+from serin.formats.wire import to_wire
+
+SCHEMA = Schema(
+    task="binary",
+    inputs=input_columns([{"name": f"a_{k}", "kind": k, "dtype": d} for k, d in DTYPE_OF_KIND.items()]),
+    outputs=outputs_of("binary"),
+)
+TABLE = pa.table(
+    {
+        "id": ["7", "8"],
+        "a_string": ["0123", ""],
+        "a_float": [1.5, None],
+        "a_int": [3, None],
+        "a_timestamp": ["2013-01-31T05:00:00", None],
+        "a_bool": [True, None],
+    }
+)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_rows_survive_every_kind_of_file(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows{suffix}"
+    with write_rows(path) as writer:
+        writer.write_table(TABLE)
+        writer.write_table(TABLE)
+    found = pa.concat_tables(read_rows(path, SCHEMA))
+    assert found.column("id").to_pylist() == ["7", "8"] * 2
+    wire = to_wire(found, SCHEMA)
+    assert wire["a_string"][:, 0].tolist() == ["0123", ""] * 2
+    assert wire["a_int"][:, 0].tolist() == [3, INT64_NULL] * 2
+    for name, values in to_wire(pa.concat_tables([TABLE, TABLE]), SCHEMA).items():
+        np.testing.assert_array_equal(wire[name], values, strict=True)
+
+
+def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    with pytest.raises(RowsUnfit, match="cannot be written"), write_rows(path) as writer:
+        writer.write_table(TABLE)
+        raise OSError("disk full")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_probabilities_become_text_in_csv_and_nan_becomes_null_in_json(tmp_path: Path) -> None:
+    lists = pa.FixedSizeListArray.from_arrays(pa.array([0.25, 0.75], pa.float32()), 2)
+    with write_rows(tmp_path / "a.csv") as writer:
+        writer.write_table(pa.table({"p": lists}))
+    assert (tmp_path / "a.csv").read_text() == '"p"\n"[0.25, 0.75]"\n'
+    with write_rows(tmp_path / "a.jsonl") as writer:
+        writer.write_table(pa.table({"x": [float("nan"), 1.0]}))
+    assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == [
+        {"x": None},
+        {"x": 1.0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("absent.parquet", None, "No such file"),
+        ("rows.xlsx", b"", "use .parquet, .csv or .jsonl"),
+        ("rows.parquet", b"not parquet", "cannot be read"),
+        ("rows.csv", b"a_int,a_float\n1,2\nx,3\n", "conversion error to int64"),
+        ("rows.csv", b"", "cannot be read"),
+        ("rows.jsonl", b"\xff\xfe{}", "cannot be read"),
+        ("rows.jsonl", b'{"a_string": 1}\n', "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, name: str, content: bytes | None, reason: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RowsUnfit, match=reason):
+        list(read_rows(path, SCHEMA))
+
+
+def test_a_column_that_json_rows_lack_is_missing_and_not_null(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a_int": 1}\n')
+    (table,) = read_rows(path, SCHEMA)
+    assert table.column_names == ["a_int"]
+
+
+def test_a_result_of_no_known_kind_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(RowsUnfit, match=r"use \.parquet"), write_rows(tmp_path / "out.txt"):
+        raise AssertionError
