@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import onnx
 import pytest
@@ -10,20 +12,27 @@ from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec
 
+BOTH = TableShape(numeric=3, sizes=(5, 7), outputs=1)
+
+
+@functools.cache
+def exported(shape: TableShape) -> tuple[torch.nn.Module, onnx.ModelProto]:
+    torch.manual_seed(1)
+    module = build_model(ModelSpec(hidden=(8,), dropout=0.5), shape)
+    return module, torch2onnx(module, shape)
+
 
 @pytest.mark.parametrize(
     "shape",
     [
-        TableShape(numeric=3, sizes=(5, 7), outputs=1),
+        BOTH,
         TableShape(numeric=2, sizes=(), outputs=3),
         TableShape(numeric=0, sizes=(4,), outputs=1),
     ],
     ids=["both", "numeric", "categorical"],
 )
 def test_a_network_answers_the_same_at_a_batch_size_that_was_not_tried(shape: TableShape) -> None:
-    torch.manual_seed(1)
-    module = build_model(ModelSpec(hidden=(8,), dropout=0.5), shape)
-    model = torch2onnx(module, shape)
+    module, model = exported(shape)
     num = torch.randn(13, shape.numeric)
     cat = torch.stack([torch.randint(0, size, (13,)) for size in shape.sizes] or [torch.zeros(13)], dim=1)
     cat = cat[:, : len(shape.sizes)].long()
@@ -33,8 +42,7 @@ def test_a_network_answers_the_same_at_a_batch_size_that_was_not_tried(shape: Ta
 
 
 def test_nothing_of_this_machine_is_in_the_published_graph() -> None:
-    shape = TableShape(numeric=2, sizes=(3,), outputs=1)
-    content = torch2onnx(build_model(ModelSpec(hidden=(4,)), shape), shape).SerializeToString()
+    content = exported(BOTH)[1].SerializeToString()
     assert b".py" not in content
     assert b"stack_trace" not in content
     assert not onnx.load_model_from_string(content).graph.node[0].metadata_props
