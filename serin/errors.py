@@ -14,6 +14,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── TargetUnusable          a target with one class, or of the wrong kind for its task
 │   ├── CheckFailed             a check of the spec does not hold
 │   └── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
+├── EngineFailed                the machines that compute a dataset do not answer or died (retryable)
 ├── StoreError                  the store cannot do what was asked
 │   ├── NotFound                no such dataset, model, version, alias or run
 │   ├── StoreNotWritable        full disk, no permission
@@ -22,6 +23,7 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── TrainingError
 │   ├── TrainingRefused         a training that cannot start as asked: folder in use, other settings, no such GPU
 │   ├── WorkerFailed            a training process died (retryable)
+│   ├── NotTrained              an export that was asked for before there are weights
 │   ├── Preempted               stopped from outside after saving; run again (exit code 75, retryable)
 │   ├── LossNotFinite           the loss became NaN or infinite
 │   └── CheckpointBroken        a checkpoint that does not match its digest
@@ -38,13 +40,18 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── RolloutError
 │   ├── RolloutRefused          a command that cannot be honoured now
 │   ├── RolloutFailed           a rollout that ended in a rollback
+│   ├── RolloutUnfinished       a rollout that outlasted its follower; it goes on by itself
+│   ├── ControllerSilent        no controller answered a command (retryable)
 │   ├── JournalHeld             another controller decides for this model
 │   └── JournalUnknown          a journal of another format or version
+├── StageFailed                 a stage that was run elsewhere failed; names the run
+├── StageLost                   a stage's run elsewhere crashed or was lost (retryable)
 └── StackError
     ├── AlreadyUp               a stack runs in this folder
     ├── NotUp                   no stack runs in this folder
     ├── PortTaken               a port that was asked for is in use
     ├── ProcessFailed           a part of the stack did not come up
+    ├── PipelineFailed          a run on the stack's workers did not complete
     ├── SupervisorGone          the stack's supervisor does not answer
     ├── SupervisorRefused       the stack's supervisor cannot do what it was asked
     ├── PrefectGone             the Prefect server does not answer
@@ -210,6 +217,13 @@ class RowsUnfit(DataError):
         super().__init__(f"rows to score: {what} {reason}", column=column, reason=reason)
 
 
+class EngineFailed(SerinError):
+    retryable = True
+
+    def __init__(self, *, engine: str, reason: str) -> None:
+        super().__init__(f"etl.engine {engine}: {reason}", engine=engine, reason=reason)
+
+
 class StoreError(SerinError):
     pass
 
@@ -266,6 +280,11 @@ class WorkerFailed(TrainingError):
             log=str(log),
             reason=reason,
         )
+
+
+class NotTrained(TrainingError):
+    def __init__(self, *, spec: str) -> None:
+        super().__init__(f"{spec!r} has not been trained as its spec says now; run `serin train` on it first", spec=spec)
 
 
 class Preempted(TrainingError):
@@ -391,6 +410,29 @@ class RolloutFailed(RolloutError):
         super().__init__(f"release {release} was rolled back: {reason}", release=release, reason=reason)
 
 
+class RolloutUnfinished(RolloutError):
+    def __init__(self, *, release: str, phase: str) -> None:
+        super().__init__(
+            f"release {release} is still {phase}; the rollout goes on without this run: `serin rollout watch` shows it, "
+            "`serin rollout promote` or `abort` decides it",
+            release=release,
+            phase=phase,
+        )
+
+
+class ControllerSilent(RolloutError):
+    retryable = True
+
+    def __init__(self, *, model: str, command: str, waited_s: float) -> None:
+        super().__init__(
+            f"no rollout controller answered `{command}` of {model!r} within {waited_s:g} s and the command was taken "
+            "back; `serin status` shows whether the stack is up",
+            model=model,
+            command=command,
+            waited_s=waited_s,
+        )
+
+
 class JournalHeld(RolloutError):
     def __init__(self, *, path: Path | str) -> None:
         super().__init__(
@@ -406,6 +448,18 @@ class JournalUnknown(RolloutError):
             path=str(path),
             found=found,
         )
+
+
+class StageFailed(SerinError):
+    def __init__(self, *, stage: str, run: str, reason: str) -> None:
+        super().__init__(f"{stage} failed in run {run!r}: {reason}", stage=stage, run=run, reason=reason)
+
+
+class StageLost(SerinError):
+    retryable = True
+
+    def __init__(self, *, stage: str, run: str, reason: str) -> None:
+        super().__init__(f"{stage} was lost with run {run!r}: {reason}", stage=stage, run=run, reason=reason)
 
 
 class StackError(SerinError):
@@ -465,3 +519,12 @@ class PrefectGone(StackError):
 class PrefectRefused(StackError):
     def __init__(self, *, call: str, code: int, reason: str) -> None:
         super().__init__(f"Prefect answered {code} to {call}: {reason}", call=call, code=code, reason=reason)
+
+
+class PipelineFailed(StackError):
+    def __init__(self, *, spec: str, url: str) -> None:
+        super().__init__(
+            f"the run of {spec} did not complete; the lines above say where it stopped, {url} shows all of it",
+            spec=spec,
+            url=url,
+        )

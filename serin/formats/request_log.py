@@ -194,7 +194,7 @@ def _request(row: dict[str, Any]) -> Request | None:
     return Request(
         float(t),
         model,
-        int(epoch),
+        int(float(epoch)),
         arm,
         release,
         int(_number(code) or 0),

@@ -1,0 +1,184 @@
+"""The one function that decides how a rollout goes on. Pure: what was seen goes in, the next state comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal, assert_never
+
+from serin.artifacts import Release
+from serin.rollout.state import CONTROLLER, Hold, Phase, Rollout, abort, begin_again, move, shift
+from serin.rollout.verdict import Judgement, Verdict
+
+ReleaseState = Literal["absent", "starting", "ready", "dead"]
+_SETTLE_S: Final = 1.0  # Envoy's workers take new weights a moment after its main thread says it has them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a controller saw before a decision."""
+
+    candidate: ReleaseState = "ready"
+    unready_s: float = 0.0  # how long the candidate, once ready, has not been
+    stable_ready: bool = True
+    routed: bool = True  # the gateway has what the journal says
+    active_requests: int | None = 0  # at the release that is to go; None: could not be asked
+    verified: bool = False
+    problem: str = ""  # why the candidate could not be started, or its golden rows were not answered
+    judgement: Judgement | None = None
+
+
+def advance(now: Rollout, seen: Seen, t: float) -> Rollout:
+    """One decision at time `t`. A final phase absorbs everything."""
+    match now.phase:
+        case Phase.PENDING:
+            return now if now.hold else move(now, t, Phase.LOADING, "accepted")
+        case Phase.LOADING:
+            return _load(now, seen, t)
+        case Phase.VERIFYING:
+            return _verify(now, seen, t)
+        case Phase.SHIFTING:
+            return _gone(now, seen, t) or _shift(now, seen, t)
+        case Phase.BAKING:
+            return _gone(now, seen, t) or _bake(now, seen, t)
+        case Phase.DRAINING:
+            return _gone(now, seen, t) or _leave(now, seen, t, Phase.PROMOTED, now.stable)
+        case Phase.ABORTING:
+            return _leave(now, seen, t, Phase.ROLLED_BACK, now.candidate)
+        case Phase.PROMOTED | Phase.ROLLED_BACK:
+            return now
+        case _ as never:
+            assert_never(never)
+
+
+def _load(now: Rollout, seen: Seen, t: float) -> Rollout:
+    if seen.problem:
+        return abort(now, t, seen.problem, verdict=Verdict.FAIL)
+    if seen.candidate == "dead":
+        return abort(now, t, f"{now.candidate.name} died while it was loading", verdict=Verdict.FAIL)
+    if seen.candidate == "ready":
+        return move(now, t, Phase.VERIFYING, "ready")
+    if t - now.since > now.plan.load_s:
+        reason = f"{now.candidate.name} was not ready within {now.plan.load_s:.0f} s"
+        return abort(now, t, reason, verdict=Verdict.FAIL)
+    return now
+
+
+def _verify(now: Rollout, seen: Seen, t: float) -> Rollout:
+    if seen.problem:
+        return abort(now, t, seen.problem, verdict=Verdict.FAIL)
+    if gone := _gone(now, seen, t):
+        return gone
+    if not seen.verified or now.hold:
+        return now
+    if now.stable is None:
+        reason = "the model's first release answers its golden rows"
+        return move(now, t, Phase.PROMOTED, reason, verdict=Verdict.PASS)
+    then = shift(now, t, 0, "its golden rows are answered")
+    return replace(then, evidence_from=t, evidence={})
+
+
+def _gone(now: Rollout, seen: Seen, t: float) -> Rollout | None:
+    """Back at once when the candidate does not live: statistics are for what does."""
+    if seen.candidate in ("dead", "absent"):
+        reason = f"{now.candidate.name} is not running"
+    elif seen.candidate == "starting" and seen.unready_s > now.plan.unready_s:
+        reason = f"{now.candidate.name} has not been ready for {seen.unready_s:.1f} s"
+    else:
+        return None
+    if now.plan.mode == "observe" and now.phase is Phase.SHIFTING:
+        return replace(now, verdict=Verdict.FAIL, reason=f"observed only: {reason}", by=CONTROLLER)
+    return abort(now, t, reason, verdict=Verdict.FAIL)
+
+
+def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
+    found = _trouble(now, seen) or seen.judgement
+    if found is None:
+        return now
+    now = replace(now, evidence=found.evidence)
+    told = _tell(now, found)
+    if now.plan.mode == "observe":
+        return told
+    match found.verdict:
+        case Verdict.FAIL:
+            if (
+                now.hold is Hold.INCIDENT
+            ):  # the counts are full of an incident that was not the candidate's alone
+                return begin_again(now, t, "the incident is over; the step begins again")
+            if now.plan.mode == "hold":
+                return replace(told, hold=now.hold if now.hold is Hold.PAUSED else Hold.FAILED)
+            return abort(now, t, found.reason, verdict=found.verdict)
+        case Verdict.NO_TRAFFIC | Verdict.INCIDENT | Verdict.INCONCLUSIVE | Verdict.INVALID:
+            keep = now.hold is not None and not now.hold.ends_by_itself
+            return replace(told, hold=now.hold if keep else Hold(found.verdict.value))
+        case Verdict.WAIT | Verdict.PASS:
+            return _go_on(now, told, found, t)
+        case _ as never:
+            assert_never(never)
+
+
+def _tell(now: Rollout, found: Judgement) -> Rollout:
+    """The verdict and nothing else. The reason of a person's pause stays to be read."""
+    if now.hold is Hold.PAUSED:
+        return replace(now, verdict=found.verdict)
+    observed = "observed only: " if now.plan.mode == "observe" else ""
+    return replace(now, verdict=found.verdict, reason=f"{observed}{found.reason}", by=CONTROLLER)
+
+
+def _go_on(now: Rollout, told: Rollout, found: Judgement, t: float) -> Rollout:
+    if now.hold is Hold.INCIDENT:
+        return begin_again(now, t, "the incident is over; the step begins again")
+    if now.hold is Hold.NO_TRAFFIC:
+        return replace(
+            told, hold=None, since=t, verdict=Verdict.WAIT, reason="traffic is back; the step's time begins"
+        )
+    if now.hold is not None or found.verdict is Verdict.WAIT:
+        return told
+    assert now.step is not None
+    return shift(now, t, now.step + 1, found.reason)
+
+
+def _trouble(now: Rollout, seen: Seen) -> Judgement | None:
+    """Trouble beside the candidate. What the judge saw meanwhile is kept."""
+    evidence = seen.judgement.evidence if seen.judgement else now.evidence
+    if not seen.routed:
+        return Judgement(
+            verdict=Verdict.INCIDENT, reason="the gateway did not take the weights", evidence=evidence
+        )
+    if not seen.stable_ready:
+        assert now.stable is not None
+        reason = f"the stable release {now.stable.name} is not ready"
+        return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=evidence)
+    return None
+
+
+def _bake(now: Rollout, seen: Seen, t: float) -> Rollout:
+    found = seen.judgement
+    if found is None:
+        return now
+    now = replace(now, evidence=found.evidence)
+    told = _tell(now, found)
+    if now.plan.mode == "observe":
+        return told
+    if found.verdict is Verdict.FAIL:
+        if now.plan.mode == "hold":
+            return replace(told, hold=now.hold or Hold.FAILED)
+        return abort(now, t, found.reason, verdict=found.verdict)
+    if found.verdict is Verdict.PASS and now.hold is None and seen.routed:
+        return move(now, t, Phase.DRAINING, found.reason, verdict=found.verdict)
+    return told
+
+
+def _leave(now: Rollout, seen: Seen, t: float, end: Phase, leaving: Release | None) -> Rollout:
+    """To a final phase when nothing is under way any more at the release that goes, or it has had its time."""
+    assert leaving is not None
+    waited = t - now.since
+    if not seen.routed or waited < _SETTLE_S or now.hold:
+        return now
+    if seen.active_requests == 0:
+        reason = f"{leaving.name} has no request under way"
+    elif waited >= now.plan.drain_s:
+        under_way = "unknown" if seen.active_requests is None else seen.active_requests
+        reason = f"{leaving.name} had {now.plan.drain_s:.0f} s to finish; requests under way: {under_way}"
+    else:
+        return now
+    return move(now, t, end, reason if now.phase is Phase.DRAINING else now.reason, verdict=now.verdict)

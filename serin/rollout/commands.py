@@ -1,0 +1,178 @@
+"""How a person or a flow speaks to the controller: a file in its inbox, a file with its answer.
+
+    <home>/rollouts/inbox/<id>.json     written by `submit`, taken away by the controller when it is answered
+    <home>/rollouts/answers/<id>.json   kept for a week
+
+Files appear by rename, so that nobody reads half of one. An id sorts by time: commands are obeyed in the order given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal, Self, get_args
+
+from serin.errors import ControllerSilent, SerinError
+from serin.rollout.plan import Plan
+from serin.spec.names import valid_model_name
+
+Kind = Literal["start", "pause", "resume", "promote", "abort", "back"]
+
+_ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
+_KEEP_ANSWERS_S: Final = 7 * 86400.0
+_POLL_S: Final = 0.05
+
+
+def new_id() -> str:
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{secrets.token_hex(3)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """`version` belongs to start; `plan` to start (None: the default) and back (None: as the last rollout)."""
+
+    kind: Kind
+    model: str
+    by: str
+    version: int | None = None
+    why: str = ""
+    plan: Plan | None = None
+    id: str = field(default_factory=new_id)
+
+    def to_json(self) -> dict[str, Any]:
+        plan = self.plan.to_json() if self.plan else None
+        return {
+            "format": "serin.command",
+            "version": 1,
+            "id": self.id,
+            "kind": self.kind,
+            "model": self.model,
+            "release": self.version,
+            "by": self.by,
+            "why": self.why,
+            "plan": plan,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """ValueError, TypeError, KeyError or NameInvalid for what is no command."""
+        if (value["format"], value["version"]) != ("serin.command", 1):
+            raise ValueError("not a command of version 1")
+        if value["kind"] not in get_args(Kind):
+            raise ValueError(f"no such command: {value['kind']!r}")
+        version = value["release"]
+        if version is not None and (type(version) is not int or version < 1):
+            raise ValueError(f"{version!r} is no version")
+        return cls(
+            kind=value["kind"],
+            model=valid_model_name(value["model"]),
+            version=version,
+            by=str(value["by"]),
+            why=str(value["why"]),
+            plan=None if value["plan"] is None else Plan.from_json(value["plan"]),
+            id=value["id"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    id: str
+    accepted: bool
+    reason: str
+    rollout: str | None = None  # the rollout it started or changed
+
+
+def submit(home: Path, command: Command) -> str:
+    """Gives `command` to the controller of `home`, now or when it next runs. Returns the command's id."""
+    _publish(_inbox(home) / f"{command.id}.json", command.to_json())
+    return command.id
+
+
+def read_answer(home: Path, command_id: str) -> Answer | None:
+    try:
+        value = json.loads(_answer_file(home, command_id).read_bytes())
+    except FileNotFoundError:
+        return None
+    return Answer(**{name: value[name] for name in ("id", "accepted", "reason", "rollout")})
+
+
+def ask(home: Path, command: Command, *, timeout_s: float = 10.0) -> Answer:
+    """Submits and waits for the answer. Without one the command is taken back, so that nobody obeys it later."""
+    submit(home, command)
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if answer := read_answer(home, command.id):
+            return answer
+        time.sleep(_POLL_S)
+    (_inbox(home) / f"{command.id}.json").unlink(missing_ok=True)
+    if answer := read_answer(home, command.id):
+        return answer
+    raise ControllerSilent(model=command.model, command=command.kind, waited_s=timeout_s)
+
+
+class Inbox:
+    """The controller's end."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._folder = _inbox(home)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        answers = home / "rollouts" / "answers"
+        answers.mkdir(parents=True, exist_ok=True)
+        for file in answers.glob("*.json"):
+            if time.time() - file.stat().st_mtime > _KEEP_ANSWERS_S:
+                file.unlink(missing_ok=True)
+
+    def pending(self) -> list[Command]:
+        """The commands that wait, oldest first. A file that is no command is refused on the spot."""
+        commands = []
+        for file in sorted(self._folder.glob("*.json")):
+            try:
+                command = Command.from_json(json.loads(file.read_bytes()))
+                if command.id != file.stem:
+                    raise ValueError(f"its id {command.id!r} is not its name")
+            except FileNotFoundError:
+                continue  # taken back meanwhile
+            except (ValueError, TypeError, KeyError, SerinError) as error:
+                self._refuse(file, f"not a command: {error}")
+            else:
+                commands.append(command)
+        return commands
+
+    def answer(self, answer: Answer) -> None:
+        """Publishes the answer, then takes the command away: a crash between the two only answers again."""
+        value = {"format": "serin.answer", "version": 1} | asdict(answer)
+        _publish(_answer_file(self._home, answer.id), value)
+        (self._folder / f"{answer.id}.json").unlink(missing_ok=True)
+
+    def _refuse(self, file: Path, reason: str) -> None:
+        if _ID.fullmatch(file.stem):
+            self.answer(Answer(id=file.stem, accepted=False, reason=reason))
+        file.unlink(missing_ok=True)
+
+
+def _inbox(home: Path) -> Path:
+    return home / "rollouts" / "inbox"
+
+
+def _answer_file(home: Path, command_id: str) -> Path:
+    if not _ID.fullmatch(command_id):
+        raise ValueError(f"{command_id!r} is no command id")
+    return home / "rollouts" / "answers" / f"{command_id}.json"
+
+
+def _publish(path: Path, value: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with scratch.open("x") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.rename(path)

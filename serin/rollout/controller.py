@@ -1,0 +1,143 @@
+"""The controller: brings the world to what the journals say, looks, decides, journals, acts. One tick at a time.
+
+It may be killed at any point, and the next one goes on from the journals: a decision is on disk before anything of it
+is done, everything that is done may be done twice, and nothing is done that no journal says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from serin.errors import RolloutRefused
+from serin.rollout.advance import advance
+from serin.rollout.commands import Answer, Command
+from serin.rollout.obey import obey
+from serin.rollout.ports import Clock, Commands, Fleet, Journal, Journals, Judge, Router, Versions, WallClock
+from serin.rollout.record import decision2rollout, rollout2decision
+from serin.rollout.state import Phase, Rollout
+from serin.rollout.world import FOREIGN, World
+
+_RECORD_S: Final = 60.0  # evidence that grows without a decision is journaled this often
+
+
+@dataclass(slots=True)
+class Course:
+    """A model's newest rollout, and the journal it is recorded in."""
+
+    journal: Journal
+    rollout: Rollout | None
+    recorded_at: float
+    obeyed: set[str]  # ids of commands
+
+
+class Controller:
+    """Owns the journals it has opened until it is closed or dies."""
+
+    def __init__(
+        self,
+        *,
+        router: Router,
+        fleet: Fleet,
+        judge: Judge,
+        journals: Journals,
+        versions: Versions,
+        commands: Commands,
+        clock: Clock | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._world = World(router=router, fleet=fleet, judge=judge, versions=versions, say=say)
+        self._journals, self._versions, self._commands = journals, versions, commands
+        self._clock, self._say = clock or WallClock(), say
+        self._courses: dict[str, Course] = {}
+        try:
+            for model in journals.models():
+                self._open(model)
+        except BaseException:
+            self.close()
+            raise
+
+    def tick(self) -> None:
+        """One round for all models. OSError when a decision cannot be recorded: then nothing of it was done."""
+        self._world.look_again()
+        self._world.bring(self.rollouts(), self._clock.now())
+        commanded = set()
+        for command in self._commands.pending():
+            if self._obey(command):
+                commanded.add(command.model)
+        for model, course in self._courses.items():
+            if model not in commanded:
+                self._decide(course)
+        self._world.bring(self.rollouts(), self._clock.now())
+
+    def rollouts(self) -> list[Rollout]:
+        """The newest rollout of each model."""
+        return [course.rollout for course in self._courses.values() if course.rollout]
+
+    def close(self) -> None:
+        """Gives the journals back. What runs and is routed stays as it is."""
+        for course in self._courses.values():
+            course.journal.close()
+        self._courses.clear()
+
+    def _open(self, model: str) -> Course:
+        journal = self._journals.open(model)
+        self._courses[model] = course = Course(journal=journal, rollout=None, recorded_at=0.0, obeyed=set())
+        decisions = journal.all()
+        if decisions:
+            course.rollout = decision2rollout(decisions[-1])
+            course.recorded_at = decisions[-1].t
+            course.obeyed = {decision.command for decision in decisions if decision.command}
+        return course
+
+    def _obey(self, command: Command) -> bool:
+        """Answers; True when the command was obeyed now. What was obeyed before a crash is only answered."""
+        course = self._courses.get(command.model)
+        now = course.rollout if course else None
+        if course and now and command.id in course.obeyed:
+            self._commands.answer(Answer(id=command.id, accepted=True, reason=now.reason, rollout=now.id))
+            return False
+        t = self._clock.now()
+        try:
+            then = obey(now, command, t)
+            self._check_published(command, then)
+        except FOREIGN as error:
+            self._commands.answer(Answer(id=command.id, accepted=False, reason=str(error)))
+            return False
+        self._record(course or self._open(command.model), then, t, command=command.id)
+        self._commands.answer(Answer(id=command.id, accepted=True, reason=then.reason, rollout=then.id))
+        return True
+
+    def _check_published(self, command: Command, then: Rollout) -> None:
+        version = then.candidate.version
+        if then.id == command.id and version not in self._versions.versions(command.model):
+            reason = f"version {version} is not in the store"
+            raise RolloutRefused(model=command.model, command=command.kind, reason=reason)
+
+    def _decide(self, course: Course) -> None:
+        now = course.rollout
+        if now is None or now.phase.final:
+            return
+        t = self._clock.now()
+        then = advance(now, self._world.see(now, t), t)
+        grown = then.evidence != now.evidence and t - course.recorded_at >= _RECORD_S
+        if then.milestone != now.milestone or grown:
+            self._record(course, then, t)
+        course.rollout = then
+
+    def _record(self, course: Course, then: Rollout, t: float, *, command: str | None = None) -> None:
+        """Until this returns, the decision was not made."""
+        changed = course.rollout is None or then.milestone != course.rollout.milestone
+        course.journal.append(rollout2decision(then, t, command=command))
+        if command:
+            course.obeyed.add(command)
+        course.rollout, course.recorded_at = then, t
+        if changed:
+            self._say(_line(then))
+
+
+def _line(now: Rollout) -> str:
+    step = f" at {now.weight_percent:g}%" if now.phase is Phase.SHIFTING else ""
+    held = f", held ({now.hold})" if now.hold else ""
+    return f"{now.candidate.name}: {now.phase}{step}{held}: {now.reason}"

@@ -1,0 +1,110 @@
+"""What a person's command does to a rollout. Pure; RolloutRefused, with the way out, for what cannot be honoured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from serin.artifacts import Release
+from serin.errors import RolloutRefused
+from serin.rollout.commands import Command
+from serin.rollout.plan import Plan
+from serin.rollout.state import Hold, Phase, Rollout, abort, begin_again, move, shift
+
+
+def obey(now: Rollout | None, command: Command, t: float) -> Rollout:
+    """The state after `command`. `now` is the model's newest rollout, done or not; None: it never had one."""
+    match command.kind:
+        case "start":
+            if command.version is None:
+                raise _refused(command, "name the version to roll out")
+            return _begin(now, command, Release(model=command.model, version=command.version), t)
+        case "back":
+            return _go_back(now, command, t)
+        case "pause" | "resume" | "promote" | "abort":
+            return _change(_running(now, command), command, t)
+        case _ as never:
+            assert_never(never)
+
+
+def _begin(now: Rollout | None, command: Command, candidate: Release, t: float) -> Rollout:
+    if now and not now.phase.final:
+        what = f"the rollout of version {now.candidate.version} is {now.phase}"
+        raise _refused(command, f"{what}; wait for its end, or abort it first")
+    live = now.live if now else None
+    if candidate == live:
+        raise _refused(command, f"version {candidate.version} is live already")
+    return Rollout(
+        id=command.id,
+        candidate=candidate,
+        stable=live,
+        previous=now.before_live if now else None,
+        plan=command.plan or Plan(),
+        epoch=now.epoch if now else 0,
+        began=t,
+        since=t,
+        evidence_from=t,
+        reason=command.why or f"{command.kind} by {command.by}",
+        by=command.by,
+    )
+
+
+def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
+    """During a rollout: its stable release has everything again at once. Later: the version before is started again,
+    verified, and given all traffic in one step; the one it replaces stays warm through the bake."""
+    if now and not now.phase.final:
+        return _change(now, replace(command, kind="abort"), t)
+    target = now.before_live if now else None
+    if now is None or target is None:
+        raise _refused(command, "no version was live before")
+    plan = command.plan or replace(now.plan, mode="enforce")
+    return _begin(now, replace(command, plan=replace(plan, steps=(100.0,))), target, t)
+
+
+def _running(now: Rollout | None, command: Command) -> Rollout:
+    if now is None or now.phase.final:
+        raise _refused(command, "no rollout is running")
+    return now
+
+
+def _change(now: Rollout, command: Command, t: float) -> Rollout:
+    if now.phase is Phase.ABORTING:
+        raise _refused(command, "it is being rolled back")
+    reason = command.why or f"{command.kind} by {command.by}"
+    match command.kind:
+        case "pause":
+            if now.hold is Hold.PAUSED:
+                raise _refused(command, "it is paused already")
+            return replace(now, hold=Hold.PAUSED, reason=reason, by=command.by)
+        case "resume":
+            return _resume(now, command, reason, t)
+        case "promote":
+            return _promote(now, command, reason, t)
+        case _:
+            return abort(now, t, reason, by=command.by)
+
+
+def _resume(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
+    if now.hold is None:
+        raise _refused(command, "it is not held")
+    if now.hold is Hold.PAUSED:
+        return replace(now, hold=None, reason=reason, by=command.by)
+    return begin_again(now, t, reason, by=command.by)
+
+
+def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
+    """On to all traffic, whatever the evidence; from the bake on to the end. Never past the golden rows."""
+    match now.phase:
+        case Phase.PENDING | Phase.LOADING | Phase.VERIFYING:
+            plan = replace(now.plan, steps=(100.0,))
+            return replace(now, plan=plan, hold=None, reason=reason, by=command.by)
+        case Phase.SHIFTING:
+            return shift(now, t, len(now.plan.steps) - 1, reason, by=command.by)
+        case Phase.BAKING:
+            return move(now, t, Phase.DRAINING, reason, by=command.by)
+        case _:
+            raise _refused(command, f"it is {now.phase} already")
+
+
+def _refused(command: Command, reason: str) -> RolloutRefused:
+    return RolloutRefused(model=command.model, command=command.kind, reason=reason)

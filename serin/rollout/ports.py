@@ -1,0 +1,95 @@
+"""What the controller needs of the world. Each is small; tests/fakes has one of each written by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.formats.journal import Decision
+from serin.rollout.advance import ReleaseState
+from serin.rollout.commands import Answer, Command
+from serin.rollout.state import Rollout
+from serin.rollout.verdict import Judgement
+
+
+class Router(Protocol):
+    """The gateway."""
+
+    def apply(self, routes: Sequence[ModelRoute]) -> None:
+        """All models at once; when it returns, traffic goes that way. SerinError when the gateway does not take it."""
+        ...
+
+    def active_requests(self, release: Release) -> int: ...
+
+
+class Fleet(Protocol):
+    """The releases' processes. `start` and `stop` may be repeated; neither needs to wait for the effect."""
+
+    def start(self, release: Release) -> None: ...
+
+    def state(self, release: Release) -> ReleaseState: ...
+
+    def endpoint(self, release: Release) -> Endpoint: ...
+
+    def verify(self, release: Release) -> None:
+        """SerinError when the release does not answer its golden rows as it should. Must come back within seconds."""
+        ...
+
+    def stop(self, release: Release) -> None: ...
+
+    def running(self) -> Sequence[Release]: ...
+
+
+class Judge(Protocol):
+    def judge(self, rollout: Rollout, t: float) -> Judgement:
+        """What is to be said at time `t` of a rollout that is shifting or baking. Keeps its memory in the evidence."""
+        ...
+
+
+class Journal(Protocol):
+    def append(self, decision: Decision) -> Decision:
+        """Returns when the decision is on disk."""
+        ...
+
+    def all(self) -> list[Decision]: ...
+
+    def close(self) -> None: ...
+
+
+class Journals(Protocol):
+    """One journal per model; opening one makes this process the only one that decides for the model."""
+
+    def models(self) -> Sequence[str]: ...
+
+    def open(self, model: str) -> Journal: ...
+
+
+class Versions(Protocol):
+    """The store, as far as a rollout is concerned. None removes an alias."""
+
+    def versions(self, model: str) -> Sequence[int]: ...
+
+    def aliases(self, model: str) -> Mapping[str, int]: ...
+
+    def set_alias(self, model: str, alias: str, version: int | None) -> None: ...
+
+
+class Commands(Protocol):
+    def pending(self) -> Sequence[Command]: ...
+
+    def answer(self, answer: Answer) -> None:
+        """Also takes the command away."""
+        ...
+
+
+class Clock(Protocol):
+    def now(self) -> float: ...
+
+
+class WallClock:
+    """Seconds since 1970: times in a journal must mean the same after a restart, and be comparable with the log's."""
+
+    def now(self) -> float:
+        return time.time()

@@ -1,0 +1,184 @@
+"""The state of one rollout and the moves between its phases. Pure. When to make which move is decided in advance.py.
+
+    Pending -> Loading -> Verifying -> Shifting(step) ... -> Baking -> Draining -> Promoted
+    from each of these: -> Aborting -> RolledBack; the first release of a model goes from Verifying to Promoted.
+
+What runs, what is routed and what is called live follow from the state alone, so that a controller can bring the world
+to it again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final, assert_never
+
+from serin.artifacts import ModelRoute, Release
+from serin.rollout.plan import Plan
+from serin.rollout.verdict import Verdict
+
+CONTROLLER: Final = "controller"
+
+
+class Phase(StrEnum):
+    PENDING = "pending"
+    LOADING = "loading"
+    VERIFYING = "verifying"
+    SHIFTING = "shifting"
+    BAKING = "baking"
+    DRAINING = "draining"
+    PROMOTED = "promoted"
+    ABORTING = "aborting"
+    ROLLED_BACK = "rolled_back"
+
+    @property
+    def final(self) -> bool:
+        return self in (Phase.PROMOTED, Phase.ROLLED_BACK)
+
+
+class Hold(StrEnum):
+    """Why a rollout does not go on. The last two end by themselves when their cause does; a person ends the others."""
+
+    PAUSED = "paused"
+    FAILED = "failed"  # mode hold: a person is asked instead of rolling back
+    INCONCLUSIVE = "inconclusive"
+    INVALID = "invalid"
+    NO_TRAFFIC = "no_traffic"
+    INCIDENT = "incident"
+
+    @property
+    def ends_by_itself(self) -> bool:
+        return self in (Hold.NO_TRAFFIC, Hold.INCIDENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Everything that is decided about one rollout. Times are seconds since the epoch."""
+
+    id: str
+    candidate: Release
+    stable: Release | None  # live before, and until, this rollout is done
+    previous: Release | None  # live before `stable`
+    plan: Plan
+    phase: Phase = Phase.PENDING
+    step: int | None = None  # index into plan.steps, from the first shift on
+    hold: Hold | None = None
+    epoch: int = 0  # counts the changes of the model's route, over all its rollouts
+    began: float
+    since: float  # the phase or step began, or began anew
+    evidence_from: float  # requests that arrived before this are no evidence
+    verdict: Verdict | None = None
+    reason: str = ""
+    by: str = CONTROLLER
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model(self) -> str:
+        return self.candidate.model
+
+    @property
+    def weight_percent(self) -> float:
+        """The candidate's share of traffic."""
+        match self.phase:
+            case Phase.PENDING | Phase.LOADING | Phase.VERIFYING | Phase.ABORTING | Phase.ROLLED_BACK:
+                return 0.0
+            case Phase.SHIFTING:
+                assert self.step is not None
+                return self.plan.steps[self.step]
+            case Phase.BAKING | Phase.DRAINING | Phase.PROMOTED:
+                return 100.0
+            case _ as never:
+                assert_never(never)
+
+    @property
+    def route(self) -> ModelRoute | None:
+        """None while no release of the model may be reached."""
+        if (
+            self.phase in (Phase.SHIFTING, Phase.BAKING, Phase.DRAINING, Phase.ABORTING)
+            and self.step is not None
+        ):
+            return ModelRoute(
+                model=self.model,
+                epoch=self.epoch,
+                stable=self.stable,
+                candidate=self.candidate,
+                candidate_percent=self.weight_percent,
+            )
+        if self.live is None:
+            return None
+        return ModelRoute(model=self.model, epoch=self.epoch, stable=self.live)
+
+    @property
+    def live(self) -> Release | None:
+        return self.candidate if self.phase is Phase.PROMOTED else self.stable
+
+    @property
+    def before_live(self) -> Release | None:
+        """What `back` returns to when no rollout runs."""
+        return self.stable if self.phase is Phase.PROMOTED else self.previous
+
+    @property
+    def wanted(self) -> tuple[Release, ...]:
+        """The releases that may run now; any other of this model is to be stopped."""
+        if self.phase.final:
+            return () if self.live is None else (self.live,)
+        return (self.candidate,) if self.stable is None else (self.stable, self.candidate)
+
+    @property
+    def aliases(self) -> dict[str, int | None]:
+        running = None if self.phase.final else self.candidate.version
+        return {
+            "previous": self.before_live.version if self.before_live else None,
+            "live": self.live.version if self.live else None,
+            "candidate": running,
+        }
+
+    @property
+    def milestone(self) -> tuple[object, ...]:
+        """What makes a decision worth a line of the journal when it changes."""
+        return (self.id, self.phase, self.step, self.hold, self.epoch, self.verdict, self.plan)
+
+
+def move(
+    now: Rollout,
+    t: float,
+    phase: Phase,
+    reason: str,
+    *,
+    step: int | None = None,
+    verdict: Verdict | None = None,
+    by: str = CONTROLLER,
+) -> Rollout:
+    """Into a phase or step, without a hold. A change of the route is a new epoch."""
+    then = replace(
+        now,
+        phase=phase,
+        step=now.step if step is None else step,
+        hold=None,
+        since=t,
+        reason=reason,
+        verdict=verdict,
+        by=by,
+    )
+    return then if then.route == now.route else replace(then, epoch=now.epoch + 1)
+
+
+def abort(
+    now: Rollout, t: float, reason: str, *, verdict: Verdict | None = None, by: str = CONTROLLER
+) -> Rollout:
+    return move(now, t, Phase.ABORTING, reason, verdict=verdict, by=by)
+
+
+def begin_again(now: Rollout, t: float, reason: str, *, by: str = CONTROLLER) -> Rollout:
+    """The same step with its clock and its evidence set to nothing."""
+    return replace(
+        now, hold=None, since=t, evidence_from=t, epoch=now.epoch + 1, verdict=None, reason=reason, by=by
+    )
+
+
+def shift(now: Rollout, t: float, step: int, reason: str, *, by: str = CONTROLLER) -> Rollout:
+    """To a step. The step of all traffic is the bake."""
+    phase = Phase.BAKING if now.plan.steps[step] == 100 else Phase.SHIFTING
+    verdict = Verdict.PASS if by == CONTROLLER else None
+    return move(now, t, phase, reason, step=step, verdict=verdict, by=by)

@@ -1,0 +1,102 @@
+"""How the models' rollouts stand, read from their journals. Needs no controller and disturbs none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from serin.formats.journal import Decision, last_decision, read_decisions
+from serin.rollout.record import JournalFolder, decision2rollout
+from serin.rollout.state import Rollout
+from serin.spec.names import valid_model_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseStatus:
+    """A release that should be running, with its share of the model's traffic."""
+
+    version: int
+    arm: Literal["stable", "candidate"]
+    weight_percent: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutStatus:
+    """A model's newest rollout. Times are seconds since 1970."""
+
+    id: str
+    version: int
+    phase: str
+    running: bool
+    step: int | None
+    steps: tuple[float, ...]
+    weight_percent: float
+    hold: str | None
+    verdict: str | None
+    reason: str
+    by: str
+    began: float
+    since: float
+    decided: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    name: str
+    live: int | None
+    previous: int | None
+    releases: tuple[ReleaseStatus, ...]
+    rollout: RolloutStatus
+
+
+def status(home: Path) -> list[ModelStatus]:
+    """One entry for each model that ever had a rollout, by name."""
+    folder = JournalFolder(home)
+    return [found for model in folder.models() if (found := model_status(home, model))]
+
+
+def model_status(home: Path, model: str) -> ModelStatus | None:
+    """None for a model that never had a rollout."""
+    decision = last_decision(JournalFolder(home).path(valid_model_name(model)))
+    if decision is None:
+        return None
+    now = decision2rollout(decision)
+    return ModelStatus(
+        name=model,
+        live=now.live.version if now.live else None,
+        previous=now.before_live.version if now.before_live else None,
+        releases=tuple(_releases(now)),
+        rollout=RolloutStatus(
+            id=now.id,
+            version=now.candidate.version,
+            phase=now.phase.value,
+            running=not now.phase.final,
+            step=now.step,
+            steps=now.plan.steps,
+            weight_percent=now.weight_percent,
+            hold=now.hold.value if now.hold else None,
+            verdict=now.verdict.value if now.verdict else None,
+            reason=now.reason,
+            by=now.by,
+            began=now.began,
+            since=now.since,
+            decided=decision.t,
+        ),
+    )
+
+
+def history(home: Path, model: str, rollout: str | None = None) -> list[Decision]:
+    """Every decision about `model`, oldest first, or those of one rollout."""
+    decisions = read_decisions(JournalFolder(home).path(valid_model_name(model)))
+    return [decision for decision in decisions if rollout is None or decision.rollout == rollout]
+
+
+def _releases(now: Rollout) -> Iterator[ReleaseStatus]:
+    for release in now.wanted:
+        if release == now.live:
+            weight = 100.0 if now.phase.final else 100.0 - now.weight_percent
+            yield ReleaseStatus(version=release.version, arm="stable", weight_percent=weight)
+        else:
+            yield ReleaseStatus(version=release.version, arm="candidate", weight_percent=now.weight_percent)

@@ -1,0 +1,237 @@
+"""The controller's eyes and hands: looks at releases and gateway, and brings them to what the journals say.
+
+Decides nothing. All it does follows from a rollout's state and may be done twice. What a port raises is told and tried
+again later: one model's trouble does not stop another's rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.errors import SerinError
+from serin.rollout.advance import ReleaseState, Seen
+from serin.rollout.ports import Fleet, Judge, Router, Versions
+from serin.rollout.state import Phase, Rollout
+
+FOREIGN: Final = (SerinError, OSError)  # what a port may raise
+
+_REAPPLY_S: Final = (
+    5.0  # routes are pushed this often even when nothing changed: the gateway may be a new process
+)
+_RETRY_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+
+
+@dataclass(slots=True)
+class Patience:
+    """When something that failed may be tried again: later and later."""
+
+    failures: int = 0
+    at: float = 0.0
+
+    def failed(self, t: float) -> None:
+        self.at = t + _RETRY_S[min(self.failures, len(_RETRY_S) - 1)]
+        self.failures += 1
+
+    def done(self) -> None:
+        self.failures, self.at = 0, 0.0
+
+
+@dataclass(slots=True)
+class Memory:
+    """What was done and seen for one model. May be forgotten: it only saves work."""
+
+    swept: str = ""  # the phase in which nothing was found running that should not
+    named: dict[str, int | None] | None = None  # the aliases as they were last set
+    problem: str = ""  # why the candidate could not be started
+    ready_at: dict[Release, float] = field(default_factory=dict)  # when each was last seen ready
+    restart: Patience = field(default_factory=Patience)
+    naming: Patience = field(default_factory=Patience)
+    sweeping: Patience = field(default_factory=Patience)
+
+
+class World:
+    def __init__(
+        self, *, router: Router, fleet: Fleet, judge: Judge, versions: Versions, say: Callable[[str], None]
+    ) -> None:
+        self._router, self._fleet, self._judge, self._versions = router, fleet, judge, versions
+        self._say = say
+        self._memories: dict[str, Memory] = {}
+        self._states: dict[Release, ReleaseState] = {}
+        self._applied: object = None
+        self._apply_again_at = 0.0
+        self._routed = False
+        self._told: dict[str, str] = {}
+
+    def look_again(self) -> None:
+        """States are asked once for each call of this."""
+        self._states.clear()
+
+    # eyes
+
+    def see(self, now: Rollout, t: float) -> Seen:
+        memory = self._memory(now)
+        verified, problem = False, memory.problem if now.phase is Phase.LOADING else ""
+        if now.phase is Phase.VERIFYING and self._state(now.candidate) == "ready":
+            try:
+                self._fleet.verify(now.candidate)
+                verified = True
+            except FOREIGN as error:
+                problem = str(error)
+        judged = now.phase in (Phase.SHIFTING, Phase.BAKING)
+        return Seen(
+            candidate=self._state(now.candidate),
+            unready_s=self._unready_s(memory, now.candidate, t),
+            stable_ready=now.stable is None or self._unready_s(memory, now.stable, t) <= now.plan.unready_s,
+            routed=self._routed,
+            active_requests=self._active_requests(now),
+            verified=verified,
+            problem=problem,
+            judgement=self._judge.judge(now, t) if judged else None,
+        )
+
+    def _active_requests(self, now: Rollout) -> int | None:
+        leaving = {Phase.DRAINING: now.stable, Phase.ABORTING: now.candidate}.get(now.phase)
+        if leaving is None:
+            return None
+        try:
+            return self._router.active_requests(leaving)
+        except FOREIGN as error:
+            self._tell("gateway", str(error))
+            return None
+
+    def _state(self, release: Release) -> ReleaseState:
+        """A release that cannot be asked is one that is not ready."""
+        if release not in self._states:
+            try:
+                self._states[release] = self._fleet.state(release)
+            except FOREIGN as error:
+                self._tell(release.name, str(error))
+                self._states[release] = "starting"
+        return self._states[release]
+
+    def _unready_s(self, memory: Memory, release: Release, t: float) -> float:
+        """Since it was last seen ready, or, if it never was, since it was first looked at."""
+        if self._state(release) == "ready":
+            memory.ready_at[release] = t
+        return t - memory.ready_at.setdefault(release, t)
+
+    # hands
+
+    def bring(self, rollouts: Sequence[Rollout], t: float) -> None:
+        """To what `rollouts` say: what must run first, then traffic, then what may go."""
+        for now in rollouts:
+            self._start_live(now, t)
+            self._start_candidate(now)
+        self._routed = self._route(rollouts, t)
+        for now in rollouts:
+            self._name(now, t)
+            if self._routed:
+                self._sweep(now, t)
+
+    def _start_live(self, now: Rollout, t: float) -> None:
+        memory = self._memory(now)
+        if now.live is None or t < memory.restart.at:
+            return
+        state = self._state(now.live)
+        if state == "ready":
+            memory.restart.done()
+        elif state in ("absent", "dead"):
+            self._tell(now.live.name, f"live and {state}, started again")
+            memory.restart.failed(t)  # even if it starts: what dies at once must not be started in a loop
+            try:
+                self._fleet.start(now.live)
+            except FOREIGN as error:
+                self._tell(now.live.name, str(error))
+
+    def _start_candidate(self, now: Rollout) -> None:
+        memory = self._memory(now)
+        if now.phase is not Phase.LOADING:
+            memory.problem = ""
+        elif not memory.problem and self._state(now.candidate) == "absent":
+            try:
+                self._fleet.start(now.candidate)
+            except FOREIGN as error:
+                memory.problem = str(error)
+            del self._states[now.candidate]
+
+    def _route(self, rollouts: Sequence[Rollout], t: float) -> bool:
+        wanted = sorted((now.route for now in rollouts if now.route), key=lambda route: route.model)
+        endpoints = {
+            release: self._endpoint(release)
+            for route in wanted
+            for release in (route.stable, route.candidate)
+            if release
+        }
+        routes = [route for route in (_reachable(route, endpoints) for route in wanted) if route]
+        if (routes, endpoints) == self._applied and t < self._apply_again_at:
+            return True
+        try:
+            self._router.apply(routes)
+        except FOREIGN as error:
+            self._applied = None
+            self._tell("gateway", str(error))
+            return False
+        self._applied, self._apply_again_at = (routes, endpoints), t + _REAPPLY_S
+        self._told.pop("gateway", None)
+        return True
+
+    def _endpoint(self, release: Release) -> Endpoint | None:
+        try:
+            return self._fleet.endpoint(release)
+        except FOREIGN:
+            return None
+
+    def _name(self, now: Rollout, t: float) -> None:
+        memory = self._memory(now)
+        if memory.named == now.aliases or t < memory.naming.at:
+            return
+        try:
+            present = self._versions.aliases(now.model)
+            for alias, version in now.aliases.items():
+                if present.get(alias) != version:
+                    self._versions.set_alias(now.model, alias, version)
+        except FOREIGN as error:
+            self._tell(f"aliases of {now.model}", str(error))
+            memory.naming.failed(t)
+        else:
+            memory.named = now.aliases
+            memory.naming.done()
+
+    def _sweep(self, now: Rollout, t: float) -> None:
+        """Stops releases of the model that nothing is routed to any more."""
+        memory, mark = self._memory(now), f"{now.id} {now.phase}"
+        if memory.swept == mark or t < memory.sweeping.at:
+            return
+        try:
+            extra = [r for r in self._fleet.running() if r.model == now.model and r not in now.wanted]
+            for release in extra:
+                self._fleet.stop(release)
+        except FOREIGN as error:
+            self._tell(now.model, str(error))
+            memory.sweeping.failed(t)
+        else:
+            memory.sweeping.done()
+            if not extra:  # else looked at once more: a stop need not be done when it returns
+                memory.swept = mark
+
+    def _memory(self, now: Rollout) -> Memory:
+        return self._memories.setdefault(now.model, Memory())
+
+    def _tell(self, about: str, trouble: str) -> None:
+        """Says the same thing once, not at every tick."""
+        if self._told.get(about) != trouble:
+            self._told[about] = trouble
+            self._say(f"{about}: {trouble}")
+
+
+def _reachable(route: ModelRoute, endpoints: dict[Release, Endpoint | None]) -> ModelRoute | None:
+    """Without releases that have no address: a candidate that is gone is left to its rollback, and a model whose live
+    release has not been started yet must not keep the others from being routed."""
+    if route.stable and endpoints[route.stable] is None:
+        return None
+    if route.candidate and endpoints[route.candidate] is None:
+        return replace(route, candidate=None, candidate_percent=0.0)
+    return route

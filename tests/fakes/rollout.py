@@ -1,0 +1,195 @@
+"""Hand-written stand-ins for the controller's ports. They outlive a controller, as the real parts do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.errors import GatewayRejected, ReleaseNotReady, VerificationFailed
+from serin.rollout.advance import ReleaseState
+from serin.rollout.state import Phase, Rollout
+from serin.rollout.verdict import Judgement, Verdict
+
+
+@dataclass
+class FakeClock:
+    t: float = 1_000_000.0
+
+    def now(self) -> float:
+        return self.t
+
+
+@dataclass
+class FakeRouter:
+    """Remembers every push. `refusing` makes it refuse; `watch` is called with each push before it counts."""
+
+    pushes: list[list[ModelRoute]] = field(default_factory=list)
+    refusing: bool = False
+    active: dict[str, int] = field(default_factory=dict)
+    watch: Callable[[Sequence[ModelRoute]], None] = lambda _: None
+
+    def apply(self, routes: Sequence[ModelRoute]) -> None:
+        if self.refusing:
+            raise GatewayRejected(what="new routes", reason="refusing")
+        self.watch(routes)
+        self.pushes.append(list(routes))
+
+    def active_requests(self, release: Release) -> int:
+        return self.active.get(release.name, 0)
+
+    def route(self, model: str) -> ModelRoute | None:
+        return (
+            next((route for route in self.pushes[-1] if route.model == model), None) if self.pushes else None
+        )
+
+    def shares(self, model: str) -> list[tuple[str, float]]:
+        """Who had how much, for each change of it: (release with the most traffic's share, name) without repeats."""
+        seen: list[tuple[str, float]] = []
+        for push in self.pushes:
+            for route in push:
+                share = (route.candidate.name if route.candidate else str(route.stable and route.stable.name),
+                         route.candidate_percent if route.candidate else 100.0)  # fmt: skip
+                if route.model == model and (not seen or seen[-1] != share):
+                    seen.append(share)
+        return seen
+
+
+@dataclass
+class FakeFleet:
+    """Releases are ready `ready_after` looks after their start. `broken` and `wrong` name releases that are."""
+
+    states: dict[Release, ReleaseState] = field(default_factory=dict)
+    ready_after: int = 1
+    broken: set[str] = field(default_factory=set)  # cannot be started
+    wrong: set[str] = field(default_factory=set)  # answer their golden rows wrongly
+    starts: list[str] = field(default_factory=list)
+    stops: list[str] = field(default_factory=list)
+    _looks: dict[Release, int] = field(default_factory=dict)
+    _ports: dict[Release, int] = field(default_factory=dict)
+
+    def start(self, release: Release) -> None:
+        if release.name in self.broken:
+            raise ReleaseNotReady(release=release.name, reason="broken", log="triton.log")
+        if self.states.get(release, "absent") in ("absent", "dead"):
+            self.starts.append(release.name)
+            self.states[release] = "starting"
+            self._looks[release] = 0
+            self._ports[release] = 8000 + len(self.starts)
+
+    def state(self, release: Release) -> ReleaseState:
+        if self.states.get(release) == "starting" and release in self._looks:
+            self._looks[release] += 1
+            if self._looks[release] > self.ready_after:
+                self.states[release] = "ready"
+        return self.states.get(release, "absent")
+
+    def endpoint(self, release: Release) -> Endpoint:
+        if release not in self._ports:
+            raise ReleaseNotReady(release=release.name, reason="never started", log="triton.log")
+        return Endpoint(
+            http=f"127.0.0.1:{self._ports[release]}", grpc=f"127.0.0.1:{self._ports[release] + 1000}"
+        )
+
+    def verify(self, release: Release) -> None:
+        if release.name in self.wrong:
+            raise VerificationFailed(release=release.name, reason="score 0.1 instead of 0.9")
+
+    def stop(self, release: Release) -> None:
+        if release in self.states:
+            self.stops.append(release.name)
+            del self.states[release]
+            self._ports.pop(release, None)
+
+    def running(self) -> list[Release]:
+        return sorted(self.states)
+
+    def die(self, release: Release) -> None:
+        self.states[release] = "dead"
+
+    def hang(self, release: Release) -> None:
+        """Lives, but is not ready any more."""
+        self.states[release] = "starting"
+        del self._looks[release]
+
+
+@dataclass
+class FakeJudge:
+    """Passes a step after `step_s` and a bake after `bake_s`, unless `verdicts` has a word for the step's weight."""
+
+    step_s: float = 2.0
+    bake_s: float = 3.0
+    verdicts: dict[float, Verdict] = field(default_factory=dict)
+
+    def judge(self, rollout: Rollout, t: float) -> Judgement:
+        needed = self.bake_s if rollout.phase is Phase.BAKING else self.step_s
+        verdict = Verdict.PASS if t - rollout.since >= needed else Verdict.WAIT
+        verdict = self.verdicts.get(rollout.weight_percent, verdict)
+        looks = rollout.evidence.get("looks", 0) + 1
+        return Judgement(verdict=verdict, reason=f"said {verdict}", evidence={"looks": looks})
+
+
+@dataclass
+class FakeVersions:
+    published: dict[str, list[int]] = field(default_factory=dict)
+    names: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def versions(self, model: str) -> list[int]:
+        return self.published.get(model, [])
+
+    def aliases(self, model: str) -> dict[str, int]:
+        return dict(self.names.get(model, {}))
+
+    def set_alias(self, model: str, alias: str, version: int | None) -> None:
+        aliases = self.names.setdefault(model, {})
+        if version is None:
+            aliases.pop(alias, None)
+        else:
+            aliases[alias] = version
+
+
+class Crash(BaseException):
+    """The process is gone. No `except` of the controller's may see it."""
+
+
+@dataclass
+class Bomb:
+    """Goes off at the `at`-th effect, before or after it is done. `at` None: never, it only counts."""
+
+    at: int | None = None
+    after: bool = False
+    count: int = 0
+    log: list[str] = field(default_factory=list)
+
+    def around(self, name: str, effect: Callable[[], Any]) -> Any:
+        self.count += 1
+        self.log.append(name)
+        if self.count == self.at and not self.after:
+            raise Crash(name)
+        result = effect()
+        if self.count == self.at:
+            raise Crash(name)
+        return result
+
+
+class Mined:
+    """Any port, with a bomb around each of the methods that change something."""
+
+    def __init__(self, port: Any, bomb: Bomb, *effects: str, wrap: str | None = None) -> None:
+        self._port, self._bomb, self._effects, self._wrap = port, bomb, effects, wrap
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._port, name)
+        if name == self._wrap:
+            return lambda *args: Mined(method(*args), self._bomb, *self._effects)
+        if name not in self._effects:
+            return method
+        return lambda *args: self._bomb.around(name, lambda: method(*args))
+
+
+def distinct(values: Sequence[Any]) -> Iterator[Any]:
+    """Without repeats of the one before."""
+    for index, value in enumerate(values):
+        if index == 0 or values[index - 1] != value:
+            yield value

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from serin.artifacts import ModelRoute, Release
+from serin.rollout.advance import Seen, advance
+from serin.rollout.plan import Plan
+from serin.rollout.state import Hold, Phase, Rollout
+from serin.rollout.verdict import Judgement, Verdict
+
+V1, V2 = Release(model="flights", version=1), Release(model="flights", version=2)
+PLAN = Plan(steps=(5.0, 50.0, 100.0), load_s=60.0, drain_s=20.0, unready_s=2.0)
+T = 1000.0
+
+
+def rollout(phase: Phase, **changes: Any) -> Rollout:
+    routed = phase in (Phase.SHIFTING, Phase.BAKING, Phase.DRAINING)
+    fields: dict[str, Any] = {
+        "id": "r1",
+        "candidate": V2,
+        "stable": V1,
+        "previous": None,
+        "plan": PLAN,
+        "phase": phase,
+        "step": {Phase.SHIFTING: 0, Phase.BAKING: 2, Phase.DRAINING: 2}.get(phase) if routed else None,
+        "epoch": 7,
+        "began": T - 10,
+        "since": T - 10,
+        "evidence_from": T - 10,
+    }
+    return Rollout(**(fields | changes))
+
+
+def seen(verdict: Verdict | None = None, **changes: Any) -> Seen:
+    judgement = Judgement(verdict=verdict, reason="as judged", evidence={"n": 1}) if verdict else None
+    return Seen(judgement=judgement, **changes)
+
+
+P, S = Phase, Verdict
+
+FORWARD = [
+    (P.PENDING, seen(), (P.LOADING, None)),
+    (P.LOADING, seen(candidate="absent"), (P.LOADING, None)),
+    (P.LOADING, seen(candidate="starting"), (P.LOADING, None)),
+    (P.LOADING, seen(candidate="ready"), (P.VERIFYING, None)),
+    (P.VERIFYING, seen(), (P.VERIFYING, None)),
+    (P.VERIFYING, seen(verified=True), (P.SHIFTING, 0)),
+    (P.SHIFTING, seen(S.WAIT), (P.SHIFTING, 0)),
+    (P.SHIFTING, seen(S.PASS), (P.SHIFTING, 1)),
+    (P.BAKING, seen(S.WAIT), (P.BAKING, 2)),
+    (P.BAKING, seen(S.NO_TRAFFIC), (P.BAKING, 2)),
+    (P.BAKING, seen(S.PASS), (P.DRAINING, 2)),
+    (P.BAKING, seen(S.PASS, routed=False), (P.BAKING, 2)),
+    (P.DRAINING, seen(active_requests=3), (P.DRAINING, 2)),
+    (P.DRAINING, seen(active_requests=None), (P.DRAINING, 2)),
+    (P.DRAINING, seen(active_requests=0), (P.PROMOTED, 2)),
+    (P.ABORTING, seen(active_requests=3), (P.ABORTING, None)),
+    (P.ABORTING, seen(active_requests=0, candidate="dead"), (P.ROLLED_BACK, None)),
+]
+
+
+@pytest.mark.parametrize(("phase", "what", "expected"), FORWARD)
+def test_a_rollout_goes_forward_as_the_table_says(
+    phase: Phase, what: Seen, expected: tuple[Phase, int | None]
+) -> None:
+    then = advance(rollout(phase), what, T)
+    assert (then.phase, then.step) == expected
+
+
+@pytest.mark.parametrize(
+    ("phase", "what", "reason"),
+    [
+        (P.LOADING, seen(candidate="dead"), "died while it was loading"),
+        (P.LOADING, seen(candidate="absent", problem="no such bundle"), "no such bundle"),
+        (P.VERIFYING, seen(problem="score 0.1 instead of 0.9"), "score 0.1"),
+        (P.VERIFYING, seen(candidate="dead"), "not running"),
+        (P.SHIFTING, seen(S.PASS, candidate="dead"), "not running"),
+        (P.SHIFTING, seen(S.PASS, candidate="absent"), "not running"),
+        (P.SHIFTING, seen(S.PASS, candidate="starting", unready_s=2.5), "not been ready for 2.5 s"),
+        (P.SHIFTING, seen(S.FAIL), "as judged"),
+        (P.BAKING, seen(S.FAIL), "as judged"),
+        (P.BAKING, seen(S.WAIT, candidate="dead"), "not running"),
+        (P.DRAINING, seen(active_requests=0, candidate="dead"), "not running"),
+    ],
+)
+def test_a_candidate_that_fails_is_sent_back_from_every_phase(phase: Phase, what: Seen, reason: str) -> None:
+    then = advance(rollout(phase), what, T)
+    assert (then.phase, then.verdict, then.weight_percent) == (P.ABORTING, S.FAIL, 0)
+    assert reason in then.reason
+
+
+def test_a_moment_of_not_being_ready_is_forgiven() -> None:
+    then = advance(rollout(P.SHIFTING), seen(S.WAIT, candidate="starting", unready_s=1.5), T)
+    assert then.phase is P.SHIFTING
+
+
+def test_a_candidate_that_never_gets_ready_is_given_up() -> None:
+    then = advance(rollout(P.LOADING, since=T - 61), seen(candidate="starting"), T)
+    assert then.phase is P.ABORTING
+    assert "not ready within 60 s" in then.reason
+
+
+@pytest.mark.parametrize("phase", [P.PROMOTED, P.ROLLED_BACK])
+@pytest.mark.parametrize("verdict", [None, *Verdict])
+def test_a_final_phase_absorbs_everything(phase: Phase, verdict: Verdict | None) -> None:
+    now = rollout(phase)
+    assert advance(now, seen(verdict, candidate="dead", problem="x", stable_ready=False), T) is now
+
+
+def test_the_first_release_goes_live_when_it_is_verified() -> None:
+    then = advance(rollout(P.VERIFYING, stable=None), seen(verified=True), T)
+    assert then.phase is P.PROMOTED
+    assert then.route == ModelRoute(model="flights", epoch=8, stable=V2)
+
+
+def test_a_plan_of_one_step_goes_from_verifying_to_the_bake() -> None:
+    then = advance(rollout(P.VERIFYING, plan=replace(PLAN, steps=(100.0,))), seen(verified=True), T)
+    assert (then.phase, then.weight_percent) == (P.BAKING, 100)
+
+
+def test_the_step_before_all_traffic_leads_to_the_bake() -> None:
+    then = advance(rollout(P.SHIFTING, step=1), seen(S.PASS), T)
+    assert (then.phase, then.step, then.weight_percent) == (P.BAKING, 2, 100)
+
+
+@pytest.mark.parametrize("verdict", [S.NO_TRAFFIC, S.INCONCLUSIVE, S.INVALID, S.INCIDENT])
+def test_what_cannot_be_judged_holds_and_moves_no_traffic(verdict: Verdict) -> None:
+    now = rollout(P.SHIFTING)
+    then = advance(now, seen(verdict), T)
+    assert (then.hold, then.route, then.verdict) == (Hold(verdict.value), now.route, verdict)
+
+
+@pytest.mark.parametrize("hold", [Hold.PAUSED, Hold.INCONCLUSIVE, Hold.INVALID, Hold.FAILED])
+def test_a_hold_that_waits_for_a_person_does_not_end_by_itself(hold: Hold) -> None:
+    then = advance(rollout(P.SHIFTING, hold=hold), seen(S.PASS), T)
+    assert (then.phase, then.step, then.hold) == (P.SHIFTING, 0, hold)
+
+
+@pytest.mark.parametrize("hold", [None, Hold.PAUSED, Hold.INCONCLUSIVE, Hold.NO_TRAFFIC])
+def test_a_failing_candidate_is_sent_back_whatever_holds_it(hold: Hold | None) -> None:
+    assert advance(rollout(P.SHIFTING, hold=hold), seen(S.FAIL), T).phase is P.ABORTING
+
+
+def test_the_step_s_time_begins_when_traffic_is_back() -> None:
+    then = advance(rollout(P.SHIFTING, hold=Hold.NO_TRAFFIC), seen(S.PASS), T)
+    assert (then.hold, then.step, then.since, then.epoch) == (None, 0, T, 7)
+
+
+@pytest.mark.parametrize("verdict", [S.WAIT, S.PASS, S.FAIL])
+def test_after_an_incident_the_step_begins_again_with_fresh_evidence(verdict: Verdict) -> None:
+    then = advance(rollout(P.SHIFTING, hold=Hold.INCIDENT), seen(verdict), T)
+    assert (then.phase, then.hold, then.step) == (P.SHIFTING, None, 0)
+    assert (then.since, then.evidence_from, then.epoch) == (T, T, 8)
+
+
+@pytest.mark.parametrize("what", [{"stable_ready": False}, {"routed": False}])
+def test_trouble_beside_the_candidate_is_an_incident_and_no_pass(what: dict[str, Any]) -> None:
+    then = advance(rollout(P.SHIFTING), seen(S.PASS, **what), T)
+    assert (then.hold, then.step) == (Hold.INCIDENT, 0)
+
+
+@pytest.mark.parametrize("phase", [P.PENDING, P.VERIFYING, P.BAKING, P.DRAINING])
+def test_a_pause_stops_the_way_forward_in_every_phase(phase: Phase) -> None:
+    now = rollout(phase, hold=Hold.PAUSED, reason="lunch", by="ann")
+    then = advance(now, seen(S.PASS, verified=True), T)
+    assert (then.phase, then.reason, then.by) == (phase, "lunch", "ann")
+
+
+def test_mode_hold_asks_instead_of_rolling_back() -> None:
+    then = advance(rollout(P.SHIFTING, plan=replace(PLAN, mode="hold")), seen(S.FAIL), T)
+    assert (then.phase, then.hold) == (P.SHIFTING, Hold.FAILED)
+
+
+def test_mode_hold_still_sends_a_dead_candidate_back() -> None:
+    then = advance(rollout(P.SHIFTING, plan=replace(PLAN, mode="hold")), seen(S.WAIT, candidate="dead"), T)
+    assert then.phase is P.ABORTING
+
+
+@pytest.mark.parametrize(
+    "what", [seen(S.PASS), seen(S.FAIL), seen(S.INCIDENT), seen(S.WAIT, candidate="dead")]
+)
+def test_mode_observe_records_and_never_acts(what: Seen) -> None:
+    now = rollout(P.SHIFTING, plan=replace(PLAN, mode="observe"))
+    then = advance(now, what, T)
+    assert (then.route, then.hold) == (now.route, None)
+    assert then.reason.startswith("observed only: ")
+
+
+def test_a_release_that_does_not_drain_is_not_waited_for_for_ever() -> None:
+    then = advance(rollout(P.DRAINING, since=T - 20), seen(active_requests=2), T)
+    assert then.phase is P.PROMOTED
+    assert "requests under way: 2" in then.reason
+
+
+@pytest.mark.parametrize("phase", [P.DRAINING, P.ABORTING])
+@pytest.mark.parametrize("what", [{"since": T - 0.5}, {"hold": Hold.PAUSED}])
+def test_a_release_is_given_a_moment_before_it_counts_as_drained(phase: Phase, what: dict[str, Any]) -> None:
+    assert advance(rollout(phase, **what), seen(active_requests=0), T).phase is phase
+
+
+def test_nothing_ends_before_the_gateway_has_the_weights() -> None:
+    assert advance(rollout(P.ABORTING), seen(active_requests=0, routed=False), T).phase is P.ABORTING
+
+
+def test_every_change_of_the_route_is_a_new_epoch_and_nothing_else_is() -> None:
+    now, epochs = rollout(P.PENDING), []
+    for what in (
+        seen(),
+        seen(),
+        seen(verified=True),
+        seen(S.WAIT),
+        seen(S.PASS),
+        seen(S.PASS),
+        seen(S.PASS),
+        seen(),
+    ):
+        now = advance(now, what, T)
+        now = replace(now, since=T - 5)
+        epochs.append((now.phase, now.weight_percent, now.epoch))
+    assert epochs == [
+        (P.LOADING, 0, 7),
+        (P.VERIFYING, 0, 7),
+        (P.SHIFTING, 5, 8),
+        (P.SHIFTING, 5, 8),
+        (P.SHIFTING, 50, 9),
+        (P.BAKING, 100, 10),
+        (P.DRAINING, 100, 10),
+        (P.PROMOTED, 100, 11),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "expected"),
+    [
+        (P.PENDING, None, ModelRoute(model="flights", epoch=7, stable=V1)),
+        (P.VERIFYING, None, ModelRoute(model="flights", epoch=7, stable=V1)),
+        (P.SHIFTING, 1, ModelRoute(model="flights", epoch=7, stable=V1, candidate=V2, candidate_percent=50)),
+        (P.BAKING, 2, ModelRoute(model="flights", epoch=7, stable=V1, candidate=V2, candidate_percent=100)),
+        (P.DRAINING, 2, ModelRoute(model="flights", epoch=7, stable=V1, candidate=V2, candidate_percent=100)),
+        (P.PROMOTED, 2, ModelRoute(model="flights", epoch=7, stable=V2)),
+        (P.ABORTING, None, ModelRoute(model="flights", epoch=7, stable=V1)),
+        (P.ABORTING, 1, ModelRoute(model="flights", epoch=7, stable=V1, candidate=V2, candidate_percent=0)),
+        (P.ROLLED_BACK, 1, ModelRoute(model="flights", epoch=7, stable=V1)),
+    ],
+)
+def test_the_route_follows_from_the_phase(phase: Phase, step: int | None, expected: ModelRoute) -> None:
+    assert rollout(phase, step=step).route == expected
+
+
+@pytest.mark.parametrize("phase", [P.PENDING, P.LOADING, P.VERIFYING, P.ABORTING, P.ROLLED_BACK])
+def test_a_model_without_a_live_release_has_no_route(phase: Phase) -> None:
+    assert rollout(phase, stable=None).route is None

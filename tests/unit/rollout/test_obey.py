@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serin.artifacts import Release
+from serin.errors import RolloutRefused
+from serin.rollout.commands import Command, Kind
+from serin.rollout.obey import obey
+from serin.rollout.plan import Plan
+from serin.rollout.state import Hold, Phase, Rollout
+
+V1, V2, V3 = (Release(model="flights", version=n) for n in (1, 2, 3))
+PLAN = Plan(steps=(5.0, 50.0, 100.0))
+T = 1000.0
+
+
+def rollout(phase: Phase, **changes: Any) -> Rollout:
+    routed = phase in (Phase.SHIFTING, Phase.BAKING, Phase.DRAINING)
+    fields: dict[str, Any] = {
+        "id": "r1",
+        "candidate": V2,
+        "stable": V1,
+        "previous": None,
+        "plan": PLAN,
+        "phase": phase,
+        "step": {Phase.SHIFTING: 0, Phase.BAKING: 2, Phase.DRAINING: 2}.get(phase) if routed else None,
+        "epoch": 7,
+        "began": T - 10,
+        "since": T - 10,
+        "evidence_from": T - 10,
+    }
+    return Rollout(**(fields | changes))
+
+
+def command(kind: Kind, **changes: Any) -> Command:
+    return Command(**({"kind": kind, "model": "flights", "by": "ann", "id": "c1"} | changes))
+
+
+RUNNING = [phase for phase in Phase if not phase.final]
+
+
+def test_the_first_start_has_no_stable_release() -> None:
+    then = obey(None, command("start", version=2, plan=PLAN), T)
+    assert (then.id, then.phase, then.stable, then.candidate, then.by) == (
+        "c1",
+        Phase.PENDING,
+        None,
+        V2,
+        "ann",
+    )
+
+
+def test_a_start_after_a_promotion_takes_the_promoted_release_as_stable() -> None:
+    then = obey(rollout(Phase.PROMOTED), command("start", version=3), T)
+    assert (then.stable, then.candidate, then.previous, then.epoch) == (V2, V3, V1, 7)
+
+
+def test_a_start_after_a_rollback_may_try_the_same_version_again() -> None:
+    then = obey(rollout(Phase.ROLLED_BACK), command("start", version=2), T)
+    assert (then.stable, then.candidate) == (V1, V2)
+
+
+@pytest.mark.parametrize("phase", RUNNING)
+def test_a_second_rollout_is_refused_while_one_runs(phase: Phase) -> None:
+    with pytest.raises(RolloutRefused, match=f"version 2 is {phase}"):
+        obey(rollout(phase), command("start", version=3), T)
+
+
+def test_the_live_version_is_refused_as_a_candidate() -> None:
+    with pytest.raises(RolloutRefused, match="version 2 is live already"):
+        obey(rollout(Phase.PROMOTED), command("start", version=2), T)
+
+
+def test_a_start_without_a_version_is_refused() -> None:
+    with pytest.raises(RolloutRefused, match="name the version"):
+        obey(None, command("start"), T)
+
+
+@pytest.mark.parametrize("phase", [None, Phase.PROMOTED, Phase.ROLLED_BACK])
+@pytest.mark.parametrize("kind", ["pause", "resume", "promote", "abort"])
+def test_a_rollout_that_does_not_run_cannot_be_changed(phase: Phase | None, kind: Kind) -> None:
+    with pytest.raises(RolloutRefused, match="no rollout is running"):
+        obey(rollout(phase) if phase else None, command(kind), T)
+
+
+@pytest.mark.parametrize("kind", ["pause", "resume", "promote", "abort", "back"])
+def test_a_rollback_under_way_is_not_disturbed(kind: Kind) -> None:
+    with pytest.raises(RolloutRefused, match="being rolled back"):
+        obey(rollout(Phase.ABORTING), command(kind), T)
+
+
+@pytest.mark.parametrize("phase", [phase for phase in RUNNING if phase is not Phase.ABORTING])
+@pytest.mark.parametrize("kind", ["abort", "back"])
+def test_abort_and_back_take_all_traffic_away_in_every_phase(phase: Phase, kind: Kind) -> None:
+    then = obey(rollout(phase), command(kind, why="too slow"), T)
+    assert (then.phase, then.weight_percent, then.reason, then.by) == (Phase.ABORTING, 0, "too slow", "ann")
+
+
+@pytest.mark.parametrize("phase", [phase for phase in RUNNING if phase is not Phase.ABORTING])
+def test_pause_and_resume_work_in_every_phase(phase: Phase) -> None:
+    now = rollout(phase)
+    paused = obey(now, command("pause"), T)
+    resumed = obey(paused, command("resume"), T)
+    assert (paused.hold, paused.route) == (Hold.PAUSED, now.route)
+    assert (resumed.hold, resumed.phase, resumed.since, resumed.epoch) == (None, phase, now.since, now.epoch)
+
+
+@pytest.mark.parametrize("hold", [Hold.FAILED, Hold.INCONCLUSIVE, Hold.INVALID, Hold.NO_TRAFFIC])
+def test_resume_from_a_verdict_begins_the_step_again(hold: Hold) -> None:
+    then = obey(rollout(Phase.SHIFTING, hold=hold), command("resume"), T)
+    assert (then.hold, then.step, then.since, then.evidence_from, then.epoch) == (None, 0, T, T, 8)
+
+
+def test_what_is_not_held_cannot_be_resumed_and_what_is_paused_not_paused() -> None:
+    with pytest.raises(RolloutRefused, match="not held"):
+        obey(rollout(Phase.SHIFTING), command("resume"), T)
+    with pytest.raises(RolloutRefused, match="paused already"):
+        obey(rollout(Phase.SHIFTING, hold=Hold.PAUSED), command("pause"), T)
+
+
+@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.LOADING, Phase.VERIFYING])
+def test_promote_never_goes_past_the_golden_rows(phase: Phase) -> None:
+    then = obey(rollout(phase), command("promote"), T)
+    assert (then.phase, then.plan.steps, then.weight_percent) == (phase, (100.0,), 0)
+
+
+@pytest.mark.parametrize("hold", [None, Hold.PAUSED, Hold.INCONCLUSIVE])
+def test_promote_gives_a_shifting_candidate_all_traffic(hold: Hold | None) -> None:
+    then = obey(rollout(Phase.SHIFTING, hold=hold), command("promote"), T)
+    assert (then.phase, then.weight_percent, then.hold) == (Phase.BAKING, 100, None)
+
+
+def test_promote_ends_a_bake() -> None:
+    assert obey(rollout(Phase.BAKING), command("promote"), T).phase is Phase.DRAINING
+
+
+def test_promote_of_what_is_promoted_is_refused() -> None:
+    with pytest.raises(RolloutRefused, match="draining already"):
+        obey(rollout(Phase.DRAINING), command("promote"), T)
+
+
+def test_back_after_the_end_starts_the_version_before_again_in_one_step() -> None:
+    then = obey(rollout(Phase.PROMOTED), command("back"), T)
+    assert (then.phase, then.candidate, then.stable, then.plan.steps) == (Phase.PENDING, V1, V2, (100.0,))
+
+
+@pytest.mark.parametrize("now", [None, rollout(Phase.ROLLED_BACK), rollout(Phase.PROMOTED, stable=None)])
+def test_back_is_refused_when_nothing_was_live_before(now: Rollout | None) -> None:
+    with pytest.raises(RolloutRefused, match="no version was live before"):
+        obey(now, command("back"), T)
