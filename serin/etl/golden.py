@@ -1,0 +1,195 @@
+"""Golden rows: a few hundred requests with the features they must become, chosen for what tends to go wrong.
+
+Most are rows of the test split: nulls, unseen values, extremes, every class, then others by a hash of the row id.
+Some are such rows with one value taken away or made unseen. Their features are made as serving makes them: from the
+request, through the lookups; for a real row the result must equal what the ETL made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from serin.features.column import Column, column_from_arrow, column_from_wire, null_of
+from serin.features.lookup import lookup
+from serin.features.murmur3 import hash_ints
+from serin.features.plan import FeaturePlan
+from serin.formats.dataset import LookupDescription
+from serin.formats.schema import InputColumn, Kind
+
+MOST_ROWS = 256
+_CHANGED_ROWS = 64
+_UNSEEN_TEXT, _UNSEEN_INT = "serin-unseen-value", 9_007_199_254_740_993
+_ARROW: Mapping[Kind, pa.DataType] = {
+    "string": pa.string(), "float": pa.float32(), "int": pa.int64(), "timestamp": pa.int64(), "bool": pa.int8(),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidates:
+    """Rows that may become golden: requests and features side by side; per reason, the best of them, best first."""
+
+    table: pa.Table
+    reasons: Mapping[str, list[tuple[float, int]]]  # reason -> (order, row id)
+
+
+def pick_candidates(
+    inputs: Sequence[InputColumn],
+    plan: FeaturePlan,
+    columns: Mapping[str, Column],
+    rows: npt.NDArray[np.int64],
+    num: npt.NDArray[np.float32],
+    cat: npt.NDArray[np.int32],
+    target: npt.NDArray[np.float32],
+    classes: int,
+) -> Candidates:
+    """The rows of one piece that could be chosen; a choice among all pieces' candidates is one among all rows."""
+    order = hash_ints(rows).astype(np.float64)
+    reasons: dict[str, list[tuple[float, int]]] = {}
+
+    def add(reason: str, chosen: npt.NDArray[np.intp], by: npt.NDArray[np.float64], most: int) -> None:
+        best = chosen[np.lexsort((rows[chosen], by[chosen]))[:most]]
+        reasons[reason] = [(float(by[place]), int(rows[place])) for place in best]
+
+    for column in inputs:
+        values = columns[column.name]
+        null = values.null
+        add(f"null {column.name}", np.flatnonzero(null), order, 2)
+        if values.kind != "string":
+            present = np.flatnonzero(~null)
+            numbers = values.values.astype(np.float64)
+            add(f"least {column.name}", present, numbers, 1)
+            add(f"most {column.name}", present, -numbers, 1)
+    for index, output in enumerate(plan.categorical):
+        add(f"rare {output.name}", np.flatnonzero(cat[:, index] == 1), order, 2)
+    for label in range(min(classes, 16)):
+        add(f"class {label}", np.flatnonzero(target == label), order, 8)
+    few = _smallest(order, MOST_ROWS)
+    add("any", few, order, MOST_ROWS)
+    ids = sorted({row for best in reasons.values() for _, row in best})
+    places = np.searchsorted(rows, np.asarray(ids, np.int64))
+    table = _table(
+        inputs, plan, {name: column[places] for name, column in columns.items()}, num[places], cat[places]
+    )
+    table = table.append_column("target", pa.array(target[places])).append_column(
+        "row", pa.array(rows[places])
+    )
+    return Candidates(table=table, reasons=reasons)
+
+
+def choose_golden(
+    inputs: Sequence[InputColumn],
+    plan: FeaturePlan,
+    lookups: Sequence[tuple[LookupDescription, pa.Table]],
+    candidates: Sequence[Candidates],
+) -> pa.Table:
+    """The golden table: request columns in wire form, num__<name>, cat__<name>, target, row."""
+    reasons: dict[str, list[tuple[float, int]]] = {}
+    for part in candidates:
+        for reason, best in part.reasons.items():
+            reasons.setdefault(reason, []).extend(best)
+    most = MOST_ROWS - min(_CHANGED_ROWS, 1 + 2 * len(inputs))
+    limits = {"null": 2, "least": 1, "most": 1, "rare": 2, "class": 8, "any": most}
+    chosen: dict[int, None] = {}
+    for reason, found in reasons.items():
+        for _, row in sorted(found)[: limits[reason.split()[0]]]:
+            if len(chosen) < most:
+                chosen[row] = None
+    table = pa.concat_tables([part.table for part in candidates])
+    ids = table.column("row").to_numpy()
+    places = np.flatnonzero(np.isin(ids, np.fromiter(chosen, np.int64, len(chosen))))
+    real = table.take(pa.array(places[np.argsort(ids[places])]))
+    _assert_served_alike(inputs, plan, lookups, real)
+    changed = _changed(inputs, plan, lookups, real)
+    return pa.concat_tables([real, changed]).combine_chunks()
+
+
+def features_of_requests(
+    inputs: Sequence[InputColumn],
+    plan: FeaturePlan,
+    lookups: Iterable[tuple[LookupDescription, pa.Table]],
+    requests: pa.Table,
+) -> tuple[dict[str, Column], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    """What serving makes of requests in wire form: the columns after the lookups, and the features."""
+    columns: dict[str, Column] = {}
+    for column in inputs:
+        values = requests.column(column.name)
+        if column.kind == "string":
+            columns[column.name] = column_from_arrow(values, "string")
+        else:
+            columns[column.name] = column_from_wire(values.to_numpy(), column.kind)
+    for description, table in lookups:
+        columns |= lookup(table, description.key, columns[description.key], description.columns)
+    return columns, *plan.transform(columns)
+
+
+def _table(
+    inputs: Sequence[InputColumn],
+    plan: FeaturePlan,
+    columns: Mapping[str, Column],
+    num: npt.NDArray[np.float32],
+    cat: npt.NDArray[np.int32],
+) -> pa.Table:
+    found = {
+        column.name: pa.array(columns[column.name].to_wire(), _ARROW[column.kind], from_pandas=False)
+        for column in inputs
+    }
+    found |= {f"num__{name}": pa.array(num[:, index]) for index, name in enumerate(plan.numeric)}
+    found |= {f"cat__{output.name}": pa.array(cat[:, index]) for index, output in enumerate(plan.categorical)}
+    return pa.table(found)
+
+
+def _changed(
+    inputs: Sequence[InputColumn],
+    plan: FeaturePlan,
+    lookups: Sequence[tuple[LookupDescription, pa.Table]],
+    real: pa.Table,
+) -> pa.Table:
+    """Copies of real rows, each with one value null, one value unseen, or every value null."""
+    nulls = {column.name: _null(column) for column in inputs}
+    changes = [nulls] + [{name: value} for name, value in nulls.items()]
+    unseen: dict[Kind, str | int] = {"string": _UNSEEN_TEXT, "int": _UNSEEN_INT}
+    changes += [{column.name: unseen[column.kind]} for column in inputs if column.kind in unseen]
+    changes = changes[:_CHANGED_ROWS]
+    copies = real.take(pa.array([index % real.num_rows for index in range(len(changes))]))
+    requests = {}
+    for column in inputs:
+        values = copies.column(column.name).to_pylist()
+        changed = [change.get(column.name, value) for change, value in zip(changes, values, strict=True)]
+        requests[column.name] = pa.array(changed, _ARROW[column.kind], from_pandas=False)
+    columns, num, cat = features_of_requests(inputs, plan, lookups, pa.table(requests))
+    table = _table(inputs, plan, columns, num, cat)
+    return table.append_column("target", copies.column("target")).append_column("row", copies.column("row"))
+
+
+def _assert_served_alike(
+    inputs: Sequence[InputColumn],
+    plan: FeaturePlan,
+    lookups: Sequence[tuple[LookupDescription, pa.Table]],
+    real: pa.Table,
+) -> None:
+    _, num, cat = features_of_requests(inputs, plan, lookups, real)
+    for index, name in enumerate(plan.numeric):
+        wanted = real.column(f"num__{name}").to_numpy()
+        assert np.array_equal(num[:, index].view(np.int32), wanted.view(np.int32)), (
+            f"{name}: served otherwise"
+        )
+    for index, output in enumerate(plan.categorical):
+        wanted = real.column(f"cat__{output.name}").to_numpy()
+        assert np.array_equal(cat[:, index], wanted), f"{output.name}: served otherwise"
+
+
+def _null(column: InputColumn) -> str | float | int:
+    return "" if column.kind == "string" else null_of(column.kind)
+
+
+def _smallest(values: npt.NDArray[np.float64], most: int) -> npt.NDArray[np.intp]:
+    """The places of the smallest values, and of all that equal the last of them."""
+    if len(values) <= most:
+        return np.arange(len(values))
+    limit = np.partition(values, most - 1)[most - 1]
+    return np.flatnonzero(values <= limit)

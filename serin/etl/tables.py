@@ -1,0 +1,174 @@
+"""A table as the ETL reads it: Parquet files with a common set of columns, cut into pieces of whole row groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from serin.errors import DataError, SourceUnreadable, TableEmpty, TimeUnparsable
+from serin.etl.csv2parquet import convert_csv
+from serin.etl.sources import find_files, is_csv, open_parquet
+from serin.features.column import Column, column_from_arrow, kind_of_type
+from serin.formats.dataset import SourceFile
+from serin.formats.schema import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    file: SourceFile
+    index: int
+    first_row: int  # position in the table
+    rows: int
+    bytes: int  # unpacked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    name: str
+    types: Mapping[str, pa.DataType]
+    groups: tuple[RowGroup, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Neighbouring row groups of one file."""
+
+    file: SourceFile
+    groups: tuple[int, ...]
+    first_row: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A column to be read. `exact` keeps float64, for targets; features are float32."""
+
+    column: str
+    kind: Kind
+    exact: bool = False
+
+
+def open_table(name: str, files: Sequence[SourceFile], scratch: Path) -> Table:
+    """The table's columns and row groups, from the files' footers. CSV files are converted into `scratch` first."""
+    types: dict[str, pa.DataType] = {}
+    groups: list[RowGroup] = []
+    first_row = 0
+    for number, file in enumerate(files):
+        if is_csv(file.path):
+            file = _converted(file, scratch / f"{name}-{number}.parquet")
+        footer = open_parquet(file)
+        schema = footer.schema_arrow
+        types = _common(types, dict(zip(schema.names, schema.types, strict=True)), file)
+        for index in range(footer.metadata.num_row_groups):
+            group = footer.metadata.row_group(index)
+            groups.append(
+                RowGroup(
+                    file=file,
+                    index=index,
+                    first_row=first_row,
+                    rows=group.num_rows,
+                    bytes=group.total_byte_size,
+                )
+            )
+            first_row += group.num_rows
+    if first_row == 0:
+        raise TableEmpty(table=name, why=f"{files[0].path} holds none")
+    return Table(name=name, types=types, groups=tuple(group for group in groups if group.rows))
+
+
+def cut(table: Table, piece_rows: int) -> list[Piece]:
+    """The table in pieces of about `piece_rows` rows, in order; a row group is never cut."""
+    pieces: list[list[RowGroup]] = []
+    for group in table.groups:
+        last = pieces[-1] if pieces else []
+        if last and last[0].file == group.file and sum(each.rows for each in last) + group.rows <= piece_rows:
+            last.append(group)
+        else:
+            pieces.append([group])
+    return [
+        Piece(
+            file=groups[0].file,
+            groups=tuple(group.index for group in groups),
+            first_row=groups[0].first_row,
+            rows=sum(group.rows for group in groups),
+        )
+        for groups in pieces
+    ]
+
+
+def read_piece(piece: Piece, reads: Iterable[Read]) -> dict[str, Column]:
+    """The columns of a piece. Text is read as codes into a dictionary; DataError names what does not fit its kind."""
+    wanted = tuple(reads)
+    texts = [read.column for read in wanted if read.kind in ("string", "timestamp")]
+    file = open_parquet(piece.file, texts)
+    try:
+        table = file.read_row_groups(
+            list(piece.groups), columns=[read.column for read in wanted], use_threads=False
+        )
+    except (OSError, pa.ArrowException) as error:
+        raise SourceUnreadable(table=piece.file.table, path=piece.file.path, reason=str(error)) from error
+    return {read.column: _column(table.column(read.column), read, piece) for read in wanted}
+
+
+def _column(values: pa.ChunkedArray, read: Read, piece: Piece) -> Column:
+    if read.exact and pa.types.is_float64(values.type):
+        combined = values.combine_chunks() if values.num_chunks else pa.array([], pa.float64())
+        return Column(kind="float", values=combined.to_numpy(zero_copy_only=False))
+    try:
+        return column_from_arrow(values, read.kind)
+    except (pa.ArrowException, ValueError) as error:
+        if read.kind == "timestamp":
+            raise _unparsable(values, read.column, piece) from error
+        raise DataError(
+            f"{piece.file.path} (table {piece.file.table!r}): column {read.column!r} is no {read.kind}: {error}",
+            table=piece.file.table,
+            column=read.column,
+        ) from error
+
+
+def _unparsable(values: pa.ChunkedArray, column: str, piece: Piece) -> TimeUnparsable:
+    plain = values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
+    for row, text in enumerate(plain.to_pylist()):
+        try:
+            column_from_arrow(pa.array([text]), "timestamp")
+        except (pa.ArrowException, ValueError):
+            return TimeUnparsable(column=column, example=str(text), row=piece.first_row + row)
+    return TimeUnparsable(column=column, example="some values name a zone and some do not")
+
+
+def _converted(file: SourceFile, target: Path) -> SourceFile:
+    convert_csv(file, target)
+    (converted,) = find_files(file.table, str(target))
+    return converted
+
+
+def _common(
+    left: dict[str, pa.DataType], right: dict[str, pa.DataType], file: SourceFile
+) -> dict[str, pa.DataType]:
+    """The columns that all files have, each with a type that holds what every file has."""
+    if not left:
+        return right
+    common = {}
+    for name in left.keys() & right.keys():
+        kinds = {kind_of_type(left[name]), kind_of_type(right[name])}
+        if len(kinds) == 1 or pa.types.is_null(right[name]):
+            common[name] = left[name]
+        elif pa.types.is_null(left[name]):
+            common[name] = right[name]
+        elif kinds == {"int", "float"}:
+            common[name] = pa.float64()
+        else:
+            raise SourceUnreadable(
+                table=file.table,
+                path=file.path,
+                reason=f"column {name!r} is {right[name]} here and {left[name]} in the files before; "
+                "give all files of a table the same types",
+            )
+    return {name: common[name] for name in left if name in common}

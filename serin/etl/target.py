@@ -1,0 +1,126 @@
+"""The target: the spec's expression over the rows, and what its task asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from serin.errors import TargetUnusable
+from serin.expressions import Expression, ExpressionError, Masked, evaluate, parse
+from serin.features.column import Column
+from serin.spec.data import TargetSpec
+
+MAX_CLASSES = 1000
+
+Array = npt.NDArray[Any]
+Class = str | int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TargetPart:
+    """A piece's target: float32 values; for multiclass, positions in the piece's own `classes`."""
+
+    values: Array
+    null: npt.NDArray[np.bool_]
+    classes: tuple[Class, ...] | None = None
+
+    def __getitem__(self, rows: Any) -> TargetPart:
+        return TargetPart(values=self.values[rows], null=self.null[rows], classes=self.classes)
+
+    def coded(self, classes: Sequence[Class]) -> npt.NDArray[np.float32]:
+        """The values a network learns: for multiclass, positions in the dataset's classes."""
+        if self.classes is None:
+            return self.values.astype(np.float32, copy=False)
+        place = {each: index for index, each in enumerate(classes)}
+        return np.asarray([place.get(each, -1) for each in self.classes], np.float32)[self.values]
+
+
+def evaluate_target(target: TargetSpec, columns: Mapping[str, Column], rows: int) -> TargetPart:
+    """The target of a piece's rows; TargetUnusable when the expression gives what the task cannot learn."""
+    expression = parse(target.expression)
+    try:
+        result = _evaluate(expression, {name: columns[name] for name in expression.columns}, rows)
+        if target.task == "multiclass":
+            return _classes(result)
+    except ExpressionError as error:
+        raise TargetUnusable(expression=target.expression, reason=f"cannot be computed: {error}") from error
+    text = result.values.dtype.kind in "USOT"
+    if text:
+        raise TargetUnusable(
+            expression=target.expression,
+            reason=f"is text; for task {target.task} compare it (column == 'yes'), or use task: multiclass",
+        )
+    values = result.values.astype(np.float64)
+    null = result.null | ~np.isfinite(values)
+    if target.task == "binary":
+        other = ~null & (values != 0) & (values != 1)
+        if other.any():
+            raise TargetUnusable(
+                expression=target.expression,
+                reason=f"gives {values[other][0]:g}, and task: binary needs true and false; compare it with a number, "
+                "or use task: regression",
+            )
+    return TargetPart(values=np.where(null, 0, values).astype(np.float32), null=null)
+
+
+def check_classes(target: TargetSpec, values: npt.NDArray[np.int64], split: str) -> None:
+    """TargetUnusable when the training rows have one class only. `values`: how many rows have each class."""
+    if target.task == "regression":
+        return
+    present = np.flatnonzero(values)
+    if len(present) < 2:
+        seen = "none" if len(present) == 0 else str(int(present[0]))
+        raise TargetUnusable(
+            expression=target.expression,
+            reason=f"has one class only ({seen}) in the {split} rows: there is nothing to learn; change the "
+            "expression or the split",
+        )
+
+
+def merge_classes(target: TargetSpec, parts: Sequence[Sequence[Class]]) -> tuple[Class, ...]:
+    """All classes of a multiclass target, in order of value."""
+    seen: set[Class] = set()
+    for part in parts:
+        seen.update(part)
+    if len(seen) > MAX_CLASSES:
+        raise TargetUnusable(
+            expression=target.expression,
+            reason=f"has {len(seen):,} different values; at most {MAX_CLASSES} can be classes. Is it task: regression?",
+        )
+    return tuple(sorted(seen))  # all text, or all whole numbers
+
+
+def _evaluate(expression: Expression, columns: Mapping[str, Column], rows: int) -> Masked:
+    if len(columns) == 1:
+        ((name, column),) = columns.items()
+        if column.dictionary is not None:  # once per distinct text instead of once per row
+            texts = np.asarray([*column.dictionary.to_pylist(), ""], dtype=object)
+            null = np.arange(len(texts)) == len(texts) - 1
+            per_text = evaluate(expression, {name: Masked(texts, null)})
+            return Masked(per_text.values[column.values], per_text.null[column.values])
+    masked = {name: Masked(column.to_wire(), column.null) for name, column in columns.items()}
+    if not masked:
+        raise ExpressionError("it reads no column")
+    result = evaluate(expression, masked)
+    assert len(result.values) == rows
+    return result
+
+
+def _classes(result: Masked) -> TargetPart:
+    present = result.values[~result.null]
+    if result.values.dtype.kind == "f":
+        whole = present.astype(np.int64)
+        if not np.array_equal(whole, present):
+            raise ExpressionError("classes are text or whole numbers, not fractions")
+        present = whole
+    elif result.values.dtype.kind == "b":
+        present = present.astype(np.int64)
+    encoded = pa.array(present).dictionary_encode()
+    values = np.zeros(len(result.values), np.int64)
+    values[~result.null] = encoded.indices.to_numpy()
+    return TargetPart(values=values, null=result.null, classes=tuple(encoded.dictionary.to_pylist()))

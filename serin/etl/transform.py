@@ -1,0 +1,101 @@
+"""The second half, on columns: rows put into their splits, fits answered, features written to their places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from serin.etl.golden import Candidates, pick_candidates
+from serin.etl.relation import Prepared
+from serin.etl.split import SplitRule
+from serin.etl.target import Class
+from serin.features.column import Column
+from serin.features.plan import FeaturePlan
+from serin.features.requests import Request
+from serin.formats.dataset import SPLITS
+from serin.formats.schema import InputColumn
+from serin.formats.shards import Rows, write_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Divided:
+    """A piece's rows, those of train first, then valid, then test; within each in order of row id."""
+
+    columns: Mapping[str, Column]
+    rows: npt.NDArray[np.int64]
+    target: npt.NDArray[np.float32]
+    ends: tuple[int, int, int]
+
+    def span(self, split: int) -> slice:
+        return slice(self.ends[split - 1] if split else 0, self.ends[split])
+
+
+def divide(prepared: Prepared, rule: SplitRule, classes: Sequence[Class]) -> Divided:
+    place = rule.place(prepared.rows, prepared.time)
+    counts = np.bincount(place, minlength=len(SPLITS))
+    columns, rows, target = prepared.columns, prepared.rows, prepared.target.coded(classes)
+    if (np.diff(place.astype(np.int8)) < 0).any():  # else the rows are in this order already
+        order = np.argsort(place, kind="stable")
+        columns = {name: column[order] for name, column in columns.items()}
+        rows, target = rows[order], target[order]
+    first, second, third = (int(end) for end in np.cumsum(counts))
+    return Divided(columns=columns, rows=rows, target=target, ends=(first, second, third))
+
+
+def count_rows(divided: Divided, classes: int) -> tuple[list[int], npt.NDArray[np.int64]]:
+    """Rows per split, and training rows per class (none for a regression)."""
+    sizes = [divided.span(split).stop - divided.span(split).start for split in range(len(SPLITS))]
+    training = divided.target[divided.span(0)].astype(np.int64) if classes else np.empty(0, np.int64)
+    return sizes, np.bincount(training, minlength=classes).astype(np.int64)
+
+
+def measure(divided: Divided, requests: tuple[Request, ...]) -> list[Any]:
+    """What the requests ask, of this piece's training rows."""
+    train = divided.span(0)
+    return [request.measure(divided.columns[request.column][train]) for request in requests]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Merges what two pieces measured, request by request."""
+
+    requests: tuple[Request, ...]
+
+    def __call__(self, left: list[Any], right: list[Any]) -> list[Any]:
+        return [
+            request.merge(one, other) for request, one, other in zip(self.requests, left, right, strict=True)
+        ]
+
+
+def write_piece(
+    divided: Divided,
+    starts: Sequence[int],
+    plan: FeaturePlan,
+    folder: str,
+    inputs: tuple[InputColumn, ...],
+    golden_split: int,
+    classes: int,
+) -> Candidates:
+    """Makes the features and writes each split's rows from its own start on; the rows that may become golden."""
+    num, cat = plan.transform(divided.columns)
+    for split, name in enumerate(SPLITS):
+        span = divided.span(split)
+        if span.stop > span.start:
+            made = Rows(num=num[span], cat=cat[span], target=divided.target[span], rows=divided.rows[span])
+            write_rows(Path(folder) / name, starts[split], made)
+    span = divided.span(golden_split)
+    return pick_candidates(
+        inputs,
+        plan,
+        {name: column[span] for name, column in divided.columns.items()},
+        divided.rows[span],
+        num[span],
+        cat[span],
+        divided.target[span],
+        classes,
+    )
