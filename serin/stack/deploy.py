@@ -27,7 +27,10 @@ def make_pools(stack: Stack, settings: Mapping[str, str]) -> None:
         if stack.prefect_port is not None:
             slots = max(1, len(inventory())) if pool == "gpu" else None
             prefect_api.ensure_pool(
-                stack.prefect_api_url, pool, template=json.loads(template.read_text()), slots=slots
+                stack.prefect_api_url,
+                pool,
+                template=json.loads(template.read_text()) if template.exists() else None,
+                slots=slots,
             )
         elif _prefect(["work-pool", "inspect", pool], settings).returncode != 0:
             command = ["work-pool", "create", pool, "--type", "process", "--base-job-template", str(template)]

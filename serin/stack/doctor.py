@@ -88,7 +88,7 @@ def _triton() -> Finding:
     except SerinError as error:
         return Finding(what="Triton", verdict="missing", found="none", advice=str(error))
     advice = f"for production: NVIDIA's container {PRODUCTION_TRITON} or newer; older ones have known security holes"
-    return Finding(what="Triton", verdict="note", found=str(install), advice=advice)
+    return Finding(what="Triton", verdict="note", found=str(install.server), advice=advice)
 
 
 def _gpus() -> Finding:

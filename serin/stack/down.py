@@ -11,8 +11,9 @@ from pathlib import Path
 from serin.artifacts import Release
 from serin.environment import runtime_folder
 from serin.errors import NameInvalid, NotUp, ServingError, SupervisorGone
+from serin.serving.gateway import PROCESS_NAME as GATEWAY
 from serin.stack import processes
-from serin.stack.parts import GATEWAY, build_gateway, remove_shared_memory
+from serin.stack.parts import build_gateway, remove_shared_memory
 from serin.stack.state import Stack, changing_stack, read_stack
 from serin.stack.supervisor import Supervisor
 from serin.stack.survivors import end_processes, stack_processes

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 
 from serin.environment import runtime_folder
 from serin.serving.gateway import Gateway
 from serin.serving.releases import Releases
-from serin.serving.triton import find_triton
+from serin.serving.triton import TritonPlace, find_triton, reclaim_shared_memory
 from serin.stack.supervisor import Supervisor
 from serin.store import Store
 
@@ -22,3 +24,12 @@ def build_gateway(home: Path) -> Gateway:
 
 def build_releases(home: Path) -> Releases:
     return Releases(home / "releases", host=Supervisor(home), store=Store.open(), install=find_triton())
+
+
+def remove_shared_memory(home: Path) -> int:
+    """Remove what this home's releases left in shared memory, when none of their processes lives; says how much."""
+    count = 0
+    for record in (home / "releases").glob("*/release.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a record that a crash cut short
+            count += reclaim_shared_memory(TritonPlace(**json.loads(record.read_text())["place"]))
+    return count

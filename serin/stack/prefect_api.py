@@ -59,19 +59,30 @@ def ensure_pool(api_url: str, name: str, *, template: Mapping[str, Any] | None, 
 def deployments(api_url: str) -> list[str]:
     """Every deployment as flow/name."""
     found: list[dict[str, Any]] = call(api_url, "POST", "/deployments/filter", {"limit": 200})
-    flows: list[dict[str, Any]] = call(api_url, "POST", "/flows/filter", {"limit": 200})
-    names = {flow["id"]: flow["name"] for flow in flows}
+    names = flow_names(api_url)
     return sorted(f"{names.get(entry['flow_id'], '?')}/{entry['name']}" for entry in found)
 
 
-def online_workers(api_url: str, pool: str) -> int:
-    try:
-        found: list[dict[str, Any]] = call(
-            api_url, "POST", f"/work_pools/{pool}/workers/filter", {"limit": 20}
-        )
-    except PrefectRefused:
-        return 0
-    return sum(worker.get("status") == "ONLINE" for worker in found)
+def flow_names(api_url: str) -> dict[str, str]:
+    """Flows by id."""
+    flows: list[dict[str, Any]] = call(api_url, "POST", "/flows/filter", {"limit": 200})
+    return {flow["id"]: flow["name"] for flow in flows}
+
+
+def flow_runs(api_url: str, *, limit: int, name: str | None = None) -> list[dict[str, Any]]:
+    """The newest runs first; those of one name when it is given."""
+    body: dict[str, Any] = {"sort": "EXPECTED_START_TIME_DESC", "limit": limit}
+    if name is not None:
+        body["flow_runs"] = {"name": {"any_": [name]}}
+    found: list[dict[str, Any]] = call(api_url, "POST", "/flow_runs/filter", body)
+    return [run for run in found if run["state_type"] != "SCHEDULED" or run.get("auto_scheduled") is False]
+
+
+def run_log(api_url: str, run_id: str, *, lines: int = 50) -> list[str]:
+    """The last lines of a run's log, oldest first."""
+    body = {"logs": {"flow_run_id": {"any_": [run_id]}}, "sort": "TIMESTAMP_DESC", "limit": lines}
+    found: list[dict[str, Any]] = call(api_url, "POST", "/logs/filter", body)
+    return [f"{entry['timestamp'][:19]} {entry['message']}" for entry in reversed(found)]
 
 
 def close_lost_runs(api_url: str, pools: Iterable[str]) -> list[str]:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from serin import environment
 from serin.errors import AlreadyUp, ProcessFailed, StackError
 from serin.serving.process import Process
+from serin.serving.triton import find_triton
 from serin.stack import prefect_api, processes
 from serin.stack.deploy import apply_deployments, make_pools
 from serin.stack.down import clear_away
@@ -38,6 +39,7 @@ def bring_up(
         raise StackError(
             "the local stack needs Linux (Triton's wheel is Linux only); elsewhere use docker/compose.yaml"
         )
+    find_triton()  # TritonMissing says how to get it, before anything was started
     home.mkdir(parents=True, exist_ok=True)
     with changing_stack(home), port_claims() as claims:
         last = read_stack(home)

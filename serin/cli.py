@@ -1,0 +1,74 @@
+"""The `serin` command: what each command is called, and how an error becomes a message and an exit code.
+
+Starts in a fraction of a second: every command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Annotated
+
+import typer
+
+from serin.commands import models, pipeline, rollout, runs, stack
+from serin.errors import SerinError
+
+app = typer.Typer(
+    name="serin",
+    help="Raw tables to a served, proven model: ETL, training, ONNX export, a canary on Triton behind Envoy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"serin {importlib.metadata.version('serin')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    del debug, version  # the one is read by main(), the other has been answered
+
+
+for _module in (pipeline, stack, runs, rollout, models):
+    _module.register(app)
+
+
+def main() -> None:
+    """Exit code 0 only if what was asked for has happened; 2 for a wrong spec or argument, 75 for "run me again"."""
+    try:
+        app()
+    except SerinError as error:
+        if "--debug" in sys.argv:
+            raise
+        sys.stderr.write(f"serin: {error}\n")
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read us has left; nobody is there to be told
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.stderr.write("serin: interrupted\n")
+        sys.exit(130)
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        sys.stderr.write(
+            f"serin: unexpected {type(error).__name__}: {error}\n"
+            "This is a fault of Serin itself; `serin --debug ...` shows where it happened.\n"
+        )
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

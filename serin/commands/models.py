@@ -1,0 +1,181 @@
+"""Model versions and what they say: list, show, verify, predict; and what may go: gc. Who holds which GPU: gpus."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from serin import environment
+from serin.commands.output import Json, human_bytes, progress, show, show_json, show_table
+from serin.errors import NotFound, SpecError
+
+if TYPE_CHECKING:
+    from serin.artifacts import Bundle
+    from serin.store import Store
+
+Model = Annotated[str, typer.Argument(help="The model's name.")]
+Version = Annotated[str, typer.Argument(help="A number, or live, candidate, previous.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Published model versions.", no_args_is_help=True)
+    group.command("list")(list_models)
+    group.command("show")(show_model)
+    group.command("verify")(verify_model)
+    app.add_typer(group, name="models")
+    for command in (predict, gpus, gc):
+        app.command()(command)
+
+
+def list_models(as_json: Json = False) -> None:
+    """Every version, with its aliases and metrics."""
+    from serin.store import Store
+
+    store = Store.open()
+    found = []
+    for model in store.models():
+        aliases = {version: name for name, version in store.aliases(model).items()}
+        found += [(store.bundle(model, number), aliases.get(number)) for number in store.versions(model)]
+    if as_json:
+        show_json([{**dataclasses.asdict(bundle), "alias": alias} for bundle, alias in found])
+        return
+    rows = [(bundle.model, bundle.version, alias, _metrics(bundle.metrics)) for bundle, alias in found]
+    show_table(
+        ("model", "version", "alias", "metrics"), rows, empty="no models yet; `serin run SPEC` makes one"
+    )
+
+
+def show_model(model: Model, version: Version = "", as_json: Json = False) -> None:
+    """One version: where it came from, what it asks of its clients, how good it is. [default: the newest]"""
+    from serin.formats.bundle import read_manifest
+    from serin.formats.schema import read_schema
+    from serin.store import Store
+
+    bundle = _bundle(Store.open(), model, version)
+    manifest, schema = read_manifest(Path(bundle.path)), read_schema(Path(bundle.path))
+    if as_json:
+        show_json(
+            {
+                "manifest": dataclasses.asdict(manifest),
+                "schema": dataclasses.asdict(schema),
+                "path": bundle.path,
+            }
+        )
+        return
+    show(f"{model} version {bundle.version}")
+    show(f"  at       {bundle.path}")
+    show(f"  metrics  {_metrics(manifest.metrics)}")
+    for name, value in manifest.lineage.items():
+        show(f"  {name:<8} {value}")
+    show("  asks its clients for")
+    for column in schema.inputs:
+        show(f"    {column.name:<20} {column.kind:<10} {column.dtype:<6} null: {column.null}")
+    show("  answers with")
+    for output in schema.outputs:
+        show(f"    {output.name:<20} {output.dtype} {list(output.dims)}")
+
+
+def verify_model(model: Model, version: Version = "") -> None:
+    """Every file of a version is what its manifest says, and nothing else is there. [default: the newest]"""
+    from serin.formats.bundle import verify_bundle
+    from serin.store import Store
+
+    bundle = _bundle(Store.open(), model, version)
+    manifest = verify_bundle(Path(bundle.path))
+    show(
+        f"{model} version {bundle.version}: {len(manifest.files)} files as its manifest says ({bundle.digest[:12]})"
+    )
+
+
+def predict(
+    model: Model,
+    rows: Annotated[Path, typer.Argument(help="Rows to score: Parquet, CSV, JSON lines.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write here instead of stdout (which gets CSV).")
+    ] = None,
+    version: Annotated[
+        str, typer.Option(help="A number or an alias. [default: what the gateway serves]")
+    ] = "",
+    batch: Annotated[
+        bool, typer.Option("--batch", help="In this process, in bulk, without the stack.")
+    ] = False,
+    grpc: Annotated[bool, typer.Option("--grpc", help="Ask the gateway by gRPC instead of HTTP.")] = False,
+) -> None:
+    """Score rows through the gateway, or in bulk without it (--batch)."""
+    from serin.commands.predictions import open_bundle, predict_in_bulk, predict_through_gateway
+
+    bundle = open_bundle(model, version)
+    if batch:
+        count = predict_in_bulk(bundle, rows, out, say=progress())
+    else:
+        protocol: Literal["http", "grpc"] = "grpc" if grpc else "http"
+        count = predict_through_gateway(bundle, rows, out, pinned=bool(version), protocol=protocol)
+    if out is not None:
+        show(f"{count:,} rows scored by {model} into {out}")
+
+
+def gpus(as_json: Json = False) -> None:
+    """The GPUs of this machine and who holds them."""
+    from serin.hardware import holders, inventory
+
+    held = {holder.device: holder for holder in holders(environment.home())}
+    devices = inventory()
+    if as_json:
+        show_json(
+            [
+                {**dataclasses.asdict(d), "holder": dataclasses.asdict(held[d.id]) if d.id in held else None}
+                for d in devices
+            ]
+        )
+        return
+    rows = [
+        (d.id, d.name, human_bytes(d.memory_bytes), str(held[d.id]) if d.id in held else "free")
+        for d in devices
+    ]
+    show_table(("id", "name", "memory", "holder"), rows, empty="no GPUs here; everything runs on the CPU")
+
+
+def gc(
+    keep_versions: Annotated[int, typer.Option(min=1, help="The newest versions of each model to keep.")] = 5,
+    keep_days: Annotated[float, typer.Option(min=0, help="Datasets and runs younger than this stay.")] = 7.0,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove it; without this it is only listed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Old versions, unused datasets, old runs and the leavings of crashes: listed, and removed with --remove."""
+    from serin.retention import Policy, collect_garbage
+    from serin.store import Store
+
+    store = Store.open()
+    if not store.local:
+        problem = (
+            "retention of an object store is its own (lifecycle rules); `serin gc` works on a local store"
+        )
+        raise SpecError(where=store.url, problems=[("", problem)])
+    policy = Policy(keep_versions=keep_versions, keep_days=keep_days)
+    found = collect_garbage(store, environment.home(), policy, remove=remove)
+    if as_json:
+        show_json([dataclasses.asdict(entry) for entry in found])
+        return
+    rows = [(entry.kind, entry.name, human_bytes(entry.bytes)) for entry in found]
+    show_table(("kind", "name", "size"), rows, empty="nothing to remove")
+    if rows:
+        total = human_bytes(sum(entry.bytes for entry in found))
+        show(f"{total} removed" if remove else f"{total} could go: add --remove")
+
+
+def _bundle(store: Store, model: str, version: str) -> Bundle:
+    if version:
+        return store.bundle(model, version)
+    versions = store.versions(model)
+    if not versions:
+        raise NotFound(kind="model", name=model, known=store.models())
+    return store.bundle(model, versions[-1])
+
+
+def _metrics(metrics: dict[str, float]) -> str:
+    return " ".join(f"{name}={value:.4g}" for name, value in sorted(metrics.items())) or "-"

@@ -1,0 +1,57 @@
+"""How the command speaks: results on stdout, progress on stderr, JSON when asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+
+
+def show(text: str = "") -> None:
+    """A line of the result."""
+    sys.stdout.write(f"{text}\n")
+
+
+def show_json(value: Any) -> None:
+    show(json.dumps(value, indent=2, default=str))
+
+
+def say(text: str) -> None:
+    """A line about what is going on."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def progress() -> Callable[[str], None]:
+    """A `say` that puts the seconds since now before each line."""
+    began = time.monotonic()
+    return lambda text: say(f"{time.monotonic() - began:6.1f} s  {text}")
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
+    """Columns as wide as their widest cell; `empty` instead of a table without rows."""
+    if not rows:
+        show(empty)
+        return
+    cells = [list(columns), *[["-" if cell is None else str(cell) for cell in row] for row in rows]]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    for row in cells:
+        show("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

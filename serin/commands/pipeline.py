@@ -1,0 +1,147 @@
+"""From a table to a model: init, check, run through Prefect; etl, train, export one at a time without it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serin import environment
+from serin.commands.output import Json, progress, say, show, show_json
+from serin.errors import SpecError
+
+if TYPE_CHECKING:
+    from serin.spec.pipeline import PipelineSpec
+
+SpecFile = Annotated[Path, typer.Argument(help="The pipeline's YAML file.", metavar="SPEC")]
+
+_TABLES = (".parquet", ".csv")
+
+
+class Stage(StrEnum):
+    TRAIN = "train"
+    EXPORT = "export"
+
+
+def register(app: typer.Typer) -> None:
+    for command in (init, check, run, etl, train, export):
+        app.command()(command)
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to write pipeline.yaml.")] = Path(),
+    table: Annotated[
+        Path | None, typer.Option(help="The table to learn from. [default: the one in FOLDER or FOLDER/data]")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The column to predict. [default: guessed]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a pipeline.yaml that is there.")] = False,
+) -> None:
+    """A commented spec from a table: types, target and features guessed and explained."""
+    from serin.etl.guess import guess_spec
+
+    path = folder / "pipeline.yaml"
+    if path.exists() and not force:
+        raise SpecError(where=str(path), problems=[("", "is there already; --force replaces it")])
+    text = guess_spec(table or _only_table(folder), target)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    show(f"wrote {path}; read it, change what was guessed wrong, then: serin check {path}")
+
+
+def check(spec: SpecFile, as_json: Json = False) -> None:
+    """All that is wrong with a spec, held against its tables; what the served model will ask of its clients."""
+    from serin.commands.stages import look_at_tables
+
+    loaded = _load(spec)
+    layout = look_at_tables(loaded)
+    if as_json:
+        inputs = [{"name": c.name, "kind": c.kind, "dtype": c.dtype, "null": c.null} for c in layout.inputs]
+        show_json({"name": loaded.name, "digest": loaded.digest(), "inputs": inputs})
+        return
+    show(
+        f"{spec} is good: {loaded.name}, {len(loaded.features)} groups of features, {loaded.data.target.task}"
+    )
+    show("clients of the served model will send")
+    for column in layout.inputs:
+        show(f"  {column.name:<20} {column.kind:<10} {column.dtype:<6} null: {column.null}")
+    for join in layout.lookups:
+        columns = ", ".join(join.columns.values())
+        show(f"looked up inside the model, by {', '.join(join.spec.on)}: {columns} (from {join.spec.table})")
+
+
+def run(
+    spec: SpecFile,
+    placed: Annotated[bool, typer.Option("--placed", help="Each stage on the worker that suits it.")] = False,
+    fresh: Annotated[
+        list[Stage] | None, typer.Option(help="Do this stage again. May be given twice.")
+    ] = None,
+    serve: Annotated[bool, typer.Option(help="Roll the new version out.")] = True,
+    follow: Annotated[bool, typer.Option(help="Show progress until the run has ended.")] = True,
+) -> None:
+    """Run the pipeline on the stack. Followed (the default), exit code 0 means that it completed."""
+    from serin.stack.flow_run import run_pipeline
+
+    _load(spec)  # a bad spec is told here and now, not in a worker's log
+    again = [stage.value for stage in fresh or []]
+    run_pipeline(
+        environment.home(), spec.absolute(), placed=placed, fresh=again, serve=serve, follow=follow, say=say
+    )
+
+
+def etl(spec: SpecFile, as_json: Json = False) -> None:
+    """Raw tables to a dataset. One that was made before from the same tables is found, not made again."""
+    from serin.commands.stages import make_dataset
+
+    dataset = make_dataset(_load(spec), say=progress())
+    if as_json:
+        show_json({"path": dataset.path, "digest": dataset.digest, "rows": dataset.rows})
+        return
+    rows = ", ".join(f"{split} {count:,}" for split, count in dataset.rows.items())
+    show(f"dataset {dataset.digest[:12]} ({rows}) in {dataset.path}")
+
+
+def train(spec: SpecFile, as_json: Json = False) -> None:
+    """A dataset to trained weights. Goes on where an earlier call stopped; exit code 75 means: run me again."""
+    from serin.commands.stages import train_model
+
+    checkpoint = train_model(_load(spec), say=progress())
+    if as_json:
+        show_json({"path": checkpoint.path, "step": checkpoint.step, "metrics": checkpoint.metrics})
+        return
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(checkpoint.metrics.items()))
+    show(f"trained, best at step {checkpoint.step:,} ({metrics}) in {checkpoint.path}")
+
+
+def export(spec: SpecFile, as_json: Json = False) -> None:
+    """Trained weights to a proven, published model version."""
+    from serin.commands.stages import publish_model
+
+    bundle = publish_model(_load(spec), say=progress())
+    if as_json:
+        show_json(
+            {"model": bundle.model, "version": bundle.version, "path": bundle.path, "metrics": bundle.metrics}
+        )
+        return
+    show(f"{bundle.model} version {bundle.version} in {bundle.path}")
+    show(f"next: serin rollout start {bundle.model} {bundle.version}")
+
+
+def _load(path: Path) -> PipelineSpec:
+    from serin.spec.load import load_spec
+
+    return load_spec(path)
+
+
+def _only_table(folder: Path) -> Path:
+    places = [folder, folder / "data"]
+    found = sorted(
+        path for place in places if place.is_dir() for path in place.iterdir() if path.suffix in _TABLES
+    )
+    if len(found) == 1:
+        return found[0]
+    what = (
+        f"holds {len(found)} tables ({', '.join(path.name for path in found)})" if found else "holds no table"
+    )
+    raise SpecError(where=str(folder), problems=[("", f"{what}; name one with --table")])

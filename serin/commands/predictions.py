@@ -1,0 +1,114 @@
+"""Rows in, scores out: through the gateway as any client would ask, or in this process without it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from serin import environment
+from serin.artifacts import Bundle
+from serin.errors import RowsUnfit
+from serin.formats.bundle import output_column
+from serin.formats.rows import RowWriter, read_rows, write_rows
+from serin.formats.schema import Schema, read_schema
+from serin.formats.wire import to_wire
+from serin.store import Store
+
+Say = Callable[[str], None]
+
+
+def predict_through_gateway(
+    bundle: Bundle, rows: Path, out: Path | None, *, pinned: bool, protocol: Literal["http", "grpc"]
+) -> int:
+    """Scores as clients get them; `pinned` asks for the bundle's version, else the gateway chooses. Gives the rows."""
+    from serin.serving.client import predict
+    from serin.stack.state import running_stack
+
+    url = running_stack(environment.home()).gateway_url
+    schema = read_schema(Path(bundle.path))
+
+    def ask(piece: pa.Table) -> pa.Table:
+        version = bundle.version if pinned else None
+        answer = predict(url, bundle.model, to_wire(piece, schema), schema, protocol, version)
+        for name, values in answer.items():
+            piece = piece.append_column(name, output_column(values))
+        return piece
+
+    return _score(ask, rows, schema, out)
+
+
+def predict_in_bulk(bundle: Bundle, rows: Path, out: Path | None, *, say: Say) -> int:
+    """Scores by the bundle's own graph, at the speed of this machine. Returns the rows."""
+    from serin.export.predict import Scorer
+
+    scorer = Scorer(bundle.path)
+    return _score(scorer.score, rows, scorer.schema, out, say=say)
+
+
+def open_bundle(model: str, version: str) -> Bundle:
+    """The version asked for, else the live one, else the newest: a model need not be served to be scored in bulk."""
+    store = Store.open()
+    if version:
+        return store.bundle(model, version)
+    live = store.aliases(model).get("live")
+    versions = store.versions(model)
+    return store.bundle(model, live or (versions[-1] if versions else "live"))
+
+
+def _score(
+    score: Callable[[pa.Table], pa.Table],
+    rows: Path,
+    schema: Schema,
+    out: Path | None,
+    *,
+    say: Say = lambda _: None,
+) -> int:
+    done = 0
+    with _writer(out) as writer:
+        for piece in read_rows(rows, schema):
+            clash = {output.name for output in schema.outputs} & set(piece.column_names)
+            if clash:
+                reason = "has the name of the model's answer; rename or drop it"
+                raise RowsUnfit(column=min(clash), reason=reason)
+            writer.write_table(score(piece))
+            done += len(piece)
+            say(f"scored {done:,} rows")
+        if not done:
+            raise RowsUnfit(column="", reason=f"in {rows} has no rows")
+    return done
+
+
+class _Terminal:
+    """CSV on stdout, with one header."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def write_table(self, table: pa.Table) -> None:
+        options = pacsv.WriteOptions(include_header=not self._begun)
+        pacsv.write_csv(_flat(table), sys.stdout.buffer, options)
+        self._begun = True
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    """Lists (a multiclass model's probabilities) as text: CSV has no other way."""
+    for index, column in enumerate(table.columns):
+        if pa.types.is_nested(column.type):
+            text = pa.array([str(value) for value in column.to_pylist()])
+            table = table.set_column(index, table.column_names[index], text)
+    return table
+
+
+@contextmanager
+def _writer(out: Path | None) -> Iterator[RowWriter]:
+    if out is None:
+        yield _Terminal()
+        return
+    with write_rows(out) as writer:
+        yield writer

@@ -1,0 +1,175 @@
+"""Rollouts: what people tell the controller, and what it tells them. Reads journals, writes to its inbox."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serin import environment
+from serin.commands.output import Json, say, show, show_json, show_table, when
+from serin.errors import NotFound, RolloutFailed, RolloutRefused
+
+if TYPE_CHECKING:
+    from serin.rollout.commands import Kind
+    from serin.rollout.plan import Plan
+    from serin.rollout.status import ModelStatus
+
+Model = Annotated[str, typer.Argument(help="The model's name.")]
+Why = Annotated[str, typer.Option("--why", help="A reason, for the journal.")]
+Follow = Annotated[bool, typer.Option(help="Show every decision until the rollout has ended.")]
+
+_POLL_S = 0.3
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Bring a model version to its clients, step by step.", no_args_is_help=True)
+    for command in (start, status, watch, pause, resume, promote, abort, back):
+        group.command()(command)
+    app.add_typer(group, name="rollout")
+
+
+def start(
+    model: Model,
+    version: Annotated[int, typer.Argument(help="The version to roll out.", min=1)],
+    spec: Annotated[
+        Path | None, typer.Option("--spec", help="Take the plan from this spec. [default: the version's own]")
+    ] = None,
+    follow: Follow = True,
+    why: Why = "",
+) -> None:
+    """Roll a version out. Followed (the default), exit code 0 means that it was promoted."""
+    _tell("start", model, version=version, plan=_plan(model, version, spec), why=why)
+    if follow:
+        _follow(model)
+
+
+def status(
+    model: Annotated[str | None, typer.Argument(help="One model. [default: all]", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Where each model's newest rollout stands."""
+    found = _statuses(model)
+    if as_json:
+        show_json([dataclasses.asdict(entry) for entry in found])
+        return
+    columns = ("model", "live", "rolling out", "phase", "weight", "since", "why")
+    show_table(
+        columns,
+        [_row(entry) for entry in found],
+        empty="no rollouts yet: `serin rollout start MODEL VERSION`",
+    )
+
+
+def watch(model: Model) -> None:
+    """Every decision about the model's newest rollout, until it has ended. Exit code 0: promoted."""
+    _follow(model)
+
+
+def pause(model: Model, why: Why = "") -> None:
+    """Hold the rollout where it is."""
+    _tell("pause", model, why=why)
+
+
+def resume(model: Model, why: Why = "") -> None:
+    """Let a held rollout go on."""
+    _tell("resume", model, why=why)
+
+
+def promote(model: Model, why: Why = "") -> None:
+    """Give the candidate all traffic now, whatever the evidence."""
+    _tell("promote", model, why=why)
+
+
+def abort(model: Model, why: Why = "") -> None:
+    """Send all traffic back to the live version and end the rollout."""
+    _tell("abort", model, why=why)
+
+
+def back(model: Model, why: Why = "", follow: Follow = True) -> None:
+    """Return to the version that was live before: at once while it is still warm, else by a rollout of its own."""
+    _tell("back", model, why=why)
+    if follow:
+        _follow(model, returning=True)
+
+
+def _tell(
+    kind: Kind, model: str, *, version: int | None = None, plan: Plan | None = None, why: str = ""
+) -> None:
+    from serin.rollout.commands import Command, ask
+    from serin.stack.state import running_stack
+
+    home = running_stack(environment.home()).home
+    command = Command(kind=kind, model=model, version=version, by=environment.user(), why=why, plan=plan)
+    answer = ask(home, command)
+    if not answer.accepted:
+        raise RolloutRefused(model=model, command=kind, reason=answer.reason)
+    show(f"{kind} {model}{f' version {version}' if version else ''}: accepted")
+
+
+def _plan(model: str, version: int, spec: Path | None) -> Plan:
+    from serin.rollout.plan import Plan
+    from serin.spec.load import load_spec
+    from serin.store import Store
+
+    bundle = Store.open().bundle(model, version)
+    wanted = load_spec(spec or Path(bundle.path) / "spec.yaml")
+    return Plan.from_spec(wanted.rollout, drain_s=max(30.0, 2 * float(wanted.serving.request_timeout)))
+
+
+def _follow(model: str, *, returning: bool = False) -> None:
+    """Print each decision once; RolloutFailed when the rollout ended in a rollback that nobody asked for."""
+    from serin.rollout.status import history, model_status
+
+    home = environment.home()
+    known = model_status(home, model)
+    if known is None:
+        raise NotFound(kind="rollout of", name=model, known=[entry.name for entry in _statuses(None)])
+    rollout, shown = known.rollout.id, 0
+    while True:
+        for decision in history(home, model, rollout):
+            if decision.seq > shown:
+                shown = decision.seq
+                say(f"{when(decision.t)}  {decision.phase:<12} {decision.weight:5.1f}%  {decision.reason}")
+        now = model_status(home, model)
+        assert now is not None, "a journal does not lose its lines"
+        if not now.rollout.running or now.rollout.id != rollout:
+            break
+        time.sleep(_POLL_S)
+    if now.rollout.phase != "promoted" and not returning:
+        turned = [decision for decision in history(home, model, rollout) if decision.phase == "aborting"]
+        reason = turned[0].reason if turned else now.rollout.reason
+        raise RolloutFailed(release=f"{model}-v{now.rollout.version}", reason=reason)
+    show(f"{model}: version {now.live} is live")
+
+
+def _statuses(model: str | None) -> list[ModelStatus]:
+    from serin.rollout.status import model_status
+    from serin.rollout.status import status as all_statuses
+
+    if model is None:
+        return all_statuses(environment.home())
+    found = model_status(environment.home(), model)
+    if found is None:
+        raise NotFound(
+            kind="rollout of", name=model, known=[entry.name for entry in all_statuses(environment.home())]
+        )
+    return [found]
+
+
+def _row(entry: ModelStatus) -> tuple[object, ...]:
+    rollout = entry.rollout
+    phase = f"{rollout.phase}, held: {rollout.hold}" if rollout.hold else rollout.phase
+    going = rollout.version if rollout.running else None
+    return (
+        entry.name,
+        entry.live,
+        going,
+        phase,
+        f"{rollout.weight_percent:g}%",
+        when(rollout.since),
+        rollout.reason,
+    )

@@ -1,0 +1,104 @@
+"""The local stack: up, down, status, doctor, env, install."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated
+
+import typer
+
+from serin import environment
+from serin.commands.output import Json, progress, show, show_json
+
+
+def register(app: typer.Typer) -> None:
+    for command in (up, down, status, doctor, env):
+        app.command()(command)
+    install = typer.Typer(help="Install what pip cannot bring along.", no_args_is_help=True)
+    install.callback()(lambda: None)
+    install.command("triton")(install_triton)
+    app.add_typer(install, name="install")
+
+
+def up(
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="The gateway's port. [default: a free one, 8080 first]"),
+    ] = None,
+    ui_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Prefect's port. [default: a free one, 4200 first]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Start the local stack: Prefect with two workers, the gateway, the rollout controller."""
+    from serin.stack.up import bring_up
+
+    stack = bring_up(environment.home(), port=port, ui_port=ui_port, say=progress())
+    addresses = {
+        "gateway": stack.gateway_url,
+        "prefect": stack.prefect_ui_url,
+        "prefect_api": stack.prefect_api_url,
+        "home": str(stack.home),
+    }
+    if as_json:
+        show_json(addresses)
+        return
+    show(f"gateway  {addresses['gateway']}   (models answer at /v2/models/<name>/infer, HTTP and gRPC)")
+    show(f"Prefect  {addresses['prefect']}")
+    show(f"state    {addresses['home']}")
+    show("next: `serin run SPEC` runs a pipeline, `serin status` shows the stack, `serin down` ends it")
+
+
+def down() -> None:
+    """End the local stack: requests under way are answered, then nothing is left running."""
+    from serin.stack.down import take_down
+
+    take_down(environment.home(), say=progress())
+    show("down")
+
+
+def status(as_json: Json = False) -> None:
+    """What runs, which releases take traffic, how fast they answer. Exit code 1 when the stack is not well."""
+    from serin.stack.status import read_status
+
+    found = read_status(environment.home())
+    if as_json:
+        show_json(found.to_json())
+    else:
+        for line in found.lines():
+            show(line)
+    if not found.well:
+        raise typer.Exit(1)
+
+
+def doctor(as_json: Json = False) -> None:
+    """What is here, what is missing, and what to do about it. Exit code 1 when something needed is missing."""
+    from serin.stack.doctor import examine
+
+    findings = examine(environment.home())
+    if as_json:
+        show_json([finding.to_json() for finding in findings])
+    else:
+        for finding in findings:
+            show(f"{finding.verdict:<8} {finding.what:<13} {finding.found}")
+            if finding.advice:
+                show(f"{'':<22} {finding.advice}")
+    if any(finding.verdict == "missing" for finding in findings):
+        raise typer.Exit(1)
+
+
+def env() -> None:
+    """Shell lines that point this shell at the stack: eval "$(serin env)"."""
+    from serin.stack.state import running_stack
+
+    stack = running_stack(environment.home())
+    show(f"export SERIN_HOME={shlex.quote(str(stack.home))}")
+    show(f"export PREFECT_API_URL={shlex.quote(stack.prefect_api_url)}")
+
+
+def install_triton() -> None:
+    """Make Triton's own environment beside this one; does nothing when it is there."""
+    from serin.serving.triton import find_triton, install_triton
+
+    install_triton(say=progress())
+    show(f"Triton: {find_triton()}")

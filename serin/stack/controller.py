@@ -1,0 +1,113 @@
+"""The rollout controller's process: `python -m serin.stack.controller`. Wires rollout to serving and ticks.
+
+Owes nothing to a clean end: supervisord starts it again after a crash, and it goes on from its journals.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from serin import environment
+from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.errors import SerinError
+from serin.rollout.commands import Inbox
+from serin.rollout.controller import Controller
+from serin.rollout.judge import LogJudge
+from serin.rollout.record import JournalFolder
+from serin.serving.envoy_routes import Timeouts
+from serin.serving.gateway import Gateway
+from serin.serving.releases import Releases
+from serin.serving.repository import serving_settings
+from serin.stack.parts import build_gateway, build_releases, request_log
+from serin.store import Store
+
+TICK_S = 0.5
+LOG_LIMIT_BYTES = 256_000_000
+
+_ROTATE_EVERY_S = 60.0
+
+
+class Door:
+    """The gateway as a rollout sees it: each route with the addresses and timeouts of the releases behind it."""
+
+    def __init__(self, gateway: Gateway, releases: Releases, store: Store) -> None:
+        self._gateway, self._releases, self._store = gateway, releases, store
+        self._timeouts: dict[Release, Timeouts] = {}
+
+    def apply(self, routes: Sequence[ModelRoute]) -> None:
+        endpoints: dict[str, Endpoint] = {}
+        for release in {*self._releases.running(), *_named(routes)}:
+            endpoints[release.name] = self._releases.endpoint(release)
+        timeouts = {route.model: self._of(route.stable or route.candidate) for route in routes}
+        self._gateway.apply(routes, endpoints, timeouts)
+
+    def active_requests(self, release: Release) -> int:
+        return self._gateway.active_requests(release)
+
+    def _of(self, release: Release | None) -> Timeouts:
+        assert release is not None, "a route without a release leads nowhere"
+        if release not in self._timeouts:
+            bundle = self._store.bundle(release.model, release.version)
+            self._timeouts[release] = Timeouts.from_spec(serving_settings(bundle))
+        return self._timeouts[release]
+
+
+def _named(routes: Sequence[ModelRoute]) -> set[Release]:
+    return {release for route in routes for release in (route.stable, route.candidate) if release}
+
+
+def run(home: Path, stop: threading.Event) -> None:
+    """Tick until `stop` is set."""
+    store, gateway, releases = Store.open(), build_gateway(home), build_releases(home)
+    controller = Controller(
+        router=Door(gateway, releases, store),
+        fleet=releases,
+        judge=LogJudge(request_log(home)),
+        journals=JournalFolder(home),
+        versions=store,
+        commands=Inbox(home),
+        say=say,
+    )
+    say("the controller has begun")
+    rotate_at = 0.0
+    try:
+        while not stop.is_set():
+            began = time.monotonic()
+            try:
+                controller.tick()
+                if began >= rotate_at:
+                    gateway.rotate_log(LOG_LIMIT_BYTES)
+                    rotate_at = began + _ROTATE_EVERY_S
+            except (
+                OSError,
+                SerinError,
+            ) as error:  # a decision that could not be recorded was not made: try again
+                say(f"this tick came to nothing: {error}")
+            stop.wait(max(0.0, TICK_S - (time.monotonic() - began)))
+    finally:
+        controller.close()
+    say("the controller has ended")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        run(environment.home(), stop)
+    except SerinError as error:
+        sys.exit(f"the controller cannot go on: {error}")
+
+
+if __name__ == "__main__":
+    main()

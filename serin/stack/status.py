@@ -1,0 +1,152 @@
+"""How the stack is: its processes, the models behind the gateway, how fast they answered lately. Changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from serin.artifacts import Release
+from serin.errors import NameInvalid, SupervisorGone
+from serin.formats.request_log import find_offset, read_requests
+from serin.monitoring.latency import ReleaseLatency, summarise
+from serin.rollout.status import ModelStatus
+from serin.rollout.status import status as rollout_statuses
+from serin.stack import prefect_api
+from serin.stack.parts import build_gateway, build_releases, request_log
+from serin.stack.state import read_stack
+from serin.stack.supervisor import Child, Supervisor
+
+WINDOW_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    url: str
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    home: Path
+    up: bool
+    gateway: Address | None = None
+    prefect: Address | None = None
+    processes: tuple[Child, ...] = ()
+    models: tuple[ModelStatus, ...] = ()
+    ready: frozenset[str] = frozenset()  # names of releases that answer
+    latency: tuple[ReleaseLatency, ...] = field(default=())
+
+    @property
+    def well(self) -> bool:
+        """Everything that should run does, and every release that has traffic answers."""
+        if not self.up or self.gateway is None or self.prefect is None:
+            return False
+        serving = {
+            f"{model.name}-v{release.version}"
+            for model in self.models
+            for release in model.releases
+            if release.weight_percent > 0
+        }
+        processes = all(child.state == "running" for child in self.processes if not _is_release(child.name))
+        return processes and self.gateway.ready and self.prefect.ready and serving <= self.ready
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "home": str(self.home),
+            "up": self.up,
+            "well": self.well,
+            "gateway": asdict(self.gateway) if self.gateway else None,
+            "prefect": asdict(self.prefect) if self.prefect else None,
+            "processes": [
+                {"name": child.name, "state": child.state, "pid": child.pid} for child in self.processes
+            ],
+            "models": [self._model(model) for model in self.models],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        if not self.up or self.gateway is None or self.prefect is None:
+            yield f"no stack is up in {self.home}; start one with `serin up`"
+            return
+        yield f"gateway  {self.gateway.url}  {'ready' if self.gateway.ready else 'NOT READY'}"
+        yield f"Prefect  {self.prefect.url}  {'ready' if self.prefect.ready else 'NOT READY'}"
+        for child in self.processes:
+            pid = f"process {child.pid}" if child.pid else ""
+            yield f"  {child.name:<24} {child.state:<9} {pid}".rstrip()
+        for model in self.models:
+            yield from self._model_lines(model)
+
+    def _model_lines(self, model: ModelStatus) -> Iterator[str]:
+        live = f"version {model.live} is live" if model.live else "no version is live yet"
+        yield f"{model.name}: {live}"
+        for release in model.releases:
+            name = f"{model.name}-v{release.version}"
+            ready = "ready" if name in self.ready else "NOT READY"
+            yield f"  {name:<24} {release.arm:<9} {release.weight_percent:6.2f}%  {ready}"
+            for seen in self._latency_of(name):
+                yield (
+                    f"    as {seen.arm}: {seen.requests_per_s:.1f} requests/s, p50 {seen.p50_ms:.2f} ms, "
+                    f"p95 {seen.p95_ms:.2f} ms, p99 {seen.p99_ms:.2f} ms, {seen.error_share:.2%} failed"
+                )
+        rollout = model.rollout
+        if rollout.running:
+            held = f", held: {rollout.hold}" if rollout.hold else ""
+            yield f"  rolling out version {rollout.version}: {rollout.phase}{held} ({rollout.reason})"
+
+    def _model(self, model: ModelStatus) -> dict[str, Any]:
+        releases = []
+        for release in model.releases:
+            name = f"{model.name}-v{release.version}"
+            releases.append(
+                {
+                    "version": release.version,
+                    "arm": release.arm,
+                    "weight": release.weight_percent,
+                    "ready": name in self.ready,
+                    "latency": [asdict(seen) for seen in self._latency_of(name)],
+                }
+            )
+        return {"name": model.name, "releases": releases, "rollout": asdict(model.rollout)}
+
+    def _latency_of(self, release: str) -> list[ReleaseLatency]:
+        return [seen for seen in self.latency if seen.release == release]
+
+
+def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
+    """Asks every part; one that does not answer is not ready. Latencies are of the last `window_s`."""
+    stack = read_stack(home)
+    if stack is None or not stack.is_alive:
+        return Status(home=home, up=False)
+    try:
+        children = tuple(Supervisor(home).children())
+    except SupervisorGone:
+        return Status(home=home, up=False)
+    models = tuple(rollout_statuses(home))
+    releases = build_releases(home)
+    named = [Release(model=model.name, version=entry.version) for model in models for entry in model.releases]
+    log = request_log(home)
+    since = time.time() - window_s
+    recent = [
+        request for request in read_requests(log, find_offset(log, since)).requests if request.t >= since
+    ]
+    return Status(
+        home=home,
+        up=True,
+        gateway=Address(url=stack.gateway_url, ready=build_gateway(home).ready()),
+        prefect=Address(url=stack.prefect_ui_url, ready=prefect_api.answers(stack.prefect_api_url)),
+        processes=children,
+        models=models,
+        ready=frozenset(release.name for release in named if releases.state(release) == "ready"),
+        latency=summarise(recent, window_s),
+    )
+
+
+def _is_release(name: str) -> bool:
+    try:
+        Release.parse(name)
+    except NameInvalid:
+        return False
+    return True

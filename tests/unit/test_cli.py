@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from serin import cli
+from serin.errors import Preempted
+from serin.hardware import lease
+
+# What people and scripts type. A change here breaks somebody: say so in CHANGELOG.md.
+COMMAND_LINE = {
+    "": "[--debug] [--version]",
+    "init": "[FOLDER] [--table] [--target] [--force]",
+    "check": "[SPEC] [--json]",
+    "run": "[SPEC] [--placed] [--fresh] [--no-serve --serve] [--follow --no-follow]",
+    "etl": "[SPEC] [--json]",
+    "train": "[SPEC] [--json]",
+    "export": "[SPEC] [--json]",
+    "up": "[--port] [--ui-port] [--json]",
+    "down": "",
+    "status": "[--json]",
+    "doctor": "[--json]",
+    "env": "",
+    "install triton": "",
+    "runs list": "[--limit] [--json]",
+    "runs show": "[RUN] [--json]",
+    "rollout start": "[MODEL] [VERSION] [--spec] [--follow --no-follow] [--why]",
+    "rollout status": "[MODEL] [--json]",
+    "rollout watch": "[MODEL]",
+    "rollout pause": "[MODEL] [--why]",
+    "rollout resume": "[MODEL] [--why]",
+    "rollout promote": "[MODEL] [--why]",
+    "rollout abort": "[MODEL] [--why]",
+    "rollout back": "[MODEL] [--why] [--follow --no-follow]",
+    "models list": "[--json]",
+    "models show": "[MODEL] [VERSION] [--json]",
+    "models verify": "[MODEL] [VERSION]",
+    "predict": "[MODEL] [ROWS] [--out -o] [--version] [--batch] [--grpc]",
+    "gpus": "[--json]",
+    "gc": "[--keep-versions] [--keep-days] [--remove] [--json]",
+}
+
+
+def commands(command: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if name == "" or not hasattr(command, "commands"):
+        yield name, " ".join(f"[{parameter(each)}]" for each in command.params)
+    for inner, child in getattr(command, "commands", {}).items():
+        yield from commands(child, f"{name} {inner}".strip())
+
+
+def parameter(found: Any) -> str:
+    if found.param_type_name == "argument":
+        return str(found.name).upper()
+    return " ".join(sorted([*found.opts, *found.secondary_opts]))
+
+
+def test_the_command_line_is_what_it_was() -> None:
+    assert dict(commands(typer.main.get_command(cli.app))) == COMMAND_LINE
+
+
+Serin = Callable[..., int]
+
+
+@pytest.fixture
+def serin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Serin:
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["serin", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(end.value.code or 0)
+
+    return run
+
+
+def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMAND_LINE:
+        assert serin(*name.split(), "--help") == 0
+        assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["check", "none.yaml"], 2, "none.yaml: 1 problem"),
+        (["check"], 2, "Missing argument"),
+        (["run", "none.yaml"], 2, "no such file"),
+        (["chek"], 2, "No such command"),
+        (["up", "--port", "70000"], 2, "65535"),
+        (["rollout", "start", "flights", "0"], 2, "'version'"),
+        (["rollout", "start", "Flights", "1"], 2, "'Flights' is no model name"),
+        (["env"], 1, "start one with `serin up`"),
+        (["down"], 1, "no stack is up"),
+        (["models", "show", "flights"], 1, "no model 'flights'"),
+        (["models", "verify", "flights", "live"], 1, "no version of 'flights' called 'live'"),
+        (["runs", "show", "nothing"], 1, "no run 'nothing'"),
+        (["rollout", "pause", "flights"], 1, "no stack is up"),
+        (["rollout", "watch", "flights"], 1, "no rollout of 'flights'"),
+        (["predict", "flights", "rows.csv"], 1, "flights"),
+    ],
+)
+def test_a_mistake_is_one_message_and_an_exit_code(
+    serin: Serin, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    assert serin(*arguments) == code
+    told = capsys.readouterr()
+    assert words in told.err
+    assert told.out == ""
+    assert "Traceback" not in told.err
+
+
+def test_asking_leaves_no_trace(serin: Serin, tmp_path: Path) -> None:
+    for question in ("models list", "runs list", "gpus", "rollout status", "gc", "doctor"):
+        assert serin(*question.split()) == 0
+    assert serin("status") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("question", ["models list", "runs list", "gpus", "rollout status", "gc", "doctor"])
+def test_json_is_json(serin: Serin, capsys: pytest.CaptureFixture[str], question: str) -> None:
+    assert serin(*question.split(), "--json") == 0
+    assert isinstance(json.loads(capsys.readouterr().out), list)
+
+
+def test_status_of_nothing_is_not_well(serin: Serin, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serin("status", "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["up"], found["well"], found["processes"], found["models"]) == (False, False, [], [])
+
+
+def test_gpus_names_the_holder(
+    serin: Serin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    devices = [{"id": "GPU-1", "name": "H200", "memory_bytes": 150_000_000_000}, {"id": "GPU-2"}]
+    inventory = tmp_path / "inventory.json"
+    inventory.write_text(json.dumps({"format": "serin.inventory", "version": 1, "devices": devices}))
+    monkeypatch.setenv("SERIN_INVENTORY", str(inventory))
+    with lease(1, home=tmp_path / "home", purpose="training of flights"):
+        assert serin("gpus") == 0
+    first, second = capsys.readouterr().out.splitlines()[1:]
+    assert "training of flights" in first
+    assert second.endswith("free")
+
+
+def test_preempted_means_75(serin: Serin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def preempted() -> None:
+        raise Preempted(step=7, folder=tmp_path)
+
+    monkeypatch.setattr(cli, "app", preempted)
+    assert serin("train", "spec.yaml") == 75
+
+
+def test_a_fault_of_our_own_is_admitted_and_shown_with_debug(
+    serin: Serin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(cli, "app", broken)
+    assert serin("status") == 1
+    assert "unexpected ZeroDivisionError" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["serin", "--debug", "status"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_help_costs_little() -> None:
+    """0.6 s is the promise. Processor time is measured, and the best of three: a busy machine is not to blame."""
+    costs = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-m", "serin.cli", "--help"], check=True, capture_output=True, timeout=30
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        costs.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    print(f"serin --help: {min(costs):.2f} s")
+    assert min(costs) < 0.6
