@@ -6,6 +6,7 @@ string. Strings are codes into a dictionary, so that work on text is done once p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,11 @@ class Column:
         if self.kind == "float":
             return np.isnan(self.values)
         return np.asarray(self.values == null_of(self.kind))
+
+    def blocks(self, rows: int) -> Iterator[Column]:
+        """The column in blocks of so many rows, the last one shorter: views, small enough for a processor's cache."""
+        for start in range(0, len(self.values), rows):
+            yield self[start : start + rows]
 
     def __getitem__(self, rows: slice | Array) -> Column:
         """Some of the rows, by slice, mask or positions."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "serin.features", 1
 _NUMERIC: Mapping[str, Any] = {step.name: step for step in (FillMedian, Clip, Normalize)}
 _CATEGORICAL: Mapping[str, Any] = {step.name: step for step in (Categorify, DateParts)}
+_BLOCK = 2**15
 _FLOAT, _INT64 = 1, 7  # onnx.TensorProto
 
 
@@ -115,7 +116,10 @@ class FeaturePlan:
         rows = len(next(iter(columns.values())))
         num = np.empty((rows, len(self.numeric)), np.float32)
         for index, number in enumerate(self.numbers):
-            num[:, index] = number.transform(columns[number.column])
+            start = 0
+            for block in columns[number.column].blocks(_BLOCK):
+                num[start : start + len(block), index] = number.transform(block)
+                start += len(block)
         cat = np.empty((rows, len(self.categorical)), np.int32)
         index = 0
         for feature in self.categories:

@@ -19,7 +19,7 @@ from serin.features.column import Column
 from serin.features.steps import NumericStep
 
 Counts = npt.NDArray[np.int64]
-_BLOCK = 2**16  # rows that stay in the processor's cache from one operation to the next
+_BLOCK = 2**14  # rows that stay in the processor's cache from one operation to the next
 FIXED_BITS = 31
 
 
@@ -69,10 +69,9 @@ class HighBits:
     column: str
 
     def measure(self, column: Column) -> Counts:
-        upper = np.ascontiguousarray(column.floats()).view(np.uint16)[1::2]
         counts = np.zeros(65536, np.int64)
-        for start in range(0, len(upper), _BLOCK * 4):
-            counts += np.bincount(upper[start : start + _BLOCK * 4], minlength=65536)
+        for block in column.blocks(16 * _BLOCK):
+            counts += np.bincount(_halves(block)[1::2], minlength=65536)
         return counts
 
     def merge(self, left: Counts, right: Counts) -> Counts:
@@ -87,9 +86,13 @@ class LowBits:
     upper: int
 
     def measure(self, column: Column) -> Counts:
-        halves = np.ascontiguousarray(column.floats()).view(np.uint16)
-        chosen = halves[0::2][halves[1::2] == self.upper]
-        return np.bincount(chosen, minlength=65536).astype(np.int64)
+        counts = np.zeros(65536, np.int64)
+        for block in column.blocks(16 * _BLOCK):
+            halves = _halves(block)
+            chosen = halves[0::2][halves[1::2] == self.upper]
+            if len(chosen):
+                counts += np.bincount(chosen, minlength=65536)
+        return counts
 
     def merge(self, left: Counts, right: Counts) -> Counts:
         return left + right
@@ -114,22 +117,23 @@ class FixedPointSums:
 
     def measure(self, column: Column) -> Sums:
         count, total, squares = 0, 0, 0
-        numbers = column.floats()
         scale = 2.0 ** (FIXED_BITS - self.exponent)
-        for start in range(0, len(numbers), _BLOCK):
-            values = numbers[start : start + _BLOCK]
+        buffers = np.empty((3, _BLOCK))
+        for block in column.blocks(_BLOCK):
+            values = block.floats()
             for step in self.steps:
                 values = step.transform(values)
             finite = np.isfinite(values)
             if not finite.all():
                 values = values[finite]
             # All that follows is exact: whole numbers below 2^53 in float64, whatever the order of addition.
-            fixed = np.rint(values.astype(np.float64) * scale)
-            high = np.floor(fixed * 2.0**-16)
-            low = fixed - high * 2.0**16
+            fixed, high, low = buffers[:, : len(values)]
+            np.rint(np.multiply(values, scale, out=fixed, dtype=np.float64), out=fixed)
+            np.floor(np.multiply(fixed, 2.0**-16, out=high), out=high)
+            np.subtract(fixed, np.multiply(high, 2.0**16, out=low), out=low)
             count += len(values)
             total += int(fixed.sum())
-            squares += (int(high @ high) << 32) + (int(high @ low) << 17) + int(low @ low)
+            squares += (_dot(high, high) << 32) + (_dot(high, low) << 17) + _dot(low, low)
         return Sums(count, total, squares)
 
     def merge(self, left: Sums, right: Sums) -> Sums:
@@ -166,3 +170,12 @@ class ValueCounts:
         counts = np.zeros(len(encoded.dictionary), np.int64)
         np.add.at(counts, encoded.indices.to_numpy(), np.concatenate([left.counts, right.counts]))
         return ValueTable(encoded.dictionary, counts, left.nulls + right.nulls)
+
+
+def _halves(column: Column) -> npt.NDArray[np.uint16]:
+    """The lower and the upper 16 bits of each float32, in turn."""
+    return np.ascontiguousarray(column.floats()).view(np.uint16)
+
+
+def _dot(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> int:
+    return int(np.einsum("i,i->", left, right))  # without the threads of a BLAS, which cost more than they bring here
