@@ -78,15 +78,13 @@ def _verify(now: Rollout, seen: Seen, t: float) -> Rollout:
 
 
 def _gone(now: Rollout, seen: Seen, t: float) -> Rollout | None:
-    """Back at once when the candidate does not live: statistics are for what does."""
+    """Back at once, in every mode, when the candidate does not live: statistics are for what does."""
     if seen.candidate in ("dead", "absent"):
         reason = f"{now.candidate.name} is not running"
     elif seen.candidate == "starting" and seen.unready_s > now.plan.unready_s:
         reason = f"{now.candidate.name} has not been ready for {seen.unready_s:.1f} s"
     else:
         return None
-    if now.plan.mode == "observe" and now.phase is Phase.SHIFTING:
-        return replace(now, verdict=Verdict.FAIL, reason=f"observed only: {reason}", by=CONTROLLER)
     return abort(now, t, reason, verdict=Verdict.FAIL)
 
 

@@ -134,6 +134,9 @@ class Inbox:
         """The commands that wait, oldest first. A file that is no command is refused on the spot."""
         commands = []
         for file in sorted(self._folder.glob("*.json")):
+            if (self._home / "rollouts" / "answers" / file.name).exists():
+                file.unlink(missing_ok=True)  # a crash came between its answer and its end
+                continue
             try:
                 command = Command.from_json(json.loads(file.read_bytes()))
                 if command.id != file.stem:

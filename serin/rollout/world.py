@@ -165,6 +165,12 @@ class World:
             for release in (route.stable, route.candidate)
             if release
         }
+        if any(
+            route.candidate_percent and endpoints[route.candidate] is None
+            for route in wanted
+            if route.candidate
+        ):
+            return False  # it is gone: the next decision takes its traffic away, and that must be journaled first
         routes = [route for route in (_reachable(route, endpoints) for route in wanted) if route]
         if (routes, endpoints) == self._applied and t < self._apply_again_at:
             return True
@@ -228,8 +234,8 @@ class World:
 
 
 def _reachable(route: ModelRoute, endpoints: dict[Release, Endpoint | None]) -> ModelRoute | None:
-    """Without releases that have no address: a candidate that is gone is left to its rollback, and a model whose live
-    release has not been started yet must not keep the others from being routed."""
+    """Without releases that have no address: a candidate that is gone and has no traffic, or a live release that cannot
+    be started, which must not keep the other models from being routed."""
     if route.stable and endpoints[route.stable] is None:
         return None
     if route.candidate and endpoints[route.candidate] is None:

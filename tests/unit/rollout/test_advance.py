@@ -7,7 +7,7 @@ import pytest
 
 from serin.artifacts import ModelRoute, Release
 from serin.rollout.advance import Seen, advance
-from serin.rollout.plan import Plan
+from serin.rollout.plan import Mode, Plan
 from serin.rollout.state import Hold, Phase, Rollout
 from serin.rollout.verdict import Judgement, Verdict
 
@@ -174,14 +174,13 @@ def test_mode_hold_asks_instead_of_rolling_back() -> None:
     assert (then.phase, then.hold) == (P.SHIFTING, Hold.FAILED)
 
 
-def test_mode_hold_still_sends_a_dead_candidate_back() -> None:
-    then = advance(rollout(P.SHIFTING, plan=replace(PLAN, mode="hold")), seen(S.WAIT, candidate="dead"), T)
+@pytest.mark.parametrize("mode", ["hold", "observe"])
+def test_every_mode_sends_a_dead_candidate_back(mode: Mode) -> None:
+    then = advance(rollout(P.SHIFTING, plan=replace(PLAN, mode=mode)), seen(S.WAIT, candidate="dead"), T)
     assert then.phase is P.ABORTING
 
 
-@pytest.mark.parametrize(
-    "what", [seen(S.PASS), seen(S.FAIL), seen(S.INCIDENT), seen(S.WAIT, candidate="dead")]
-)
+@pytest.mark.parametrize("what", [seen(S.PASS), seen(S.FAIL), seen(S.INCIDENT)])
 def test_mode_observe_records_and_never_acts(what: Seen) -> None:
     now = rollout(P.SHIFTING, plan=replace(PLAN, mode="observe"))
     then = advance(now, what, T)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serin.artifacts import ModelRoute, Release
+from serin.formats.journal import last_decision
+from serin.rollout.commands import Answer, Command, Inbox, Kind, read_answer, submit
+from serin.rollout.controller import Controller
+from serin.rollout.plan import Plan
+from serin.rollout.record import JournalFolder, decision2rollout
+from serin.rollout.state import Phase, Rollout
+from tests.fakes.rollout import Bomb, FakeClock, FakeFleet, FakeJudge, FakeRouter, FakeVersions, Mined
+
+PLAN = Plan(steps=(5.0, 50.0, 100.0), drain_s=10.0)
+
+
+def release(version: int, model: str = "flights") -> Release:
+    return Release(model=model, version=version)
+
+
+@dataclass
+class Scene:
+    """Everything a controller meets, and the controller. What is here stays when the controller dies."""
+
+    home: Path
+    clock: FakeClock = field(default_factory=FakeClock)
+    fleet: FakeFleet = field(default_factory=FakeFleet)
+    judge: FakeJudge = field(default_factory=FakeJudge)
+    router: FakeRouter = field(default_factory=FakeRouter)
+    versions: FakeVersions = field(
+        default_factory=lambda: FakeVersions(published={"flights": [1, 2, 3], "taxis": [1, 2]})
+    )
+    bomb: Bomb = field(default_factory=Bomb)
+    said: list[str] = field(default_factory=list)
+    _controller: Controller | None = None
+
+    def __post_init__(self) -> None:
+        self.router.watch = self._must_be_journaled
+
+    @property
+    def controller(self) -> Controller:
+        if self._controller is None:
+            self._controller = Controller(
+                router=Mined(self.router, self.bomb, "apply"),
+                fleet=Mined(self.fleet, self.bomb, "start", "stop", "verify"),
+                judge=self.judge,
+                journals=Mined(JournalFolder(self.home), self.bomb, "append", wrap="open"),
+                versions=Mined(self.versions, self.bomb, "set_alias"),
+                commands=Mined(Inbox(self.home), self.bomb, "answer"),
+                clock=self.clock,
+                say=self.said.append,
+            )
+        return self._controller
+
+    def kill(self) -> None:
+        """What a killed process leaves: its locks free, nothing else done."""
+        if self._controller:
+            self._controller.close()
+        self._controller = None
+
+    def command(self, kind: Kind, version: int | None = None, **changes: Any) -> str:
+        fields: dict[str, Any] = {"model": "flights", "by": "ann", "plan": PLAN if kind == "start" else None}
+        return submit(self.home, Command(kind=kind, version=version, **(fields | changes)))
+
+    def answer(self, command_id: str) -> Answer:
+        answer = read_answer(self.home, command_id)
+        assert answer is not None
+        return answer
+
+    def tick(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.controller.tick()
+            self.clock.t += 0.5
+
+    def until(self, *phases: Phase, model: str = "flights", ticks: int = 200) -> Rollout:
+        return self.until_true(lambda now: now.phase in phases, model=model, ticks=ticks)
+
+    def until_true(
+        self, wanted: Callable[[Rollout], bool], *, model: str = "flights", ticks: int = 200
+    ) -> Rollout:
+        for _ in range(ticks):
+            self.tick()
+            for now in self.controller.rollouts():
+                if now.model == model and wanted(now):
+                    return now
+        raise AssertionError(f"not reached in {ticks} ticks: {self.said[-3:]}")
+
+    def promote_first(self, version: int = 1, model: str = "flights") -> None:
+        self.command("start", version, model=model)
+        self.until(Phase.PROMOTED, model=model)
+        self.tick()
+
+    def _must_be_journaled(self, routes: Sequence[ModelRoute]) -> None:
+        """No traffic moves that no journal says."""
+        for route in routes:
+            decision = last_decision(self.home / "rollouts" / route.model / "journal.jsonl")
+            assert decision is not None
+            assert _traffic(decision2rollout(decision).route) == _traffic(route)
+
+
+def _traffic(route: ModelRoute | None) -> tuple[object, ...]:
+    """A candidate without traffic may be left out of a push."""
+    assert route is not None
+    return (route.epoch, route.stable, route.candidate_percent, route.candidate_percent and route.candidate)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    made.kill()

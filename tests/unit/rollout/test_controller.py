@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serin.artifacts import ModelRoute
+from serin.errors import JournalHeld
+from serin.formats.journal import Journal
+from serin.rollout.commands import Inbox
+from serin.rollout.controller import Controller
+from serin.rollout.record import JournalFolder
+from serin.rollout.state import Hold, Phase
+from serin.rollout.status import history
+from serin.rollout.verdict import Verdict
+from tests.unit.rollout.conftest import PLAN, Scene, release
+
+
+def test_the_first_release_is_verified_and_then_live(scene: Scene) -> None:
+    command = scene.command("start", 1)
+    scene.until(Phase.PROMOTED)
+    phases = [decision.phase for decision in history(scene.home, "flights")]
+    assert scene.answer(command).accepted
+    assert phases == ["pending", "loading", "verifying", "promoted"]
+    assert scene.router.route("flights") == ModelRoute(model="flights", epoch=1, stable=release(1))
+    assert scene.versions.aliases("flights") == {"live": 1}
+
+
+def test_a_good_candidate_takes_over_step_by_step_and_the_old_release_goes(scene: Scene) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until(Phase.PROMOTED)
+    scene.tick()
+    assert scene.router.shares("flights") == [
+        ("flights-v1", 100), ("flights-v2", 5), ("flights-v2", 50), ("flights-v2", 100)
+    ]  # fmt: skip
+    assert scene.router.route("flights") == ModelRoute(model="flights", epoch=5, stable=release(2))
+    assert (scene.fleet.running(), scene.fleet.stops) == ([release(2)], ["flights-v1"])
+    assert scene.versions.aliases("flights") == {"live": 2, "previous": 1}
+
+
+def test_the_aliases_say_who_is_candidate_while_it_is_one(scene: Scene) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until(Phase.SHIFTING)
+    assert scene.versions.aliases("flights") == {"live": 1, "candidate": 2}
+
+
+def test_the_old_release_is_kept_until_the_bake_is_over(scene: Scene) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until(Phase.BAKING)
+    scene.tick(5)
+    assert scene.fleet.running() == [release(1), release(2)]
+
+
+@pytest.mark.parametrize("weight", [5.0, 50.0, 100.0])
+def test_a_bad_candidate_is_sent_back_within_the_tick(scene: Scene, weight: float) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until_true(lambda now: now.weight_percent == weight)
+    scene.judge.verdicts[weight] = Verdict.FAIL
+    scene.tick()
+    route = scene.router.route("flights")
+    assert route
+    assert (route.stable, route.candidate_percent) == (release(1), 0)
+    scene.until(Phase.ROLLED_BACK)
+    scene.tick()
+    assert scene.fleet.running() == [release(1)]
+    assert scene.versions.aliases("flights") == {"live": 1}
+
+
+def test_a_dead_candidate_is_sent_back_within_the_tick(scene: Scene) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until(Phase.SHIFTING)
+    scene.fleet.die(release(2))
+    scene.tick()
+    route = scene.router.route("flights")
+    assert route
+    assert route.candidate_percent == 0
+
+
+def test_a_candidate_that_hangs_is_sent_back_in_seconds(scene: Scene) -> None:
+    scene.promote_first()
+    scene.judge.step_s = 100.0
+    scene.command("start", 2)
+    scene.until(Phase.SHIFTING)
+    scene.fleet.hang(release(2))
+    now = scene.until(Phase.ABORTING, ticks=8)
+    assert "not been ready" in now.reason
+
+
+@pytest.mark.parametrize("trouble", ["broken", "wrong"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_candidate_that_cannot_start_or_answers_wrongly_gets_no_traffic(
+    scene: Scene, trouble: str, first: bool
+) -> None:
+    if not first:
+        scene.promote_first()
+    getattr(scene.fleet, trouble).add("flights-v2")
+    scene.command("start", 2)
+    now = scene.until(Phase.ROLLED_BACK)
+    scene.tick()
+    assert "flights-v2" in now.reason
+    assert scene.router.shares("flights") == ([] if first else [("flights-v1", 100)])
+    assert scene.fleet.running() == ([] if first else [release(1)])
+
+
+def test_a_release_under_use_is_drained_before_it_is_stopped(scene: Scene) -> None:
+    scene.promote_first()
+    scene.router.active["flights-v1"] = 3
+    scene.command("start", 2)
+    scene.until(Phase.DRAINING)
+    scene.tick(10)
+    assert scene.fleet.running() == [release(1), release(2)]
+    scene.router.active.clear()
+    scene.until(Phase.PROMOTED)
+
+
+def test_refused_commands_are_answered_with_the_reason_and_change_nothing(scene: Scene) -> None:
+    scene.promote_first()
+    lines = len(history(scene.home, "flights"))
+    commands = {
+        scene.command("start", 1): "live already",
+        scene.command("start", 9): "version 9 is not in the store",
+        scene.command("start", 1, model="boats"): "version 1 is not in the store",
+        scene.command("pause"): "no rollout is running",
+    }
+    scene.tick()
+    for command, reason in commands.items():
+        assert not scene.answer(command).accepted
+        assert reason in scene.answer(command).reason
+    assert len(history(scene.home, "flights")) == lines
+    assert not (scene.home / "rollouts" / "boats").exists()
+
+
+def test_a_second_rollout_is_refused_while_the_first_one_goes_on(scene: Scene) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until(Phase.SHIFTING)
+    second = scene.command("start", 3)
+    now = scene.until(Phase.PROMOTED)
+    assert "version 2 is shifting" in scene.answer(second).reason
+    assert now.candidate == release(2)
+
+
+def test_pause_holds_the_weights_and_resume_goes_on(scene: Scene) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until(Phase.SHIFTING)
+    scene.command("pause", why="a look at the dashboards")
+    scene.tick(40)
+    now = scene.controller.rollouts()[0]
+    assert (now.hold, now.weight_percent, now.reason) == (Hold.PAUSED, 5, "a look at the dashboards")
+    scene.command("resume")
+    scene.until(Phase.PROMOTED)
+
+
+def test_no_traffic_holds_and_goes_on_when_it_comes(scene: Scene) -> None:
+    scene.promote_first()
+    scene.judge.verdicts[5.0] = Verdict.NO_TRAFFIC
+    scene.command("start", 2)
+    scene.until_true(lambda now: now.hold is Hold.NO_TRAFFIC)
+    scene.tick(20)
+    del scene.judge.verdicts[5.0]
+    scene.until(Phase.PROMOTED)
+
+
+def test_back_during_the_bake_is_instant(scene: Scene) -> None:
+    scene.promote_first()
+    scene.judge.bake_s = 100.0
+    scene.command("start", 2)
+    scene.until(Phase.BAKING)
+    scene.command("back")
+    scene.tick()
+    route = scene.router.route("flights")
+    assert route
+    assert (route.stable, route.candidate_percent) == (release(1), 0)
+    assert scene.fleet.starts == ["flights-v1", "flights-v2"]
+
+
+def test_back_after_the_end_starts_the_old_version_and_gives_it_everything(scene: Scene) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until(Phase.PROMOTED)
+    command = scene.command("back")
+    scene.until(Phase.BAKING)
+    assert scene.answer(command).accepted
+    assert scene.router.shares("flights")[-1] == ("flights-v1", 100)
+    scene.until(Phase.PROMOTED)
+    scene.tick()
+    assert scene.fleet.running() == [release(1)]
+    assert scene.versions.aliases("flights") == {"live": 1, "previous": 2}
+
+
+def test_a_dead_live_release_is_started_again_but_not_in_a_loop(scene: Scene) -> None:
+    scene.promote_first()
+    scene.fleet.die(release(1))
+    scene.tick(2)
+    assert scene.fleet.starts == ["flights-v1"] * 2
+    for _ in range(40):
+        scene.fleet.die(release(1))
+        scene.tick()
+    assert 4 <= len(scene.fleet.starts) <= 8
+
+
+def test_a_live_release_at_another_port_is_routed_anew(scene: Scene) -> None:
+    scene.promote_first()
+    pushes = len(scene.router.pushes)
+    scene.fleet.die(release(1))
+    scene.tick()
+    assert len(scene.router.pushes) > pushes
+
+
+def test_trouble_with_the_stable_release_holds_the_rollout(scene: Scene) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until(Phase.SHIFTING)
+    scene.fleet.hang(release(1))
+    scene.judge.step_s = 1000.0
+    now = scene.until_true(lambda now: now.hold is Hold.INCIDENT)
+    assert now.weight_percent == 5
+
+
+def test_routes_are_pushed_again_although_nothing_changed(scene: Scene) -> None:
+    scene.promote_first()
+    pushes = len(scene.router.pushes)
+    scene.tick(21)
+    assert 2 <= len(scene.router.pushes) - pushes <= 3
+
+
+def test_a_gateway_that_refuses_holds_the_rollout_and_stops_nothing(scene: Scene) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until(Phase.SHIFTING)
+    scene.router.refusing = True
+    scene.until_true(lambda now: now.hold is Hold.INCIDENT)
+    scene.tick(20)
+    assert scene.fleet.stops == []
+    scene.router.refusing = False
+    scene.until(Phase.PROMOTED)
+
+
+def test_a_candidate_is_not_stopped_before_its_traffic_is_gone(scene: Scene) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until(Phase.SHIFTING)
+    scene.router.refusing = True
+    scene.command("abort")
+    scene.tick(30)
+    assert scene.fleet.running() == [release(1), release(2)]
+    scene.router.refusing = False
+    scene.until(Phase.ROLLED_BACK)
+
+
+def test_two_models_roll_out_side_by_side(scene: Scene) -> None:
+    scene.promote_first()
+    scene.promote_first(model="taxis")
+    scene.judge.verdicts[50.0] = Verdict.WAIT
+    scene.command("start", 2)
+    scene.command("start", 2, model="taxis")
+    scene.until_true(lambda now: now.weight_percent == 50.0)
+    scene.command("abort", model="taxis")
+    scene.until(Phase.ROLLED_BACK, model="taxis")
+    assert [route.model for route in scene.router.pushes[-1]] == ["flights", "taxis"]
+    assert scene.router.shares("flights")[-1] == ("flights-v2", 50)
+    assert scene.router.shares("taxis")[-1] == ("taxis-v1", 100)
+
+
+def test_a_model_whose_live_release_cannot_start_does_not_keep_others_from_traffic(scene: Scene) -> None:
+    scene.promote_first()
+    scene.promote_first(model="taxis")
+    scene.kill()
+    scene.fleet.stop(release(1))
+    scene.fleet.broken.add("flights-v1")
+    scene.tick(3)
+    assert [route.model for route in scene.router.pushes[-1]] == ["taxis"]
+
+
+def test_tick_moves_no_traffic_when_the_decision_cannot_be_recorded(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until(Phase.VERIFYING)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", full)
+        for _ in range(3):
+            with pytest.raises(OSError, match="disk full"):
+                scene.tick()
+    assert scene.router.shares("flights") == [("flights-v1", 100)]
+    scene.until(Phase.PROMOTED)
+
+
+def test_only_one_controller_decides_for_a_home(scene: Scene, tmp_path: Path) -> None:
+    scene.promote_first()
+    with pytest.raises(JournalHeld):
+        Controller(
+            router=scene.router,
+            fleet=scene.fleet,
+            judge=scene.judge,
+            journals=JournalFolder(tmp_path),
+            versions=scene.versions,
+            commands=Inbox(tmp_path),
+        )
+
+
+def test_evidence_is_journaled_now_and_then_although_nothing_is_decided(scene: Scene) -> None:
+    scene.promote_first()
+    scene.judge.step_s = 1000.0
+    scene.command("start", 2)
+    scene.until(Phase.SHIFTING)
+    lines = len(history(scene.home, "flights"))
+    scene.tick(500)
+    more = history(scene.home, "flights")[lines:]
+    assert 3 <= len(more) <= 6
+    assert more[-1].evidence["looks"] > 300
+
+
+def test_mode_observe_leaves_the_weights_to_a_person(scene: Scene) -> None:
+    scene.promote_first()
+    scene.command("start", 2, plan=replace(PLAN, mode="observe"))
+    scene.until(Phase.SHIFTING)
+    scene.tick(40)
+    assert scene.router.shares("flights")[-1] == ("flights-v2", 5)
+    scene.command("promote")
+    scene.until(Phase.BAKING)
+    scene.command("promote")
+    scene.until(Phase.PROMOTED)

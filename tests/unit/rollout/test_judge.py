@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from serin.artifacts import Release
+from serin.rollout.judge import LogJudge
+from serin.rollout.plan import Plan
+from serin.rollout.record import decision2rollout, rollout2decision
+from serin.rollout.state import Phase, Rollout
+from serin.rollout.verdict import Verdict
+
+V1, V2 = Release(model="flights", version=1), Release(model="flights", version=2)
+T = 1000.0
+SHIFTING = Rollout(
+    id="r1",
+    candidate=V2,
+    stable=V1,
+    previous=None,
+    plan=Plan(steps=(50.0, 100.0), step_s=10.0, min_requests=20, max_error_share=0.1, bake_s=60.0),
+    phase=Phase.SHIFTING,
+    step=0,
+    epoch=4,
+    began=T,
+    since=T,
+    evidence_from=T,
+)
+
+
+def write(log: Path, *times: float, **changes: Any) -> None:
+    with log.open("a") as file:
+        for t in times:
+            fields: dict[str, Any] = {
+                "t": f"{t:.6f}", "model": "flights", "epoch": 4, "arm": "candidate", "release": "flights-v2",
+                "code": 200, "grpc": None, "us": 1500, "up_us": 1100, "attempts": 1, "flags": "-",
+                "proto": "HTTP/1.1", "id": "a",
+            }  # fmt: skip
+            file.write(json.dumps(fields | changes) + "\n")
+
+
+def test_a_step_passes_when_the_log_shows_enough_good_requests(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    write(log, *(T - 5 + i for i in range(3)), code=500)
+    write(log, *(T + i / 4 for i in range(20)))
+    judge = LogJudge(log)
+    assert judge.judge(SHIFTING, T + 5).verdict is Verdict.WAIT
+    assert judge.judge(SHIFTING, T + 10).verdict is Verdict.PASS
+
+
+def test_evidence_goes_on_exactly_from_the_journal(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    judge, now = LogJudge(log), SHIFTING
+    for second in range(8):
+        write(log, T + second, T + second + 0.5, code=500 if second == 2 else 200)
+        found = judge.judge(now, T + second + 1)
+        line = rollout2decision(replace(now, evidence=found.evidence), T)
+        now, judge = (
+            decision2rollout(replace(line, evidence=json.loads(json.dumps(line.evidence)))),
+            LogJudge(log),
+        )
+    assert now.evidence["counts"] == LogJudge(log).judge(SHIFTING, T + 8).evidence["counts"]
+    assert now.evidence["counts"]["candidate"] == [16, 2]
+
+
+def test_a_failing_candidate_fails_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    write(log, *(T + i / 10 for i in range(5)), attempts=2)
+    found = LogJudge(log).judge(SHIFTING, T + 1)
+    assert (found.verdict, found.reason) == (
+        Verdict.FAIL,
+        "candidate failed 5 of 5 requests, limit 10.000%",
+    )
+
+
+def test_a_missing_log_is_no_traffic(tmp_path: Path) -> None:
+    assert LogJudge(tmp_path / "none.jsonl").judge(SHIFTING, T + 20).verdict is Verdict.NO_TRAFFIC
+
+
+def test_a_log_that_cannot_be_read_is_an_incident_and_loses_no_evidence(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    write(log, T + 1)
+    now = replace(SHIFTING, evidence=LogJudge(log).judge(SHIFTING, T + 2).evidence)
+    log.unlink()
+    log.mkdir()
+    found = LogJudge(log).judge(now, T + 3)
+    assert (found.verdict, found.evidence) == (Verdict.INCIDENT, now.evidence)
+
+
+def test_a_bake_is_judged_by_the_rules_of_the_bake(tmp_path: Path) -> None:
+    now = replace(SHIFTING, phase=Phase.BAKING, step=1, epoch=5)
+    assert LogJudge(tmp_path / "none.jsonl").judge(now, T + 61).verdict is Verdict.PASS
+
+
+def test_bad_lines_are_counted(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    write(log, T + 1)
+    with log.open("a") as file:
+        file.write("garbage\n")
+    assert LogJudge(log).judge(SHIFTING, T + 2).evidence["bad_lines"] == 1
