@@ -6,14 +6,13 @@ The same spec and the same files give the same dataset, bit for bit, from every 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -21,21 +20,31 @@ from serin.artifacts import Dataset
 from serin.errors import TableEmpty
 from serin.etl.checks import judge_checks
 from serin.etl.engine import Engine, Held, open_engine
-from serin.etl.golden import choose_golden
+from serin.etl.golden import Candidates, choose_golden
 from serin.etl.layout import Layout, lay_out
 from serin.etl.relation import LoadedJoin, Prepared, load_join, prepare
+from serin.etl.seal import canonical, seal_dataset
 from serin.etl.sources import find_files
-from serin.etl.split import hash_split, time_split
+from serin.etl.split import SplitRule, hash_split, time_split
 from serin.etl.statistics import collect_statistics
 from serin.etl.tables import Table, cut, open_table
 from serin.etl.target import Class, check_classes, merge_classes
 from serin.etl.transform import Merge, count_rows, divide, measure, write_piece
 from serin.features.plan import FeaturePlan
 from serin.features.requests import Request
-from serin.formats import dataset as format_dataset
-from serin.formats.dataset import SPLITS, DatasetDescription, LookupDescription, SourceFile, SplitDescription
+from serin.formats.dataset import (
+    FORMAT,
+    GOLDEN,
+    SPLITS,
+    STATISTICS,
+    VERSION,
+    DatasetDescription,
+    LookupDescription,
+    SourceFile,
+    SplitDescription,
+)
 from serin.formats.schema import DTYPE_OF_KIND
-from serin.formats.shards import count_parts, seal_part
+from serin.formats.shards import count_parts
 from serin.formats.statistics import write_statistics
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
@@ -69,38 +78,45 @@ def build_dataset(
         say(f"dataset {known.digest[:12]} is there already, from the same spec and files")
         return known
     with store.workspace() as folder:
-        scratch = folder / "scratch"
+        scratch, result = folder / "scratch", folder / "dataset"
         scratch.mkdir()
+        result.mkdir()
         tables = {name: open_table(name, found, scratch) for name, found in sources.items()}
         layout = lay_out(data, features, tables)
         joins = [load_join(join, tables[join.spec.table]) for join in layout.joins]
         main = tables[data.main]
-        say(
-            f"{main.rows:,} rows in {main.name}"
-            + "".join(f", joined with {join.layout.spec.table}" for join in joins)
-        )
+        partners = "".join(f", joined with {join.layout.spec.table}" for join in joins)
+        say(f"{main.rows:,} rows in {main.name}{partners}")
         with open_engine(etl, _needed_bytes(main, layout)) as engine:
             rows = piece_rows or max(2**16, min(PIECE_ROWS, -(-main.rows // (2 * engine.workers))))
             held = engine.hold(prepare, cut(main, rows), data, layout, joins)
-            built = _Build(data=data, features=features, layout=layout, joins=joins, engine=engine, say=say)
-            result = folder / "dataset"
-            result.mkdir()
-            digest = built.run(held, result, files)
+            build = _Build(data=data, features=features, layout=layout, joins=joins, engine=engine, say=say)
+            digest = build.run(held, result, files)
         return store.publish_dataset(key, digest, result)
 
 
 def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence[SourceFile]) -> str:
     """Equal when the same dataset would come out: the two sections, the files as they are, the version of this code."""
     document = {
-        "format": [format_dataset.FORMAT, format_dataset.VERSION, _FIT_VERSION],
+        "format": [FORMAT, VERSION, _FIT_VERSION],
         "data": data.model_dump(mode="json", by_alias=True),
         "features": [feature.model_dump(mode="json", by_alias=True) for feature in features],
         "files": [[file.table, file.path, file.size, file.modified] for file in files],
     }
-    return hashlib.sha256(_canonical(document)).hexdigest()
+    return hashlib.sha256(canonical(document)).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Totals:
+    """What is known after the relational half."""
+
+    rows: int
+    dropped: dict[str, int]
+    classes: tuple[Class, ...]
+    labels: int  # different targets; 0 for a regression
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Build:
     data: DataSpec
     features: Sequence[FeatureSpec]
@@ -111,83 +127,83 @@ class _Build:
 
     def run(self, held: Held, folder: Path, files: Sequence[SourceFile]) -> str:
         """Fills `folder`; the dataset's digest."""
-        summaries = self.engine.collect(_summary, held)
-        judge_checks(self.data.checks, [checks for _, checks, _, _ in summaries])
-        total = sum(rows for rows, _, _, _ in summaries)
-        dropped = _added([each for _, _, each, _ in summaries])
-        if total == 0:
-            raise TableEmpty(
-                table=self.data.main, why=f"none is left after joins and drops ({_listed(dropped)})"
-            )
-        if any(dropped.values()):
-            self.say(f"{_listed(dropped)}: dropped; {total:,} rows left")
-        task = self.data.target.task
-        classes = (
-            merge_classes(self.data.target, [seen for *_, seen in summaries]) if task == "multiclass" else ()
-        )
-        held = self._divided(held, total, classes)
-        labels = {"binary": 2, "multiclass": len(classes), "regression": 0}[task]
-        counted = self.engine.collect(count_rows, held, labels)
-        sizes = np.asarray([sizes for sizes, _ in counted])
+        totals = self._totals(held)
+        held = self.engine.then(divide, held, self._rule(held, totals.rows), totals.classes)
+        sizes = self._sizes(held, totals)
         rows = {name: int(sizes[:, split].sum()) for split, name in enumerate(SPLITS)}
-        self._check_splits(rows, sum(seen for _, seen in counted))
         answer = _Answers(self.engine, held)
         plan = FeaturePlan.fit(self.features, self.layout.kinds, answer)
         self.say(f"fitted {len(plan.numeric)} numeric and {len(plan.categorical)} categorical features")
-        starts = np.cumsum(sizes, axis=0) - sizes
-        golden_split = max(split for split, name in enumerate(SPLITS) if rows[name])
-        candidates = self.engine.collect(
-            write_piece,
-            held,
-            plan,
-            str(folder),
-            self.layout.inputs,
-            golden_split,
-            labels,
-            each=starts.tolist(),
-        )
+        candidates = self._write_rows(held, plan, folder, sizes, totals)
         lookups = [
             self._write_lookup(join, folder) for join in self.joins if join.layout in self.layout.lookups
         ]
-        pq.write_table(
-            choose_golden(self.layout.inputs, plan, lookups, candidates), folder / format_dataset.GOLDEN
-        )
-        write_statistics(folder / format_dataset.STATISTICS, collect_statistics(plan, answer))
-        _write_json(folder / format_dataset.FEATURES, plan.to_json())
+        golden = choose_golden(self.layout.inputs, plan, lookups, candidates)
+        pq.write_table(golden, folder / GOLDEN)
+        write_statistics(folder / STATISTICS, collect_statistics(plan, answer))
         description = DatasetDescription(
-            task=task,
+            task=self.data.target.task,
             target=self.data.target.expression,
             numeric=plan.numeric,
             categorical=plan.categorical,
-            classes=tuple(str(each) for each in classes) if classes else None,
+            classes=tuple(str(each) for each in totals.classes) or None,
             splits={
                 name: SplitDescription(rows=count, parts=count_parts(count)) for name, count in rows.items()
             },
             inputs=self.layout.inputs,
-            lookups=tuple(description for description, _ in lookups),
+            lookups=tuple(lookup for lookup, _ in lookups),
             sources=tuple(files),
             digest="",
-            dropped=dropped,
+            dropped=totals.dropped,
         )
-        return _seal(
-            folder, description, plan, [table for _, table in lookups], self.engine.workers, self.say
-        )
+        tables = [table for _, table in lookups]
+        digest = seal_dataset(folder, description, plan, tables, threads=self.engine.workers)
+        self.say(f"dataset {digest[:12]}: {totals.rows:,} rows written")
+        return digest
 
-    def _divided(self, held: Held, total: int, classes: tuple[Class, ...]) -> Held:
+    def _totals(self, held: Held) -> _Totals:
+        summaries = self.engine.collect(_summary, held)
+        judge_checks(self.data.checks, [checks for _, checks, _, _ in summaries])
+        rows = sum(count for count, _, _, _ in summaries)
+        dropped = _added([each for _, _, each, _ in summaries])
+        if rows == 0:
+            raise TableEmpty(
+                table=self.data.main, why=f"none is left after joins and drops ({_listed(dropped)})"
+            )
+        if any(dropped.values()):
+            self.say(f"dropped {_listed(dropped)}; {rows:,} rows left")
+        task = self.data.target.task
+        classes: tuple[Class, ...] = ()
+        if task == "multiclass":
+            classes = merge_classes(self.data.target, [seen for *_, seen in summaries])
+        labels = {"binary": 2, "multiclass": len(classes), "regression": 0}[task]
+        return _Totals(rows=rows, dropped=dropped, classes=classes, labels=labels)
+
+    def _rule(self, held: Held, total: int) -> SplitRule:
         if self.data.time is None:
-            return self.engine.then(divide, held, hash_split(self.data.split), classes)
-        rule = time_split(self.data.split, self.engine, held, total)
-        return self.engine.then(divide, held, rule, classes)
+            return hash_split(self.data.split)
+        return time_split(self.data.split, self.engine, held, total)
 
-    def _check_splits(self, rows: dict[str, int], training: Any) -> None:
-        for name, count in rows.items():
-            if count == 0:
-                raise TableEmpty(
-                    table=self.data.main,
-                    why=f"the {name} split got none of {sum(rows.values())} rows; bring more rows",
-                )
-        check_classes(self.data.target, training, "training")
-        self.say(", ".join(f"{name} {count:,}" for name, count in rows.items()) + " rows")
+    def _sizes(self, held: Held, totals: _Totals) -> npt.NDArray[np.int64]:
+        """Rows by piece and split."""
+        counted = self.engine.collect(count_rows, held, totals.labels)
+        sizes = np.asarray([sizes for sizes, _ in counted])
+        for split, name in enumerate(SPLITS):
+            if not sizes[:, split].any():
+                reason = f"the {name} split got none of {totals.rows} rows; bring more rows or give it a larger share"
+                raise TableEmpty(table=self.data.main, why=reason)
+        check_classes(self.data.target, sum(seen for _, seen in counted), totals.classes)
+        self.say(
+            ", ".join(f"{name} {sizes[:, split].sum():,}" for split, name in enumerate(SPLITS)) + " rows"
+        )
+        return sizes
+
+    def _write_rows(
+        self, held: Held, plan: FeaturePlan, folder: Path, sizes: npt.NDArray[np.int64], totals: _Totals
+    ) -> list[Candidates]:
+        starts = (np.cumsum(sizes, axis=0) - sizes).tolist()
+        shared = (plan, str(folder), self.layout.inputs, totals.labels)
+        return self.engine.collect(write_piece, held, *shared, each=starts)
 
     def _write_lookup(self, join: LoadedJoin, folder: Path) -> tuple[LookupDescription, pa.Table]:
         spec, kinds = join.layout.spec, self.layout.kinds
@@ -222,48 +238,6 @@ def _summary(prepared: Prepared) -> tuple[int, Any, Any, tuple[Class, ...]]:
     return len(prepared.rows), prepared.checks, prepared.dropped, prepared.target.classes or ()
 
 
-def _seal(
-    folder: Path,
-    description: DatasetDescription,
-    plan: FeaturePlan,
-    lookups: Sequence[pa.Table],
-    workers: int,
-    say: Say,
-) -> str:
-    """Writes the parts' headers and dataset.json; the digest over everything of class A."""
-    categorical = [output.name for output in plan.categorical]
-    parts = [(name, index) for name, split in description.splits.items() for index in range(split.parts)]
-
-    def seal(part: tuple[str, int]) -> str:
-        name, index = part
-        return seal_part(folder / name, index, description.splits[name].rows, plan.numeric, categorical)
-
-    with ThreadPoolExecutor(workers) as threads:
-        digests = list(threads.map(seal, parts))
-    content = description.to_json()
-    for key in ("digest", "sources"):
-        del content[key]
-    document = {
-        "dataset": content,
-        "features": plan.to_json(),
-        "lookups": [_table_digest(table) for table in lookups],
-        "parts": digests,
-    }
-    digest = hashlib.sha256(_canonical(document)).hexdigest()
-    format_dataset.write_dataset(folder, replace(description, digest=digest))
-    say(f"dataset {digest[:12]}: {sum(description.rows.values()):,} rows written")
-    return digest
-
-
-def _table_digest(table: pa.Table) -> str:
-    """Of the values, however Arrow happens to lay them out."""
-    digest = hashlib.sha256()
-    for name in table.column_names:
-        column = table.column(name)
-        digest.update(_canonical([name, str(column.type), column.to_pylist()], default=str))
-    return digest.hexdigest()
-
-
 def _plain(values: pa.Array) -> pa.Array:
     return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
 
@@ -289,13 +263,3 @@ def _listed(dropped: dict[str, int]) -> str:
         "null_time": "without a time",
     }
     return ", ".join(f"{count:,} rows {words[reason]}" for reason, count in dropped.items() if count)
-
-
-def _write_json(file: Path, document: Any) -> None:
-    file.write_text(
-        json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
-
-
-def _canonical(document: Any, default: Any = None) -> bytes:
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), default=default).encode()

@@ -86,7 +86,9 @@ class DaskEngine:
     def _submit(
         self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], shared: tuple[Any, ...]
     ) -> list[Any]:
-        (placed,) = self._client.scatter([shared], broadcast=True, hash=False)  # a list: it scatters the items of one
+        (placed,) = self._client.scatter(
+            [shared], broadcast=True, hash=False
+        )  # a list: it scatters the items of one
         return [self._client.submit(_apply, function, placed, *own, pure=False) for own in arguments]
 
     def _gather(self, futures: list[Any]) -> list[Any]:

@@ -68,18 +68,17 @@ def evaluate_target(target: TargetSpec, columns: Mapping[str, Column], rows: int
     return TargetPart(values=np.where(null, 0, values).astype(np.float32), null=null)
 
 
-def check_classes(target: TargetSpec, values: npt.NDArray[np.int64], split: str) -> None:
-    """TargetUnusable when the training rows have one class only. `values`: how many rows have each class."""
-    if target.task == "regression":
+def check_classes(target: TargetSpec, counts: npt.NDArray[np.int64], classes: Sequence[Class]) -> None:
+    """TargetUnusable when the training rows have one class only. `counts`: training rows per class."""
+    present = np.flatnonzero(counts)
+    if target.task == "regression" or len(present) > 1:
         return
-    present = np.flatnonzero(values)
-    if len(present) < 2:
-        seen = "none" if len(present) == 0 else str(int(present[0]))
-        raise TargetUnusable(
-            expression=target.expression,
-            reason=f"has one class only ({seen}) in the {split} rows: there is nothing to learn; change the "
-            "expression or the split",
-        )
+    names = classes or ("false", "true")
+    raise TargetUnusable(
+        expression=target.expression,
+        reason=f"has one class only ({names[int(present[0])]}) in the training rows: there is nothing to learn; change "
+        "the expression or the split",
+    )
 
 
 def merge_classes(target: TargetSpec, parts: Sequence[Sequence[Class]]) -> tuple[Class, ...]:

@@ -78,7 +78,6 @@ def write_piece(
     plan: FeaturePlan,
     folder: str,
     inputs: tuple[InputColumn, ...],
-    golden_split: int,
     classes: int,
 ) -> Candidates:
     """Makes the features and writes each split's rows from its own start on; the rows that may become golden."""
@@ -88,7 +87,7 @@ def write_piece(
         if span.stop > span.start:
             made = Rows(num=num[span], cat=cat[span], target=divided.target[span], rows=divided.rows[span])
             write_rows(Path(folder) / name, starts[split], made)
-    span = divided.span(golden_split)
+    span = divided.span(SPLITS.index("test"))
     return pick_candidates(
         inputs,
         plan,

@@ -178,4 +178,6 @@ def _halves(column: Column) -> npt.NDArray[np.uint16]:
 
 
 def _dot(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> int:
-    return int(np.einsum("i,i->", left, right))  # without the threads of a BLAS, which cost more than they bring here
+    return int(
+        np.einsum("i,i->", left, right)
+    )  # without the threads of a BLAS, which cost more than they bring here

@@ -51,9 +51,7 @@ def write_statistics(file: Path, columns: Mapping[str, ColumnStatistics]) -> Non
         "version": VERSION,
         "columns": {name: asdict(each) for name, each in columns.items()},
     }
-    file.write_text(
-        json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    file.write_text(json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_statistics(file: Path) -> dict[str, ColumnStatistics]:
