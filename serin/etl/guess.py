@@ -110,7 +110,7 @@ def _leak(column: Column, null: npt.NDArray[np.bool_], target: GuessedTarget) ->
     unknown = target.null
     if unknown.any() and null.sum() >= 0.001 * len(column):
         both = (null & unknown).sum()
-        if both > 0.9 * unknown.sum() and both > 0.5 * null.sum():
+        if both > 0.8 * unknown.sum() and both > 0.5 * null.sum():
             return "is missing where the target is missing: probably known only afterwards"
     if column.kind == "string" or target.task == "multiclass":
         return None
@@ -134,7 +134,7 @@ def _yaml(
         for use in ("numeric", "categorical", "time", "out")
     }
     lines = [
-        f"# A first spec, guessed from {rows:,} rows. Read the comments, correct what is wrong, then: serin check, serin run.",
+        f"# A first spec, guessed from {rows:,} rows. Read the comments, correct what is wrong, then `serin check`.",
         f"name: {name}",
         "data:",
         "  tables:",

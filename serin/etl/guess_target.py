@@ -77,9 +77,9 @@ def single_column(expression: str) -> str | None:
 
 def _likely(columns: Mapping[str, Column]) -> tuple[str, str]:
     for name in _NAMES:
-        for column in columns:
-            if column.lower() == name:
-                return column, "its name says so; "
+        for column_name in columns:
+            if column_name.lower() == name:
+                return column_name, "its name says so; "
     for name, column in columns.items():
         if column.kind == "bool" or (column.kind == "int" and _values(column) == {0, 1}):
             return name, "it is the first column of yes and no; "
