@@ -1,7 +1,7 @@
 """The first pull step of every deployment: where the flows lie on the machine that runs them.
 
-Asked when a run starts, not written down when the deployment is made: a checkout, an installed wheel and a container keep
-the application folder in different places, and may serve the same Prefect server.
+Asked when a run starts, not written down when the deployment is made: a checkout, an installed wheel and a container
+keep the application folder in different places, and may serve the same Prefect server.
 """
 
 from __future__ import annotations

@@ -1,0 +1,30 @@
+"""The whole pipeline in one process: the laptop's default (`pipeline/inline`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from flows.parameters import Stage
+from serin.artifacts import Release
+from serin.spec.load import load_spec
+from tasks.etl import build_dataset
+from tasks.export import export_model
+from tasks.roll_out import roll_out_release
+from tasks.train import train_model
+
+
+@flow(name="pipeline", persist_result=True, result_serializer="json")
+async def pipeline(spec: str | dict[str, Any], fresh: tuple[Stage, ...] = (), serve: bool = True) -> Release:
+    """Raw tables in, a served and proven model version out.
+
+    `spec`: a path (relative to the application folder) or the spec itself. `fresh`: stages to do again although their
+    result is known. `serve`: without it the version is published and not rolled out.
+    """
+    plan = load_spec(spec)
+    dataset = await build_dataset(plan.data, plan.features, plan.etl, name=plan.name)
+    checkpoint = await train_model(plan.model, plan.training, dataset, name=plan.name, fresh="train" in fresh)
+    bundle = await export_model(plan, checkpoint, dataset, fresh="export" in fresh)
+    release = Release(model=bundle.model, version=bundle.version)
+    return await roll_out_release(plan.serving, plan.rollout, release) if serve else release

@@ -1,0 +1,39 @@
+"""The whole pipeline with each stage on the machine that suits it (`pipeline/placed`).
+
+This parent only looks and waits: a stage whose result is known asks for no machine at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from flows.parameters import Stage
+from serin.artifacts import Bundle, Checkpoint, Dataset, Release
+from serin.spec.load import load_spec
+from tasks.etl import find_dataset
+from tasks.export import find_bundle
+from tasks.place import run_stage
+from tasks.roll_out import roll_out_release
+from tasks.train import find_checkpoint
+
+
+@flow(name="pipeline", persist_result=True, result_serializer="json")
+async def pipeline(spec: str | dict[str, Any], fresh: tuple[Stage, ...] = (), serve: bool = True) -> Release:
+    """Raw tables in, a served and proven model version out. The parameters are those of `pipeline/inline`."""
+    plan = load_spec(spec)
+    whole = plan.model_dump(mode="json", by_alias=True)  # no stage sees a file that was edited meanwhile
+    dataset = find_dataset(plan.data, plan.features)
+    if dataset is None:
+        dataset = await run_stage("etl", Dataset, spec=whole)
+    checkpoint = None if "train" in fresh else find_checkpoint(plan.model, plan.training, dataset)
+    if checkpoint is None:
+        checkpoint = await run_stage("train", Checkpoint, spec=whole, dataset=dataset, fresh="train" in fresh)
+    bundle = None if "export" in fresh else find_bundle(plan, checkpoint, dataset)
+    if bundle is None:
+        bundle = await run_stage(
+            "export", Bundle, spec=whole, checkpoint=checkpoint, dataset=dataset, fresh="export" in fresh
+        )
+    release = Release(model=bundle.model, version=bundle.version)
+    return await roll_out_release(plan.serving, plan.rollout, release) if serve else release

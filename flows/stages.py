@@ -1,0 +1,35 @@
+"""Each stage as a flow of its own, so that Prefect can place it on the machine that suits it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from serin.artifacts import Bundle, Checkpoint, Dataset
+from serin.spec.load import load_spec
+from tasks.etl import build_dataset
+from tasks.export import export_model
+from tasks.train import train_model
+
+
+@flow(persist_result=True, result_serializer="json")
+async def etl(spec: str | dict[str, Any]) -> Dataset:
+    """Raw tables in, a published dataset out."""
+    plan = load_spec(spec)
+    return await build_dataset(plan.data, plan.features, plan.etl, name=plan.name)
+
+
+@flow(persist_result=True, result_serializer="json")
+async def train(spec: str | dict[str, Any], dataset: Dataset, fresh: bool = False) -> Checkpoint:
+    """A dataset in, trained weights out."""
+    plan = load_spec(spec)
+    return await train_model(plan.model, plan.training, dataset, name=plan.name, fresh=fresh)
+
+
+@flow(persist_result=True, result_serializer="json")
+async def export(
+    spec: str | dict[str, Any], checkpoint: Checkpoint, dataset: Dataset, fresh: bool = False
+) -> Bundle:
+    """Trained weights in, a proven and published model version out."""
+    return await export_model(load_spec(spec), checkpoint, dataset, fresh=fresh)

@@ -1,0 +1,92 @@
+"""Raw tables to a dataset. A dataset that was made from the same tables by the same rules is found, not made again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prefect import get_run_logger, task
+from prefect.artifacts import acreate_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from serin.artifacts import Dataset
+from serin.formats.dataset import read_dataset
+from serin.receipt import Receipt, measure
+from serin.spec.data import DataSpec
+from serin.spec.features import FeatureSpec
+from serin.spec.stages import EtlSpec
+from serin.store import Store
+from tasks.markdown import receipt_table, table
+from tasks.retry import error_is_retryable
+
+_WHY = {
+    "no_partner": "without a partner in a join",
+    "null_target": "without a target",
+    "null_time": "without a time",
+}
+
+
+@task(
+    task_run_name="build_dataset {name}",
+    retries=2,
+    retry_delay_seconds=5,
+    retry_condition_fn=error_is_retryable,
+    cache_policy=NO_CACHE,
+)
+async def build_dataset(
+    data: DataSpec, features: tuple[FeatureSpec, ...], etl: EtlSpec, *, name: str
+) -> Dataset:
+    """The dataset the spec describes, published in the store."""
+    say = get_run_logger().info
+    found = await asyncio.to_thread(find_dataset, data, features)
+    if found is not None:
+        say(f"made before: dataset {found.digest[:12]} in {found.path}")
+        return found
+
+    def compute() -> tuple[Dataset, Receipt | None]:
+        from serin.etl import build  # pandas and Dask: not for a run that only looks
+
+        with measure("etl") as measurement:
+            dataset = build.build_dataset(data, features, etl, store=Store.open(), say=say)
+            measurement.rows = sum(dataset.rows.values())
+        return dataset, measurement.receipt
+
+    dataset, receipt = await asyncio.to_thread(compute)
+    await acreate_markdown_artifact(
+        key=f"{name}-data", markdown=_page(dataset, receipt), description=f"The dataset of {name}"
+    )
+    return dataset
+
+
+def find_dataset(data: DataSpec, features: tuple[FeatureSpec, ...]) -> Dataset | None:
+    """The dataset that was made from the same files by the same rules, when there is one."""
+    from serin.etl.build import dataset_key
+    from serin.etl.sources import find_files
+
+    files = [file for table, url in data.tables.items() for file in find_files(table, url)]
+    return Store.open().find_dataset(dataset_key(data, features, files))
+
+
+def _page(dataset: Dataset, receipt: Receipt | None) -> str:
+    found = read_dataset(dataset.path)
+    splits = table(
+        ("split", "rows", "parts"), [(s, split.rows, split.parts) for s, split in found.splits.items()]
+    )
+    features = table(
+        ("feature", "kind", "codes"),
+        [(column, "numeric", "") for column in found.numeric]
+        + [(column.name, "categorical", column.size) for column in found.categorical],
+    )
+    left_out = [(_WHY.get(reason, reason), rows) for reason, rows in found.dropped.items() if rows]
+    dropped = table(("rows left out", "rows"), left_out) if left_out else ""
+    sources = table(
+        ("table", "file", "bytes"), [(file.table, file.path, file.size) for file in found.sources]
+    )
+    parts = [
+        f"# Dataset {dataset.digest[:12]}\n\nTarget `{found.target}` ({found.task}), in `{dataset.path}`.\n",
+        splits,
+        dropped,
+        f"## Features\n\n{features}",
+        f"## Sources\n\n{sources}",
+        f"## Cost\n\n{receipt_table(receipt.to_json())}" if receipt else "",
+    ]
+    return "\n".join(part for part in parts if part)

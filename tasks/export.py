@@ -1,0 +1,113 @@
+"""Trained weights to a published model version that has passed the gate."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.artifacts import acreate_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
+
+from serin import environment
+from serin.artifacts import Bundle, Checkpoint, Dataset
+from serin.errors import NotFound
+from serin.receipt import Receipt, measure
+from serin.spec.pipeline import PipelineSpec
+from serin.store import Store
+from tasks.markdown import receipt_table, table
+from tasks.retry import error_is_retryable
+from tasks.stage_results import find_result, keep_result, stage_key
+
+_FORMAT = 1  # raise it when the same inputs must give another result
+
+
+@task(
+    task_run_name="export_model {spec.name}",
+    retries=2,
+    retry_delay_seconds=5,
+    retry_condition_fn=error_is_retryable,
+    cache_policy=NO_CACHE,
+)
+async def export_model(
+    spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset, *, fresh: bool = False
+) -> Bundle:
+    """A version of the model; the one that was made of the same weights before, unless `fresh`."""
+    say = get_run_logger().info
+    found = None if fresh else find_bundle(spec, checkpoint, dataset)
+    if found is not None:
+        say(f"exported before: {found.model} version {found.version}")
+        return found
+    lineage = {"flow_run": str(flow_run.id), "training": Path(checkpoint.path).parent.name}
+
+    def export() -> tuple[Bundle, Receipt | None]:
+        from serin.export import build  # torch and ONNX: not for a run that only looks
+
+        with measure("export") as measurement:
+            bundle = build.export_model(
+                spec, checkpoint, dataset, store=Store.open(), lineage=lineage, say=say
+            )
+        keep_result(environment.home(), "export", _key(spec, checkpoint, dataset), bundle)
+        return bundle, measurement.receipt
+
+    bundle, receipt = await asyncio.to_thread(export)
+    await acreate_markdown_artifact(
+        key=f"{spec.name}-gate",
+        markdown=_page(bundle, receipt),
+        description=f"What version {bundle.version} of {spec.name} proved before it was published",
+    )
+    return bundle
+
+
+def find_bundle(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> Bundle | None:
+    """The version that was exported from the same weights for the same spec, when the store still has it."""
+    found = find_result(environment.home(), "export", _key(spec, checkpoint, dataset), Bundle)
+    if found is None:
+        return None
+    try:
+        present = Store.open().bundle(found.model, found.version)
+    except NotFound:
+        return None
+    return present if present.digest == found.digest else None
+
+
+def _key(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> str:
+    """How a dataset is computed, rolled out and watched says nothing about the bundle; all the rest stands in it."""
+    stands_in_it = (spec.data, *spec.features, spec.model, spec.training, spec.export, spec.serving)
+    weights = hashlib.sha256((Path(checkpoint.path) / "weights.safetensors").read_bytes()).hexdigest()
+    return stage_key(_FORMAT, spec.name, stands_in_it, dataset.digest, weights)
+
+
+def _page(bundle: Bundle, receipt: Receipt | None) -> str:
+    gate: dict[str, Any] = json.loads((Path(bundle.path) / "gate.json").read_text(encoding="utf-8"))
+    batches = ", ".join(str(size) for size in gate["batch_rows"])
+    proofs = table(
+        ("proof", "rows", "found"),
+        [
+            (
+                "features equal the ETL's, bit for bit",
+                gate["golden_rows"],
+                f"{gate['feature_columns']} columns",
+            ),
+            (
+                f"scores equal torch's within {gate['tolerance']:g} (batches of {batches})",
+                gate["golden_rows"],
+                f"largest difference {gate['largest_score_difference']:.2g}",
+            ),
+        ],
+    )
+    metrics = table(
+        ("metric on the test split", "torch", "ONNX"),
+        [(name, value, gate["test_onnx"].get(name, "")) for name, value in gate["test_torch"].items()],
+    )
+    parts = [
+        f"# {bundle.model} version {bundle.version}\n\nIn `{bundle.path}`.\n",
+        proofs,
+        metrics,
+        f"## Cost\n\n{receipt_table(receipt.to_json())}" if receipt else "",
+    ]
+    return "\n".join(part for part in parts if part)

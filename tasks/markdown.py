@@ -1,0 +1,53 @@
+"""Markdown for Prefect's pages: tables whose cells cannot break them, receipts, pictures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [_row(columns), _row(["---"] * len(columns)), *(_row(row) for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def picture(png: bytes, title: str) -> str:
+    """The picture inside the page itself: Prefect keeps no files, and its interface shows data URLs."""
+    return f"![{title}](data:image/png;base64,{base64.b64encode(png).decode()})\n"
+
+
+def receipt_table(receipt: Mapping[str, Any]) -> str:
+    """What a stage cost, from a receipt's JSON. What was not measured is left out, not guessed."""
+    rows: list[tuple[str, str]] = [("seconds", f"{receipt['seconds']:,.1f}")]
+    if receipt["rows"]:
+        rows.append(("rows", f"{receipt['rows']:,}"))
+        rows.append(("rows/s", f"{receipt['rows_per_s']:,.0f}"))
+    if receipt["data_wait_share"] is not None:
+        rows.append(("waiting for data", f"{receipt['data_wait_share']:.0%}"))
+    for device in receipt["device"]:
+        busy = "" if device["busy_share"] is None else f", busy {device['busy_share']:.0%}"
+        energy = "" if device["joules"] is None else f", {device['joules']:,.0f} J"
+        rows.append((device["name"], f"booked {device['booked_s']:,.1f} s{busy}{energy}"))
+    if receipt["advice"]:
+        rows.append(("advice", receipt["advice"]))
+    return table(("cost", ""), rows)
+
+
+def number(value: float) -> str:
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _row(cells: Iterable[object]) -> str:
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _cell(value: object) -> str:
+    match value:
+        case float():
+            text = number(value)
+        case int():
+            text = f"{value:,}"
+        case _:
+            text = str(value)
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -1,0 +1,130 @@
+"""A published version to its clients. The controller does it and owns it; this submits, follows and shows.
+
+A run that dies here does no harm: the rollout goes on, and the next run takes up following it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from prefect import get_run_logger, task
+from prefect.artifacts import acreate_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
+
+from serin import environment
+from serin.artifacts import Release
+from serin.errors import RolloutFailed, RolloutRefused, RolloutUnfinished
+from serin.formats.journal import Decision
+from serin.rollout.commands import Command, ask
+from serin.rollout.plan import Plan
+from serin.rollout.state import Phase
+from serin.rollout.status import history, model_status
+from serin.spec.stages import RolloutSpec, ServingSpec
+from tasks.markdown import table
+from tasks.retry import error_is_retryable
+
+_POLL_S = 0.5
+Say = Callable[[str], None]
+
+
+@task(
+    task_run_name="roll_out_release {release.name}",
+    retries=3,
+    retry_delay_seconds=2,
+    retry_condition_fn=error_is_retryable,
+    cache_policy=NO_CACHE,
+)
+async def roll_out_release(serving: ServingSpec, rollout: RolloutSpec, release: Release) -> Release:
+    """The release, live for all clients. RolloutFailed with the reason when it was rolled back."""
+    say = get_run_logger().info
+    status = model_status(environment.home(), release.model)
+    if status is not None and status.live == release.version and not status.rollout.running:
+        say(f"{release.name} is live already")
+        return release
+    if status is not None and status.rollout.running and status.rollout.version == release.version:
+        running = status.rollout.id
+        say(f"the rollout of {release.name} is under way; following it")
+    else:
+        plan = Plan.from_spec(rollout, drain_s=max(30.0, 2 * serving.request_timeout))
+        running = await asyncio.to_thread(_start, release, plan)
+        say(f"the controller has accepted {release.name}")
+    decisions = await _follow(release, running, say)
+    await acreate_markdown_artifact(
+        key=f"{release.model}-rollout",
+        markdown=_page(release, decisions),
+        description=f"How {release.name} was rolled out",
+    )
+    return _outcome(release, decisions)
+
+
+def _start(release: Release, plan: Plan) -> str:
+    """The id of the rollout that was begun."""
+    command = Command(
+        kind="start",
+        model=release.model,
+        version=release.version,
+        by=f"{environment.user()} (flow run {flow_run.name})",
+        plan=plan,
+    )
+    answer = ask(environment.home(), command)
+    if not answer.accepted or answer.rollout is None:
+        raise RolloutRefused(model=release.model, command=command.kind, reason=answer.reason)
+    return answer.rollout
+
+
+async def _follow(release: Release, rollout: str, say: Say) -> list[Decision]:
+    """Every decision, once the last one is made, or once the plan could not have lasted so long by itself."""
+    shown, began = 0, time.monotonic()
+    while True:
+        decisions = await asyncio.to_thread(history, environment.home(), release.model, rollout)
+        for decision in decisions[shown:]:
+            say(f"{release.name}: {describe(decision)}")
+        shown = len(decisions)
+        if decisions and Phase(decisions[-1].phase).final:
+            return decisions
+        if decisions and time.monotonic() - began > _longest_s(Plan.from_json(decisions[0].state["plan"])):
+            return decisions
+        await asyncio.sleep(_POLL_S)
+
+
+def _longest_s(plan: Plan) -> float:
+    steps_s = (len(plan.steps) - 1) * max(plan.deadline_s, plan.step_s)
+    return plan.load_s + steps_s + plan.bake_s + plan.drain_s + 60.0
+
+
+def _outcome(release: Release, decisions: list[Decision]) -> Release:
+    last = decisions[-1]
+    if last.phase == Phase.PROMOTED:
+        return release
+    if last.phase == Phase.ROLLED_BACK:
+        turned = next((found for found in decisions if found.phase == Phase.ABORTING), last)
+        raise RolloutFailed(release=release.name, reason=turned.reason)
+    raise RolloutUnfinished(release=release.name, phase=describe(last))
+
+
+def describe(decision: Decision) -> str:
+    """One decision in a line."""
+    share = f" at {decision.weight:g}%" if decision.phase == Phase.SHIFTING else ""
+    held = f", held ({decision.state['hold']})" if decision.state.get("hold") else ""
+    return f"{decision.phase}{share}{held}: {decision.reason}"
+
+
+def _page(release: Release, decisions: list[Decision]) -> str:
+    rows = [
+        (
+            f"{datetime.fromtimestamp(decision.t, UTC):%H:%M:%S}",
+            decision.phase,
+            f"{decision.weight:g}%",
+            decision.state.get("hold") or "",
+            decision.verdict or "",
+            decision.reason,
+            decision.by,
+        )
+        for decision in decisions
+    ]
+    story = table(("UTC", "phase", "traffic", "held", "verdict", "reason", "by"), rows)
+    return f"# Rollout of {release.name}\n\n{story}"

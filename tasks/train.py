@@ -1,0 +1,107 @@
+"""A dataset to trained weights. The folder is named by what is trained, so that a second try, after whatever ended the
+first one, takes the training up at its last checkpoint, and a third run finds it done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from prefect import get_run_logger, task
+from prefect.artifacts import acreate_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
+
+from serin import environment
+from serin.artifacts import Checkpoint, Dataset
+from serin.hardware import inventory, lease
+from serin.runs import run_folder
+from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training import launch
+from tasks.markdown import receipt_table, table
+from tasks.retry import error_is_retryable
+from tasks.stage_results import find_result, keep_result, stage_key
+
+_FORMAT = 1  # raise it when the same inputs must give another result
+Say = Callable[[str], None]
+
+
+@task(
+    task_run_name="train_model {name}",
+    retries=3,
+    retry_delay_seconds=2,
+    retry_condition_fn=error_is_retryable,
+    cache_policy=NO_CACHE,
+)
+async def train_model(
+    model: ModelSpec, training: TrainingSpec, dataset: Dataset, *, name: str, fresh: bool = False
+) -> Checkpoint:
+    """Trained weights; found when they were trained before, unless `fresh`."""
+    say = get_run_logger().info
+    found = None if fresh else find_checkpoint(model, training, dataset)
+    if found is not None:
+        say(f"trained before: {found.path}")
+        return found
+    folder = training_folder(model, training, dataset, attempt=str(flow_run.id) if fresh else None)
+    checkpoint = await asyncio.to_thread(_train, model, training, dataset, folder, name, say)
+    keep_result(environment.home(), "train", _key(model, training, dataset), checkpoint)
+    await acreate_markdown_artifact(
+        key=f"{name}-training", markdown=_page(folder, checkpoint), description=f"The training of {name}"
+    )
+    return checkpoint
+
+
+def find_checkpoint(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> Checkpoint | None:
+    """Weights that were trained before from the same dataset in the same way, when they are still there."""
+    found = find_result(environment.home(), "train", _key(model, training, dataset), Checkpoint)
+    return found if found is not None and Path(found.path).is_dir() else None
+
+
+def training_folder(
+    model: ModelSpec, training: TrainingSpec, dataset: Dataset, *, attempt: str | None = None
+) -> Path:
+    """The same for the same training; `attempt` sets one apart that must not take up an older one."""
+    apart = f"-{attempt[:8]}" if attempt else ""
+    return run_folder(environment.home(), f"train-{_key(model, training, dataset)}{apart}", create=True)
+
+
+def devices_wanted(training: TrainingSpec) -> int:
+    """How many GPUs to lease: one for each process, all that are here for `auto`, none where there are none."""
+    present = len(inventory())
+    if not present:
+        return 0
+    return present if training.processes == "auto" else training.processes
+
+
+def _key(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> str:
+    """Of what decides the weights; over how many processes they are computed does not."""
+    decides = training.model_copy(update={"processes": "auto", "checkpoint_every_steps": "auto"})
+    return stage_key(_FORMAT, model, decides, dataset.digest)
+
+
+def _train(
+    model: ModelSpec, training: TrainingSpec, dataset: Dataset, folder: Path, name: str, say: Say
+) -> Checkpoint:
+    wanted = devices_wanted(training)
+    with lease(wanted, home=environment.home(), purpose=f"training of {name}", say=say) as held:
+        return launch.train(model, training, dataset, folder=folder, devices=held.ids, say=say)
+
+
+def _page(folder: Path, checkpoint: Checkpoint) -> str:
+    measured = json.loads((Path(checkpoint.path) / "metrics.json").read_text())
+    parts = [
+        f"# Training\n\nThe best weights are those of step {checkpoint.step:,}, in `{checkpoint.path}`.\n"
+    ]
+    parts.append(table(("metric", "value"), sorted(checkpoint.metrics.items())))
+    parts.append("## Epochs\n")
+    names = sorted({name for epoch in measured["epochs"] for name in epoch["metrics"]})
+    rows = [
+        (epoch["epoch"], epoch["step"], epoch["loss"], *(epoch["metrics"].get(name, "") for name in names))
+        for epoch in measured["epochs"]
+    ]
+    parts.append(table(("epoch", "steps done", "loss", *names), rows))
+    receipt = folder / "receipt.json"
+    if receipt.exists():
+        parts.append(f"## Cost of the last attempt\n\n{receipt_table(json.loads(receipt.read_text()))}")
+    return "\n".join(parts)

@@ -1,0 +1,23 @@
+"""Published versions and what their specs say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from serin.artifacts import Release
+from serin.errors import NotFound
+from serin.spec.load import load_spec
+from serin.spec.pipeline import PipelineSpec
+from serin.store import Store
+
+
+def find_version(model: str, version: int | str | None = None) -> tuple[Release, PipelineSpec]:
+    """A version by number or alias, or the newest, with the spec it was made from."""
+    store = Store.open()
+    if version is None:
+        versions = store.versions(model)
+        if not versions:
+            raise NotFound(kind="model", name=model, known=store.models())
+        version = versions[-1]
+    bundle = store.bundle(model, version)
+    return Release(model=model, version=bundle.version), load_spec(Path(bundle.path) / "spec.yaml")
