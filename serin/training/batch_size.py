@@ -1,4 +1,4 @@
-"""How many rows make a step when the spec says auto. Pure."""
+"""How many rows make a step when the spec says auto, and how many threads a step is worth. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Literal
 _STEPS_PER_EPOCH = 200
 _SMALLEST = 256
 _LARGEST = {"cpu": 8192, "cuda": 65536}
+_PRODUCTS_PER_THREAD = 10_000_000
+
+
+def choose_threads(products: int, *, cores: int) -> int:
+    """Threads for a step of so many multiplications: a small step is done before a second thread has woken up."""
+    return max(1, min(cores, products // _PRODUCTS_PER_THREAD))
 
 
 def choose_batch_rows(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 
 import numpy as np
-import psutil
 import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -23,7 +23,7 @@ from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import SplitArrays, read_split
 from serin.models.build import build_model
 from serin.models.shape import TableShape
-from serin.training.batch_size import choose_batch_rows
+from serin.training.batch_size import choose_batch_rows, choose_threads
 from serin.training.evaluate import evaluate
 from serin.training.files import only_one, write_whole
 from serin.training.job import Choices, TrainingJob, choices_file, training_file
@@ -85,11 +85,11 @@ def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[],
     """One attempt, to the end. Raises Preempted or LossNotFinite."""
     description = read_dataset(job.dataset)
     shape = _shape(description)
-    choices = _choices(job, folder, world, description.rows["train"])
-    torch.set_num_threads(choices.threads)
     split = read_split(job.dataset, "train")
     torch.manual_seed(stream_seed(job.training.seed, "weights"))
     network = build_model(job.model, shape)
+    choices = _choices(job, folder, world, description.rows["train"], network)
+    torch.set_num_threads(choices.threads)
     if description.task == "regression":
         _set_units(network, split)
     network.to(world.device)
@@ -165,7 +165,7 @@ def _done(loop: Loop, choices: Choices, world: World) -> Status:
     )
 
 
-def _choices(job: TrainingJob, folder: Path, world: World, rows: int) -> Choices:
+def _choices(job: TrainingJob, folder: Path, world: World, rows: int, network: nn.Module) -> Choices:
     """What was chosen when the run began; chosen now, by the first rank for all, when it begins."""
     file = choices_file(folder)
     if world.first and not file.exists():
@@ -176,12 +176,12 @@ def _choices(job: TrainingJob, folder: Path, world: World, rows: int) -> Choices
             raise TrainingRefused(
                 folder=folder, reason=f"{rows} training rows do not fill {world.size} process(es)"
             )
-        cores = len(psutil.Process().cpu_affinity())
+        cores = len(os.sched_getaffinity(0)) // world.size
         chosen = Choices(
             batch_rows=batch_rows,
             steps_per_epoch=rows // batch_rows,
             precision=choose_precision(job.training.precision, world.device),
-            threads=max(1, cores // world.size),
+            threads=choose_threads(_products(network, batch_rows // world.size), cores=cores),
             device="cuda" if job.gpu else "cpu",
             torch=torch.__version__,
         )
@@ -189,12 +189,20 @@ def _choices(job: TrainingJob, folder: Path, world: World, rows: int) -> Choices
     world.wait_for_all()
     choices = Choices.model_validate_json(file.read_bytes())
     if choices.batch_rows % world.size:
-        reason = f"the run has {choices.batch_rows} rows per step, which do not divide over {world.size} processes"
+        reason = (
+            f"the run has {choices.batch_rows} rows per step, which do not divide over {world.size} processes"
+        )
         raise TrainingRefused(folder=folder, reason=reason)
     if choices.device != world.device.type:
         precision = choose_precision(job.training.precision, world.device)
         choices = choices.model_copy(update={"precision": precision, "device": world.device.type})
     return choices
+
+
+def _products(network: nn.Module, rows: int) -> int:
+    """Multiplications of a step, roughly: forward and twice that backward."""
+    linear = (layer.weight.numel() for layer in network.modules() if isinstance(layer, nn.Linear))
+    return 3 * rows * sum(linear)
 
 
 def _sole_writer(folder: Path, world: World) -> AbstractContextManager[None]:

@@ -5,6 +5,7 @@ What they agree on travels over gloo, between hosts' memories, so that it never 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,9 +54,12 @@ class World:
         if self.size == 1:
             return network
         devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(
-            network, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        with warnings.catch_warnings():
+            # Deprecated in torch 2.13 for a name that 2.11 does not have. Our buffers never change.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            return DistributedDataParallel(
+                network, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
 
 
 @contextmanager

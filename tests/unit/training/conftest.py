@@ -46,9 +46,14 @@ def make_dataset(tmp_path: Path) -> MakeDataset:
             task=task,  # type: ignore[arg-type]
             target="y",
             numeric=("a", "b", "c"),
-            categorical=(CategoricalColumn(name="d", size=SIZES[0]), CategoricalColumn(name="e", size=SIZES[1])),
+            categorical=(
+                CategoricalColumn(name="d", size=SIZES[0]),
+                CategoricalColumn(name="e", size=SIZES[1]),
+            ),
             classes=("low", "middle", "high") if task == "multiclass" else None,
-            splits={name: SplitDescription(rows=count, parts=count_parts(count)) for name, count in counts.items()},
+            splits={
+                name: SplitDescription(rows=count, parts=count_parts(count)) for name, count in counts.items()
+            },
             inputs=(),
             lookups=(),
             sources=(),
