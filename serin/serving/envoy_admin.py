@@ -55,6 +55,10 @@ class Admin:
     def reopen_logs(self) -> None:
         self._ask("POST", "/reopen_logs")
 
+    def drain_listeners(self) -> None:
+        """No new connections; the ones there are told to close after the request they are in."""
+        self._ask("POST", "/drain_listeners")
+
     def _ask(self, method: str, path: str) -> tuple[int, str]:
         connection = _UnixConnection(self._path, self._timeout_s)
         try:

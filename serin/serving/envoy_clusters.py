@@ -13,6 +13,8 @@ Protocol = Literal["http", "grpc"]
 
 TOTAL_WEIGHT = 10_000  # steps of 0.01%
 
+_FEW = {"budget_percent": {"value": 20}, "min_retry_concurrency": 8}
+
 
 def cluster_name(release: Release, protocol: Protocol) -> str:
     return f"{release.name}_{protocol}"
@@ -45,21 +47,6 @@ def candidate_weight(route: ModelRoute) -> int:
 def _release_cluster(release: Release, protocol: Protocol, address: str) -> Document:
     host, _, port = address.rpartition(":")
     endpoint = {"address": {"socket_address": {"address": host, "port_value": int(port)}}}
-    if protocol == "grpc":
-        options: Document = {"explicit_http_config": {"http2_protocol_options": {}}}
-    else:
-        mend = {
-            "@type": LUA,
-            "default_source_code": {"inline_string": (SOURCES / "bad_request.lua").read_text()},
-        }
-        options = {
-            "explicit_http_config": {"http_protocol_options": {}},
-            "http_filters": [
-                {"name": "bad_request", "typed_config": mend},
-                {"name": "codec", "typed_config": {"@type": UPSTREAM_CODEC}},
-            ],
-        }
-    options["common_http_protocol_options"] = {"idle_timeout": "60s"}
     name = cluster_name(release, protocol)
     return {
         "name": name,
@@ -67,10 +54,9 @@ def _release_cluster(release: Release, protocol: Protocol, address: str) -> Docu
         "connect_timeout": "1s",
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}]},
         # A stable release that is slow must not get every request twice.
-        "circuit_breakers": _circuit({"retry_budget": {"budget_percent": {"value": 20}, "min_retry_concurrency": 8}}),
-        "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-            "@type": HTTP_OPTIONS, **options}},
-    }  # fmt: skip
+        "circuit_breakers": _circuit({"retry_budget": _FEW}),
+        "typed_extension_protocol_options": _protocol_options(protocol),
+    }
 
 
 def _aggregate(candidate: Release, stable: Release, protocol: Protocol) -> Document:
@@ -82,9 +68,26 @@ def _aggregate(candidate: Release, stable: Release, protocol: Protocol) -> Docum
         "cluster_type": {"name": "aggregate", "typed_config": {"@type": AGGREGATE, "clusters": order}},
         # Every request that meets a dead candidate is to be saved, however many there are.
         "circuit_breakers": _circuit({"max_retries": 1_000_000}),
+        # The connection's options come from the inner cluster, the filters from this one.
+        "typed_extension_protocol_options": _protocol_options(protocol),
     }
 
 
+def _protocol_options(protocol: Protocol) -> Document:
+    options: Document = {"@type": HTTP_OPTIONS, "common_http_protocol_options": {"idle_timeout": "60s"}}
+    if protocol == "grpc":
+        options["explicit_http_config"] = {"http2_protocol_options": {}}
+    else:
+        source = {"inline_string": (SOURCES / "bad_request.lua").read_text()}
+        options["explicit_http_config"] = {"http_protocol_options": {}}
+        options["http_filters"] = [
+            {"name": "bad_request", "typed_config": {"@type": LUA, "default_source_code": source}},
+            {"name": "codec", "typed_config": {"@type": UPSTREAM_CODEC}},
+        ]
+    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}
+
+
 def _circuit(retries: Document) -> Document:
-    limits = {"max_connections": 4096, "max_pending_requests": 16384, "max_requests": 16384, **retries}
+    """What is more than this at once is refused with 503: Triton's own queue has no bound."""
+    limits = {"max_connections": 1024, "max_pending_requests": 1024, "max_requests": 1024, **retries}
     return {"thresholds": [{"priority": "DEFAULT", **limits}]}

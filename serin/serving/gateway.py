@@ -116,6 +116,10 @@ class Gateway:
     def ready(self) -> bool:
         return self._admin.ready()
 
+    def close(self) -> None:
+        """Lets nobody new in; requests under way are answered. Final: only a new Envoy opens again."""
+        self._admin.drain_listeners()
+
     def rotate_log(self, limit_bytes: int) -> bool:
         """Moves a log that is longer than `limit_bytes` to `<log>.1` and lets Envoy begin a new one."""
         if not self.log.exists() or self.log.stat().st_size <= limit_bytes:

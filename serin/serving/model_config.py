@@ -39,9 +39,6 @@ def write_config(
         config.input.add(name=column.name, data_type=_type(column), dims=[1])
     for output in schema.outputs:
         config.output.add(name=output.name, data_type=_type(output), dims=output.dims)
-    # A request that waited longer than its sender does is not worth scoring.
-    policy = config.dynamic_batching.default_queue_policy
-    policy.default_timeout_microseconds = round(serving.request_timeout * 1e6)
     config.instance_group.add(kind="KIND_CPU", count=instances)
     config.parameters["ort_threads"].string_value = str(threads)
     for rows in sorted({min(rows, serving.max_batch_rows) for rows in _WARM_ROWS}):

@@ -24,7 +24,7 @@ from serin.serving.process import Process
 WHEEL, NUMPY = "nvidia-pytriton==0.7.0", "numpy==1.26.4"
 CONTAINER_FOLDER = Path("/opt/tritonserver")
 
-_EXIT_S = 10
+_EXIT_S = 3  # for requests under way; there are none when a release was drained first
 _RESTRICTED = "model-repository,model-config,shared-memory,statistics,trace,logging"
 _SHARED_MEMORY_BYTES = 1 << 20  # at start; it grows. The default of a container's /dev/shm is 64 MB for all
 
@@ -149,7 +149,7 @@ def triton_process(
         environment=variables,
         folder=repository,
         log=log,
-        stop_s=_EXIT_S + 5.0,
+        stop_s=_EXIT_S + 4.0,
     )
 
 

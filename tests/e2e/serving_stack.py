@@ -1,0 +1,130 @@
+"""Two releases of one model on real Tritons behind a real Envoy, for tests that ask through the door."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.formats.request import Request
+from serin.formats.request_log import read_requests
+from serin.serving.gateway import PROCESS_NAME, Gateway
+from serin.serving.ports import free_ports
+from serin.serving.releases import Releases
+from serin.store import Store
+from tests.e2e.serving_host import ChildHost, wait_for
+from tests.unit.serving import bundles
+
+
+@dataclass(slots=True)
+class Stack:
+    folder: Path
+    store: Store
+    host: ChildHost
+    releases: Releases
+    gateway: Gateway
+    port: int
+    stable: Release
+    candidate: Release
+    epoch: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def endpoints(self) -> dict[str, Endpoint]:
+        return {release.name: self.releases.endpoint(release) for release in (self.stable, self.candidate)}
+
+    def route(self, percent: float) -> int:
+        """The candidate gets this share; returns the epoch that says so in the log."""
+        self.epoch += 1
+        route = ModelRoute(
+            model=bundles.MODEL,
+            epoch=self.epoch,
+            stable=self.stable,
+            candidate=self.candidate,
+            candidate_percent=percent,
+        )
+        self.gateway.apply([route], self.endpoints())
+        return self.epoch
+
+    def bring_up(self, release: Release) -> None:
+        self.releases.start(release)
+        wait_for(release.name, lambda: self.releases.state(release) == "ready", self.host, release.name)
+
+    def logged(self, epoch: int, at_least: int) -> list[Request]:
+        """The log's lines of an epoch, once there are as many as were asked."""
+        found: list[Request] = []
+
+        def complete() -> bool:
+            batch = read_requests(self.gateway.log)
+            assert not batch.bad_lines
+            found[:] = [request for request in batch.requests if request.epoch == epoch]
+            return len(found) >= at_least
+
+        wait_for(f"{at_least} lines of epoch {epoch}", complete, self.host, PROCESS_NAME, within_s=10)
+        return found
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """One request with the path exactly as given; status and JSON (or text) of the answer."""
+        connection = http.client.HTTPConnection(self.url, timeout=10)
+        try:
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method, path, data, {k.replace("_", "-"): v for k, v in headers.items()})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            return answer.status, json.loads(text) if text.startswith("{") else text
+        finally:
+            connection.close()
+
+
+def start_gateway(folder: Path, host: ChildHost) -> tuple[Gateway, int]:
+    gateway = Gateway(
+        folder / "gateway", admin=folder / "admin.sock", log=folder / "gateway" / "requests.jsonl"
+    )
+    (port,) = free_ports(1)
+    gateway.write_bootstrap(port)
+    host.start(gateway.process())
+    wait_for("Envoy", gateway.ready, host, PROCESS_NAME, within_s=15)
+    return gateway, port
+
+
+@contextmanager
+def running_stack() -> Iterator[Stack]:
+    host = ChildHost()
+    folder = Path(tempfile.mkdtemp(prefix="serin-e2e-"))  # short: it holds unix sockets
+    try:
+        store = Store(str(folder / "store"))
+        versions = [bundles.publish(store, bias=bias).version for bias in (-1.0, 1.5)]
+        stable, candidate = (Release(model=bundles.MODEL, version=version) for version in versions)
+        releases = Releases(folder / "releases", host=host, store=store)
+        for release in (stable, candidate):
+            releases.start(release)
+        gateway, port = start_gateway(folder, host)
+        stack = Stack(folder, store, host, releases, gateway, port, stable, candidate)
+        for release in (stable, candidate):
+            stack.bring_up(release)
+        stack.route(0)
+        yield stack
+        host.stop(PROCESS_NAME)  # Triton waits for open connections, and Envoy keeps some
+        for release in releases.running():
+            releases.stop(release)
+    finally:
+        host.stop_all()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def timed(seconds: float) -> Iterator[None]:
+    """Yields about every 20 ms until `seconds` have passed."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+        time.sleep(0.02)

@@ -1,0 +1,483 @@
+"""Through the door: what clients get, what they can never reach, and what happens when a release dies under them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from serin.artifacts import Endpoint, ModelRoute
+from serin.errors import GatewayRejected, PredictionFailed, VerificationFailed
+from serin.serving.client import Protocol, infer_inputs, predict
+from serin.serving.envoy_bootstrap import LOG_FIELDS
+from serin.serving.gateway import PROCESS_NAME
+from serin.serving.load import LoadResult, run_load
+from serin.serving.releases import Releases
+from serin.store import Store
+from tests.e2e.serving_host import ChildHost, wait_for
+from tests.e2e.serving_stack import Stack, running_stack, start_gateway
+from tests.unit.serving import bundles
+from tests.unit.serving.bundles import MODEL, SCHEMA
+
+PROTOCOLS: list[Protocol] = ["http", "grpc"]
+ONLY_MODELS = "this gateway answers inference, readiness and metadata of models, and nothing else"
+NO_SUCH = "no such model or version is served here"
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with running_stack() as running:
+        yield running
+
+
+def good_inputs() -> list[dict[str, Any]]:
+    values = {"carrier": "AA", "temp": 0.5, "distance": 1, "night": 0}
+    return [
+        {"name": column.name, "datatype": column.dtype, "shape": [1, 1], "data": [values[column.name]]}
+        for column in SCHEMA.inputs
+    ]
+
+
+# what clients get
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("batch_rows", [1, 40])
+def test_a_prediction_is_what_the_graph_says_in_this_process(
+    stack: Stack, protocol: Protocol, batch_rows: int
+) -> None:
+    columns = bundles.rows(40)
+    served = predict(stack.url, MODEL, columns, SCHEMA, protocol, batch_rows=batch_rows)["score"]
+    own = bundles.score(stack.store.bundle(MODEL, stack.stable.version).path, columns)
+    assert np.abs(served - own).max() == 0, "the same graph on the same runtime: the same bits"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_call_that_names_a_version_gets_that_release_outside_the_split(
+    stack: Stack, protocol: Protocol
+) -> None:
+    epoch = stack.route(0)
+    columns = bundles.rows(5)
+    served = predict(stack.url, MODEL, columns, SCHEMA, protocol, stack.candidate.version)["score"]
+    own = bundles.score(stack.store.bundle(MODEL, stack.candidate.version).path, columns)
+    assert np.array_equal(served, own)
+    (line,) = stack.logged(epoch, 1)
+    assert (line.arm, line.release) == ("pinned", stack.candidate.name)
+    with pytest.raises(PredictionFailed, match=NO_SUCH):
+        predict(stack.url, MODEL, columns, SCHEMA, protocol, 99)
+
+
+def test_readiness_metadata_and_health_are_answered(stack: Stack) -> None:
+    place = f"/v2/models/{MODEL}"
+    assert stack.ask("GET", f"{place}/ready")[0] == 200
+    assert stack.ask("GET", f"{place}/versions/{stack.candidate.version}/ready")[0] == 200
+    assert stack.ask("GET", place)[1]["versions"] == [str(stack.stable.version)]
+    assert [stack.ask("GET", f"/v2/health/{what}")[0] for what in ("live", "ready")] == [200, 200]
+    assert stack.ask("GET", "/v2")[1]["name"] == "serin"
+    with tritonclient.grpc.InferenceServerClient(stack.url) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready(MODEL)
+        assert client.is_model_ready(MODEL, str(stack.candidate.version))
+        assert client.get_model_metadata(MODEL).versions == [str(stack.stable.version)]
+
+
+def test_a_line_of_the_log_holds_exactly_the_promised_fields(stack: Stack) -> None:
+    epoch = stack.route(0)
+    forged = {
+        "x_serin_arm": "candidate",
+        "x_serin_release": "other-v9",
+        "x_request_id": "mine",
+        "x_envoy_retry_on": "x",
+    }
+    assert stack.ask("POST", f"/v2/models/{MODEL}/infer", {"inputs": good_inputs()}, **forged)[0] == 200
+    (line,) = stack.logged(epoch, 1)
+    raw = [json.loads(text) for text in stack.gateway.log.read_text().splitlines()][-1]
+    assert set(raw) == set(LOG_FIELDS)
+    assert (line.model, line.arm, line.release, line.code, line.grpc, line.attempts) == (
+        MODEL, "stable", stack.stable.name, 200, None, 1,
+    )  # fmt: skip
+    assert line.us is not None
+    assert line.up_us is not None
+    assert 0 < line.up_us <= line.us
+    assert line.id != "mine"
+
+
+# what they can never reach
+
+
+CONTROL_PATHS = [
+    ("POST", "/v2/repository/index"),
+    ("POST", f"/v2/repository/models/{MODEL}/load"),
+    ("POST", f"/v2/repository/models/{MODEL}/unload"),
+    ("GET", "/v2/trace/setting"),
+    ("POST", "/v2/trace/setting"),
+    ("GET", f"/v2/models/{MODEL}/trace/setting"),
+    ("POST", f"/v2/models/{MODEL}/trace/setting"),
+    ("GET", f"/v2/models/{MODEL}/versions/1/trace/setting"),
+    ("GET", "/v2/logging"),
+    ("POST", "/v2/logging"),
+    ("GET", "/v2/models/stats"),
+    ("GET", f"/v2/models/{MODEL}/stats"),
+    ("GET", f"/v2/models/{MODEL}/versions/1/stats"),
+    ("GET", f"/v2/models/{MODEL}/config"),
+    ("GET", "/metrics"),
+    ("GET", "/v2/systemsharedmemory/status"),
+    ("POST", "/v2/systemsharedmemory/region/x/register"),
+    ("POST", "/v2/cudasharedmemory/region/x/register"),
+    ("POST", f"/v2/models/{MODEL}/generate"),
+    # the same by other spellings
+    ("POST", "/v2//repository//index"),
+    ("POST", "//v2/repository/index"),
+    ("POST", "/v2/models/../repository/index"),
+    ("POST", "/v2/./repository/./index"),
+    ("POST", "/v2/%72epository/index"),
+    ("POST", "/v2/models/%2e%2e/repository/index"),
+    ("GET", f"/v2/models/{MODEL}/infer/../config"),
+    ("GET", f"/v2/models/{MODEL}/ready/..//stats"),
+    ("GET", f"/v2/models/{MODEL}/infer/"),
+    ("GET", f"/v2/models/{MODEL}/confi%67"),
+    ("GET", f"/v2/models/{MODEL}%00/config"),
+    ("GET", f"/v2/models/{MODEL};/config"),
+    ("GET", f"/v2/models/{MODEL}/ready#/config"),
+    ("POST", f"/V2/models/{MODEL}/infer"),
+    ("POST", f"/v2/models/{MODEL}\\..\\..\\repository/index"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), CONTROL_PATHS, ids=lambda value: str(value))
+def test_a_path_that_is_not_allowed_is_refused_by_the_gateway(stack: Stack, method: str, path: str) -> None:
+    status, answer = stack.ask(method, path, b"{}" if method == "POST" else None)
+    assert status in (400, 404)
+    assert answer in ({"error": ONLY_MODELS}, {"error": NO_SUCH}, {"error": ""}, "")
+
+
+@pytest.mark.parametrize(
+    "path", [f"/v2/models/{MODEL}%2Fconfig", "/v2%2frepository%2findex", "/v2/repository%5Cindex"]
+)
+def test_an_escaped_slash_is_a_bad_request(stack: Stack, path: str) -> None:
+    assert stack.ask("POST", path, b"{}")[0] in (400, 404)
+
+
+GRPC_CONTROL: dict[str, Callable[[Any], Any]] = {
+    "repository index": lambda client: client.get_model_repository_index(),
+    "load": lambda client: client.load_model(MODEL),
+    "unload": lambda client: client.unload_model(MODEL),
+    "trace, global": lambda client: client.get_trace_settings(),
+    "trace, of a model": lambda client: client.update_trace_settings(MODEL, {"trace_level": ["TENSORS"]}),
+    "logging": lambda client: client.update_log_settings({"log_verbose_level": 1}),
+    "statistics": lambda client: client.get_inference_statistics(MODEL),
+    "config": lambda client: client.get_model_config(MODEL),
+    "server metadata": lambda client: client.get_server_metadata(),
+    "shared memory status": lambda client: client.get_system_shared_memory_status(),
+    "shared memory": lambda client: client.register_system_shared_memory("x", "/x", 8),
+    "cuda shared memory": lambda client: client.register_cuda_shared_memory("x", b"", 0, 8),
+}
+
+
+@pytest.mark.parametrize("name", GRPC_CONTROL)
+def test_a_grpc_call_that_is_not_allowed_is_refused_by_the_gateway(stack: Stack, name: str) -> None:
+    with tritonclient.grpc.InferenceServerClient(stack.url) as client:
+        with pytest.raises(InferenceServerException, match=ONLY_MODELS) as refused:
+            GRPC_CONTROL[name](client)
+        assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+def test_behind_the_gateway_triton_itself_wants_a_token(stack: Stack) -> None:
+    inside = stack.releases.endpoint(stack.stable)
+    for library, address in ((tritonclient.http, inside.http), (tritonclient.grpc, inside.grpc)):
+        client = library.InferenceServerClient(address)
+        for call in (
+            client.get_model_repository_index,
+            client.get_log_settings,
+            client.get_inference_statistics,
+        ):
+            with pytest.raises(InferenceServerException, match="restricted"):
+                call()
+        client.close()
+
+
+def test_streams_and_compressed_requests_are_refused_in_words(stack: Stack) -> None:
+    answered: list[Any] = []
+    arrived = threading.Event()
+    with tritonclient.grpc.InferenceServerClient(stack.url) as client:
+        client.start_stream(lambda result, error: (answered.append(error), arrived.set()))
+        assert arrived.wait(10)
+        client.stop_stream(cancel_requests=True)
+        assert "streams are not served here" in str(answered[0])
+        with pytest.raises(InferenceServerException, match="compressed messages are not accepted"):
+            client.infer(
+                MODEL, infer_inputs(tritonclient.grpc, bundles.rows(64), SCHEMA), compression_algorithm="gzip"
+            )
+    refused = pytest.raises(InferenceServerException, match="compressed requests are not accepted")
+    with tritonclient.http.InferenceServerClient(stack.url) as http, refused:
+        http.infer(
+            MODEL,
+            infer_inputs(tritonclient.http, bundles.rows(1), SCHEMA),
+            request_compression_algorithm="gzip",
+        )
+
+
+def test_a_gateway_without_models_answers_in_words() -> None:
+    host = ChildHost()
+    folder = Path(tempfile.mkdtemp(prefix="serin-e2e-"))
+    try:
+        gateway, port = start_gateway(folder, host)
+        bare = Stack(folder, None, host, None, gateway, port, None, None)  # type: ignore[arg-type]
+        assert bare.ask("POST", f"/v2/models/{MODEL}/infer", b"{}") == (404, {"error": NO_SUCH})
+        assert bare.ask("GET", "/") == (404, {"error": ONLY_MODELS})
+        assert bare.ask("GET", "/v2/health/ready")[0] == 200
+        with tritonclient.grpc.InferenceServerClient(bare.url) as client:
+            assert client.is_server_ready()
+            with pytest.raises(InferenceServerException, match=NO_SUCH) as unknown:
+                client.infer(MODEL, infer_inputs(tritonclient.grpc, bundles.rows(1), SCHEMA))
+            assert unknown.value.status() == "StatusCode.NOT_FOUND"
+    finally:
+        host.stop_all()
+        shutil.rmtree(folder)
+
+
+# malformed requests
+
+
+def changed(name: str, **change: Any) -> list[dict[str, Any]]:
+    return [{**tensor, **change} if tensor["name"] == name else tensor for tensor in good_inputs()]
+
+
+MALFORMED = {
+    "a column is missing": ([tensor for tensor in good_inputs() if tensor["name"] != "temp"], "temp"),
+    "a column of another type": (changed("distance", datatype="FP32"), "distance"),
+    "a column of another shape": (changed("carrier", shape=[1, 2], data=["a", "b"]), "carrier"),
+    "more rows in one column": (changed("night", shape=[2, 1], data=[0, 1]), "night|batch size"),
+    "fewer values than rows": (changed("carrier", shape=[2, 1]), "carrier"),
+    "a bool that is none": (changed("night", data=[5]), "night.*row 0 is 5"),
+    "a column nobody knows": (
+        [*good_inputs(), {"name": "zz", "datatype": "FP32", "shape": [1, 1], "data": [1]}],
+        "zz",
+    ),
+    "text for a number": (changed("temp", data=["warm"]), "Unable to parse"),
+    "null for a number": (changed("temp", data=[None]), "Unable to parse"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_request_gets_a_400_that_names_the_column(stack: Stack, name: str) -> None:
+    epoch = stack.route(100)  # to the candidate: what a client did wrong must not be tried again elsewhere
+    inputs, words = MALFORMED[name]
+    status, answer = stack.ask("POST", f"/v2/models/{MODEL}/infer", {"inputs": inputs})
+    assert status == 400
+    assert_matches(words, answer["error"])
+    assert "/" not in answer["error"], "a path"
+    assert [line.attempts for line in stack.logged(epoch, 1)] == [1]
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"inputs": 3}'])
+def test_a_body_that_is_no_request_gets_a_400(stack: Stack, body: bytes) -> None:
+    assert stack.ask("POST", f"/v2/models/{MODEL}/infer", body)[0] == 400
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_bytes_that_are_not_utf_8_fail_their_own_request_alone(stack: Stack, protocol: Protocol) -> None:
+    stack.route(0)
+    bad = {**bundles.rows(3), "carrier": np.array([[b"AA"], [b"\xff\xfe"], [b"UA"]], dtype=object)}
+    enough = threading.Event()
+    with loading(stack, PROTOCOLS, seconds=20, clients=6, stop=enough.is_set) as results:
+        for _ in range(25):
+            with pytest.raises(PredictionFailed, match="input 'carrier': row 1 is not UTF-8") as refused:
+                predict(stack.url, MODEL, bad, SCHEMA, protocol)
+            assert refused.value.fields["status"] in ("400", "StatusCode.INVALID_ARGUMENT")
+        enough.set()
+    assert sum(result.failed for result in results) == 0
+    assert sum(result.requests for result in results) > 25
+
+
+def assert_matches(words: str, text: str) -> None:
+    import re
+
+    assert re.search(words, text), text
+
+
+# releases that come, share and die
+
+
+class loading:  # noqa: N801 (used as a verb)
+    """Load over each protocol, in threads, while the block runs; the results are there after it."""
+
+    def __init__(self, stack: Stack, protocols: list[Protocol], **settings: Any) -> None:
+        self._results: list[LoadResult] = []
+        rows = bundles.rows(64)
+        self._threads = [
+            threading.Thread(
+                target=lambda protocol=protocol: self._results.append(
+                    run_load(stack.url, MODEL, rows, SCHEMA, protocol=protocol, **settings)
+                )
+            )
+            for protocol in protocols
+        ]
+
+    def __enter__(self) -> list[LoadResult]:
+        for thread in self._threads:
+            thread.start()
+        return self._results
+
+    def __exit__(self, *error: object) -> None:
+        for thread in self._threads:
+            thread.join()
+
+
+def outcome(results: list[LoadResult]) -> str:
+    return "; ".join(f"{result.outcomes} at {result.requests_per_s:.0f}/s" for result in results)
+
+
+def test_half_of_the_requests_go_to_a_candidate_at_50_percent(stack: Stack) -> None:
+    epoch = stack.route(50)
+    with loading(stack, PROTOCOLS, seconds=1.5, clients=4) as results:
+        pass
+    lines = stack.logged(epoch, sum(result.requests for result in results))
+    arms = Counter(line.arm for line in lines)
+    print(arms, outcome(results))
+    assert sum(result.failed for result in results) == 0
+    assert {line.release for line in lines if line.arm == "candidate"} == {stack.candidate.name}
+    assert abs(arms["candidate"] - len(lines) / 2) < 5 * np.sqrt(len(lines) / 4), "five standard deviations"
+
+
+def test_every_request_is_answered_when_the_candidate_is_killed_under_load(stack: Stack) -> None:
+    epoch = stack.route(50)
+    killed = threading.Event()
+
+    def after(count: int) -> bool:
+        return len(stack.logged(epoch, 0)) >= count
+
+    with loading(stack, PROTOCOLS, seconds=30, clients=6, stop=killed.is_set) as results:
+        wait_for("some traffic", lambda: after(200), stack.host, PROCESS_NAME)
+        pid = stack.host.pid(stack.candidate.name)
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+        seen = len(stack.logged(epoch, 0))
+        wait_for("more traffic", lambda: after(seen + 400), stack.host, PROCESS_NAME)
+        killed.set()
+    lines = stack.logged(epoch, sum(result.requests for result in results))
+    saved = [line for line in lines if line.attempts > 1]
+    print(f"{len(lines)} requests, {len(saved)} saved by the stable release", outcome(results))
+    assert sum(result.failed for result in results) == 0
+    assert len(saved) > 100
+    assert {line.arm for line in saved} == {"candidate"}, (
+        "what the stable release saved counts against the candidate"
+    )
+    assert stack.releases.state(stack.candidate) == "dead"
+    stack.bring_up(stack.candidate)
+
+
+def test_a_candidate_that_hangs_costs_a_try_not_the_request(stack: Stack) -> None:
+    epoch = stack.route(100)
+    pid = stack.host.pid(stack.candidate.name)
+    assert pid
+    os.killpg(pid, signal.SIGSTOP)
+    try:
+        for protocol in PROTOCOLS:
+            predict(stack.url, MODEL, bundles.rows(1), SCHEMA, protocol)
+    finally:
+        os.killpg(pid, signal.SIGCONT)
+    assert [(line.arm, line.attempts) for line in stack.logged(epoch, 2)] == [("candidate", 2)] * 2
+
+
+def test_a_release_whose_python_died_is_dead_although_triton_calls_it_ready(stack: Stack) -> None:
+    stack.route(0)
+    assert stack.releases.state(stack.candidate) == "ready"
+    server = stack.host.pid(stack.candidate.name)
+    stubs = subprocess.run(["pgrep", "-P", str(server)], capture_output=True, text=True).stdout.split()
+    os.kill(int(stubs[0]), signal.SIGKILL)
+    wait_for("its death", lambda: stack.releases.state(stack.candidate) == "dead", stack.host, within_s=10)
+    before = stack.releases.endpoint(stack.candidate)
+    stack.bring_up(stack.candidate)
+    assert stack.host.pid(stack.candidate.name) != server
+    assert stack.releases.endpoint(stack.candidate) == before
+
+
+def test_golden_rows_tell_the_right_release_from_a_wrong_one(stack: Stack) -> None:
+    stack.releases.verify(stack.stable)
+    stack.releases.verify(stack.candidate)
+    other = Store(str(stack.folder / "other"))
+    bundles.publish(other, bias=0.3)  # the stable release's name with other answers
+    with pytest.raises(VerificationFailed, match="3 of 3 rows differ in 'score'"):
+        Releases(stack.folder / "releases", host=stack.host, store=other).verify(stack.stable)
+
+
+def test_starting_what_runs_changes_nothing(stack: Stack) -> None:
+    pid, endpoint = stack.host.pid(stack.stable.name), stack.releases.endpoint(stack.stable)
+    stack.releases.start(stack.stable)
+    assert (stack.host.pid(stack.stable.name), stack.releases.endpoint(stack.stable)) == (pid, endpoint)
+    assert stack.releases.running() == [stack.stable, stack.candidate]
+
+
+# pushes
+
+
+def test_what_envoy_refuses_changes_nothing_also_not_for_the_next_envoy(stack: Stack) -> None:
+    epoch = stack.route(0)
+    wrong = {
+        **stack.endpoints(),
+        stack.candidate.name: Endpoint(http="127.0.0.1:70000", grpc="127.0.0.1:70001"),
+    }
+    with pytest.raises(GatewayRejected, match="refused"):
+        stack.gateway.apply([ModelRoute(model=MODEL, epoch=99, stable=stack.stable)], wrong)
+    predict(stack.url, MODEL, bundles.rows(1), SCHEMA)
+    assert len(stack.logged(epoch, 1)) == 1
+    envoy = stack.host.pid(PROCESS_NAME)
+    assert envoy
+    os.kill(envoy, signal.SIGKILL)
+    wait_for("Envoy's end", lambda: stack.host.state(PROCESS_NAME) == "failed", stack.host)
+    assert not stack.gateway.ready()
+    with pytest.raises(GatewayRejected, match="does not answer"):
+        stack.gateway.apply([], {})
+    stack.host.start(stack.gateway.process())
+    wait_for("Envoy", stack.gateway.ready, stack.host, PROCESS_NAME)
+    predict(stack.url, MODEL, bundles.rows(1), SCHEMA)
+    assert len(stack.logged(epoch, 2)) == 2
+
+
+def test_a_release_goes_without_a_failed_request_and_leaves_nothing(stack: Stack) -> None:
+    stack.route(50)
+    gone = threading.Event()
+    with loading(stack, PROTOCOLS, seconds=30, clients=3, stop=gone.is_set) as results:
+        stack.route(0)
+        wait_for(
+            "its drain", lambda: stack.gateway.active_requests(stack.candidate) == 0, stack.host, PROCESS_NAME
+        )
+        only = {stack.stable.name: stack.releases.endpoint(stack.stable)}
+        stack.gateway.apply([ModelRoute(model=MODEL, epoch=stack.epoch, stable=stack.stable)], only)
+        stack.releases.stop(stack.candidate)
+        gone.set()
+    print(outcome(results))
+    assert sum(result.failed for result in results) == 0
+    assert stack.releases.state(stack.candidate) == "absent"
+    assert stack.releases.running() == [stack.stable]
+    assert not list(Path("/dev/shm").glob(f"serin-{stack.candidate.name}-*"))
+    assert not (stack.folder / "releases" / stack.candidate.name).exists()
+    with pytest.raises(PredictionFailed, match=NO_SUCH):
+        predict(stack.url, MODEL, bundles.rows(1), SCHEMA, version=stack.candidate.version)
+
+
+def test_a_log_that_grew_is_rotated_and_nothing_is_lost(stack: Stack) -> None:
+    only = {stack.stable.name: stack.releases.endpoint(stack.stable)}
+    stack.gateway.apply([ModelRoute(model=MODEL, epoch=1000, stable=stack.stable)], only)
+    predict(stack.url, MODEL, bundles.rows(1), SCHEMA)
+    stack.logged(1000, 1)
+    assert not stack.gateway.rotate_log(1 << 30)
+    assert stack.gateway.rotate_log(10)
+    predict(stack.url, MODEL, bundles.rows(1), SCHEMA)
+    assert len(stack.logged(1000, 1)) == 1
