@@ -1,0 +1,68 @@
+"""How fast the releases answer, from the gateway's request log."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from serin.formats.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseLatency:
+    """One release in one arm over a window. A quantile is None when no request was answered."""
+
+    model: str
+    release: str
+    arm: str
+    requests: int
+    requests_per_s: float
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    error_share: float
+
+
+def summarise(
+    requests: Iterable[Request], window_s: float, *, until: float | None = None
+) -> tuple[ReleaseLatency, ...]:
+    """One entry for each release and arm that had requests in the `window_s` before `until` (None: the newest arrival).
+
+    Quantiles are over answered requests, and are latencies that some request had: never better than what the slowest
+    hundredth saw. A request the client gave up has no duration; it counts as a request.
+    """
+    seen = list(requests)
+    if not seen:
+        return ()
+    end = max(request.t for request in seen) if until is None else until
+    groups: dict[tuple[str, str, str], list[Request]] = defaultdict(list)
+    for request in seen:
+        if end - window_s < request.t <= end:
+            groups[request.model, request.release, request.arm].append(request)
+    return tuple(_latency(key, group, window_s) for key, group in sorted(groups.items()))
+
+
+def _latency(key: tuple[str, str, str], group: list[Request], window_s: float) -> ReleaseLatency:
+    model, release, arm = key
+    answered_ms = (
+        np.array([request.us for request in group if request.us is not None], dtype=np.float64) / 1000
+    )
+    p50, p95, p99 = (
+        (float(q) for q in np.quantile(answered_ms, (0.5, 0.95, 0.99), method="higher"))
+        if answered_ms.size
+        else (None, None, None)
+    )
+    return ReleaseLatency(
+        model=model,
+        release=release,
+        arm=arm,
+        requests=len(group),
+        requests_per_s=len(group) / window_s,
+        p50_ms=p50,
+        p95_ms=p95,
+        p99_ms=p99,
+        error_share=sum(request.failed for request in group) / len(group),
+    )
