@@ -21,6 +21,9 @@ FOREIGN: Final = (SerinError, OSError)  # what a port may raise
 _REAPPLY_S: Final = (
     5.0  # routes are pushed this often even when nothing changed: the gateway may be a new process
 )
+_DEAD_S: Final = (
+    10.0  # a live release may be busy, or its host may be starting it again: killing it then makes it worse
+)
 _RETRY_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 
@@ -137,8 +140,9 @@ class World:
             return
         state = self._state(now.live)
         if state == "ready":
+            memory.ready_at[now.live] = t
             memory.restart.done()
-        elif state in ("absent", "dead"):
+        elif state == "absent" or (state == "dead" and t - memory.ready_at.get(now.live, 0.0) >= _DEAD_S):
             self._tell(now.live.name, f"live and {state}, started again")
             memory.restart.failed(t)  # even if it starts: what dies at once must not be started in a loop
             try:

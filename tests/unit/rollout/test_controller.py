@@ -195,23 +195,42 @@ def test_back_after_the_end_starts_the_old_version_and_gives_it_everything(scene
     assert scene.versions.aliases("flights") == {"live": 1, "previous": 2}
 
 
-def test_a_dead_live_release_is_started_again_but_not_in_a_loop(scene: Scene) -> None:
-    scene.promote_first()
-    scene.fleet.die(release(1))
-    scene.tick(2)
-    assert scene.fleet.starts == ["flights-v1"] * 2
-    for _ in range(40):
-        scene.fleet.die(release(1))
-        scene.tick()
-    assert 4 <= len(scene.fleet.starts) <= 8
-
-
-def test_a_live_release_at_another_port_is_routed_anew(scene: Scene) -> None:
+def test_a_live_release_that_is_gone_is_started_again_at_once_and_routed_anew(scene: Scene) -> None:
     scene.promote_first()
     pushes = len(scene.router.pushes)
+    scene.fleet.stop(release(1))
+    scene.tick()
+    assert scene.fleet.starts == ["flights-v1"] * 2
+    assert len(scene.router.pushes) > pushes
+
+
+def test_a_live_release_that_does_not_answer_is_left_to_recover_before_it_is_started_again(
+    scene: Scene,
+) -> None:
+    scene.promote_first()
+    scene.tick()
+    scene.fleet.die(release(1))
+    scene.tick(15)
+    assert scene.fleet.starts == ["flights-v1"]
+    scene.tick(10)
+    assert scene.fleet.starts == ["flights-v1"] * 2
+    assert scene.fleet.state(release(1)) == "ready"
+
+
+def test_a_live_release_that_dies_again_and_again_is_started_less_and_less_often(scene: Scene) -> None:
+    scene.promote_first()
+    for _ in range(120):
+        scene.fleet.die(release(1))
+        scene.tick()
+    assert 3 <= len(scene.fleet.starts) <= 7
+
+
+def test_a_new_controller_starts_a_dead_live_release_at_once(scene: Scene) -> None:
+    scene.promote_first()
+    scene.kill()
     scene.fleet.die(release(1))
     scene.tick()
-    assert len(scene.router.pushes) > pushes
+    assert scene.fleet.starts == ["flights-v1"] * 2
 
 
 def test_trouble_with_the_stable_release_holds_the_rollout(scene: Scene) -> None:
