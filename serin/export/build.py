@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -135,9 +136,22 @@ def _load_network(folder: Path, data: DatasetDescription) -> tuple[torch.nn.Modu
             reason=f"it was trained for {weights.model.task} on {shape}, the dataset is {data.task} with {wanted}; "
             "give the checkpoint and the dataset of the same run",
         )
+    _check_dataset(folder, data)
     module = build_model(weights.model.model, shape)
     module.load_state_dict(weights.state)
     return module.eval(), shape
+
+
+def _check_dataset(folder: Path, data: DatasetDescription) -> None:
+    """Weights that say which dataset they were trained on must have been trained on this one."""
+    state = folder / "state.json"
+    trained_on = json.loads(state.read_text(encoding="utf-8")).get("dataset") if state.is_file() else None
+    if trained_on not in (None, data.digest):
+        raise ExportFailed(
+            what=f"the network in {folder}",
+            reason=f"it was trained on dataset {trained_on[:12]}, not on {data.digest[:12]}; "
+            "give the checkpoint and the dataset of the same run",
+        )
 
 
 def _test_batches(folder: Path) -> Iterator[Batch]:
@@ -168,14 +182,21 @@ def _fill(
     _write_json(work / "metrics.json", {"format": "serin.metrics", **metrics})
     _write_json(work / "gate.json", proven.report.to_json())
     shutil.copyfile(folder / FEATURES, work / FEATURES)
-    for table in data.lookups:
-        target = work / table.file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / table.file, target)
+    _copy_lookups(work, data, folder)
     card = model_card(
         spec, release, data, proven.plan, proven.schema, proven.report, metrics=metrics, lineage=lineage
     )
     (work / "card.md").write_text(card, encoding="utf-8")
+
+
+def _copy_lookups(work: Path, data: DatasetDescription, folder: Path) -> None:
+    """The tables that the graph holds, for people to read. A table may be called anything, a bundle's file may not."""
+    for position, table in enumerate(data.lookups):
+        target = work / "lookups" / f"{re.sub('[^A-Za-z0-9_]', '_', table.name)[:100]}.parquet"
+        if target.exists():
+            target = target.with_stem(f"{target.stem}_{position}")
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(folder / table.file, target)
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -62,7 +62,9 @@ def _what(spec: PipelineSpec, dataset: DatasetDescription, schema: Schema) -> st
 
 
 def _dropped(dataset: DatasetDescription) -> str:
-    reasons = [f"{count:,} ({reason})" for reason, count in dataset.dropped.items() if count]
+    reasons = [
+        f"{count:,} ({reason.replace('_', ' ')})" for reason, count in dataset.dropped.items() if count
+    ]
     return f" Rows left out: {', '.join(reasons)}." if reasons else ""
 
 

@@ -140,11 +140,17 @@ def _close(
             stage="scores",
             what=f"{name!r} differs from torch in {int(wrong.any(axis=1).sum())} of {len(rows)} golden rows "
             f"at batch size {size}, first in row {rows[first]}",
-            found=f"torch {theirs[first, position]!r}, graph {ours[first, position]!r}, allowed {tolerance:g}",
+            found=_told(theirs[first, position], ours[first, position], tolerance),
             column=name,
             row=int(rows[first]),
         )
     return float(difference.max(initial=0.0))
+
+
+def _told(torch_value: float, graph_value: float, tolerance: float) -> str:
+    if not np.isfinite(torch_value):
+        return f"torch itself answers {torch_value}; the row holds values the network cannot take: clip them"
+    return f"torch {torch_value!r}, graph {graph_value!r}, allowed {tolerance:g}"
 
 
 def answers(logits: Array, task: Task) -> dict[str, Array]:

@@ -38,6 +38,7 @@ def read_golden_rows(
     """The golden rows of a dataset. ExportFailed when there are none: without them nothing can be proven."""
     path = dataset / GOLDEN
     try:
+        _refuse_twins(pq.read_schema(path).names)
         table = pq.read_table(path)
         num = _matrix(table, "num__", numeric, np.float32)
         cat = _matrix(table, "cat__", categorical, np.int32)
@@ -63,6 +64,15 @@ def write_golden(folder: Path, golden: GoldenRows, outputs: Mapping[str, Array])
     for name, values in outputs.items():
         table = table.append_column(name, output_column(values))
     pq.write_table(table, folder / GOLDEN, compression="zstd")
+
+
+def _refuse_twins(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            reason = (
+                f"request column {name!r} has the name of a column of ours in them; rename it in its table"
+            )
+            raise ExportFailed(what="the golden rows", reason=reason)
 
 
 def _matrix(table: pa.Table, prefix: str, names: Sequence[str], dtype: type) -> Array:

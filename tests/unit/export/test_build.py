@@ -8,13 +8,15 @@ import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from serin.artifacts import Bundle
 from serin.errors import BundleBroken, ExportFailed, GateFailed, RowsUnfit
 from serin.export.build import export_model
+from serin.export.golden import read_golden_rows
 from serin.export.predict import Scorer, score_file, score_table
 from serin.formats.bundle import read_golden, verify_bundle
-from serin.formats.schema import Task
+from serin.formats.schema import Schema, Task
 from serin.spec.load import read_yaml
 from serin.store import Store
 from tests.unit.export.small_dataset import Trained, flights, make_trained
@@ -57,7 +59,7 @@ def strange_rows() -> pa.Table:
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-logits.astype(np.float64)))
+    return torch.sigmoid(torch.from_numpy(logits)).numpy()
 
 
 def test_a_published_model_scores_raw_rows_as_the_trained_network_does(
@@ -195,6 +197,27 @@ def test_weights_of_another_table_are_refused(trained: Trained, tmp_path: Path) 
     other = make_trained(tmp_path, "multiclass")
     with pytest.raises(ExportFailed, match="trained for binary"):
         export(replace(other, checkpoint=trained.checkpoint), Store(str(tmp_path / "store")))
+
+
+def test_weights_that_were_trained_on_another_dataset_of_the_same_form_are_refused(
+    trained: Trained, tmp_path: Path
+) -> None:
+    result = tmp_path / "result"
+    shutil.copytree(trained.checkpoint.path, result)
+    (result / "state.json").write_text(json.dumps({"dataset": "cd" * 32}))
+    other = replace(trained, checkpoint=replace(trained.checkpoint, path=str(result)))
+    with pytest.raises(ExportFailed, match="trained on dataset cdcdcdcdcdcd, not on abababababab"):
+        export(other, Store(str(tmp_path / "store")))
+
+
+def test_a_request_column_called_as_one_of_the_golden_columns_is_refused(
+    trained: Trained, tmp_path: Path
+) -> None:
+    golden = pq.read_table(Path(trained.dataset.path, "golden.parquet"))
+    pq.write_table(golden.append_column("row", golden.column("num")), tmp_path / "golden.parquet")
+    schema = Schema(task="binary", inputs=(), outputs=())
+    with pytest.raises(ExportFailed, match="request column 'row' has the name of a column of ours"):
+        read_golden_rows(tmp_path, schema, (), ())
 
 
 def test_a_touched_bundle_is_not_scored_with(bundle: Bundle, tmp_path: Path) -> None:
