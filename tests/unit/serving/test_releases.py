@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from serin.artifacts import Release
+from serin.errors import NotFound, ReleaseNotReady, TritonInstallFailed, TritonMissing
+from serin.serving import triton
+from serin.serving.process import Process, ProcessState
+from serin.serving.releases import Releases
+from serin.serving.triton import (
+    TritonInstall,
+    find_triton,
+    install_triton,
+    new_place,
+    reclaim_shared_memory,
+    triton_process,
+)
+from serin.store import Store
+from tests.unit.serving import bundles
+from tests.unit.serving.bundles import MODEL
+
+INSTALL = TritonInstall(
+    server=Path("/t/bin/tritonserver"),
+    backends=Path("/t/backends"),
+    python_folder=Path("/t/python"),
+    libraries=(Path("/t/lib"), Path("/p/lib")),
+)
+V1 = Release(model=MODEL, version=1)
+
+
+class FakeHost:
+    """Remembers what it was told; whether something runs is up to the test."""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, Process] = {}
+        self.states: dict[str, ProcessState] = {}
+
+    def start(self, process: Process) -> None:
+        self.processes[process.name] = process
+        self.states[process.name] = "running"
+
+    def stop(self, name: str) -> None:
+        self.states.pop(name, None)
+
+    def state(self, name: str) -> ProcessState:
+        return self.states.get(name, "absent")
+
+    def pid(self, name: str) -> int | None:
+        return 1 if self.state(name) == "running" else None
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    return FakeHost()
+
+
+@pytest.fixture
+def releases(tmp_path: Path, host: FakeHost) -> Releases:
+    store = Store(str(tmp_path / "store"))
+    for bias in (0.0, 1.0):
+        bundles.publish(store, bias=bias)
+    return Releases(tmp_path / "releases", host=host, store=store, install=INSTALL)
+
+
+def test_a_release_that_was_never_started_is_absent(releases: Releases) -> None:
+    assert releases.state(V1) == "absent"
+    assert releases.running() == []
+    with pytest.raises(ReleaseNotReady, match="was not started"):
+        releases.endpoint(V1)
+    releases.stop(V1)
+
+
+def test_a_version_that_was_never_published_is_not_started(releases: Releases, host: FakeHost) -> None:
+    with pytest.raises(NotFound):
+        releases.start(Release(model=MODEL, version=9))
+    assert host.processes == {}
+
+
+def test_releases_get_places_of_their_own(releases: Releases, host: FakeHost) -> None:
+    both = [V1, Release(model=MODEL, version=2)]
+    for release in both:
+        releases.start(release)
+    assert releases.running() == both
+    ports = [port for release in both for port in releases._place(release).ports]  # type: ignore[union-attr]
+    assert len(set(ports)) == 6
+    commands = [" ".join(process.command) for process in host.processes.values()]
+    assert all(f"--http-port={ports[3 * number]}" in command for number, command in enumerate(commands))
+
+
+def test_a_process_that_failed_is_dead_and_one_that_does_not_answer_yet_is_starting(
+    releases: Releases, host: FakeHost
+) -> None:
+    releases.start(V1)
+    assert releases.state(V1) == "starting"
+    host.states[V1.name] = "failed"
+    assert releases.state(V1) == "dead"
+
+
+def test_a_release_started_again_keeps_its_place_unless_somebody_took_a_port(
+    releases: Releases, host: FakeHost
+) -> None:
+    releases.start(V1)
+    before = releases.endpoint(V1)
+    host.states[V1.name] = "failed"
+    releases.start(V1)
+    assert releases.endpoint(V1) == before
+    host.states[V1.name] = "failed"
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", int(before.grpc.split(":")[1])))
+        squatter.listen()
+        releases.start(V1)
+    assert releases.endpoint(V1) != before
+
+
+def test_the_token_is_for_the_owner_s_eyes(releases: Releases, tmp_path: Path) -> None:
+    releases.start(V1)
+    record = tmp_path / "releases" / V1.name / "release.json"
+    assert record.stat().st_mode & 0o777 == 0o600
+    assert json.loads(record.read_text())["format"] == "serin.release"
+
+
+def test_what_is_stopped_is_forgotten(releases: Releases, tmp_path: Path) -> None:
+    releases.start(V1)
+    releases.stop(V1)
+    assert releases.state(V1) == "absent"
+    assert not (tmp_path / "releases" / V1.name).exists()
+
+
+def test_a_server_listens_on_loopback_only_and_guards_what_could_change_it(tmp_path: Path) -> None:
+    place = new_place(V1, (1, 2, 3))
+    process = triton_process(INSTALL, V1, tmp_path, place, tmp_path / "log")
+    flags = dict(flag.removeprefix("--").split("=", 1) for flag in process.command[1:] if "=" in flag)
+    assert {value for name, value in flags.items() if name.endswith("-address")} == {"127.0.0.1"}
+    assert flags["http-address"] == flags["grpc-address"] == flags["metrics-address"]
+    assert flags["model-control-mode"] == "explicit"
+    assert flags["load-model"] == MODEL
+    assert "--disable-auto-complete-config" in process.command
+    apis = "model-repository,model-config,shared-memory,statistics,trace,logging"
+    assert (
+        flags["http-restricted-api"]
+        == flags["grpc-restricted-protocol"]
+        == f"{apis}:x-serin-token={place.token}"
+    )
+    assert process.environment["PATH"].startswith("/t/python:")
+    assert process.environment["LD_LIBRARY_PATH"] == "/t/lib:/p/lib"
+    assert "PYTHONPATH" not in process.environment
+    assert new_place(V1, (1, 2, 3)).token != place.token
+
+
+def test_only_the_release_s_own_shared_memory_is_reclaimed(tmp_path: Path) -> None:
+    place, other = new_place(V1, (1, 2, 3)), new_place(V1, (1, 2, 3))
+    for prefix in (place.shared_memory_prefix, other.shared_memory_prefix, "sem."):
+        (tmp_path / f"{prefix}abc").touch()
+    assert reclaim_shared_memory(place, tmp_path) == 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_triton_that_was_named_is_the_only_one_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERIN_TRITON", str(tmp_path))
+    with pytest.raises(TritonMissing) as missing:
+        find_triton()
+    assert missing.value.fields["looked_in"] == [str(tmp_path)]
+    for name in ("bin/tritonserver", "backends/python/libtriton_python.so"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert find_triton().server == tmp_path / "bin" / "tritonserver"
+
+
+def test_an_installation_that_fails_says_at_which_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(triton, "default_folder", lambda: tmp_path / "file" / "env-triton")
+    with pytest.raises(TritonInstallFailed, match="making a virtual environment failed"):
+        install_triton()

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from serin.errors import BundleBroken
+from serin.formats.schema import InputColumn, OutputTensor
+from serin.serving.model_config import write_config
+from serin.serving.repository import build_repository, serving_settings
+from serin.spec.stages import ServingSpec
+from serin.store import Store
+from tests.unit.serving import bundles
+from tests.unit.serving.bundles import MODEL, SCHEMA
+
+
+def parse(text: str) -> model_config_pb2.ModelConfig:
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
+
+
+def test_a_configuration_leaves_nothing_to_guess() -> None:
+    config = parse(
+        write_config(SCHEMA, MODEL, 7, serving=ServingSpec(max_batch_rows=32), instances=2, threads=3)
+    )
+    assert (config.name, config.backend, config.max_batch_size) == (MODEL, "python", 32)
+    types = {
+        tensor.name: (model_config_pb2.DataType.Name(tensor.data_type), list(tensor.dims))
+        for tensor in config.input
+    }
+    assert types == {
+        "carrier": ("TYPE_STRING", [1]),
+        "temp": ("TYPE_FP32", [1]),
+        "distance": ("TYPE_INT64", [1]),
+        "night": ("TYPE_INT8", [1]),
+    }
+    assert [(tensor.name, list(tensor.dims)) for tensor in config.output] == [("score", [1])]
+    assert list(config.version_policy.specific.versions) == [7]
+    assert [(group.count, group.kind) for group in config.instance_group] == [
+        (2, model_config_pb2.ModelInstanceGroup.KIND_CPU)
+    ]
+    assert config.parameters["ort_threads"].string_value == "3"
+    assert [(sample.batch_size, set(sample.inputs)) for sample in config.model_warmup] == [
+        (1, set(types)),
+        (32, set(types)),
+    ]
+
+
+def test_requests_are_batched_without_a_queue_policy_which_makes_triton_sleep() -> None:
+    config = parse(write_config(SCHEMA, MODEL, 1))
+    assert config.HasField("dynamic_batching")
+    assert not config.dynamic_batching.HasField("default_queue_policy")
+
+
+def test_any_column_name_survives() -> None:
+    names = ['say "hi"', "back\\slash", "two\nlines", "größe 雪", "} backend: 'x'"]
+    columns = tuple(InputColumn(name=name, dtype="FP32", kind="float", null="NaN") for name in names)
+    outputs = (
+        OutputTensor(name="label", dtype="INT64", dims=(1,)),
+        OutputTensor(name="probabilities", dtype="FP32", dims=(4,)),
+    )
+    config = parse(write_config(replace(SCHEMA, inputs=columns, outputs=outputs), MODEL, 1))
+    assert [tensor.name for tensor in config.input] == names
+    assert [list(tensor.dims) for tensor in config.output] == [[1], [4]]
+
+
+def test_a_repository_holds_one_version_of_one_model_read_only(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    bundles.publish(store, bias=0.0)
+    bundle = bundles.publish(store, bias=1.0, spec="serving: {max_batch_rows: 8}\n")
+    folder = build_repository(bundle, tmp_path / "releases" / "repository")
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    inside = f"{MODEL}/2"
+    assert files == [
+        f"{inside}/model.onnx",
+        f"{inside}/model.py",
+        f"{inside}/schema.json",
+        f"{MODEL}/config.pbtxt",
+    ]
+    assert parse((folder / MODEL / "config.pbtxt").read_text()).max_batch_size == 8
+    assert {path.stat().st_mode & 0o777 for path in folder.rglob("*.*")} == {0o444}
+    assert [path.name for path in (tmp_path / "releases").iterdir()] == ["repository"]
+    assert build_repository(bundle, folder) == folder
+
+
+def test_a_bundle_that_was_changed_becomes_no_repository(tmp_path: Path) -> None:
+    bundle = bundles.publish(Store(str(tmp_path / "store")), bias=0.0)
+    model = Path(bundle.path) / "model.onnx"
+    model.write_bytes(bundles.graph(5.0).SerializeToString())
+    with pytest.raises(BundleBroken, match="was changed"):
+        build_repository(bundle, tmp_path / "releases" / "repository")
+    assert not (tmp_path / "releases").exists() or not list((tmp_path / "releases").iterdir())
+
+
+def test_a_bundle_under_another_name_becomes_no_repository(tmp_path: Path) -> None:
+    bundle = bundles.publish(Store(str(tmp_path / "store")), bias=0.0)
+    with pytest.raises(BundleBroken, match="it holds delays version 1"):
+        build_repository(replace(bundle, version=3), tmp_path / "repository")
+
+
+def test_a_bundle_without_a_spec_is_served_by_default(tmp_path: Path) -> None:
+    bundle = bundles.publish(Store(str(tmp_path / "store")), bias=0.0)
+    assert serving_settings(bundle).request_timeout == 4.0
+    (Path(bundle.path) / "spec.yaml").unlink()
+    assert serving_settings(bundle) == ServingSpec()
+    (Path(bundle.path) / "spec.yaml").write_text("serving: {p99_ms: never}")
+    with pytest.raises(BundleBroken, match="serving section"):
+        serving_settings(bundle)

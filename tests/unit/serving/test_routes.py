@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.errors import GatewayRejected
+from serin.serving.envoy_clusters import clusters
+from serin.serving.envoy_routes import Timeouts, route_configuration
+from serin.spec.stages import ServingSpec
+
+V1, V2 = Release(model="m", version=1), Release(model="m", version=2)
+ENDPOINTS = {
+    "m-v1": Endpoint(http="127.0.0.1:1001", grpc="127.0.0.1:1002"),
+    "m-v2": Endpoint(http="127.0.0.1:2001", grpc="127.0.0.1:2002"),
+}
+
+
+def table(*routes: ModelRoute, **timeouts: Timeouts) -> list[dict[str, Any]]:
+    (host,) = route_configuration(routes, ENDPOINTS, timeouts, 1 << 20)["virtual_hosts"]
+    return list(host["routes"])
+
+
+def split(percent: float) -> ModelRoute:
+    return ModelRoute(model="m", epoch=3, stable=V1, candidate=V2, candidate_percent=percent)
+
+
+def weights(routes: list[dict[str, Any]], path: str) -> dict[str, int]:
+    (found,) = [
+        route
+        for route in routes
+        if route["match"].get("path") == path and "weighted_clusters" in route.get("route", {})
+    ]
+    return {branch["name"]: branch["weight"] for branch in found["route"]["weighted_clusters"]["clusters"]}
+
+
+@pytest.mark.parametrize(
+    ("percent", "stable", "candidate"),
+    [
+        (0, 10_000, None),
+        (0.01, 9_999, 1),
+        (1, 9_900, 100),
+        (33.333, 6_667, 3_333),
+        (50, 5_000, 5_000),
+        (100, None, 10_000),
+    ],
+)
+def test_weights_are_ten_thousandths(percent: float, stable: int | None, candidate: int | None) -> None:
+    for path, protocol in (
+        ("/v2/models/m/infer", "http"),
+        ("/inference.GRPCInferenceService/ModelInfer", "grpc"),
+    ):
+        wanted = {f"m-v1_{protocol}": stable, f"m-v2_{protocol}_then_m-v1": candidate}
+        assert weights(table(split(percent)), path) == {
+            name: weight for name, weight in wanted.items() if weight
+        }
+
+
+def test_a_candidate_falls_back_to_the_stable_release_and_nobody_else_does() -> None:
+    found = {cluster["name"]: cluster for cluster in clusters([split(5)], ENDPOINTS)}
+    assert set(found) == {
+        "m-v1_http", "m-v1_grpc", "m-v2_http", "m-v2_grpc", "m-v2_http_then_m-v1", "m-v2_grpc_then_m-v1",
+    }  # fmt: skip
+    assert found["m-v2_grpc_then_m-v1"]["cluster_type"]["typed_config"]["clusters"] == [
+        "m-v2_grpc",
+        "m-v1_grpc",
+    ]
+    assert len(clusters([split(0)], ENDPOINTS)) == 4
+
+
+def test_every_inference_route_carries_model_and_epoch() -> None:
+    infer = [
+        route
+        for route in table(split(5))
+        if route["match"].get("path", "").endswith(("/infer", "/ModelInfer"))
+    ]
+    assert len(infer) == 6  # by weight, and by each version; HTTP and gRPC
+    assert {route["name"] for route in infer} == {"m/3"}
+    assert [route["metadata"]["filter_metadata"]["serin"] for route in infer] == [
+        {"model": "m", "epoch": 3}
+    ] * 6
+
+
+def test_a_version_is_matched_before_the_split() -> None:
+    paths = [route["match"].get("path") for route in table(split(5))]
+    assert paths.index("/v2/models/m/versions/2/infer") < paths.index("/v2/models/m/infer")
+
+
+def test_the_last_routes_refuse_everything() -> None:
+    for routes in (table(), table(split(5))):
+        assert routes[-1]["match"] == {"prefix": "/"}
+        assert routes[-1]["direct_response"]["status"] == 404
+        open_ended = [route for route in routes if "prefix" in route["match"]]
+        assert all("direct_response" in route for route in open_ended)
+
+
+@pytest.mark.parametrize(
+    ("route", "words"),
+    [
+        (split(101), "101 is no share"),
+        (split(-1), "-1 is no share"),
+        (split(float("nan")), "nan is no share"),
+        (
+            ModelRoute(model="m", epoch=1, stable=None, candidate=V2, candidate_percent=5),
+            "needs a stable release",
+        ),
+        (
+            ModelRoute(model="m", epoch=1, stable=Release(model="m", version=9)),
+            "m-v9 is not one of its running",
+        ),
+        (ModelRoute(model="n", epoch=1, stable=V1), "m-v1 is not one of its running"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(route: ModelRoute, words: str) -> None:
+    with pytest.raises(GatewayRejected, match=words):
+        table(route)
+
+
+@pytest.mark.parametrize(
+    ("p99_ms", "request_s", "per_try_s"),
+    [(50, 5, 1.0), (10, 5, 1.0), (100, 10, 2.0), (500, 5, 2.5), (50, 1, 0.5)],
+)
+def test_two_tries_fit_into_a_request(p99_ms: float, request_s: float, per_try_s: float) -> None:
+    timeouts = Timeouts.from_spec(ServingSpec(p99_ms=p99_ms, request_timeout=request_s))
+    assert (timeouts.request_s, timeouts.per_try_s) == (request_s, per_try_s)
+    (route,) = [r for r in table(split(0), m=timeouts) if r["match"].get("path") == "/v2/models/m/infer"]
+    assert route["route"]["timeout"] == f"{request_s:.3f}s"
+    assert route["route"]["retry_policy"]["per_try_timeout"] == f"{per_try_s:.3f}s"
