@@ -56,6 +56,25 @@ def test_a_step_is_judged_as_the_table_says(
     assert judge_step(PLAN, evidence, elapsed_s=elapsed_s)[0] is expected
 
 
+@pytest.mark.parametrize(
+    ("share", "elapsed_s", "candidate", "expected"),
+    [
+        (0.01, 30, Counts(20, 1), Verdict.WAIT),
+        (0.01, 30, Counts(99, 1), Verdict.WAIT),
+        (0.01, 30, Counts(100, 1), Verdict.PASS),
+        (0.01, 600, Counts(20, 1), Verdict.INCONCLUSIVE),
+        (0.01, 30, Counts(20, 2), Verdict.WAIT),
+        (0.01, 30, Counts(20, 3), Verdict.FAIL),
+        (0.0, 1, Counts(20, 1), Verdict.FAIL),
+    ],
+)
+def test_one_failure_among_few_is_no_proof_unless_none_is_allowed(
+    share: float, elapsed_s: float, candidate: Counts, expected: Verdict
+) -> None:
+    plan = Plan(step_s=30.0, min_requests=20, max_error_share=share, deadline_s=600.0)
+    assert judge_step(plan, Evidence(candidate=candidate), elapsed_s=elapsed_s)[0] is expected
+
+
 def test_silence_means_nothing_before_the_log_can_have_been_written() -> None:
     plan = Plan(step_s=1.0)
     assert judge_step(plan, Evidence(), elapsed_s=2)[0] is Verdict.WAIT
