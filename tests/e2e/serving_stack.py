@@ -6,7 +6,6 @@ import http.client
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,9 @@ from serin.serving.releases import Releases
 from serin.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.unit.serving import bundles
+from tests.unit.serving.bundles import SCHEMA
+
+NO_SUCH = "no such model or version is served here"
 
 
 @dataclass(slots=True)
@@ -101,11 +103,11 @@ def start_gateway(folder: Path, host: ChildHost) -> tuple[Gateway, int]:
 def running_stack() -> Iterator[Stack]:
     host = ChildHost()
     folder = Path(tempfile.mkdtemp(prefix="serin-e2e-"))  # short: it holds unix sockets
+    store = Store(str(folder / "store"))
+    releases = Releases(folder / "releases", host=host, store=store)
     try:
-        store = Store(str(folder / "store"))
         versions = [bundles.publish(store, bias=bias).version for bias in (-1.0, 1.5)]
         stable, candidate = (Release(model=bundles.MODEL, version=version) for version in versions)
-        releases = Releases(folder / "releases", host=host, store=store)
         for release in (stable, candidate):
             releases.start(release)
         gateway, port = start_gateway(folder, host)
@@ -114,17 +116,17 @@ def running_stack() -> Iterator[Stack]:
             stack.bring_up(release)
         stack.route(0)
         yield stack
+    finally:
         host.stop(PROCESS_NAME)  # Triton waits for open connections, and Envoy keeps some
         for release in releases.running():
             releases.stop(release)
-    finally:
         host.stop_all()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def timed(seconds: float) -> Iterator[None]:
-    """Yields about every 20 ms until `seconds` have passed."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        yield
-        time.sleep(0.02)
+def good_inputs() -> list[dict[str, Any]]:
+    values = {"carrier": "AA", "temp": 0.5, "distance": 1, "night": 0}
+    return [
+        {"name": column.name, "datatype": column.dtype, "shape": [1, 1], "data": [values[column.name]]}
+        for column in SCHEMA.inputs
+    ]

@@ -1,55 +1,42 @@
-"""Through the door: what clients get, what they can never reach, and what happens when a release dies under them."""
+"""Through the door: what clients get, what is logged, and what happens when a release dies under them."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from tritonclient.utils import InferenceServerException
 
 from serin.artifacts import Endpoint, ModelRoute
 from serin.errors import GatewayRejected, PredictionFailed, VerificationFailed
-from serin.serving.client import Protocol, infer_inputs, predict
+from serin.serving.client import Protocol, predict
 from serin.serving.envoy_bootstrap import LOG_FIELDS
 from serin.serving.gateway import PROCESS_NAME
-from serin.serving.load import LoadResult, run_load
 from serin.serving.releases import Releases
 from serin.store import Store
-from tests.e2e.serving_host import ChildHost, wait_for
-from tests.e2e.serving_stack import Stack, running_stack, start_gateway
+from tests.e2e.serving_host import wait_for
+from tests.e2e.serving_load import loading, outcome
+from tests.e2e.serving_stack import NO_SUCH, Stack, good_inputs, running_stack
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
 PROTOCOLS: list[Protocol] = ["http", "grpc"]
-ONLY_MODELS = "this gateway answers inference, readiness and metadata of models, and nothing else"
-NO_SUCH = "no such model or version is served here"
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     with running_stack() as running:
         yield running
-
-
-def good_inputs() -> list[dict[str, Any]]:
-    values = {"carrier": "AA", "temp": 0.5, "distance": 1, "night": 0}
-    return [
-        {"name": column.name, "datatype": column.dtype, "shape": [1, 1], "data": [values[column.name]]}
-        for column in SCHEMA.inputs
-    ]
 
 
 # what clients get
@@ -96,6 +83,17 @@ def test_readiness_metadata_and_health_are_answered(stack: Stack) -> None:
         assert client.get_model_metadata(MODEL).versions == [str(stack.stable.version)]
 
 
+def test_a_body_in_chunks_is_taken(stack: Stack) -> None:
+    body = json.dumps({"inputs": good_inputs()}).encode()
+    connection = http.client.HTTPConnection(stack.url, timeout=10)
+    pieces = iter([body[:40], body[40:]])
+    connection.request(
+        "POST", f"/v2/models/{MODEL}/infer", pieces, {"transfer-encoding": "chunked"}, encode_chunked=True
+    )
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
 def test_a_line_of_the_log_holds_exactly_the_promised_fields(stack: Stack) -> None:
     epoch = stack.route(0)
     forged = {
@@ -117,177 +115,7 @@ def test_a_line_of_the_log_holds_exactly_the_promised_fields(stack: Stack) -> No
     assert line.id != "mine"
 
 
-# what they can never reach
-
-
-CONTROL_PATHS = [
-    ("POST", "/v2/repository/index"),
-    ("POST", f"/v2/repository/models/{MODEL}/load"),
-    ("POST", f"/v2/repository/models/{MODEL}/unload"),
-    ("GET", "/v2/trace/setting"),
-    ("POST", "/v2/trace/setting"),
-    ("GET", f"/v2/models/{MODEL}/trace/setting"),
-    ("POST", f"/v2/models/{MODEL}/trace/setting"),
-    ("GET", f"/v2/models/{MODEL}/versions/1/trace/setting"),
-    ("GET", "/v2/logging"),
-    ("POST", "/v2/logging"),
-    ("GET", "/v2/models/stats"),
-    ("GET", f"/v2/models/{MODEL}/stats"),
-    ("GET", f"/v2/models/{MODEL}/versions/1/stats"),
-    ("GET", f"/v2/models/{MODEL}/config"),
-    ("GET", "/metrics"),
-    ("GET", "/v2/systemsharedmemory/status"),
-    ("POST", "/v2/systemsharedmemory/region/x/register"),
-    ("POST", "/v2/cudasharedmemory/region/x/register"),
-    ("POST", f"/v2/models/{MODEL}/generate"),
-    # the same by other spellings
-    ("POST", "/v2//repository//index"),
-    ("POST", "//v2/repository/index"),
-    ("POST", "/v2/models/../repository/index"),
-    ("POST", "/v2/./repository/./index"),
-    ("POST", "/v2/%72epository/index"),
-    ("POST", "/v2/models/%2e%2e/repository/index"),
-    ("GET", f"/v2/models/{MODEL}/infer/../config"),
-    ("GET", f"/v2/models/{MODEL}/ready/..//stats"),
-    ("GET", f"/v2/models/{MODEL}/infer/"),
-    ("GET", f"/v2/models/{MODEL}/confi%67"),
-    ("GET", f"/v2/models/{MODEL}%00/config"),
-    ("GET", f"/v2/models/{MODEL};/config"),
-    ("GET", f"/v2/models/{MODEL}/ready#/config"),
-    ("POST", f"/V2/models/{MODEL}/infer"),
-    ("POST", f"/v2/models/{MODEL}\\..\\..\\repository/index"),
-]
-
-
-@pytest.mark.parametrize(("method", "path"), CONTROL_PATHS, ids=lambda value: str(value))
-def test_a_path_that_is_not_allowed_is_refused_by_the_gateway(stack: Stack, method: str, path: str) -> None:
-    status, answer = stack.ask(method, path, b"{}" if method == "POST" else None)
-    assert status in (400, 404)
-    assert answer in ({"error": ONLY_MODELS}, {"error": NO_SUCH}, {"error": ""}, "")
-
-
-@pytest.mark.parametrize(
-    "path", [f"/v2/models/{MODEL}%2Fconfig", "/v2%2frepository%2findex", "/v2/repository%5Cindex"]
-)
-def test_an_escaped_slash_is_a_bad_request(stack: Stack, path: str) -> None:
-    assert stack.ask("POST", path, b"{}")[0] in (400, 404)
-
-
-GRPC_CONTROL: dict[str, Callable[[Any], Any]] = {
-    "repository index": lambda client: client.get_model_repository_index(),
-    "load": lambda client: client.load_model(MODEL),
-    "unload": lambda client: client.unload_model(MODEL),
-    "trace, global": lambda client: client.get_trace_settings(),
-    "trace, of a model": lambda client: client.update_trace_settings(MODEL, {"trace_level": ["TENSORS"]}),
-    "logging": lambda client: client.update_log_settings({"log_verbose_level": 1}),
-    "statistics": lambda client: client.get_inference_statistics(MODEL),
-    "config": lambda client: client.get_model_config(MODEL),
-    "server metadata": lambda client: client.get_server_metadata(),
-    "shared memory status": lambda client: client.get_system_shared_memory_status(),
-    "shared memory": lambda client: client.register_system_shared_memory("x", "/x", 8),
-    "cuda shared memory": lambda client: client.register_cuda_shared_memory("x", b"", 0, 8),
-}
-
-
-@pytest.mark.parametrize("name", GRPC_CONTROL)
-def test_a_grpc_call_that_is_not_allowed_is_refused_by_the_gateway(stack: Stack, name: str) -> None:
-    with tritonclient.grpc.InferenceServerClient(stack.url) as client:
-        with pytest.raises(InferenceServerException, match=ONLY_MODELS) as refused:
-            GRPC_CONTROL[name](client)
-        assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
-
-
-def test_behind_the_gateway_triton_itself_wants_a_token(stack: Stack) -> None:
-    inside = stack.releases.endpoint(stack.stable)
-    for library, address in ((tritonclient.http, inside.http), (tritonclient.grpc, inside.grpc)):
-        client = library.InferenceServerClient(address)
-        for call in (
-            client.get_model_repository_index,
-            client.get_log_settings,
-            client.get_inference_statistics,
-        ):
-            with pytest.raises(InferenceServerException, match="restricted"):
-                call()
-        client.close()
-
-
-def test_streams_and_compressed_requests_are_refused_in_words(stack: Stack) -> None:
-    answered: list[Any] = []
-    arrived = threading.Event()
-    with tritonclient.grpc.InferenceServerClient(stack.url) as client:
-        client.start_stream(lambda result, error: (answered.append(error), arrived.set()))
-        assert arrived.wait(10)
-        client.stop_stream(cancel_requests=True)
-        assert "streams are not served here" in str(answered[0])
-        with pytest.raises(InferenceServerException, match="compressed messages are not accepted"):
-            client.infer(
-                MODEL, infer_inputs(tritonclient.grpc, bundles.rows(64), SCHEMA), compression_algorithm="gzip"
-            )
-    refused = pytest.raises(InferenceServerException, match="compressed requests are not accepted")
-    with tritonclient.http.InferenceServerClient(stack.url) as http, refused:
-        http.infer(
-            MODEL,
-            infer_inputs(tritonclient.http, bundles.rows(1), SCHEMA),
-            request_compression_algorithm="gzip",
-        )
-
-
-def test_a_gateway_without_models_answers_in_words() -> None:
-    host = ChildHost()
-    folder = Path(tempfile.mkdtemp(prefix="serin-e2e-"))
-    try:
-        gateway, port = start_gateway(folder, host)
-        bare = Stack(folder, None, host, None, gateway, port, None, None)  # type: ignore[arg-type]
-        assert bare.ask("POST", f"/v2/models/{MODEL}/infer", b"{}") == (404, {"error": NO_SUCH})
-        assert bare.ask("GET", "/") == (404, {"error": ONLY_MODELS})
-        assert bare.ask("GET", "/v2/health/ready")[0] == 200
-        with tritonclient.grpc.InferenceServerClient(bare.url) as client:
-            assert client.is_server_ready()
-            with pytest.raises(InferenceServerException, match=NO_SUCH) as unknown:
-                client.infer(MODEL, infer_inputs(tritonclient.grpc, bundles.rows(1), SCHEMA))
-            assert unknown.value.status() == "StatusCode.NOT_FOUND"
-    finally:
-        host.stop_all()
-        shutil.rmtree(folder)
-
-
-# malformed requests
-
-
-def changed(name: str, **change: Any) -> list[dict[str, Any]]:
-    return [{**tensor, **change} if tensor["name"] == name else tensor for tensor in good_inputs()]
-
-
-MALFORMED = {
-    "a column is missing": ([tensor for tensor in good_inputs() if tensor["name"] != "temp"], "temp"),
-    "a column of another type": (changed("distance", datatype="FP32"), "distance"),
-    "a column of another shape": (changed("carrier", shape=[1, 2], data=["a", "b"]), "carrier"),
-    "more rows in one column": (changed("night", shape=[2, 1], data=[0, 1]), "night|batch size"),
-    "fewer values than rows": (changed("carrier", shape=[2, 1]), "carrier"),
-    "a bool that is none": (changed("night", data=[5]), "night.*row 0 is 5"),
-    "a column nobody knows": (
-        [*good_inputs(), {"name": "zz", "datatype": "FP32", "shape": [1, 1], "data": [1]}],
-        "zz",
-    ),
-    "text for a number": (changed("temp", data=["warm"]), "Unable to parse"),
-    "null for a number": (changed("temp", data=[None]), "Unable to parse"),
-}
-
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_request_gets_a_400_that_names_the_column(stack: Stack, name: str) -> None:
-    epoch = stack.route(100)  # to the candidate: what a client did wrong must not be tried again elsewhere
-    inputs, words = MALFORMED[name]
-    status, answer = stack.ask("POST", f"/v2/models/{MODEL}/infer", {"inputs": inputs})
-    assert status == 400
-    assert_matches(words, answer["error"])
-    assert "/" not in answer["error"], "a path"
-    assert [line.attempts for line in stack.logged(epoch, 1)] == [1]
-
-
-@pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"inputs": 3}'])
-def test_a_body_that_is_no_request_gets_a_400(stack: Stack, body: bytes) -> None:
-    assert stack.ask("POST", f"/v2/models/{MODEL}/infer", body)[0] == 400
+# releases that come, share and die
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -303,44 +131,6 @@ def test_bytes_that_are_not_utf_8_fail_their_own_request_alone(stack: Stack, pro
         enough.set()
     assert sum(result.failed for result in results) == 0
     assert sum(result.requests for result in results) > 25
-
-
-def assert_matches(words: str, text: str) -> None:
-    import re
-
-    assert re.search(words, text), text
-
-
-# releases that come, share and die
-
-
-class loading:  # noqa: N801 (used as a verb)
-    """Load over each protocol, in threads, while the block runs; the results are there after it."""
-
-    def __init__(self, stack: Stack, protocols: list[Protocol], **settings: Any) -> None:
-        self._results: list[LoadResult] = []
-        rows = bundles.rows(64)
-        self._threads = [
-            threading.Thread(
-                target=lambda protocol=protocol: self._results.append(
-                    run_load(stack.url, MODEL, rows, SCHEMA, protocol=protocol, **settings)
-                )
-            )
-            for protocol in protocols
-        ]
-
-    def __enter__(self) -> list[LoadResult]:
-        for thread in self._threads:
-            thread.start()
-        return self._results
-
-    def __exit__(self, *error: object) -> None:
-        for thread in self._threads:
-            thread.join()
-
-
-def outcome(results: list[LoadResult]) -> str:
-    return "; ".join(f"{result.outcomes} at {result.requests_per_s:.0f}/s" for result in results)
 
 
 def test_half_of_the_requests_go_to_a_candidate_at_50_percent(stack: Stack) -> None:
@@ -377,6 +167,10 @@ def test_every_request_is_answered_when_the_candidate_is_killed_under_load(stack
     assert len(saved) > 100
     assert {line.arm for line in saved} == {"candidate"}, (
         "what the stable release saved counts against the candidate"
+    )
+    large = {**bundles.rows(500), "carrier": np.array([["x" * 8000]] * 500, dtype=object)}
+    assert len(predict(stack.url, MODEL, large, SCHEMA, batch_rows=500)["score"]) == 500, (
+        "4 MB can be sent again, too"
     )
     assert stack.releases.state(stack.candidate) == "dead"
     stack.bring_up(stack.candidate)

@@ -1,0 +1,41 @@
+"""Load in the background of a test."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from serin.serving.client import Protocol
+from serin.serving.load import LoadResult, run_load
+from tests.e2e.serving_stack import Stack
+from tests.unit.serving import bundles
+from tests.unit.serving.bundles import MODEL, SCHEMA
+
+
+class loading:  # noqa: N801 (used as a verb)
+    """Load over each protocol, in threads, while the block runs; the results are there after it."""
+
+    def __init__(self, stack: Stack, protocols: list[Protocol], **settings: Any) -> None:
+        self._results: list[LoadResult] = []
+        rows = bundles.rows(64)
+        self._threads = [
+            threading.Thread(
+                target=lambda protocol=protocol: self._results.append(
+                    run_load(stack.url, MODEL, rows, SCHEMA, protocol=protocol, **settings)
+                )
+            )
+            for protocol in protocols
+        ]
+
+    def __enter__(self) -> list[LoadResult]:
+        for thread in self._threads:
+            thread.start()
+        return self._results
+
+    def __exit__(self, *error: object) -> None:
+        for thread in self._threads:
+            thread.join()
+
+
+def outcome(results: list[LoadResult]) -> str:
+    return "; ".join(f"{result.outcomes} at {result.requests_per_s:.0f}/s" for result in results)
