@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def home() -> Path:
-    return Path(os.environ.get("SERIN_HOME") or ".serin").expanduser().absolute()
+    return Path(os.environ.get("SERIN_HOME") or ".serin").expanduser().resolve()  # one stack, one name
 
 
 def store_url() -> str:

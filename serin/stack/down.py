@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from serin.artifacts import Release
-from serin.environment import runtime_folder
 from serin.errors import NameInvalid, NotUp, ServingError, SupervisorGone
 from serin.serving.gateway import PROCESS_NAME as GATEWAY
 from serin.stack import processes
 from serin.stack.parts import build_gateway, remove_shared_memory
-from serin.stack.state import Stack, changing_stack, read_stack
+from serin.stack.state import Stack, changing_stack, read_stack, remove_sockets
 from serin.stack.supervisor import Supervisor
-from serin.stack.survivors import end_processes, stack_processes
+from serin.stack.survivors import end_processes, group_members, stack_processes
 
 Say = Callable[[str], None]
 
 _DRAIN_S = 5.0
+_RUN_S = 15.0  # a training saves in this time
 _STOP_S = 30.0
 
 
@@ -55,23 +54,21 @@ def clear_away(home: Path) -> str:
     if segments:
         found.append(f"{segments} shared memory segment{'s' if segments > 1 else ''}")
     Supervisor(home).forget_programs()
-    sockets = runtime_folder(home)
-    count = sum(1 for _ in sockets.iterdir())
-    if count:
-        found.append(f"{count} socket{'s' if count > 1 else ''}")
-    shutil.rmtree(sockets)
+    sockets = remove_sockets(home)
+    if sockets:
+        found.append(f"{sockets} socket{'s' if sockets > 1 else ''}")
     return ", ".join(found)
 
 
 def _stop_in_order(stack: Stack, say: Say) -> None:
-    """Nobody decides, no new requests, requests under way answered, then everything else at once."""
+    """Nobody decides, nobody new comes in, requests under way are answered, runs may report; then the rest."""
     supervisor = Supervisor(stack.home)
     try:
         names = [child.name for child in supervisor.children()]
+        releases = _releases(names)
         for name in (processes.CONTROLLER, *(processes.worker_name(pool) for pool in processes.POOLS)):
             if name in names:
                 supervisor.request_stop(name)
-        releases = _releases(names)
         if releases:
             say(f"draining {', '.join(release.name for release in releases)}")
             _drain(stack.home, releases)
@@ -79,28 +76,34 @@ def _stop_in_order(stack: Stack, say: Say) -> None:
             if name in names:
                 supervisor.request_stop(name)
         _wait_until_stopped(supervisor, except_for={processes.PREFECT})
-        supervisor.shut_down()  # the server last: workers report to it as they end
+        _end_runs(stack, supervisor.pid(processes.PREFECT), say)
+        supervisor.shut_down()
     except SupervisorGone:
         pass
-    end_processes_of(stack, seconds=_STOP_S)
+    _wait_for_supervisor(stack)
 
 
-def end_processes_of(stack: Stack, *, seconds: float) -> None:
-    """Wait for supervisord to end by itself, then make it end."""
-    deadline = time.monotonic() + seconds
+def _end_runs(stack: Stack, server: int | None, say: Say) -> None:
+    """What the workers started and did not end with them: runs, while there is a server to hear how they ended."""
+    keep = {stack.supervisor_pid, *(group_members(stack.home, server) if server else ())}
+    runs = [pid for pid in stack_processes(stack.home) if pid not in keep]
+    if runs:
+        say("ending runs that are under way")
+        end_processes(runs, grace_s=_RUN_S)
+
+
+def _wait_for_supervisor(stack: Stack) -> None:
+    deadline = time.monotonic() + _STOP_S
     while stack.is_alive and time.monotonic() < deadline:
         time.sleep(0.05)
-    if stack.is_alive:
-        end_processes([stack.supervisor_pid], grace_s=5.0)
 
 
 def _drain(home: Path, releases: list[Release]) -> None:
     gateway = build_gateway(home)
     deadline = time.monotonic() + _DRAIN_S
-    with contextlib.suppress(ServingError, OSError):
-        while any(gateway.active_requests(release) for release in releases):
-            if time.monotonic() > deadline:
-                return
+    with contextlib.suppress(ServingError):  # a gateway that has died has no requests
+        gateway.close()
+        while any(gateway.active_requests(release) for release in releases) and time.monotonic() < deadline:
             time.sleep(0.05)
 
 

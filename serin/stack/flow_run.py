@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from serin import environment
-from serin.errors import PipelineFailed
+from serin.errors import NotUp, PipelineFailed
 from serin.stack.processes import prefect_environment
-from serin.stack.state import running_stack
+from serin.stack.state import Stack, running_stack
 from serin.stack.survivors import STACK_MARK
 
 Say = Callable[[str], None]
+
+_LOG = re.compile(r"▪\s+[\d:.]+\s+\S+ (?P<text>.*)")
+_EVENT = re.compile(r"●\s+[\d:.]+\s+\S+ prefect\.(?:task|flow)-run\.(?P<state>[A-Z]\w+) \* (?P<name>.*)")
 
 
 def run_pipeline(
@@ -32,14 +38,60 @@ def run_pipeline(
     say(f"{deployment} on {stack.prefect_ui_url}")
     settings = prefect_environment(home, stack.prefect_api_url, own=stack.prefect_port is not None)
     settings.pop(STACK_MARK, None)  # ours to end, not the stack's
+    settings["COLUMNS"] = "1000"  # its lines are read here; one that is folded cannot be
     watching = subprocess.Popen(
-        command, env=settings, cwd=environment.application_folder(), stdin=subprocess.DEVNULL
+        command,
+        env=settings,
+        cwd=environment.application_folder(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
     )
     try:
-        code = watching.wait()
+        with watching, _ending_with(stack, watching):
+            assert watching.stdout is not None
+            for line in watching.stdout:
+                shown = translate(line.rstrip())
+                if shown:
+                    say(shown)
     except KeyboardInterrupt:
-        watching.wait()
         say("no longer watching; the run itself goes on: `serin runs list` shows it")
         raise
-    if code != 0:
+    if not stack.is_alive:
+        raise NotUp(home=home)
+    if watching.returncode != 0:
         raise PipelineFailed(spec=str(spec), url=stack.prefect_ui_url)
+
+
+@contextmanager
+def _ending_with(stack: Stack, watching: subprocess.Popen[str]) -> Iterator[None]:
+    """Ends the watcher when the stack has gone: Prefect's would wait for its server for ever."""
+    done = threading.Event()
+
+    def guard() -> None:
+        while not done.wait(1.0):
+            if not stack.is_alive:
+                watching.terminate()
+
+    thread = threading.Thread(target=guard, name="stack-guard", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def translate(line: str) -> str | None:
+    """A line of `prefect deployment run --watch` for people: logs and changes of state. None: only Prefect needs it.
+
+    A line of another form is passed on as it is, for Prefect may change how it speaks.
+    """
+    if log := _LOG.fullmatch(line):
+        return log["text"]
+    if line.startswith("└── "):
+        return line.removeprefix("└── ") if "URL" in line else None
+    if not line.startswith("●"):
+        return line
+    event = _EVENT.fullmatch(line)
+    return f"{event['name']}: {event['state'].lower()}" if event else None

@@ -6,10 +6,10 @@ import contextlib
 import json
 from pathlib import Path
 
-from serin.environment import runtime_folder
 from serin.serving.gateway import Gateway
 from serin.serving.releases import Releases
 from serin.serving.triton import TritonPlace, find_triton, reclaim_shared_memory
+from serin.stack.state import socket_folder
 from serin.stack.supervisor import Supervisor
 from serin.store import Store
 
@@ -19,7 +19,7 @@ def request_log(home: Path) -> Path:
 
 
 def build_gateway(home: Path) -> Gateway:
-    return Gateway(home / "gateway", admin=runtime_folder(home) / "envoy.sock", log=request_log(home))
+    return Gateway(home / "gateway", admin=socket_folder(home) / "envoy.sock", log=request_log(home))
 
 
 def build_releases(home: Path) -> Releases:

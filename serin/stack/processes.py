@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -43,6 +44,9 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
             "PREFECT_PROFILE": None,
             "PREFECT_API_KEY": None,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            # What `prefect deployment run --watch` shows: without these it shows changes of state alone.
+            "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",
+            "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "true",
             # The default keeps leases in memory and loses them, slots taken, at a restart of the server.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         }
@@ -78,7 +82,7 @@ def prefect_worker(home: Path, pool: str, api_url: str, *, own: bool) -> Process
         name=worker_name(pool),
         command=(
             sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--pool", pool, "--type", "process",
-            "--name", f"serin-{pool}-{environment.runtime_folder(home).name}", "--install-policy", "never",
+            "--name", f"serin-{pool}-{hashlib.sha256(str(home).encode()).hexdigest()[:8]}", "--install-policy", "never",
         ),
         environment=prefect_environment(home, api_url, own=own),
         folder=environment.application_folder(),

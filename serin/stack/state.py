@@ -7,12 +7,14 @@ import dataclasses
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serin.environment import runtime_folder
 from serin.errors import NotUp, StackError
 from serin.stack.survivors import start_ticks
 
@@ -47,6 +49,33 @@ class Stack:
 
 def stack_file(home: Path) -> Path:
     return home / "stack.json"
+
+
+def socket_folder(home: Path) -> Path:
+    """Where the stack's unix sockets are. A link in `home` remembers it: another shell may have another TMPDIR."""
+    link = home / "stack" / "sockets"
+    if not link.is_symlink():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(runtime_folder(home))
+    folder = link.readlink()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise StackError(
+            f"{folder} belongs to somebody else; remove {link} and try again", folder=str(folder)
+        )
+    return folder
+
+
+def remove_sockets(home: Path) -> int:
+    """Remove the folder of sockets; says how many were left in it."""
+    link = home / "stack" / "sockets"
+    if not link.is_symlink():
+        return 0
+    folder = link.readlink()
+    count = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
+    shutil.rmtree(folder, ignore_errors=True)
+    link.unlink()
+    return count
 
 
 def read_stack(home: Path) -> Stack | None:

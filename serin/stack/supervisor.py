@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.environment import runtime_folder
 from serin.errors import ProcessFailed, StackError, SupervisorGone, SupervisorRefused
 from serin.serving.process import Process, ProcessState
 from serin.stack import leash
 from serin.stack.rpc import call_supervisor
+from serin.stack.state import socket_folder
 from serin.stack.survivors import STACK_MARK, end_processes, group_members
 
 _BAD_NAME, _ALREADY_ADDED, _ALREADY_STARTED, _NOT_RUNNING = 10, 90, 60, 70  # supervisord's fault codes
@@ -58,7 +58,7 @@ class Supervisor:
         self.logs = home / "logs"
         self.pid_file = self.folder / "supervisord.pid"
         self.log = self.logs / "supervisord.log"
-        self.socket = runtime_folder(home) / "supervisor.sock"
+        self.socket = socket_folder(home) / "supervisor.sock"
         self._programs = self.folder / "conf.d"
 
     def launch(self, environment: Mapping[str, str]) -> int:

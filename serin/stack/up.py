@@ -101,7 +101,7 @@ def _start(home: Path, gateway_port: int, prefect_port: int | None, foreign: str
         server = processes.prefect_server(home, prefect_port)
         say(f"starting the Prefect server on port {prefect_port}")
         supervisor.start(server)
-        _wait(supervisor, server, lambda: prefect_api.answers(stack.prefect_api_url), seconds=90.0)
+        _wait(supervisor, server, lambda: prefect_api.answers(stack.prefect_api_url), seconds=120.0)
     else:
         say(f"using the Prefect server at {stack.prefect_api_url} (PREFECT_API_URL)")
     _start_workers(supervisor, stack, say)
@@ -130,7 +130,7 @@ def _start_workers(supervisor: Supervisor, stack: Stack, say: Say) -> None:
         names = deploying.result()
         for worker in workers:
             started = partial(_says, worker.log, marks[worker.name], _WORKER_STARTED)
-            _wait(supervisor, worker, started, seconds=60.0)
+            _wait(supervisor, worker, started, seconds=120.0)
     say(f"deployments: {', '.join(names)}")
 
 

@@ -15,6 +15,7 @@ import pytest
 from serin.environment import child_environment
 from serin.errors import StackError
 from serin.serving.process import Process
+from serin.stack.state import remove_sockets
 from serin.stack.supervisor import Supervisor
 from serin.stack.survivors import STACK_MARK, end_processes, stack_processes, start_ticks
 
@@ -35,6 +36,7 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     yield supervisor
     end_processes([pid], grace_s=0.0)  # its children die with it
     end_processes(stack_processes(home), grace_s=0.0)
+    remove_sockets(home)
 
 
 def sleeper(supervisor: Supervisor, script: str = "exec sleep 600", *, stop_s: float = 2.0) -> Process:
@@ -127,6 +129,7 @@ def test_a_home_that_supervisord_cannot_spell_is_refused(tmp_path: Path) -> None
     home.mkdir()
     with pytest.raises(StackError, match="choose a SERIN_HOME without percent signs"):
         Supervisor(home).launch({"PATH": os.defpath})
+    remove_sockets(home)
 
 
 def test_the_leash_needs_nothing_but_the_standard_library() -> None:

@@ -1,0 +1,170 @@
+"""The local stack for real: Prefect, two workers, Envoy and the controller under supervisord; twice on one machine.
+
+One story in one test: each `up` costs seconds, and every step needs what the step before has built.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PARTS = {"prefect", "worker-cpu", "worker-gpu", "gateway", "controller"}
+
+
+class Home:
+    """One stack's folder and the command that works on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seconds = 0.0
+
+    def serin(
+        self, *arguments: str, code: int = 0, seconds: float = 150.0
+    ) -> subprocess.CompletedProcess[str]:
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "serin.cli", *arguments],
+            env={**os.environ, "SERIN_HOME": str(self.folder)},
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+        self.seconds = time.monotonic() - began
+        assert done.returncode == code, f"serin {' '.join(arguments)}: {done.stdout}{done.stderr}"
+        return done
+
+    def status(self, *, code: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.serin("status", "--json", code=code).stdout)
+        return found
+
+    def pids(self) -> dict[str, int]:
+        return {process["name"]: process["pid"] for process in self.status()["processes"]}
+
+    def processes(self) -> list[int]:
+        """Found by their environment, without any of the code under test."""
+        mark = f"SERIN_STACK={self.folder}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> Iterator[tuple[Home, Home]]:
+    pair = Home(tmp_path / "one"), Home(tmp_path / "two")
+    yield pair
+    for home in pair:
+        for pid in home.processes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def until(true: Callable[[], bool], what: str, *, seconds: float) -> float:
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < seconds, f"{what}: not within {seconds} s"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.timeout(400)  # two cold starts of Prefect: a minute on two idle cores
+def test_a_stack_comes_up_mends_itself_and_leaves_nothing(homes: tuple[Home, Home]) -> None:
+    one, two = homes
+    up = json.loads(one.serin("up", "--json").stdout)
+    print(f"up: {one.seconds:.1f} s")
+    status = one.status()
+    assert status["well"]
+    assert {process["name"]: process["state"] for process in status["processes"]} == dict.fromkeys(
+        PARTS, "running"
+    )
+    assert answers(f"{up['gateway']}/v2/health/live")
+    assert answers(f"{up['prefect_api']}/health")
+
+    refused = one.serin("up", code=1)
+    assert "a stack is up" in refused.stderr
+    assert one.pids() == {process["name"]: process["pid"] for process in status["processes"]}
+
+    exported = one.serin("env").stdout
+    assert f"export PREFECT_API_URL={up['prefect_api']}\n" in exported
+
+    for part in ("controller", "gateway"):
+        _comes_back(one, part, up["gateway"])
+
+    gateway_port = int(up["gateway"].rpartition(":")[2])
+    taken = two.serin("up", "--port", str(gateway_port), code=1)
+    assert f"port {gateway_port} is taken; name another with --port" in taken.stderr
+    assert two.processes() == []
+
+    before = one.pids()
+    second = json.loads(two.serin("up", "--json").stdout)
+    print(f"second up: {two.seconds:.1f} s")
+    assert {up["gateway"], up["prefect"]}.isdisjoint({second["gateway"], second["prefect"]})
+    assert two.status()["well"]
+
+    os.kill(json.loads((two.folder / "stack.json").read_text())["supervisor_pid"], signal.SIGKILL)
+    until(lambda: two.processes() == [], "every part dies with its supervisor", seconds=5)
+    assert two.status(code=1)["up"] is False
+    assert "the stack had crashed" in two.serin("down").stderr
+
+    assert one.pids() == before
+    one.serin("down")
+    print(f"down: {one.seconds:.1f} s")
+    for home, addresses in ((one, up), (two, second)):
+        assert home.processes() == []
+        assert all(is_free(int(addresses[name].rpartition(":")[2])) for name in ("gateway", "prefect"))
+        assert "no stack is up" in home.serin("down", code=1).stderr
+        assert [path for path in Path("/proc/net/unix").read_text().split() if str(home.folder) in path] == []
+
+
+def _comes_back(home: Home, part: str, gateway: str) -> None:
+    """kill -9, and within 5 s the same part runs again under another pid and does its work."""
+    killed = home.pids()[part]
+    os.kill(killed, signal.SIGKILL)
+    began = time.monotonic()
+    until(lambda: not alive(killed), f"{part} dies", seconds=2)
+    if part == "gateway":
+        until(lambda: answers(f"{gateway}/v2/health/live"), "the gateway answers again", seconds=5)
+    else:
+        log = home.folder / "logs" / "controller.log"
+        until(lambda: log.read_text().count("the controller has begun") == 2, "it ticks again", seconds=5)
+    print(f"{part} back after {time.monotonic() - began:.1f} s")
+    assert home.pids()[part] not in (killed, None)
