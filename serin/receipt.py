@@ -20,7 +20,9 @@ _SAMPLE_S = 0.25
 _WAITS_FOR_DATA = 0.2  # of the time, from which on the loader is what to look at
 _IDLE_BELOW = 0.3  # busy share of a GPU under which it is fed too slowly
 
-Bound = Literal["data", "launch", "compute"]
+_MOSTLY_START = 0.2  # share of work in the whole time below which nothing else matters
+
+Bound = Literal["start", "data", "launch", "compute"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +83,14 @@ def _receipt(
     stage: str, started: float, seconds: float, device: tuple[DeviceCost, ...], measured: Measurement
 ) -> Receipt:
     work_s = measured.work_s or seconds
-    busy = [cost.busy_share for cost in device if cost.busy_share is not None]
-    bound, advice = judge(measured.data_wait_share, min(busy) if busy else None)
+    # The driver is asked all the time, work is only part of it: a GPU that idles while processes start is no GPU that
+    # is fed too slowly.
+    busy = [min(1.0, cost.busy_share * seconds / work_s) for cost in device if cost.busy_share is not None]
+    bound, advice = judge(
+        data_wait_share=measured.data_wait_share,
+        busy_share=min(busy) if busy else None,
+        work_share=None if measured.work_s is None else measured.work_s / seconds,
+    )
     return Receipt(
         stage=stage,
         started=started,
@@ -96,15 +104,25 @@ def _receipt(
     )
 
 
-def judge(data_wait_share: float | None, busy_share: float | None) -> tuple[Bound | None, str]:
-    """What held the stage back, and what to do about it. None: nothing was measured that could tell."""
+def judge(
+    *, data_wait_share: float | None, busy_share: float | None, work_share: float | None
+) -> tuple[Bound | None, str]:
+    """What held the stage back, and what to do about it. None: nothing was measured that could tell.
+
+    `work_share` is of the whole time, the other two are of the time of work.
+    """
+    if work_share is not None and work_share < _MOSTLY_START:
+        return (
+            "start",
+            f"work took {work_share:.0%} of the time, the rest was start and end: a faster device gains little",
+        )
     if data_wait_share is not None and data_wait_share > _WAITS_FOR_DATA:
         share = f"{data_wait_share:.0%}"
-        return "data", f"{share} of the time went into waiting for rows: faster storage or more memory helps"
+        return "data", f"{share} of the work went into waiting for rows: faster storage or more memory helps"
     if busy_share is not None and busy_share < _IDLE_BELOW:
         return (
             "launch",
-            f"the GPU was busy {busy_share:.0%} of the time: raise training.batch_rows or book fewer GPUs",
+            f"the GPU was busy {busy_share:.0%} of the work: raise training.batch_rows or book fewer GPUs",
         )
     if data_wait_share is None and busy_share is None:
         return None, ""

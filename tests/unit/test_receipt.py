@@ -57,16 +57,18 @@ def test_a_receipt_on_disk_has_the_fields_of_the_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data_wait_share", "busy_share", "bound"),
+    ("data_wait_share", "busy_share", "work_share", "bound"),
     [
-        (None, None, None),
-        (0.5, 0.1, "data"),
-        (0.01, 0.1, "launch"),
-        (0.01, 0.9, "compute"),
-        (0.01, None, "compute"),
+        (None, None, None, None),
+        (0.5, 0.1, 0.9, "data"),
+        (0.01, 0.1, 0.9, "launch"),
+        (0.01, 0.9, 0.9, "compute"),
+        (0.01, None, 0.9, "compute"),
+        (0.5, 0.1, 0.05, "start"),
     ],
 )
 def test_the_bound_is_what_held_the_stage_back(
-    data_wait_share: float | None, busy_share: float | None, bound: str | None
+    data_wait_share: float | None, busy_share: float | None, work_share: float | None, bound: str | None
 ) -> None:
-    assert judge(data_wait_share, busy_share)[0] == bound
+    found, _ = judge(data_wait_share=data_wait_share, busy_share=busy_share, work_share=work_share)
+    assert found == bound
