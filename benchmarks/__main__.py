@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     chosen = parser.parse_args(arguments)
     begin = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that contenders and scratch files go too
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begin:5.0f} s] {text}", file=sys.stderr, flush=True)
