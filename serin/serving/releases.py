@@ -100,7 +100,14 @@ class Releases:
             for rows, size in ((few, 1), (golden.inputs, batch_rows)):
                 try:
                     answer = predict(
-                        url, release.model, rows, schema, protocol, release.version, timeout_s=5.0, batch_rows=size
+                        url,
+                        release.model,
+                        rows,
+                        schema,
+                        protocol,
+                        release.version,
+                        timeout_s=5.0,
+                        batch_rows=size,
                     )
                 except PredictionFailed as error:
                     raise VerificationFailed(release=release.name, reason=f"{protocol}: {error}") from error

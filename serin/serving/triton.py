@@ -24,6 +24,7 @@ from serin.serving.process import Process
 WHEEL, NUMPY = "nvidia-pytriton==0.7.0", "numpy==1.26.4"
 CONTAINER_FOLDER = Path("/opt/tritonserver")
 
+_NEWEST_PYTHON = (3, 12)
 _EXIT_S = 3  # for requests under way; there are none when a release was drained first
 _RESTRICTED = "model-repository,model-config,shared-memory,statistics,trace,logging"
 _SHARED_MEMORY_BYTES = 1 << 20  # at start; it grows. The default of a container's /dev/shm is 64 MB for all
@@ -98,7 +99,7 @@ def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall
     python = folder / "bin" / "python3"
     if not python.exists():
         say(f"making {folder}")
-        _run([sys.executable, "-m", "venv", str(folder)], "making a virtual environment")
+        _run([_base_python(sys.version_info[:2]), "-m", "venv", str(folder)], "making a virtual environment")
     runtime = f"onnxruntime=={importlib.metadata.version('onnxruntime')}"  # the one that passed the gate
     say(f"installing {WHEEL}, {runtime} and {NUMPY}")
     quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
@@ -213,6 +214,19 @@ def _link_backend(backends: Path, files: list[Path]) -> None:
             raise TritonInstallFailed(step="making the backend folder", reason=str(error)) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _base_python(running: tuple[int, int]) -> str:
+    """The Python to make Triton's environment with: numpy 1.26 is not built for 3.13."""
+    if running <= _NEWEST_PYTHON:
+        return sys.executable
+    for name in ("python3.12", "python3.11", "python3.10"):
+        found = shutil.which(name, path=environment.search_path())
+        if found:
+            return found
+    raise TritonInstallFailed(
+        step="looking for a Python", reason=f"{NUMPY} needs python3.12 or older on PATH beside this Python"
+    )
 
 
 def _base_folder(settings: Path) -> Path:

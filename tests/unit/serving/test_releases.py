@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,17 @@ def test_a_triton_that_was_named_is_the_only_one_looked_for(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert find_triton().server == tmp_path / "bin" / "tritonserver"
+
+
+def test_triton_gets_an_older_python_where_numpy_1_has_none_for_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert triton._base_python((3, 12)) == sys.executable
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TritonInstallFailed, match="looking for a Python"):
+        triton._base_python((3, 13))
+    (tmp_path / "python3.11").touch(mode=0o755)
+    assert triton._base_python((3, 13)) == str(tmp_path / "python3.11")
 
 
 def test_an_installation_that_fails_says_at_which_step(
