@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,20 +32,31 @@ class Clip:
         else:
             low = yield from data.quantile(step.q[0])
             high = yield from data.quantile(step.q[1])
-            fitted = cls(data.made_of(low), data.made_of(high))
+            fitted = cls(data.made_of(low) + 0.0, data.made_of(high) + 0.0)  # never -0
         return fitted, data.after(fitted)
 
     def transform(self, values: Floats) -> Floats:
-        if self.low is not None:
-            values = np.maximum(values, np.float32(self.low))  # NaN stays NaN
+        if (
+            self.low is not None
+        ):  # by comparison: NaN stays NaN, and no processor's idea of max(0, -0) comes in
+            values = np.where(values < np.float32(self.low), np.float32(self.low), values)
         if self.high is not None:
-            values = np.minimum(values, np.float32(self.high))
+            values = np.where(values > np.float32(self.high), np.float32(self.high), values)
         return values
 
-    def to_onnx(self, graph: GraphBuilder, values: str, null: str | None) -> tuple[str, str | None]:
-        low = "" if self.low is None else graph.constant(np.float32(self.low), "low")
-        high = "" if self.high is None else graph.constant(np.float32(self.high), "high")
-        return graph.op("Clip", values, low, high), null
+    @property
+    def shape(self) -> tuple[str, ...]:
+        return (self.name, *(side for side in ("low", "high") if getattr(self, side) is not None))
+
+    @classmethod
+    def to_onnx(
+        cls, graph: GraphBuilder, values: str, null: str | None, steps: Sequence[Clip]
+    ) -> tuple[str, str | None]:
+        for side, outside in (("low", "Less"), ("high", "Greater")):
+            if side in steps[0].shape:
+                bounds = graph.constant(np.asarray([getattr(step, side) for step in steps], np.float32), side)
+                values = graph.op("Where", graph.op(outside, values, bounds), bounds, values)
+        return values, null
 
     def describe(self) -> str:
         low = "-inf" if self.low is None else f"{self.low:g}"
@@ -60,4 +72,4 @@ class Clip:
 
 
 def _float32(value: float | None) -> float | None:
-    return None if value is None else float(np.float32(value))
+    return None if value is None else float(np.float32(value)) + 0.0

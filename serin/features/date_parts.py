@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _VALUES: Mapping[str, int] = {"minute": 60, "hour": 24, "weekday": 7, "day": 31, "month": 12, "quarter": 4}
 _MINUTE, _HOUR, _DAY = 60_000_000, 3_600_000_000, 86_400_000_000
+_EARLIEST = -(
+    2**62
+)  # some 146,000 years before 1970: what is earlier counts as this, so that nothing overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class DateParts:
 
     def transform(self, column: Column) -> tuple[Codes, ...]:
         null = column.null
-        times = np.where(null, 0, column.values)
+        times = np.maximum(np.where(null, 0, column.values), _EARLIEST)
         return tuple(np.where(null, 0, part_code(part, times)).astype(np.int32) for part in self.parts)
 
     def to_onnx(self, graph: GraphBuilder, values: str, kind: Kind) -> tuple[str, ...]:  # noqa: ARG002
@@ -40,7 +43,8 @@ class DateParts:
 
         zero = graph.constant(np.int64(0), "zero")
         null = graph.op("Equal", values, graph.constant(np.int64(INT64_NULL), "null"))
-        times = Whole(graph, graph.op("Where", null, zero, values))
+        present = graph.op("Where", null, zero, values)
+        times = Whole(graph, graph.op("Max", present, graph.constant(np.int64(_EARLIEST), "earliest")))
         return tuple(graph.op("Where", null, zero, part_code(part, times).name) for part in self.parts)
 
     def describe(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +24,7 @@ class FillMedian:
     @classmethod
     def fit(cls, data: Distribution) -> Fit[tuple[FillMedian, Distribution]]:
         raw = yield from data.quantile(0.5)
-        step = cls(data.made_of(raw))
+        step = cls(data.made_of(raw) + 0.0)  # never -0
         if data.filled is None:
             data = replace(data, filled=(raw, data.nulls))
         return step, data.after(step)
@@ -32,10 +33,18 @@ class FillMedian:
         null = np.isnan(values)
         return np.where(null, np.float32(self.value), values) if null.any() else values
 
-    def to_onnx(self, graph: GraphBuilder, values: str, null: str | None) -> tuple[str, str | None]:
+    @property
+    def shape(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @classmethod
+    def to_onnx(
+        cls, graph: GraphBuilder, values: str, null: str | None, steps: Sequence[FillMedian]
+    ) -> tuple[str, str | None]:
         if null is None:
             return values, None
-        return graph.op("Where", null, graph.constant(np.float32(self.value), "median"), values), None
+        medians = graph.constant(np.asarray([step.value for step in steps], np.float32), "medians")
+        return graph.op("Where", null, medians, values), None
 
     def describe(self) -> str:
         return f"null becomes {self.value:g} (median)"

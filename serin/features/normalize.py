@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -39,9 +40,17 @@ class Normalize:
     def transform(self, values: Floats) -> Floats:
         return (values - np.float32(self.mean)) / np.float32(self.deviation)
 
-    def to_onnx(self, graph: GraphBuilder, values: str, null: str | None) -> tuple[str, str | None]:
-        centred = graph.op("Sub", values, graph.constant(np.float32(self.mean), "mean"))
-        return graph.op("Div", centred, graph.constant(np.float32(self.deviation), "deviation")), null
+    @property
+    def shape(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @classmethod
+    def to_onnx(
+        cls, graph: GraphBuilder, values: str, null: str | None, steps: Sequence[Normalize]
+    ) -> tuple[str, str | None]:
+        means = graph.constant(np.asarray([step.mean for step in steps], np.float32), "means")
+        deviations = graph.constant(np.asarray([step.deviation for step in steps], np.float32), "deviations")
+        return graph.op("Div", graph.op("Sub", values, means), deviations), null
 
     def describe(self) -> str:
         return f"minus {self.mean:g}, divided by {self.deviation:g}"

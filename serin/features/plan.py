@@ -50,18 +50,14 @@ class NumericFeature:
         null = np.isnan(values)
         return np.where(null, np.float32(0), values) if null.any() else values
 
-    def to_onnx(self, graph: GraphBuilder, tensor: str) -> str:
-        null: str | None
+    def floats_to_onnx(self, graph: GraphBuilder, tensor: str) -> str:
+        """The column as float32[batch] with NaN for null."""
         if self.kind == "float":
-            values, null = tensor, graph.op("IsNaN", tensor)
-        else:
-            missing = np.int8(-1) if self.kind == "bool" else np.int64(INT64_NULL)
-            null = graph.op("Equal", tensor, graph.constant(missing, "null"))
-            values = graph.op("Cast", tensor, to=_FLOAT)
-        for step in self.steps:
-            values, null = step.to_onnx(graph, values, null)
-        return (
-            values if null is None else graph.op("Where", null, graph.constant(np.float32(0), "zero"), values)
+            return tensor
+        missing = np.int8(-1) if self.kind == "bool" else np.int64(INT64_NULL)
+        null = graph.op("Equal", tensor, graph.constant(missing, "null"))
+        return graph.op(
+            "Where", null, graph.constant(np.float32("nan"), "nan"), graph.op("Cast", tensor, to=_FLOAT)
         )
 
 
@@ -130,14 +126,41 @@ class FeaturePlan:
 
     def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, str]:
         """num float32[batch, k] and cat int64[batch, m] from one rank-1 tensor in wire form per column."""
-        numbers = [feature.to_onnx(graph, inputs[feature.column]) for feature in self.numbers]
         codes = [
             code
             for feature in self.categories
             for code in feature.step.to_onnx(graph, inputs[feature.column], feature.kind)
         ]
         batch = graph.op("Shape", next(iter(inputs.values())))
-        return _stack(graph, numbers, batch, np.float32), _stack(graph, codes, batch, np.int64)
+        return self._numbers_to_onnx(graph, inputs, batch), _stack(graph, codes, batch, np.int64)
+
+    def _numbers_to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str], batch: str) -> str:
+        """Columns with the same steps go through them side by side: few nodes, however many columns."""
+        groups: dict[tuple[tuple[str, ...], ...], list[int]] = {}
+        for index, feature in enumerate(self.numbers):
+            groups.setdefault(tuple(step.shape for step in feature.steps), []).append(index)
+        made = []
+        for places in groups.values():
+            columns = [
+                self.numbers[place].floats_to_onnx(graph, inputs[self.numbers[place].column])
+                for place in places
+            ]
+            values = _stack(graph, columns, batch, np.float32)
+            null: str | None = graph.op("IsNaN", values)
+            for steps in zip(*(self.numbers[place].steps for place in places), strict=True):
+                values, null = steps[0].to_onnx(graph, values, null, steps)
+            if null is not None:
+                values = graph.op("Where", null, graph.constant(np.float32(0), "zero"), values)
+            made.append(values)
+        if len(made) < 2:
+            return made[0] if made else _stack(graph, [], batch, np.float32)
+        order = np.argsort(np.concatenate([np.asarray(places) for places in groups.values()]))
+        return graph.op(
+            "Gather",
+            graph.op("Concat", *made, axis=1),
+            graph.constant(order.astype(np.int64), "order"),
+            axis=1,
+        )
 
     def describe(self) -> list[str]:
         """One line per feature, for people."""

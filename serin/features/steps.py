@@ -1,11 +1,13 @@
 """What a fitted step is. There is one file per step; a step gives the same bits in arrays and in the ONNX graph.
 
 A numeric step maps float32 to float32 without ever turning an order of values around (fits rely on it), with NaN for
-null. A categorical step maps a column to columns of int32 codes, 0 for null.
+null. It makes no difference between 0 and -0, which processors treat differently in minima and maxima.
+A categorical step maps a column to columns of int32 codes, 0 for null.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -27,8 +29,17 @@ class NumericStep(Protocol):
 
     def transform(self, values: Floats) -> Floats: ...
 
-    def to_onnx(self, graph: GraphBuilder, values: str, null: str | None) -> tuple[str, str | None]:
-        """The tensor after this step, and the one that says which rows are still null. Null rows may hold anything."""
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """Steps of equal shape make the same nodes, with other numbers."""
+        ...
+
+    @classmethod
+    def to_onnx(
+        cls, graph: GraphBuilder, values: str, null: str | None, steps: Sequence[Any]
+    ) -> tuple[str, str | None]:
+        """The same step on several columns at once: values float32[batch, len(steps)], and which of them are null.
+        What is null may hold anything; None: nothing is null any more."""
         ...
 
     def describe(self) -> str: ...
