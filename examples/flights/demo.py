@@ -39,7 +39,8 @@ def main() -> int:
     run([SERIN, "run", str(SPEC)])
     say("predictions through the gateway, by HTTP and gRPC, with NVIDIA's own client")
     flights = newest_flights()
-    address = stack["gateway"].split("://")[-1]
+    gateway = stack["gateway"]["url"]
+    address = gateway.split("://")[-1]
     scores = predict_http(address, flights)
     by_grpc = predict_grpc(address, flights.head(SHOWN))
     show(flights.head(SHOWN), scores[:SHOWN], by_grpc)
@@ -50,8 +51,8 @@ def main() -> int:
     run([SERIN, "status"])
     say("done")
     print(
-        f"\n  Prefect     {stack['prefect']}\n"
-        f"  the model   {stack['gateway']}/v2/models/{MODEL}/infer   (HTTP, and gRPC on the same port)\n"
+        f"\n  Prefect     {stack['prefect']['url']}\n"
+        f"  the model   {gateway}/v2/models/{MODEL}/infer   (HTTP, and gRPC on the same port)\n"
         f"  stop        {Path(SERIN).relative_to(ROOT)} down\n"
     )
     return 0
