@@ -42,9 +42,9 @@ def main() -> int:
     gateway = stack["gateway"]["url"]
     address = gateway.split("://")[-1]
     scores = predict_http(address, flights)
-    by_grpc = predict_grpc(address, flights.head(SHOWN))
-    show(flights.head(SHOWN), scores[:SHOWN], by_grpc)
     late = (flights["arr_delay"] > 15).to_numpy()
+    some = np.sort(np.concatenate([np.flatnonzero(late)[: SHOWN // 2], np.flatnonzero(~late)[: SHOWN // 2]]))
+    show(flights.iloc[some], scores[some], predict_grpc(address, flights.iloc[some]))
     print(
         f"\nAUC {auc(late, scores):.3f} on the {len(flights):,} newest flights, which were not trained on\n"
     )
@@ -94,7 +94,7 @@ def newest_flights() -> pd.DataFrame:
     flights = pd.read_parquet(HERE / "data" / "flights.parquet")
     weather = pd.read_parquet(HERE / "data" / "weather.parquet")
     arrived = flights[flights["arr_delay"].notna()].sort_values("time_hour", kind="stable").tail(SCORED)
-    mixed = arrived.sample(frac=1.0, random_state=1)  # so that the few that are shown are not all of one hour
+    mixed = arrived.sample(frac=1.0, random_state=1)  # so that the first few are not all of one hour
     return mixed.merge(weather, on=["origin", "time_hour"], how="left")
 
 
@@ -134,9 +134,8 @@ def predict_grpc(address: str, rows: pd.DataFrame) -> np.ndarray:
 
 
 def show(flights: pd.DataFrame, by_http: np.ndarray, by_grpc: np.ndarray) -> None:
-    print(
-        f"\n  {'flight':<8}{'from':<5}{'to':<5}{'scheduled (UTC)':<18}{'HTTP':>7}{'gRPC':>7}   what happened"
-    )
+    print("\nsome at random, half of them late: how likely that was said to be, and what happened")
+    print(f"  {'flight':<8}{'from':<5}{'to':<5}{'scheduled (UTC)':<18}{'HTTP':>7}{'gRPC':>7}   what happened")
     for flight, http, grpc in zip(flights.itertuples(), by_http, by_grpc, strict=True):
         truth = f"{flight.arr_delay:.0f} min late" if flight.arr_delay > 15 else "on time"
         print(
