@@ -1,0 +1,112 @@
+"""What the README and the docs say is so."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from serin.cli import app
+from serin.spec.load import load_spec, read_yaml
+from tests.architecture.sources import ROOT, repository_files
+
+PAGES = [name for name in repository_files() if name.endswith(".md")]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_readme_s_tree_is_the_real_one() -> None:
+    (shown,) = blocks("README.md", "text")
+    top, core = set(), set()
+    for line in shown.splitlines():
+        name = line.split()[0]
+        (core if line.startswith("  ") else top).add(name)
+    assert top == _entries("")
+    assert core == _entries("serin/") - {"__init__.py"}
+
+
+def _entries(folder: str) -> set[str]:
+    inside = [name.removeprefix(folder) for name in repository_files() if name.startswith(folder)]
+    return {f"{name.split('/')[0]}/" if "/" in name else name for name in inside}
+
+
+def test_the_readme_names_the_two_commands() -> None:
+    commands = "\n".join(blocks("README.md", "bash"))
+    assert "make demo" in commands
+    assert "make test" in commands
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_inside_the_repository_leads_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+    assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_that_is_shown_exists_with_its_options(page: str) -> None:
+    lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+    shown = re.findall(r"`(serin [^`]+)`", (ROOT / page).read_text(encoding="utf-8")) + lines
+    unknown = [line for line in shown if line.startswith("serin ") and not _known(line)]
+    assert unknown == []
+
+
+def _known(line: str) -> bool:
+    """Follows the words to a command, then looks for each option among its own."""
+    words = shlex.split(line, comments=True)[1:]
+    command = get_command(app)
+    options = {option for parameter in command.params for option in parameter.opts}
+    for word in words:
+        children = getattr(command, "commands", {})
+        if word.startswith("-"):
+            if word.split("=")[0] not in options | {"--help", "-h"}:
+                return False
+        elif children:
+            if word not in children:
+                return False
+            command = children[word]
+            options |= {
+                option
+                for parameter in command.params
+                for option in (*parameter.opts, *parameter.secondary_opts)
+            }
+    return True
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_every_piece_of_python_that_is_shown_runs(page: str, tmp_path: Path) -> None:
+    for block in blocks(page, "python"):
+        done = subprocess.run(
+            [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_whole_spec_that_is_shown_is_a_good_one(page: str) -> None:
+    for block in blocks(page, "yaml"):
+        raw = read_yaml(block)
+        if "name" in raw:
+            load_spec(raw)
+
+
+def test_every_example_s_spec_is_a_good_one() -> None:
+    specs = [name for name in repository_files() if re.fullmatch(r"examples/[^/]+/spec\.yaml", name)]
+    assert specs
+    for name in specs:
+        assert Path(load_spec(ROOT / name).data.tables["flights"]).is_absolute()
+
+
+def test_every_decision_is_listed() -> None:
+    files = {Path(name).name for name in repository_files() if re.fullmatch(r"docs/adr/\d{4}-.*\.md", name)}
+    assert files == set(
+        re.findall(r"\((\d{4}-[^)]+\.md)\)", (ROOT / "docs/adr/README.md").read_text(encoding="utf-8"))
+    )
