@@ -11,6 +11,20 @@ BENCH        ?= etl
 ARGS         ?=
 
 .DEFAULT_GOAL := help
+
+# Triton's Python backend loads libpython: prints Debian's package for it, and succeeds, when it cannot be loaded here.
+define LIBPYTHON
+import ctypes, os, sys, sysconfig
+name = "libpython%d.%d" % sys.version_info[:2]
+for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"), name + ".so.1.0")):
+    try:
+        ctypes.CDLL(place)
+    except OSError:
+        continue
+    sys.exit(1)
+print(name)
+endef
+export LIBPYTHON
 .PHONY: help install demo test lint format bench bench-setup system-deps clean
 
 help: ## this list
@@ -46,6 +60,7 @@ system-deps: ## what Debian must add for the tests (needs root; does nothing els
 	command -v git >/dev/null || missing="$$missing git"; \
 	command -v $(PYTHON) >/dev/null || missing="$$missing python3"; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	lib=$$($(PYTHON) -c "$$LIBPYTHON" 2>/dev/null) && missing="$$missing $$lib"; \
 	if [ -z "$$missing" ]; then echo "system-deps: nothing is missing"; exit 0; fi; \
 	echo "system-deps: installing$$missing"; \
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing
