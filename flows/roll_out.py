@@ -9,7 +9,7 @@ from tasks.roll_out import roll_out_release
 from tasks.versions import find_version
 
 
-@flow(persist_result=True, result_serializer="json")
+@flow(name="roll_out", persist_result=True, result_serializer="json")
 async def roll_out(model: str, version: int | None = None) -> Release:
     """A version (the newest, when none is named) rolled out as its own spec says, followed to the end."""
     release, spec = find_version(model, version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,20 @@ os.environ["DO_NOT_TRACK"] = "1"
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(_STATE, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    """A real Prefect server with an empty database, one for all tests: it takes seconds to start."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=60):
+        yield
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A SERIN_HOME of the test's own."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("SERIN_HOME", str(folder))
+    return folder

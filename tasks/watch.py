@@ -1,0 +1,107 @@
+"""What a model's clients saw against what its live version promises: a page, and an event for each breach."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+
+from prefect import get_client, get_run_logger, task
+from prefect.artifacts import acreate_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.sorting import ArtifactSort
+from prefect.events import emit_event
+
+from serin import environment
+from serin.formats.request import Request
+from serin.formats.request_log import read_since
+from serin.monitoring.latency import ReleaseLatency, summarise
+from serin.monitoring.slo import Breach, breaches
+from serin.stack.parts import request_log
+from serin.store import Store
+from tasks.markdown import picture, table
+from tasks.versions import find_version
+
+BROKEN_PROMISE = "serin.promise.broken"
+_PAGES_KEPT = 288  # a day of them; a page holds a picture
+
+
+def live_models() -> list[str]:
+    """Every model that has a live version."""
+    store = Store.open()
+    return [model for model in store.models() if "live" in store.aliases(model)]
+
+
+@task(task_run_name="watch_model {model}", cache_policy=NO_CACHE)
+async def watch_model(model: str, window_s: float) -> list[str]:
+    """The promises that were broken in the last `window_s` seconds, in words."""
+    logger = get_run_logger()
+    now = time.time()
+    log = request_log(environment.home())
+    ours = [each for each in await asyncio.to_thread(read_since, log, now - window_s) if each.model == model]
+    if not ours:
+        logger.info("%s: no requests in the last %g s", model, window_s)
+        return []
+    release, spec = find_version(model, "live")
+    seen = summarise(ours, window_s, until=now)
+    p99_ms, max_error_share = spec.serving.p99_ms, spec.rollout.max_error_share
+    found = breaches(seen, p99_ms=p99_ms, max_error_share=max_error_share)
+    for breach in found:
+        logger.warning("%s", breach)
+        _tell(breach)
+    if not found:
+        logger.info("%s keeps its promise: %d requests", release.name, len(ours))
+    title = f"{model}: the last {window_s / 60:g} minutes"
+    png = await asyncio.to_thread(_draw, ours, p99_ms, title)
+    key = f"{model}-latency"
+    await acreate_markdown_artifact(key=key, markdown=_page(title, png, seen, found), description=title)
+    await _drop_old_pages(key)
+    return [str(breach) for breach in found]
+
+
+def _draw(requests: list[Request], p99_ms: float, title: str) -> bytes:
+    from serin.monitoring.picture import latency_picture  # matplotlib: not when there is nothing to draw
+
+    return latency_picture(requests, p99_ms=p99_ms, title=title)
+
+
+def _tell(breach: Breach) -> None:
+    emit_event(
+        BROKEN_PROMISE,
+        resource={
+            "prefect.resource.id": f"serin.release.{breach.release}",
+            "prefect.resource.name": breach.release,
+            "serin.model": breach.model,
+        },
+        payload={**asdict(breach), "text": str(breach)},
+    )
+
+
+def _page(title: str, png: bytes, seen: tuple[ReleaseLatency, ...], found: tuple[Breach, ...]) -> str:
+    rows = [
+        (
+            entry.release,
+            entry.arm,
+            entry.requests,
+            entry.requests_per_s,
+            *("-" if value is None else value for value in (entry.p50_ms, entry.p95_ms, entry.p99_ms)),
+            f"{entry.error_share:.2%}",
+        )
+        for entry in seen
+    ]
+    columns = ("release", "arm", "requests", "requests/s", "p50 ms", "p95 ms", "p99 ms", "failed")
+    broken = "".join(f"- **broken:** {breach}\n" for breach in found) or "Every promise is kept.\n"
+    return f"# {title}\n\n{broken}\n{picture(png, title)}\n{table(columns, rows)}"
+
+
+async def _drop_old_pages(key: str) -> None:
+    """Prefect keeps every page for ever."""
+    async with get_client() as client:
+        old = await client.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])),
+            sort=ArtifactSort.CREATED_DESC,
+            offset=_PAGES_KEPT,
+        )
+        for artifact in old:
+            await client.delete_artifact(artifact.id)

@@ -1,0 +1,67 @@
+"""A pipeline that is whole and small: a table of a few thousand rows with an answer in it, and the spec for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+NAME = "late-parcels"
+
+
+def small_spec(folder: Path, *, rows: int = 3000, **sections: dict[str, Any]) -> dict[str, Any]:
+    """The spec as a mapping; `folder` gets its table. Keyword arguments replace whole sections."""
+    path = folder / "parcels.parquet"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(_parcels(rows), path)
+    return {
+        "name": NAME,
+        "data": {
+            "tables": {"parcels": str(path)},
+            "target": {"expression": "hours > 30", "task": "binary"},
+            "split": {"train": 0.8, "valid": 0.1, "test": 0.1},
+        },
+        "features": [
+            {"columns": ["weight", "distance"], "steps": ["fill_median", "normalize"]},
+            {"columns": ["carrier"], "steps": [{"categorify": {"min_count": 2}}]},
+        ],
+        "model": {"hidden": [8]},
+        "training": {"epochs": 2, "batch_rows": 64, "learning_rate": 0.02, "seed": 3},
+        "serving": {"p99_ms": 500},
+        "rollout": {
+            "steps": [50, 100],
+            "step_time": "1s",
+            "min_requests": 1,
+            "bake": "1s",
+            "deadline": "30s",
+        },
+        **sections,
+    }
+
+
+def write_spec(folder: Path, spec: dict[str, Any]) -> Path:
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(spec, sort_keys=False))
+    return path
+
+
+def _parcels(rows: int) -> pa.Table:
+    chance = np.random.default_rng(11)
+    weight = chance.gamma(2.0, 3.0, rows).astype(np.float32)
+    distance = chance.integers(1, 2000, rows)
+    carrier = chance.choice(["swift", "steady", "slow"], rows, p=[0.5, 0.4, 0.1])
+    extra = np.select([carrier == "swift", carrier == "steady"], [0, 6], 18)
+    hours = distance / 60 + weight / 4 + extra + chance.normal(0, 4, rows)
+    return pa.table(
+        {
+            "weight": pa.array(np.where(chance.random(rows) < 0.02, np.nan, weight), from_pandas=True),
+            "distance": distance,
+            "carrier": carrier.tolist(),
+            "hours": hours,
+        }
+    )

@@ -1,0 +1,128 @@
+"""deployments/prefect.yaml on a real server: everything in it can be deployed, found and imported."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.settings import get_current_settings
+
+from serin import environment
+from serin.environment import application_folder
+from serin.stack import prefect_api
+from serin.stack.processes import POOLS
+
+FILE = application_folder() / "deployments" / "prefect.yaml"
+WANTED = {
+    "etl/placed": "cpu",
+    "export/placed": "cpu",
+    "pipeline/inline": "cpu",
+    "pipeline/placed": "cpu",
+    "roll_out/on-demand": "cpu",
+    "train/placed": "gpu",
+    "watch/scheduled": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def api(prefect_server: None) -> str:
+    """The server, after `prefect deploy` as a person would type it."""
+    url = str(get_current_settings().api.url)
+    for pool in POOLS:
+        template = json.loads((FILE.parent / f"{pool}-pool.json").read_text())
+        prefect_api.ensure_pool(url, pool, template=template, slots=None)
+    words = ["--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", *words],
+        cwd=application_folder(),
+        env=environment.child_environment(PREFECT_API_URL=url),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return url
+
+
+def deployments(api: str) -> dict[str, dict[str, Any]]:
+    flows = {flow["id"]: flow["name"] for flow in prefect_api.call(api, "POST", "/flows/filter", {})}
+    found = prefect_api.call(api, "POST", "/deployments/filter", {})
+    return {f"{flows[entry['flow_id']]}/{entry['name']}": entry for entry in found}
+
+
+def test_every_deployment_is_there_and_in_its_pool(api: str) -> None:
+    assert {name: found["work_pool_name"] for name, found in deployments(api).items()} == WANTED
+
+
+def test_only_the_watch_has_a_schedule_and_it_is_every_five_minutes(api: str) -> None:
+    scheduled = {
+        name: [schedule["schedule"]["interval"] for schedule in found["schedules"]]
+        for name, found in deployments(api).items()
+        if found["schedules"]
+    }
+    assert scheduled == {"watch/scheduled": [300.0]}
+
+
+def test_a_run_finds_its_code_from_any_folder(api: str, tmp_path: Path) -> None:
+    """The pull steps and every entrypoint, in a process that starts elsewhere and knows only where serin is."""
+    (tmp_path / "serin").symlink_to(application_folder() / "serin")
+    found = deployments(api)
+    steps = [entry["pull_steps"] for entry in found.values()]
+    assert all(each == steps[0] for each in steps)
+    entrypoints = sorted(entry["entrypoint"] for entry in found.values())
+    program = (
+        "import asyncio, json, sys; from prefect.deployments.steps.core import run_steps; "
+        "from prefect.flows import load_flow_from_entrypoint as load; "
+        "asyncio.run(run_steps(json.loads(sys.argv[1]))); "
+        "print(*[f'{e}={load(e, use_placeholder_flow=False).name}' for e in sys.argv[2:]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(steps[0]), *entrypoints],
+        cwd=tmp_path,
+        env=environment.child_environment(PYTHONPATH=str(tmp_path), PREFECT_API_URL=api),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = dict(word.split("=") for word in done.stdout.split() if "=" in word)
+    assert loaded == {
+        "flows.pipeline.pipeline": "pipeline",
+        "flows.placed.pipeline": "pipeline",
+        "flows.roll_out.roll_out": "roll_out",
+        "flows.stages.etl": "etl",
+        "flows.stages.export": "export",
+        "flows.stages.train": "train",
+        "flows.watch.watch": "watch",
+    }
+
+
+def test_the_parameters_of_both_pipelines_are_the_same(api: str) -> None:
+    found = deployments(api)
+    inline, placed = (
+        found[f"pipeline/{name}"]["parameter_openapi_schema"]["properties"] for name in ("inline", "placed")
+    )
+    assert inline == placed
+    assert list(inline) == ["spec", "fresh", "serve"]
+
+
+def test_a_stage_that_is_asked_for_wrongly_is_refused_before_it_runs(api: str) -> None:
+    placed = deployments(api)["train/placed"]
+    wrong = {"parameters": {"spec": "spec.yaml", "dataset": {"path": 1}}}
+    with pytest.raises(prefect_api.PrefectRefused, match="dataset"):
+        prefect_api.call(api, "POST", f"/deployments/{placed['id']}/create_flow_run", wrong)
+
+
+def test_the_flows_are_async() -> None:
+    """A synchronous flow costs a second more, each time."""
+    import importlib
+
+    for entry in yaml.safe_load(FILE.read_text())["deployments"]:
+        module, _, name = entry["entrypoint"].rpartition(".")
+        assert asyncio.iscoroutinefunction(getattr(importlib.import_module(module), name).fn), name

@@ -1,0 +1,160 @@
+"""Submitting and following a rollout, with a real controller on fake machines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prefect import flow
+from prefect.artifacts import Artifact
+
+from serin.artifacts import Release
+from serin.errors import ControllerSilent, RolloutFailed, RolloutRefused
+from serin.rollout import commands
+from serin.rollout.commands import Command, Inbox
+from serin.rollout.controller import Controller
+from serin.rollout.record import JournalFolder
+from serin.rollout.state import Phase
+from serin.rollout.status import history, model_status
+from serin.rollout.verdict import Verdict
+from serin.spec.stages import RolloutSpec, ServingSpec
+from tasks import roll_out as task_module
+from tasks.roll_out import roll_out_release
+from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter, FakeVersions
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+FIRST, SECOND = Release(model="flights", version=1), Release(model="flights", version=2)
+ROLLOUT = RolloutSpec(steps=(50, 100), step_time=0, bake=0, min_requests=0)
+
+
+@contextmanager
+def controller(home: Path, judge: FakeJudge | None = None, fleet: FakeFleet | None = None) -> Iterator[None]:
+    """A controller that ticks in a thread."""
+    stop = threading.Event()
+    decider = Controller(
+        router=FakeRouter(),
+        fleet=fleet or FakeFleet(),
+        judge=judge or FakeJudge(step_s=0, bake_s=0),
+        journals=JournalFolder(home),
+        versions=FakeVersions(published={"flights": [1, 2, 3]}),
+        commands=Inbox(home),
+    )
+
+    def run() -> None:
+        while not stop.wait(0.02):
+            decider.tick()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        decider.close()
+
+
+def roll_out(release: Release) -> Release:
+    @flow
+    async def one() -> Release:
+        return await roll_out_release(ServingSpec(), ROLLOUT, release)
+
+    return asyncio.run(one())
+
+
+def _wait_for(home: Path, phase: Phase) -> None:
+    deadline = time.monotonic() + 20
+    while not any(found.phase == phase for found in history(home, "flights")):
+        assert time.monotonic() < deadline, f"never {phase}"
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_module, "_POLL_S", 0.05)
+
+
+def test_a_release_is_live_when_the_task_has_ended(home: Path) -> None:
+    with controller(home):
+        assert roll_out(FIRST) == FIRST
+        assert roll_out(SECOND) == SECOND
+    status = model_status(home, "flights")
+    assert status is not None
+    assert (status.live, status.previous) == (2, 1)
+    story = Artifact.get("flights-rollout")
+    assert story is not None
+    assert "promoted" in story.data
+    assert "| 50% |" in story.data
+
+
+def test_a_release_that_is_live_already_is_left_alone(home: Path) -> None:
+    with controller(home):
+        roll_out(FIRST)
+    before = history(home, "flights")
+    assert roll_out(FIRST) == FIRST  # no controller is needed for that
+    assert history(home, "flights") == before
+
+
+def test_a_rollback_fails_the_task_with_the_controllers_reason(home: Path) -> None:
+    with controller(home, FakeJudge(step_s=0, bake_s=0, verdicts={50.0: Verdict.FAIL})):
+        roll_out(FIRST)
+        with pytest.raises(RolloutFailed, match=r"flights-v2 was rolled back: .*said fail"):
+            roll_out(SECOND)
+    story = Artifact.get("flights-rollout")
+    assert story is not None
+    assert "rolled_back" in story.data
+
+
+def test_a_release_that_answers_its_golden_rows_wrongly_fails_the_task(home: Path) -> None:
+    with (
+        controller(home, fleet=FakeFleet(wrong={"flights-v1"})),
+        pytest.raises(RolloutFailed, match="golden rows"),
+    ):
+        roll_out(FIRST)
+
+
+def test_a_version_cannot_jump_the_queue(home: Path) -> None:
+    waiting = FakeJudge(step_s=0, bake_s=0, verdicts={50.0: Verdict.WAIT})
+    with controller(home, waiting):
+        roll_out(FIRST)
+        commands.ask(home, Command(kind="start", model="flights", version=2, by="somebody"))
+        with pytest.raises(RolloutRefused, match="version 2 is"):
+            roll_out(Release(model="flights", version=3))
+
+
+def test_a_run_that_died_does_no_harm_and_the_next_one_follows_on(home: Path) -> None:
+    judge = FakeJudge(step_s=0, bake_s=0, verdicts={50.0: Verdict.WAIT})
+
+    @flow
+    async def dies_on_the_way() -> None:
+        following = asyncio.create_task(roll_out_release(ServingSpec(), ROLLOUT, SECOND))
+        await asyncio.to_thread(_wait_for, home, Phase.SHIFTING)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    with controller(home, judge):
+        roll_out(FIRST)
+        asyncio.run(dies_on_the_way())
+        under_way = model_status(home, "flights")
+        assert under_way is not None
+        assert under_way.rollout.running
+        judge.verdicts.clear()
+        assert roll_out(SECOND) == SECOND
+    assert len({found.rollout for found in history(home, "flights")}) == 2
+
+
+def test_without_a_controller_the_command_is_taken_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def impatient(where: Path, command: Command) -> commands.Answer:
+        return commands.ask(where, command, timeout_s=0.2)
+
+    monkeypatch.setattr(task_module, "ask", impatient)
+    monkeypatch.setattr(roll_out_release, "retry_delay_seconds", 0)
+    with pytest.raises(ControllerSilent, match="serin status"):
+        roll_out(FIRST)
+    assert list((home / "rollouts" / "inbox").iterdir()) == []

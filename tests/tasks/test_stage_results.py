@@ -1,0 +1,71 @@
+"""The small files by which a stage finds what it did before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serin.artifacts import Bundle, Checkpoint
+from serin.spec.stages import ModelSpec, TrainingSpec
+from tasks.stage_results import find_result, keep_result, stage_key
+
+CHECKPOINT = Checkpoint(path="/runs/train-1/result", step=12, metrics={"valid_auc": 0.75})
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_what_was_kept_is_found(tmp_path: Path) -> None:
+    keep_result(tmp_path, "train", "abc", CHECKPOINT)
+    assert find_result(tmp_path, "train", "abc", Checkpoint) == CHECKPOINT
+
+
+def test_nothing_is_found_for_another_key_or_stage(tmp_path: Path) -> None:
+    keep_result(tmp_path, "train", "abc", CHECKPOINT)
+    assert find_result(tmp_path, "train", "abd", Checkpoint) is None
+    assert find_result(tmp_path, "export", "abc", Checkpoint) is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"path": "/x"}', '{"path": 1, "step": "a", "metrics": 2}']
+)
+def test_a_damaged_result_counts_as_none(tmp_path: Path, content: str) -> None:
+    keep_result(tmp_path, "train", "abc", CHECKPOINT)
+    (tmp_path / "stages" / "train" / "abc.json").write_text(content)
+    assert find_result(tmp_path, "train", "abc", Checkpoint) is None
+
+
+def test_a_result_of_another_kind_counts_as_none(tmp_path: Path) -> None:
+    keep_result(tmp_path, "export", "abc", CHECKPOINT)
+    assert find_result(tmp_path, "export", "abc", Bundle) is None
+
+
+def test_a_newer_result_replaces_the_older_and_leaves_no_scratch_file(tmp_path: Path) -> None:
+    keep_result(tmp_path, "train", "abc", CHECKPOINT)
+    newer = Checkpoint(path="/runs/train-2/result", step=13, metrics={})
+    keep_result(tmp_path, "train", "abc", newer)
+    assert find_result(tmp_path, "train", "abc", Checkpoint) == newer
+    assert [path.name for path in (tmp_path / "stages" / "train").iterdir()] == ["abc.json"]
+
+
+def test_a_key_follows_from_what_the_sections_say() -> None:
+    same = stage_key(1, ModelSpec(hidden=(8,)), TrainingSpec(epochs=2), "digest")
+    assert stage_key(1, ModelSpec(hidden=(8,), kind="mlp"), TrainingSpec(epochs=2), "digest") == same
+    others = [
+        stage_key(2, ModelSpec(hidden=(8,)), TrainingSpec(epochs=2), "digest"),
+        stage_key(1, ModelSpec(hidden=(9,)), TrainingSpec(epochs=2), "digest"),
+        stage_key(1, ModelSpec(hidden=(8,)), TrainingSpec(epochs=3), "digest"),
+        stage_key(1, ModelSpec(hidden=(8,)), TrainingSpec(epochs=2), "other"),
+    ]
+    assert len({same, *others}) == 5
+
+
+def test_another_process_makes_the_same_key() -> None:
+    program = (
+        "from serin.spec.stages import ModelSpec; from tasks.stage_results import stage_key; "
+        "print(stage_key(1, (ModelSpec(hidden=(8,)),), 'digest'))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == stage_key(1, (ModelSpec(hidden=(8,)),), "digest")
