@@ -18,6 +18,7 @@ from serin.errors import EngineFailed
 
 _LocalCluster: Any = distributed.LocalCluster
 _Client: Any = distributed.Client
+CONNECT_S = 10.0
 _FAN_IN = 8  # partial results merged at once
 
 
@@ -30,7 +31,7 @@ def local_cluster(workers: int) -> Iterator[Any]:
             threads_per_worker=1,
             processes=True,
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",  # any free port; none at all is not offered
             silence_logs=logging.ERROR,
         ) as cluster,
         _Client(cluster, set_as_default=False) as client,
@@ -42,7 +43,7 @@ def local_cluster(workers: int) -> Iterator[Any]:
 def connect(address: str) -> Iterator[Any]:
     """A client of the scheduler at `address`."""
     try:
-        client = _Client(address, set_as_default=False, timeout="10s")
+        client = _Client(address, set_as_default=False, timeout=CONNECT_S)
     except OSError as error:
         raise EngineFailed(engine=address, reason=f"no scheduler answers ({error})") from error
     with client:

@@ -1,0 +1,105 @@
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from serin.errors import SourceMissing, TargetUnusable
+from serin.etl.build import build_dataset
+from serin.etl.guess import guess_spec
+from serin.spec.load import load_spec
+from serin.spec.pipeline import PipelineSpec
+from serin.store import Store
+
+ROWS = 400
+RNG = np.random.default_rng(3)
+CUSTOMERS = pa.table(
+    {
+        "customer id": range(ROWS),
+        "Plan": RNG.choice(["basic", "pro", "on"], ROWS),
+        "note": [f"note {row} of its own" for row in range(ROWS)],
+        "since": [f"2023-{1 + row % 12:02d}-15" for row in range(ROWS)],
+        "monthly": RNG.gamma(2, 20, ROWS),
+        "country": ["NL"] * ROWS,
+        "calls": RNG.integers(0, 5, ROWS),
+        "churn": RNG.choice(["yes", "no"], ROWS),
+    }
+)
+
+
+def guessed(folder: Path, table: pa.Table, target: str | None) -> tuple[str, PipelineSpec]:
+    """The text, and the spec that is read back from it."""
+    pq.write_table(table, folder / "Customers 2024.parquet")
+    text = guess_spec(folder / "Customers 2024.parquet", target, path_in_spec="Customers 2024.parquet")
+    (folder / "spec.yaml").write_text(text, encoding="utf-8")
+    return text, load_spec(folder / "spec.yaml")
+
+
+def test_a_guessed_spec_loads_builds_and_explains_itself(tmp_path: Path, store: Store) -> None:
+    text, spec = guessed(tmp_path, CUSTOMERS, None)
+    assert spec.name == "customers-2024"
+    assert spec.data.target.expression == "churn == 'yes'"
+    assert spec.data.time == "since"
+    used = {column for feature in spec.features for column in feature.columns}
+    assert used == {"Plan", "since", "monthly", "calls"}
+    assert "#   note: nearly every row has its own text" in text
+    assert "#   country: holds one value only" in text
+    assert "#   customer id: counts the rows" in text
+    assert sum(build_dataset(spec.data, spec.features, spec.etl, store=store).rows.values()) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("target", "expression", "task"),
+    [
+        ("monthly", "monthly", "regression"),
+        ("Plan", "Plan", "multiclass"),
+        ("calls", "calls", "multiclass"),
+        ("monthly > 40", "monthly > 40", "binary"),
+        ("monthly * 2", "monthly * 2", "regression"),
+    ],
+)
+def test_the_task_follows_from_what_the_target_holds(
+    tmp_path: Path, target: str, expression: str, task: str
+) -> None:
+    _, spec = guessed(tmp_path, CUSTOMERS, target)
+    assert (spec.data.target.expression, spec.data.target.task) == (expression, task)
+
+
+def test_columns_that_know_the_answer_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    delay = RNG.normal(0, 30, ROWS)
+    missing = RNG.random(ROWS) < 0.1
+    table = pa.table(
+        {
+            "delay": pa.array(delay, mask=missing),
+            "landed": pa.array(RNG.normal(0, 1, ROWS), mask=missing),
+            "almost": delay + RNG.normal(0, 1, ROWS),
+            "distance": RNG.normal(500, 80, ROWS),
+        }
+    )
+    text, spec = guessed(tmp_path, table, "delay > 15")
+    assert [feature.columns for feature in spec.features] == [("distance",)]
+    assert "landed: is missing where the target is missing" in text
+    assert "almost: alone gives the answer away (AUC" in text
+
+
+def test_names_that_yaml_or_expressions_would_misread_are_quoted(tmp_path: Path, store: Store) -> None:
+    table = CUSTOMERS.select(["Plan", "monthly"]).rename_columns(["on", "amount: €"])
+    table = table.append_column("not", pa.array(RNG.integers(0, 2, ROWS)))
+    _, spec = guessed(tmp_path, table, "not")
+    assert spec.data.target.expression == "`not`"
+    assert {column for feature in spec.features for column in feature.columns} == {"on", "amount: €"}
+    build_dataset(spec.data, spec.features, spec.etl, store=store)
+
+
+def test_a_csv_file_is_guessed_from_as_well(tmp_path: Path) -> None:
+    pa_csv.write_csv(CUSTOMERS, tmp_path / "c.csv")
+    assert "task: binary" in guess_spec(tmp_path / "c.csv")
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceMissing):
+        guess_spec(tmp_path / "gone.parquet")
+    with pytest.raises(TargetUnusable, match="did you mean 'churn'"):
+        guessed(tmp_path, CUSTOMERS, "chrun")
