@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from serin.errors import CheckpointBroken
+from serin.errors import CheckpointBroken, StoreNotWritable
 from serin.training.files import sync_folder
 
 TENSORS, STATE, COMPLETE = "state.safetensors", "state.json", "COMPLETE"
@@ -108,6 +108,14 @@ class Checkpoints:
             shutil.rmtree(place)
 
     def _write(self, position: Position, tensors: dict[str, Tensor], done: Callable[[], None]) -> None:
+        try:
+            self._publish(position, tensors)
+            self._forget_old()
+        except OSError as error:
+            raise StoreNotWritable(path=str(self._folder), reason=str(error)) from error
+        done()
+
+    def _publish(self, position: Position, tensors: dict[str, Tensor]) -> None:
         place = self._place(position.step)
         scratch = self._folder / f".{place.name}"
         scratch.mkdir(parents=True)
@@ -119,8 +127,6 @@ class Checkpoints:
         _forget(place)  # there when a run went back behind it because it was broken
         scratch.rename(place)
         sync_folder(self._folder)
-        self._forget_old()
-        done()
 
     def _forget_old(self) -> None:
         steps = self._steps()

@@ -28,7 +28,10 @@ def scores_of(logits: Tensor, task: Task) -> Tensor:
 
 
 def evaluate(network: nn.Module, table: Table, task: Task, world: World) -> dict[str, float]:
-    """The split's metrics on the first rank, nothing on the others. Always in full fp32, without dropout."""
+    """The split's metrics on the first rank, nothing on the others. Always in full fp32, without dropout.
+
+    FloatingPointError when a score is not finite: such weights are not to be kept.
+    """
     per_rank = -(-table.rows // world.size)
     start, stop = (min(table.rows, per_rank * rank) for rank in (world.rank, world.rank + 1))
     pieces = []
@@ -45,6 +48,8 @@ def evaluate(network: nn.Module, table: Table, task: Task, world: World) -> dict
     if not gathered:
         return {}
     rows = torch.cat(gathered)[: table.rows].numpy()
+    if not np.isfinite(rows[:, 1:]).all():
+        raise FloatingPointError("a score is not finite")
     return judge_scores(rows[:, 0], rows[:, 1:], task)
 
 

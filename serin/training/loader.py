@@ -126,7 +126,8 @@ class MappedTable:
     def _send(self, array: Tensor) -> Tensor:
         if self._device.type == "cpu":
             return array
-        return array.pin_memory().to(self._device, non_blocking=True)
+        with torch.cuda.device(self._device):  # a fetching thread would pin by way of the first GPU
+            return array.pin_memory().to(self._device, non_blocking=True)
 
 
 class Loader:

@@ -152,9 +152,7 @@ class Loop:
 
     def _end_epoch(self, step: int) -> None:
         epochs, per_epoch = self._job.training.epochs, self._choices.steps_per_epoch
-        found = (
-            evaluate(self.network, self._valid, self._task, self._world) if self._valid is not None else {}
-        )
+        found = self._measure(step)
         loss = self.position.loss_sum * _LOSS_UNIT / per_epoch
         record = EpochRecord(epoch=step // per_epoch, step=step, loss=loss, metrics=found)
         before = next((past for past in self.position.epochs if past.step == self.position.best_step), None)
@@ -172,6 +170,14 @@ class Loop:
                 self._folder, "epoch", step=step, epoch=record.epoch, epochs=epochs, metrics=shown, best=best
             )
         self._save(step)
+
+    def _measure(self, step: int) -> dict[str, float]:
+        if self._valid is None:
+            return {}
+        try:
+            return evaluate(self.network, self._valid, self._task, self._world)
+        except FloatingPointError as error:
+            raise LossNotFinite(step=step, value="nan", folder=self._folder / "checkpoints") from error
 
     def _save(self, step: int) -> None:
         self.position = self.position.model_copy(update={"step": step, "ranks": self._world.size})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from serin.errors import CheckpointBroken
+from serin.errors import CheckpointBroken, StoreNotWritable
 from serin.training.checkpoint import Checkpoints, Position
 
 
@@ -72,5 +72,5 @@ def test_a_run_that_went_back_replaces_the_damaged_one(tmp_path: Path) -> None:
 
 def test_a_failed_write_is_not_lost(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(StoreNotWritable, match="Not a directory"):
         save(tmp_path, 10)
