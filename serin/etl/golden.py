@@ -52,7 +52,7 @@ def pick_candidates(
     reasons: dict[str, list[tuple[float, int]]] = {}
 
     def add(reason: str, chosen: npt.NDArray[np.intp], by: npt.NDArray[np.float64], most: int) -> None:
-        best = chosen[np.lexsort((rows[chosen], by[chosen]))[:most]]
+        best = chosen[_smallest(by[chosen], most)]
         reasons[reason] = [(float(by[place]), int(rows[place])) for place in best]
 
     for column in inputs:
@@ -68,8 +68,7 @@ def pick_candidates(
         add(f"rare {output.name}", np.flatnonzero(cat[:, index] == 1), order, 2)
     for label in range(min(classes, 16)):
         add(f"class {label}", np.flatnonzero(target == label), order, 8)
-    few = _smallest(order, MOST_ROWS)
-    add("any", few, order, MOST_ROWS)
+    add("any", np.arange(len(rows)), order, MOST_ROWS)
     ids = sorted({row for best in reasons.values() for _, row in best})
     places = np.searchsorted(rows, np.asarray(ids, np.int64))
     table = _table(
@@ -188,8 +187,11 @@ def _null(column: InputColumn) -> str | float | int:
 
 
 def _smallest(values: npt.NDArray[np.float64], most: int) -> npt.NDArray[np.intp]:
-    """The places of the smallest values, and of all that equal the last of them."""
-    if len(values) <= most:
-        return np.arange(len(values))
-    limit = np.partition(values, most - 1)[most - 1]
-    return np.flatnonzero(values <= limit)
+    """The places of the smallest values, smallest first, ties by place; without sorting all of them."""
+    if len(values) == 0 or most == 1:
+        return np.asarray([np.argmin(values)]) if len(values) else np.empty(0, np.intp)
+    places = np.arange(len(values))
+    if len(values) > most:
+        limit = np.partition(values, most - 1)[most - 1]
+        places = np.flatnonzero(values <= limit)
+    return places[np.argsort(values[places], kind="stable")][:most]

@@ -59,7 +59,7 @@ def open_parquet(file: SourceFile, dictionary: Iterable[str] = ()) -> pq.Parquet
 
 
 def _expand(system: Any, path: str) -> list[str]:
-    if any(sign in path for sign in "*?["):
+    if any(sign in path for sign in "*?[") and not system.exists(path):
         found = [each for each in system.glob(path) if not system.isdir(each)]
     elif system.isdir(path):
         files = [each for each in system.ls(path, detail=False) if not system.isdir(each)]

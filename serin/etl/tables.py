@@ -65,6 +65,9 @@ def open_table(name: str, files: Sequence[SourceFile], scratch: Path) -> Table:
             file = _converted(file, scratch / f"{name}-{number}.parquet")
         footer = open_parquet(file)
         schema = footer.schema_arrow
+        twice = [name for name in schema.names if schema.names.count(name) > 1]
+        if twice:
+            raise SourceUnreadable(table=name, path=file.path, reason=f"two columns are called {twice[0]!r}")
         types = _common(types, dict(zip(schema.names, schema.types, strict=True)), file)
         for index in range(footer.metadata.num_row_groups):
             group = footer.metadata.row_group(index)

@@ -123,3 +123,15 @@ def test_pieces_cover_the_table_in_order_and_never_cut_a_row_group(tmp_path: Pat
         (60, 30),
         (90, 10),
     ]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "twice.csv").write_text("a,b,a\n1,2,3\n", encoding="utf-8")
+    with pytest.raises(SourceUnreadable, match="two columns are called 'a'"):
+        open_table("t", find_files("t", str(tmp_path / "twice.csv")), tmp_path)
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "part[1].parquet")
+    (found,) = find_files("t", str(tmp_path / "part[1].parquet"))
+    assert found.path.endswith("part[1].parquet")
