@@ -31,7 +31,7 @@ from serin.training.job import TrainingJob, result_folder, training_file
 from serin.training.progress import Follower, describe
 from serin.training.status import Status, read_status, status_file
 
-_POLL_S = 0.2
+_POLL_S = 0.05
 _SAVES_IN_S = 45.0  # after SIGTERM; torchrun itself gives its workers 30
 
 
@@ -42,13 +42,15 @@ def train(
     *,
     folder: Path,
     devices: tuple[str, ...] = (),
+    stop: threading.Event | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Checkpoint:
     """Trained weights, from scratch or from where an earlier call in `folder` stopped.
 
     `devices` are the leased GPUs, one process each; none means the CPU. Raises Preempted when it was told to stop
-    (SIGTERM) and has saved, WorkerFailed when a process died: both mean that calling again goes on. LossNotFinite and
-    TrainingRefused mean that it would not help.
+    and has saved, WorkerFailed when a process died: both mean that calling again goes on. LossNotFinite and
+    TrainingRefused mean that it would not help. It is told to stop by SIGTERM when it runs in the main thread, and by
+    `stop` anywhere.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +61,7 @@ def train(
             say(f"already trained: {result_folder(folder)}")
             return _checkpoint(folder)
         with measure("train", _described(devices[: job.processes])) as measurement:
-            end = _run(job, folder, devices, say)
+            end = _run(job, folder, devices, stop or threading.Event(), say)
             _fill(measurement, end.status, devices)
         assert measurement.receipt is not None
         measurement.receipt.write(folder / "receipt.json")
@@ -113,7 +115,13 @@ def _begin(job: TrainingJob, folder: Path) -> None:
     write_whole(file, job.model_dump_json(indent=1) + "\n")
 
 
-def _run(job: TrainingJob, folder: Path, devices: tuple[str, ...], say: Callable[[str], None]) -> _End:
+def _run(
+    job: TrainingJob,
+    folder: Path,
+    devices: tuple[str, ...],
+    stop: threading.Event,
+    say: Callable[[str], None],
+) -> _End:
     """Start torchrun, pass its progress on, wait for its end. Leaves no process behind, however it is left."""
     log = _next_log(folder)
     status_file(folder).unlink(missing_ok=True)
@@ -139,30 +147,32 @@ def _run(job: TrainingJob, folder: Path, devices: tuple[str, ...], say: Callable
             start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the workers'
         )
         try:
-            with _passing_on_sigterm(agent) as asked:
+            with _sigterm_sets(stop):
+                asked = False
                 while not _ended(agent, _POLL_S):
                     _pass_on(follower, say)
+                    if stop.is_set() and not asked:
+                        asked = True
+                        agent.terminate()  # torchrun tells its workers, who save
         finally:
             _end_now(agent)
     _pass_on(follower, say)
-    return _End(status=read_status(folder), exit_code=agent.returncode, stop_asked=asked.is_set(), log=log)
+    return _End(status=read_status(folder), exit_code=agent.returncode, stop_asked=asked, log=log)
 
 
 @contextmanager
-def _passing_on_sigterm(agent: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
-    """SIGTERM to us means: save and stop. Only a main thread can listen; elsewhere whoever runs the thread decides."""
-    asked = threading.Event()
+def _sigterm_sets(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM to us means: save and stop. Only a main thread can listen."""
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield
         return
 
-    def pass_on(_signal: int, _frame: FrameType | None) -> None:
-        asked.set()
-        agent.send_signal(signal.SIGTERM)
+    def ask(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
 
-    before = signal.signal(signal.SIGTERM, pass_on)
+    before = signal.signal(signal.SIGTERM, ask)
     try:
-        yield asked
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -214,7 +214,7 @@ def _shape(description: DatasetDescription) -> TableShape:
     return TableShape(
         numeric=len(description.numeric),
         sizes=tuple(column.size for column in description.categorical),
-        outputs=len(description.classes) if description.classes else 1,
+        outputs=len(description.classes or ()) if description.task == "multiclass" else 1,
     )
 
 

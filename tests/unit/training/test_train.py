@@ -29,6 +29,7 @@ from serin.training.job import TrainingJob
 from serin.training.progress import Follower
 from serin.training.status import Status
 from serin.training.world import World
+from tests.fakes.datasets import make_dataset
 
 MODEL = ModelSpec(hidden=(64, 32), dropout=0.1)
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
@@ -92,6 +93,13 @@ def at_the_next_checkpoint(folder: Path, act: Callable[[int], None]) -> Iterator
         thread.join()
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def kill_9(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
@@ -113,11 +121,9 @@ def assert_same_bits(one: Path, other: Path) -> None:
 
 
 @pytest.mark.timeout(400)  # four starts of torchrun
-def test_two_ranks_end_with_the_same_weights_however_they_were_interrupted(
-    make_dataset: Callable[..., Dataset], tmp_path: Path
-) -> None:
+def test_two_ranks_end_with_the_same_weights_however_they_were_interrupted(tmp_path: Path) -> None:
     """SIGTERM, then a worker killed with -9, then left alone: bit for bit the uninterrupted run."""
-    dataset, folder, reference = make_dataset(), tmp_path / "run", tmp_path / "reference"
+    dataset, folder, reference = make_dataset(tmp_path / "dataset"), tmp_path / "run", tmp_path / "reference"
     training = TrainingSpec(
         epochs=8, batch_rows=50, learning_rate=3e-3, checkpoint_every_steps=20, processes=2
     )
@@ -145,10 +151,11 @@ def test_two_ranks_end_with_the_same_weights_however_they_were_interrupted(
     assert receipt["rows_per_s"] > 0
 
 
-def test_one_rank_stopped_again_and_again_ends_with_the_same_weights(
-    make_dataset: Callable[..., Dataset], tmp_path: Path
-) -> None:
-    dataset, training = make_dataset(), TrainingSpec(epochs=3, batch_rows=50, learning_rate=3e-3)
+def test_one_rank_stopped_again_and_again_ends_with_the_same_weights(tmp_path: Path) -> None:
+    dataset, training = (
+        make_dataset(tmp_path / "dataset"),
+        TrainingSpec(epochs=3, batch_rows=50, learning_rate=3e-3),
+    )
     stops = 0
     while True:
         calls = iter(range(70))
@@ -178,13 +185,13 @@ def test_a_process_on_the_leash_dies_with_its_parent() -> None:
         child = int(parent.stdout.readline())
         parent.kill()
         deadline = time.monotonic() + 10
-        while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        while is_alive(child):
             assert time.monotonic() < deadline, f"process {child} outlived its parent"
             time.sleep(0.01)
 
 
-def test_a_finished_run_is_not_run_again(make_dataset: Callable[..., Dataset], tmp_path: Path) -> None:
-    dataset, training = make_dataset(), TrainingSpec(epochs=1)
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    dataset, training = make_dataset(tmp_path / "dataset"), TrainingSpec(epochs=1)
     folder = tmp_path / "run"
     launch._begin(launch._job(MODEL, training, dataset, (), folder), _made(folder))
     worker.train(launch._job(MODEL, training, dataset, (), folder), folder, ALONE, lambda: False)
@@ -194,9 +201,9 @@ def test_a_finished_run_is_not_run_again(make_dataset: Callable[..., Dataset], t
     assert set(checkpoint.metrics) == {"valid_auc", "valid_logloss", "test_auc", "test_logloss"}
 
 
-def test_the_best_epoch_is_the_result(make_dataset: Callable[..., Dataset], tmp_path: Path) -> None:
+def test_the_best_epoch_is_the_result(tmp_path: Path) -> None:
     """A learning rate that overfits a tiny table: later epochs get worse on the valid rows."""
-    dataset = make_dataset(rows={"train": 200, "valid": 800, "test": 0})
+    dataset = make_dataset(tmp_path / "dataset", rows={"train": 200, "valid": 800, "test": 0})
     train_here(MODEL, TrainingSpec(epochs=25, batch_rows=50, learning_rate=0.02), dataset, tmp_path / "run")
     epochs = [record["metrics"]["valid_auc"] for record in records(tmp_path / "run", "epoch")]
     result = json.loads((tmp_path / "run" / "result" / "metrics.json").read_text())["metrics"]
@@ -207,10 +214,8 @@ def test_the_best_epoch_is_the_result(make_dataset: Callable[..., Dataset], tmp_
 @pytest.mark.parametrize(
     ("task", "metric", "outputs"), [("multiclass", "test_accuracy", 3), ("regression", "test_rmse", 1)]
 )
-def test_other_tasks_train_too(
-    make_dataset: Callable[..., Dataset], tmp_path: Path, task: str, metric: str, outputs: int
-) -> None:
-    dataset = make_dataset(task=task)
+def test_other_tasks_train_too(tmp_path: Path, task: str, metric: str, outputs: int) -> None:
+    dataset = make_dataset(tmp_path / "dataset", task=task)
     train_here(MODEL, TrainingSpec(epochs=4, batch_rows=50, learning_rate=3e-3), dataset, tmp_path / "run")
     found = json.loads((tmp_path / "run" / "result" / "metrics.json").read_text())["metrics"][metric]
     assert found > 0.6 if task == "multiclass" else found < 11_000  # the noise alone is 9,000
@@ -219,10 +224,8 @@ def test_other_tasks_train_too(
     assert scores.shape == (2, outputs)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(
-    make_dataset: Callable[..., Dataset], tmp_path: Path
-) -> None:
-    dataset = make_dataset(poison=True)
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "dataset", poison=True)
     with pytest.raises(
         LossNotFinite, match=r"the loss became (nan|inf) at step \d+; lower training"
     ) as caught:
@@ -250,30 +253,30 @@ def test_how_the_processes_ended_becomes_an_error(
         launch._outcome(tmp_path, end)
 
 
-def test_a_folder_with_another_training_is_refused_with_what_differs(
-    make_dataset: Callable[..., Dataset], tmp_path: Path
-) -> None:
-    dataset, folder = make_dataset(), _made(tmp_path / "run")
+def test_a_folder_with_another_training_is_refused_with_what_differs(tmp_path: Path) -> None:
+    dataset, folder = make_dataset(tmp_path / "dataset"), _made(tmp_path / "run")
     launch._begin(launch._job(MODEL, TrainingSpec(), dataset, (), folder), folder)
     with pytest.raises(TrainingRefused, match="seed: 0 -> 1"):
         launch.train(MODEL, TrainingSpec(seed=1), dataset, folder=folder)
 
 
-def test_a_folder_in_use_is_refused(make_dataset: Callable[..., Dataset], tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     folder = _made(tmp_path / "run")
     with (
         only_one(folder / "launch.lock", wait_s=0),
         pytest.raises(TrainingRefused, match="another process is training"),
     ):
-        launch.train(MODEL, TrainingSpec(), make_dataset(), folder=folder)
+        launch.train(MODEL, TrainingSpec(), make_dataset(tmp_path / "dataset"), folder=folder)
 
 
-def test_more_processes_than_leased_gpus_are_refused(
-    make_dataset: Callable[..., Dataset], tmp_path: Path
-) -> None:
+def test_more_processes_than_leased_gpus_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingRefused, match="one GPU each, but 1 leased: GPU-a"):
         launch.train(
-            MODEL, TrainingSpec(processes=2), make_dataset(), folder=tmp_path / "run", devices=("GPU-a",)
+            MODEL,
+            TrainingSpec(processes=2),
+            make_dataset(tmp_path / "dataset"),
+            folder=tmp_path / "run",
+            devices=("GPU-a",),
         )
 
 
