@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,7 +34,7 @@ def register(app: typer.Typer) -> None:
 def init(
     folder: Annotated[Path, typer.Argument(help="Where to write pipeline.yaml.")] = Path(),
     table: Annotated[
-        Path | None, typer.Option(help="The table to learn from. [default: the one in FOLDER or FOLDER/data]")
+        str | None, typer.Option(help="The table to learn from. [default: the one in FOLDER or FOLDER/data]")
     ] = None,
     target: Annotated[str | None, typer.Option(help="The column to predict. [default: guessed]")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a pipeline.yaml that is there.")] = False,
@@ -44,7 +45,9 @@ def init(
     path = folder / "pipeline.yaml"
     if path.exists() and not force:
         raise SpecError(where=str(path), problems=[("", "is there already; --force replaces it")])
-    text = guess_spec(table or _only_table(folder), target)
+    source = table or str(_only_table(folder))
+    beside = source if "://" in source else os.path.relpath(source, folder)
+    text = guess_spec(source, target, path_in_spec=beside)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     show(f"wrote {path}; read it, change what was guessed wrong, then: serin check {path}")

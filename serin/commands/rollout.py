@@ -11,7 +11,7 @@ import typer
 
 from serin import environment
 from serin.commands.output import Json, say, show, show_json, show_table, when
-from serin.errors import NotFound, RolloutFailed, RolloutRefused
+from serin.errors import NotFound, RolloutError, RolloutFailed
 
 if TYPE_CHECKING:
     from serin.rollout.commands import Kind
@@ -106,7 +106,7 @@ def _tell(
     command = Command(kind=kind, model=model, version=version, by=environment.user(), why=why, plan=plan)
     answer = ask(home, command)
     if not answer.accepted:
-        raise RolloutRefused(model=model, command=kind, reason=answer.reason)
+        raise RolloutError(answer.reason, model=model, command=kind)
     show(f"{kind} {model}{f' version {version}' if version else ''}: accepted")
 
 

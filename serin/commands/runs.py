@@ -78,7 +78,7 @@ def _api() -> str | None:
     from serin.stack.state import read_stack
 
     stack = read_stack(environment.home())
-    if stack is None or not stack.is_alive or stack.prefect_port is None:
+    if stack is None or not stack.is_alive or not stack.owns_prefect:
         return None
     return stack.prefect_api_url
 
@@ -96,7 +96,7 @@ def _flow_runs(limit: int) -> list[RunEntry]:
             kind=names.get(run["flow_id"], "flow"),
             state=str(run["state_name"]).lower(),
             began=_timestamp(run.get("start_time") or run.get("created")),
-            seconds=run.get("total_run_time"),
+            seconds=run.get("estimated_run_time"),
         )
         for run in flow_runs(api, limit=limit)
     ]
@@ -117,7 +117,7 @@ def _flow_run_details(name: str) -> dict[str, Any] | None:
         "state": run["state_name"],
         "message": (run.get("state") or {}).get("message") or "",
         "began": run.get("start_time") or "",
-        "seconds": run.get("total_run_time"),
+        "seconds": run.get("estimated_run_time"),
         "parameters": run["parameters"],
         "log": run_log(api, run["id"]),
     }

@@ -13,6 +13,7 @@ from serin import environment
 from serin.errors import ProcessFailed
 from serin.hardware import inventory
 from serin.stack import prefect_api
+from serin.stack.logs import log_tail
 from serin.stack.processes import POOLS
 from serin.stack.state import Stack
 
@@ -20,58 +21,49 @@ _FILE = "deployments/prefect.yaml"
 _SECONDS = 120.0
 
 
-def make_pools(stack: Stack, settings: Mapping[str, str]) -> None:
-    """The pools cpu and gpu. Those of somebody else's server are made when missing and otherwise left alone."""
+def pool_template(pool: str) -> Path:
+    return environment.application_folder() / "deployments" / f"{pool}-pool.json"
+
+
+def make_pools(api_url: str) -> None:
+    """The pools cpu and gpu on our own server; on somebody else's the workers make them where they are missing."""
     for pool in POOLS:
-        template = environment.application_folder() / "deployments" / f"{pool}-pool.json"
-        if stack.prefect_port is not None:
-            slots = max(1, len(inventory())) if pool == "gpu" else None
-            prefect_api.ensure_pool(
-                stack.prefect_api_url,
-                pool,
-                template=json.loads(template.read_text()) if template.exists() else None,
-                slots=slots,
-            )
-        elif _prefect(["work-pool", "inspect", pool], settings).returncode != 0:
-            command = ["work-pool", "create", pool, "--type", "process", "--base-job-template", str(template)]
-            _demand(_prefect(command, settings), name=f"the work pool {pool}", home=stack.home)
+        slots = max(1, len(inventory())) if pool == "gpu" else None
+        template = json.loads(pool_template(pool).read_text())
+        prefect_api.ensure_pool(api_url, pool, template=template, slots=slots)
 
 
 def apply_deployments(stack: Stack, settings: Mapping[str, str]) -> list[str]:
     """Every deployment of deployments/prefect.yaml is on the server; skipped when nothing changed since last time."""
-    own = stack.prefect_port is not None
     noted = stack.home / "stack" / "deployed.json"
     wanted = {"digest": _digest(environment.application_folder())}
-    if own and noted.exists() and json.loads(noted.read_text()) == wanted:
+    if stack.owns_prefect and noted.exists() and json.loads(noted.read_text()) == wanted:
         names = prefect_api.deployments(stack.prefect_api_url)
         if names:
             return names
-    done = _prefect(["deploy", "--all", "--prefect-file", _FILE], settings)
-    _demand(done, name="the deployments", home=stack.home)
+    _run_prefect(["deploy", "--all", "--prefect-file", _FILE], settings, stack.home / "logs" / "deploy.log")
     noted.write_text(json.dumps(wanted))
-    return prefect_api.deployments(stack.prefect_api_url) if own else ["applied"]
+    return prefect_api.deployments(stack.prefect_api_url) if stack.owns_prefect else ["applied"]
 
 
-def _prefect(arguments: list[str], settings: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
-        cwd=environment.application_folder(),
-        env=dict(settings),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-    )
-
-
-def _demand(done: subprocess.CompletedProcess[str], *, name: str, home: Path) -> None:
-    log = home / "logs" / "deploy.log"
-    log.write_text(done.stdout + done.stderr)
-    if done.returncode != 0:
-        tail = "\n".join(log.read_text().splitlines()[-20:])
-        raise ProcessFailed(
-            name=name, reason=f"prefect exited with code {done.returncode}", log=log, tail=tail
-        )
+def _run_prefect(arguments: list[str], settings: Mapping[str, str], log: Path) -> None:
+    """ProcessFailed with the end of what it said when it fails."""
+    with log.open("wb") as output:
+        try:
+            code = subprocess.run(
+                [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
+                cwd=environment.application_folder(),
+                env=dict(settings),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=_SECONDS,
+            ).returncode
+            reason = f"prefect exited with code {code}"
+        except subprocess.TimeoutExpired:
+            code, reason = 1, f"not done within {_SECONDS:.0f} s"
+    if code != 0:
+        raise ProcessFailed(name=f"prefect {arguments[0]}", reason=reason, log=log, tail=log_tail(log))
 
 
 def _digest(application: Path) -> str:

@@ -36,7 +36,7 @@ def run_pipeline(
     if follow:
         command.append("--watch")
     say(f"{deployment} on {stack.prefect_ui_url}")
-    settings = prefect_environment(home, stack.prefect_api_url, own=stack.prefect_port is not None)
+    settings = prefect_environment(home, stack.prefect_api_url, own=stack.owns_prefect)
     settings.pop(STACK_MARK, None)  # ours to end, not the stack's
     settings["COLUMNS"] = "1000"  # its lines are read here; one that is folded cannot be
     watching = subprocess.Popen(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from serin.serving.gateway import Gateway
 from serin.serving.releases import Releases
-from serin.serving.triton import TritonPlace, find_triton, reclaim_shared_memory
+from serin.serving.triton import TritonPlace, reclaim_shared_memory
 from serin.stack.state import socket_folder
 from serin.stack.supervisor import Supervisor
 from serin.store import Store
@@ -23,7 +23,7 @@ def build_gateway(home: Path) -> Gateway:
 
 
 def build_releases(home: Path) -> Releases:
-    return Releases(home / "releases", host=Supervisor(home), store=Store.open(), install=find_triton())
+    return Releases(home / "releases", host=Supervisor(home), store=Store.open())
 
 
 def remove_shared_memory(home: Path) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from serin import environment
 from serin.serving.process import Process
+from serin.stack.state import Stack
 from serin.stack.survivors import STACK_MARK
 
 POOLS = ("cpu", "gpu")
@@ -77,16 +78,18 @@ def prefect_server(home: Path, port: int) -> Process:
     )  # fmt: skip
 
 
-def prefect_worker(home: Path, pool: str, api_url: str, *, own: bool) -> Process:
+def prefect_worker(stack: Stack, pool: str, *, template: Path) -> Process:
+    """Its pool is made from `template` where it does not exist."""
+    name = f"serin-{pool}-{hashlib.sha256(str(stack.home).encode()).hexdigest()[:8]}"
     return Process(
         name=worker_name(pool),
         command=(
             sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--pool", pool, "--type", "process",
-            "--name", f"serin-{pool}-{hashlib.sha256(str(home).encode()).hexdigest()[:8]}", "--install-policy", "never",
+            "--name", name, "--install-policy", "never", "--base-job-template", str(template),
         ),
-        environment=prefect_environment(home, api_url, own=own),
+        environment=prefect_environment(stack.home, stack.prefect_api_url, own=stack.owns_prefect),
         folder=environment.application_folder(),
-        log=home / "logs" / f"worker-{pool}.log",
+        log=stack.home / "logs" / f"worker-{pool}.log",
         stop_s=20.0,
     )  # fmt: skip
 

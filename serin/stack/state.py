@@ -35,6 +35,10 @@ class Stack:
     since: float
 
     @property
+    def owns_prefect(self) -> bool:
+        return self.prefect_port is not None
+
+    @property
     def gateway_url(self) -> str:
         return f"http://127.0.0.1:{self.gateway_port}"
 

@@ -87,10 +87,8 @@ class Status:
             ready = "ready" if name in self.ready else "NOT READY"
             yield f"  {name:<24} {release.arm:<9} {release.weight_percent:6.2f}%  {ready}"
             for seen in self._latency_of(name):
-                yield (
-                    f"    as {seen.arm}: {seen.requests_per_s:.1f} requests/s, p50 {seen.p50_ms:.2f} ms, "
-                    f"p95 {seen.p95_ms:.2f} ms, p99 {seen.p99_ms:.2f} ms, {seen.error_share:.2%} failed"
-                )
+                speed = f"p50 {_ms(seen.p50_ms)}, p95 {_ms(seen.p95_ms)}, p99 {_ms(seen.p99_ms)}"
+                yield f"    as {seen.arm}: {seen.requests_per_s:.1f} requests/s, {speed}, {seen.error_share:.2%} failed"
         rollout = model.rollout
         if rollout.running:
             held = f", held: {rollout.hold}" if rollout.hold else ""
@@ -127,11 +125,6 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
     models = tuple(rollout_statuses(home))
     releases = build_releases(home)
     named = [Release(model=model.name, version=entry.version) for model in models for entry in model.releases]
-    log = request_log(home)
-    since = time.time() - window_s
-    recent = [
-        request for request in read_requests(log, find_offset(log, since)).requests if request.t >= since
-    ]
     return Status(
         home=home,
         up=True,
@@ -140,8 +133,23 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
         processes=children,
         models=models,
         ready=frozenset(release.name for release in named if releases.state(release) == "ready"),
-        latency=summarise(recent, window_s),
+        latency=_latency(request_log(home), window_s),
     )
+
+
+def _latency(log: Path, window_s: float) -> tuple[ReleaseLatency, ...]:
+    now = time.time()
+    recent = []
+    batch = read_requests(log, find_offset(log, now - window_s))
+    recent += batch.requests
+    while batch.more:
+        batch = read_requests(log, batch.offset)
+        recent += batch.requests
+    return summarise(recent, window_s, until=now)
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} ms"
 
 
 def _is_release(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from serin.errors import AlreadyUp, ProcessFailed, StackError
 from serin.serving.process import Process
 from serin.serving.triton import find_triton
 from serin.stack import prefect_api, processes
-from serin.stack.deploy import apply_deployments, make_pools
+from serin.stack.deploy import apply_deployments, make_pools, pool_template
 from serin.stack.down import clear_away
+from serin.stack.logs import log_says, log_size, log_tail
 from serin.stack.parts import build_gateway
 from serin.stack.ports import choose_port, port_claims
 from serin.stack.state import Stack, changing_stack, read_stack, write_stack
@@ -39,6 +41,8 @@ def bring_up(
         raise StackError(
             "the local stack needs Linux (Triton's wheel is Linux only); elsewhere use docker/compose.yaml"
         )
+    if importlib.util.find_spec("prefect") is None:
+        raise StackError("Prefect is not installed; the local stack needs it: pip install 'serin[flows]'")
     find_triton()  # TritonMissing says how to get it, before anything was started
     home.mkdir(parents=True, exist_ok=True)
     with changing_stack(home), port_claims() as claims:
@@ -112,26 +116,34 @@ def _start(home: Path, gateway_port: int, prefect_port: int | None, foreign: str
 
 
 def _start_workers(supervisor: Supervisor, stack: Stack, say: Say) -> None:
-    """Work pools, then workers and deployments side by side: each spends its seconds importing Prefect."""
-    home, api_url, own = stack.home, stack.prefect_api_url, stack.prefect_port is not None
-    settings = processes.prefect_environment(home, api_url, own=own)
-    if own:
-        lost = prefect_api.close_lost_runs(api_url, processes.POOLS)
+    """Workers and deployments: side by side on our own server, for each spends its seconds importing Prefect."""
+    settings = processes.prefect_environment(stack.home, stack.prefect_api_url, own=stack.owns_prefect)
+    if not stack.owns_prefect:
+        _wait_for_workers(supervisor, stack)  # they make the pools that deployments need
+        names = apply_deployments(stack, settings)
+    else:
+        lost = prefect_api.close_lost_runs(stack.prefect_api_url, processes.POOLS)
         if lost:
             say(f"runs that an earlier stack left unfinished are now marked as crashed: {', '.join(lost)}")
-    make_pools(stack, settings)
-    say("starting workers for the pools cpu and gpu, applying deployments")
-    with ThreadPoolExecutor(max_workers=1) as side:
-        deploying = side.submit(apply_deployments, stack, settings)
-        workers = [processes.prefect_worker(home, pool, api_url, own=own) for pool in processes.POOLS]
-        marks = {worker.name: _size(worker.log) for worker in workers}
-        for worker in workers:
-            supervisor.start(worker)
-        names = deploying.result()
-        for worker in workers:
-            started = partial(_says, worker.log, marks[worker.name], _WORKER_STARTED)
-            _wait(supervisor, worker, started, seconds=120.0)
+        make_pools(stack.prefect_api_url)
+        say("starting workers for the pools cpu and gpu, applying deployments")
+        with ThreadPoolExecutor(max_workers=1) as side:
+            deploying = side.submit(apply_deployments, stack, settings)
+            _wait_for_workers(supervisor, stack)
+            names = deploying.result()
     say(f"deployments: {', '.join(names)}")
+
+
+def _wait_for_workers(supervisor: Supervisor, stack: Stack) -> None:
+    workers = [
+        processes.prefect_worker(stack, pool, template=pool_template(pool)) for pool in processes.POOLS
+    ]
+    marks = {worker.name: log_size(worker.log) for worker in workers}
+    for worker in workers:
+        supervisor.start(worker)
+    for worker in workers:
+        started = partial(log_says, worker.log, marks[worker.name], _WORKER_STARTED)
+        _wait(supervisor, worker, started, seconds=120.0)
 
 
 def _wait(supervisor: Supervisor, process: Process, ready: Callable[[], bool], *, seconds: float) -> None:
@@ -160,22 +172,3 @@ def _down_on_failure(home: Path, say: Say) -> Iterator[None]:
         if not whole:
             say("taking everything down again")
             clear_away(home)
-
-
-def log_tail(path: Path, lines: int = 20) -> str:
-    try:
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
-    except OSError:
-        return ""
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _says(path: Path, offset: int, words: str) -> bool:
-    """Whether `words` stand in what was written to a log after `offset` (a rotated log is read whole)."""
-    if not path.exists():
-        return False
-    content = path.read_bytes()
-    return words.encode() in (content[offset:] if len(content) >= offset else content)

@@ -1,0 +1,97 @@
+"""Against a server that speaks like Prefect's; the real one is in tests/e2e/test_stack.py."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from serin.errors import PrefectGone, PrefectRefused
+from serin.stack import prefect_api
+
+
+class Server:
+    """Answers what it was told to, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, Any]] = {}
+        self.asked: list[tuple[str, Any]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                call = f"{self.command} {self.path.removeprefix('/api')}"
+                outer.asked.append((call, json.loads(body) if body else None))
+                code, content = outer.answers.get(call, (404, {"detail": "no such thing"}))
+                self.send_response(code)
+                self.end_headers()
+                self.wfile.write(json.dumps(content).encode())
+
+            do_GET = do_POST = do_PATCH = _answer  # noqa: N815 (names that http.server looks for)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/api"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    thread = threading.Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("code", "there"), [(200, True), (401, True), (404, True), (500, False), (503, False)]
+)
+def test_a_server_that_asks_for_credentials_is_there_and_a_broken_one_is_not(
+    server: Server, code: int, there: bool
+) -> None:
+    server.answers["GET /health"] = (code, True)
+    assert prefect_api.answers(server.url) is there
+
+
+def test_a_port_without_a_server_does_not_answer() -> None:
+    assert prefect_api.answers("http://127.0.0.1:9/api") is False
+    with pytest.raises(PrefectGone, match="does not answer"):
+        prefect_api.call("http://127.0.0.1:9/api", "GET", "/version")
+
+
+def test_a_refusal_carries_the_servers_words(server: Server) -> None:
+    server.answers["POST /work_pools/"] = (422, {"detail": "bad template"})
+    with pytest.raises(PrefectRefused, match="bad template"):
+        prefect_api.ensure_pool(server.url, "cpu", template={}, slots=None)
+
+
+def test_a_pool_that_exists_is_brought_up_to_date(server: Server) -> None:
+    server.answers["POST /work_pools/"] = (409, {"detail": "exists"})
+    server.answers["PATCH /work_pools/gpu"] = (204, None)
+    prefect_api.ensure_pool(server.url, "gpu", template={"variables": {}}, slots=2)
+    assert server.asked[-1] == (
+        "PATCH /work_pools/gpu",
+        {"concurrency_limit": 2, "base_job_template": {"variables": {}}},
+    )
+
+
+def test_runs_that_nobody_can_be_running_are_closed(server: Server) -> None:
+    server.answers["POST /flow_runs/filter"] = (200, [{"id": "7", "name": "slim-whippet"}])
+    server.answers["POST /flow_runs/7/set_state"] = (201, {})
+    assert prefect_api.close_lost_runs(server.url, ("cpu", "gpu")) == ["slim-whippet"]
+    assert server.asked[-1][1]["state"]["type"] == "CRASHED"
+
+
+def test_deployments_are_named_by_flow_and_name(server: Server) -> None:
+    server.answers["POST /deployments/filter"] = (200, [{"flow_id": "f", "name": "inline"}])
+    server.answers["POST /flows/filter"] = (200, [{"id": "f", "name": "pipeline"}])
+    assert prefect_api.deployments(server.url) == ["pipeline/inline"]

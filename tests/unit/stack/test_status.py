@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serin.monitoring.latency import ReleaseLatency
+from serin.rollout.status import ModelStatus, ReleaseStatus, RolloutStatus
+from serin.serving.process import ProcessState
+from serin.stack.status import Address, Status
+from serin.stack.supervisor import Child
+
+ROLLOUT = RolloutStatus(
+    id="r1",
+    version=2,
+    phase="shifting",
+    running=True,
+    step=0,
+    steps=(5.0, 100.0),
+    weight_percent=5.0,
+    hold="no_traffic",
+    verdict=None,
+    reason="no request reached the candidate",
+    by="controller",
+    began=0.0,
+    since=0.0,
+    decided=0.0,
+)
+MODEL = ModelStatus(
+    name="flights",
+    live=1,
+    previous=None,
+    releases=(
+        ReleaseStatus(version=1, arm="stable", weight_percent=95.0),
+        ReleaseStatus(version=2, arm="candidate", weight_percent=5.0),
+    ),
+    rollout=ROLLOUT,
+)
+SEEN = ReleaseLatency(
+    model="flights",
+    release="flights-v1",
+    arm="stable",
+    requests=120,
+    requests_per_s=2.0,
+    p50_ms=1.5,
+    p95_ms=3.0,
+    p99_ms=None,
+    error_share=0.0,
+)
+
+
+def child(name: str, state: ProcessState = "running") -> Child:
+    return Child(name=name, state=state, pid=7, detail="")
+
+
+WELL = Status(
+    home=Path("/stack"),
+    up=True,
+    gateway=Address(url="http://127.0.0.1:8080", ready=True),
+    prefect=Address(url="http://127.0.0.1:4200", ready=True),
+    processes=(child("gateway"), child("controller"), child("flights-v1")),
+    models=(MODEL,),
+    ready=frozenset({"flights-v1", "flights-v2"}),
+    latency=(SEEN,),
+)
+
+
+def test_a_stack_with_everything_ready_is_well() -> None:
+    assert WELL.well
+
+
+@pytest.mark.parametrize(
+    "ill",
+    [
+        replace(WELL, up=False),
+        replace(WELL, gateway=Address(url="", ready=False)),
+        replace(WELL, prefect=Address(url="", ready=False)),
+        replace(WELL, processes=(child("gateway"), child("controller", "failed"))),
+        replace(WELL, ready=frozenset({"flights-v1"})),  # the candidate has traffic and does not answer
+    ],
+)
+def test_a_stack_with_a_part_that_fails_its_clients_is_not_well(ill: Status) -> None:
+    assert not ill.well
+
+
+def test_a_release_without_traffic_need_not_be_ready() -> None:
+    loading = replace(MODEL, releases=(MODEL.releases[0], replace(MODEL.releases[1], weight_percent=0.0)))
+    assert replace(WELL, models=(loading,), ready=frozenset({"flights-v1"})).well
+
+
+def test_the_json_is_what_programs_were_promised() -> None:
+    found = WELL.to_json()
+    assert set(found) == {"home", "up", "well", "gateway", "prefect", "processes", "models"}
+    assert found["processes"][0] == {"name": "gateway", "state": "running", "pid": 7}
+    (model,) = found["models"]
+    assert set(model) == {"name", "releases", "rollout"}
+    assert model["releases"][1] == {
+        "version": 2,
+        "arm": "candidate",
+        "weight": 5.0,
+        "ready": True,
+        "latency": [],
+    }
+    assert model["releases"][0]["latency"][0]["p50_ms"] == 1.5
+
+
+def test_people_read_who_is_live_how_fast_it_is_and_why_a_rollout_waits() -> None:
+    text = "\n".join(WELL.lines())
+    assert "flights: version 1 is live" in text
+    assert "as stable: 2.0 requests/s, p50 1.50 ms, p95 3.00 ms, p99 -, 0.00% failed" in text
+    assert "rolling out version 2: shifting, held: no_traffic (no request reached the candidate)" in text

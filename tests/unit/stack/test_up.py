@@ -1,0 +1,67 @@
+"""What `serin up` refuses, and that it has started nothing then. What it starts is in tests/e2e/test_stack.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from serin.errors import AlreadyUp, PortTaken, StackError, TritonMissing
+from serin.stack.state import Stack, changing_stack, write_stack
+from serin.stack.survivors import stack_processes, start_ticks
+from serin.stack.up import bring_up
+
+
+def nothing_started(home: Path) -> bool:
+    return not stack_processes(home) and not (home / "stack.json").exists()
+
+
+def test_a_stack_that_is_up_already_is_named(tmp_path: Path) -> None:
+    write_stack(
+        Stack(
+            home=tmp_path,
+            supervisor_pid=os.getpid(),
+            supervisor_ticks=start_ticks(os.getpid()) or 0,
+            gateway_port=1,
+            prefect_api_url="http://127.0.0.1:2/api",
+            prefect_port=2,
+            since=0.0,
+        )
+    )
+    with pytest.raises(AlreadyUp, match=f"process {os.getpid()}"):
+        bring_up(tmp_path)
+
+
+def test_a_second_up_at_the_same_moment_is_refused(tmp_path: Path) -> None:
+    with changing_stack(tmp_path), pytest.raises(StackError, match="works on"):
+        bring_up(tmp_path)
+    assert nothing_started(tmp_path)
+
+
+@pytest.mark.parametrize("option", ["--port", "--ui-port"])
+def test_a_taken_port_names_the_option_to_change(tmp_path: Path, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        asked = {option.removeprefix("--").replace("-", "_"): server.getsockname()[1]}
+        with pytest.raises(PortTaken, match=f"name another with {option}"):
+            bring_up(tmp_path, **asked)
+    assert nothing_started(tmp_path)
+
+
+def test_a_company_server_that_does_not_answer_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://prefect.invalid/api")
+    with pytest.raises(
+        StackError, match=r"PREFECT_API_URL names http://prefect.invalid/api, which does not answer"
+    ):
+        bring_up(tmp_path)
+    assert nothing_started(tmp_path)
+
+
+def test_without_triton_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERIN_TRITON", str(tmp_path / "nowhere"))
+    with pytest.raises(TritonMissing, match="serin install triton"):
+        bring_up(tmp_path / "home")
+    assert not (tmp_path / "home").exists()

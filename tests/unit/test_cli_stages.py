@@ -1,0 +1,95 @@
+"""A table to a scored file with the command alone: no Prefect, no server. One story, for training costs seconds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+from serin import cli
+from tests.fakes.small_pipeline import NAME, small_spec, write_spec
+
+Serin = Callable[..., str]
+
+
+@pytest.fixture
+def serin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Serin:
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, code: int = 0) -> str:
+        """What it printed: the result when it went well, else the message."""
+        monkeypatch.setattr(sys, "argv", ["serin", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        told = capfd.readouterr()
+        assert (end.value.code or 0) == code, told.err
+        return told.err if code else told.out
+
+    return run
+
+
+def asked(serin: Serin, *arguments: str) -> Any:
+    return json.loads(serin(*arguments, "--json"))
+
+
+def test_a_guessed_spec_is_good_and_lies_beside_its_table(serin: Serin, tmp_path: Path) -> None:
+    small_spec(tmp_path / "project" / "data", rows=300)
+    serin("init", "project", "--target", "hours")
+    found = asked(serin, "check", "project/pipeline.yaml")
+    assert {column["name"] for column in found["inputs"]} == {"weight", "distance", "carrier"}
+    assert "--force replaces it" in serin("init", "project", code=2)
+
+
+def test_init_asks_which_of_several_tables(serin: Serin, tmp_path: Path) -> None:
+    assert "holds no table; name one with --table" in serin("init", code=2)
+    for name in ("a.csv", "b.parquet"):
+        (tmp_path / name).touch()
+    assert "holds 2 tables (a.csv, b.parquet)" in serin("init", code=2)
+
+
+def test_check_names_a_column_that_is_not_there(serin: Serin, tmp_path: Path) -> None:
+    features = [{"columns": ["wieght"], "steps": ["fill_median"]}]
+    write_spec(tmp_path, {**small_spec(tmp_path, rows=300), "features": features})
+    assert "did you mean 'weight'?" in serin("check", "spec.yaml", code=1)
+
+
+def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> None:
+    write_spec(tmp_path, small_spec(tmp_path, rows=400, training={"epochs": 1, "batch_rows": 128, "seed": 1}))
+    assert "run `serin train` on it first" in serin("export", "spec.yaml", code=1)
+
+    dataset = asked(serin, "etl", "spec.yaml")
+    assert sum(dataset["rows"].values()) == 400
+    assert asked(serin, "etl", "spec.yaml") == dataset
+
+    checkpoint = asked(serin, "train", "spec.yaml")
+    assert asked(serin, "train", "spec.yaml") == checkpoint, "found, not trained again"
+    (run,) = asked(serin, "runs", "list")
+    assert (run["kind"], run["state"]) == ("training", "done")
+    assert "test_auc" in serin("runs", "show", run["name"])
+
+    bundle = asked(serin, "export", "spec.yaml")
+    assert (bundle["model"], bundle["version"]) == (NAME, 1)
+    (listed,) = asked(serin, "models", "list")
+    assert listed["path"] == bundle["path"]
+    assert "carrier" in serin("models", "show", NAME)
+    assert "files as its manifest says" in serin("models", "verify", NAME, "1")
+
+    rows = tmp_path / "parcels.parquet"
+    serin("predict", NAME, str(rows), "--batch", "--out", "scores.parquet")
+    scores = pq.read_table(tmp_path / "scores.parquet")
+    assert scores.num_rows == 400
+    printed = tmp_path / "printed.csv"
+    printed.write_text(serin("predict", NAME, str(rows), "--batch", "--version", "1"))
+    assert pacsv.read_csv(printed).column_names == scores.column_names
+    assert "no stack is up" in serin("predict", NAME, str(rows), code=1)
+    assert "rename or drop it" in serin("predict", NAME, "scores.parquet", "--batch", code=2)
+
+    Path(bundle["path"], "model.onnx").write_bytes(b"broken")
+    assert "model.onnx" in serin("models", "verify", NAME, code=1)
