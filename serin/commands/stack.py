@@ -101,4 +101,4 @@ def install_triton() -> None:
     from serin.serving.triton import find_triton, install_triton
 
     install_triton(say=progress())
-    show(f"Triton: {find_triton()}")
+    show(f"Triton: {find_triton().server}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import re
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -12,6 +11,7 @@ from urllib.parse import quote
 from serin.errors import GatewayRejected
 from serin.serving.envoy_bootstrap import STAT_PREFIX
 from serin.serving.envoy_routes import ROUTES_NAME
+from serin.serving.unix_http import UnixConnection
 
 SCOPES = {"clusters": "cluster_manager.cds", "routes": f"http.{STAT_PREFIX}.rds.{ROUTES_NAME}"}
 
@@ -60,7 +60,7 @@ class Admin:
         self._ask("POST", "/drain_listeners")
 
     def _ask(self, method: str, path: str) -> tuple[int, str]:
-        connection = _UnixConnection(self._path, self._timeout_s)
+        connection = UnixConnection(self._path, self._timeout_s)
         try:
             connection.request(method, path)
             answer = connection.getresponse()
@@ -69,14 +69,3 @@ class Admin:
             raise GatewayRejected(what="a question", reason=f"Envoy does not answer ({error})") from error
         finally:
             connection.close()
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))

@@ -34,7 +34,7 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
     """For everything that talks to Prefect. Somebody else's server keeps the caller's profile and credentials."""
     settings: dict[str, str | None] = {
         "PREFECT_API_URL": api_url,
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
         "PREFECT_WORKER_PREFETCH_SECONDS": "5",
         "PREFECT_CLI_PROMPT": "false",
         "DO_NOT_TRACK": "1",

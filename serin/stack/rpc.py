@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import xmlrpc.client
 from pathlib import Path
 from typing import Any
 
 from serin.errors import SupervisorGone, SupervisorRefused
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, seconds: float) -> None:
-        super().__init__("localhost", timeout=seconds)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+from serin.serving.unix_http import UnixConnection
 
 
 class _UnixTransport(xmlrpc.client.Transport):
-    def __init__(self, path: str, seconds: float) -> None:
+    def __init__(self, path: Path, seconds: float) -> None:
         super().__init__()
         self._path = path
         self._seconds = seconds
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:  # noqa: ARG002 (there is one host)
-        return _UnixConnection(self._path, self._seconds)
+        return UnixConnection(self._path, self._seconds)
 
 
 def call_supervisor(socket_path: Path, method: str, *arguments: Any, seconds: float = 10.0) -> Any:
     """The answer of `supervisor.<method>`. SupervisorRefused when it says no, SupervisorGone when nobody is there."""
-    proxy = xmlrpc.client.ServerProxy(
-        "http://supervisor", transport=_UnixTransport(str(socket_path), seconds)
-    )
+    proxy = xmlrpc.client.ServerProxy("http://supervisor", transport=_UnixTransport(socket_path, seconds))
     try:
         with proxy:
             return getattr(proxy.supervisor, method)(*arguments)
