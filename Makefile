@@ -75,7 +75,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  "Serin needs Python 3.11, 3.12 or 3.13, not %d.%d; name one: make PYTHON=python3.12" % sys.version_info[:2])'
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing into $(VENV) (about two minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # Triton's Python stub breaks with numpy 2, so it lives in an environment of its own (docs/adr/0002).
