@@ -70,6 +70,7 @@ clean: ## caches, builds and environments; leaves .serin/ (stop the stack first:
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# --no-compile: Python compiles what it imports, and that is a small part of what is installed.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else \
 	  "Serin needs Python 3.11, 3.12 or 3.13, not %d.%d; name one: make PYTHON=python3.12" % sys.version_info[:2])'
