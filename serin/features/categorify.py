@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.features.column import Column
+from serin.features.column import Column, array_module
 from serin.features.label_encoder import label_encoder
 from serin.features.murmur3 import hash_ints, hash_strings
 from serin.features.requests import Fit, ValueCounts, ValueTable
@@ -47,19 +47,26 @@ class Categorify:
         return (CategoricalColumn(name=column, size=self.size),)
 
     def transform(self, column: Column) -> tuple[Codes, ...]:
+        xp = array_module(column.values)
         if column.dictionary is not None:
-            return (np.append(self._codes(column.dictionary), 0).astype(np.int32)[column.values],)
+            table = np.append(self._codes(column.dictionary), 0).astype(np.int32)
+            return (xp.asarray(table)[column.values],)
         values, null = column.values.astype(np.int64, copy=False), column.null
         present = values[~null] if null.any() else values
-        codes = np.zeros(len(values), np.int32)
+        codes = xp.zeros(len(values), np.int32)
         codes[~null] = self._codes_of_ints(present)
         return (codes,)
 
     def _codes_of_ints(self, values: Any) -> Codes:
+        xp = array_module(values)
         low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
         if high - low >= _DENSE or high - low > 4 * len(values):
-            return self._codes(pa.array(values))
-        dense: Codes = self._codes(pa.array(np.arange(low, high + 1)))[values - low]
+            if xp is np:
+                return self._codes(pa.array(values))
+            distinct, place = xp.unique(values, return_inverse=True)
+            sparse: Codes = xp.asarray(self._codes(pa.array(distinct.get())))[place]
+            return sparse
+        dense: Codes = xp.asarray(self._codes(pa.array(np.arange(low, high + 1))))[values - low]
         return dense
 
     def _codes(self, values: pa.Array) -> Codes:

@@ -2,10 +2,14 @@
 
 A null is a value of its own, the same one as on the wire: NaN, the smallest int64, -1 for a bool, and code -1 for a
 string. Strings are codes into a dictionary, so that work on text is done once per distinct value, never per row.
+
+`values` may lie on a GPU (cupy). Work that is done per row makes new arrays through `array_module(values)` and brings
+its small tables there with `xp.asarray`; dictionaries, and all that is done once per distinct value, stay on the host.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,9 +37,17 @@ class Column:
 
     @property
     def null(self) -> npt.NDArray[np.bool_]:
-        if self.kind == "float":
-            return np.isnan(self.values)
-        return np.asarray(self.values == null_of(self.kind))
+        null: npt.NDArray[np.bool_] = (
+            np.isnan(self.values) if self.kind == "float" else self.values == null_of(self.kind)
+        )
+        return null
+
+    def on_host(self) -> Column:
+        """The column with its values in this machine's memory; itself when they are there."""
+        if array_module(self.values) is np:
+            return self
+        values: Any = self.values
+        return Column(kind=self.kind, values=values.get(), dictionary=self.dictionary)
 
     def blocks(self, rows: int) -> Iterator[Column]:
         """The column in blocks of so many rows, the last one shorter: views, small enough for a processor's cache."""
@@ -48,7 +60,8 @@ class Column:
 
     def take_or_null(self, rows: npt.NDArray[np.integer[Any]]) -> Column:
         """The rows at these positions; -1 gives a null."""
-        extended = np.append(self.values, np.asarray([null_of(self.kind)], dtype=self.values.dtype))
+        xp = array_module(self.values)
+        extended = xp.append(self.values, xp.asarray([null_of(self.kind)], dtype=self.values.dtype))
         return Column(kind=self.kind, values=extended[rows], dictionary=self.dictionary)
 
     def floats(self) -> npt.NDArray[np.float32]:
@@ -80,6 +93,14 @@ class Column:
             return pa.array(self.values == 1, mask=self.null)
         plain = pa.array(self.values, mask=self.null)
         return plain.cast(pa.timestamp("us", tz="UTC")) if self.kind == "timestamp" else plain
+
+
+def array_module(*arrays: Any) -> Any:
+    """The module that makes arrays where these are: cupy when one of them is on a GPU, else numpy."""
+    for values in arrays:
+        if not isinstance(values, np.ndarray):
+            return sys.modules[type(values).__module__.partition(".")[0]]
+    return np
 
 
 def null_of(kind: Kind) -> float | int:

@@ -6,18 +6,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from serin.features.column import array_module
+
 UInt32 = npt.NDArray[np.uint32]
 _C1, _C2, _C3, _N = np.uint32(0xCC9E2D51), np.uint32(0x1B873593), np.uint32(5), np.uint32(0xE6546B64)
 
 
 def hash_ints(values: npt.NDArray[np.int64]) -> UInt32:
     """The hash of each value's eight little-endian bytes."""
-    bits = np.ascontiguousarray(values, dtype="<i8").view(np.uint64)
+    xp = array_module(values)
+    bits = xp.ascontiguousarray(values, dtype=np.int64).view(np.uint64)
     low = (bits & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     high = (bits >> np.uint64(32)).astype(np.uint32)
-    state = np.zeros(len(values), np.uint32)
+    state = xp.zeros(len(values), np.uint32)
     state = _add_block(_add_block(state, low), high)
-    return _finish(state, np.full(len(values), 8, np.uint32))
+    return _finish(state, xp.full(len(values), 8, np.uint32))
 
 
 def hash_strings(texts: pa.Array) -> UInt32:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from serin.errors import SpecError
 from serin.features.categorify import Categorify
 from serin.features.clip import Clip
-from serin.features.column import Column
+from serin.features.column import Column, array_module
 from serin.features.date_parts import DateParts
 from serin.features.distribution import measure_distribution
 from serin.features.fill_median import FillMedian
@@ -108,19 +108,21 @@ class FeaturePlan:
     def transform(
         self, columns: Mapping[str, Column]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-        """num float32[n, k] and cat int32[n, m]."""
+        """num float32[n, k] and cat int32[n, m]; on a GPU when any of the columns is there."""
+        xp = array_module(*(column.values for column in columns.values()))
         rows = len(next(iter(columns.values())))
-        num = np.empty((rows, len(self.numeric)), np.float32)
+        block_rows = _BLOCK if xp is np else max(rows, 1)  # a GPU has no use for small blocks
+        num = xp.empty((rows, len(self.numeric)), np.float32)
         for index, number in enumerate(self.numbers):
             start = 0
-            for block in columns[number.column].blocks(_BLOCK):
-                num[start : start + len(block), index] = number.transform(block)
+            for block in columns[number.column].blocks(block_rows):
+                num[start : start + len(block), index] = xp.asarray(number.transform(block))
                 start += len(block)
-        cat = np.empty((rows, len(self.categorical)), np.int32)
+        cat = xp.empty((rows, len(self.categorical)), np.int32)
         index = 0
         for feature in self.categories:
             for codes in feature.step.transform(columns[feature.column]):
-                cat[:, index] = codes
+                cat[:, index] = xp.asarray(codes)
                 index += 1
         return num, cat
 

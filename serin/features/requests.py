@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.features.column import Column
+from serin.features.column import Column, array_module
 from serin.features.steps import NumericStep
 
 Counts = npt.NDArray[np.int64]
@@ -24,7 +24,8 @@ FIXED_BITS = 31
 
 
 class Request(Protocol):
-    """Hashable, and small enough to be sent to every partition."""
+    """Hashable, and small enough to be sent to every partition. It measures columns on a GPU when it has
+    `on_gpu = True`; what it measured is on the host."""
 
     @property
     def column(self) -> str: ...
@@ -66,9 +67,12 @@ def run_fits(fits: Sequence[Fit[T]], answer: Answer) -> list[T]:
 class HighBits:
     """How many rows have which upper 16 bits in their float32 form. int64[65536], by the bits as they are."""
 
+    on_gpu: ClassVar[bool] = True
     column: str
 
     def measure(self, column: Column) -> Counts:
+        if array_module(column.values) is not np:
+            return count_codes(_bits(column) >> np.uint32(16), 65536)
         counts = np.zeros(65536, np.int64)
         for block in column.blocks(16 * _BLOCK):
             counts += np.bincount(_halves(block)[1::2], minlength=65536)
@@ -82,10 +86,15 @@ class HighBits:
 class LowBits:
     """Among the rows with these upper 16 bits, how many have which lower 16 bits. int64[65536]."""
 
+    on_gpu: ClassVar[bool] = True
     column: str
     upper: int
 
     def measure(self, column: Column) -> Counts:
+        if array_module(column.values) is not np:
+            bits = _bits(column)
+            chosen = bits[(bits >> np.uint32(16)) == np.uint32(self.upper)]
+            return count_codes(chosen & np.uint32(0xFFFF), 65536)
         counts = np.zeros(65536, np.int64)
         for block in column.blocks(16 * _BLOCK):
             halves = _halves(block)
@@ -111,6 +120,7 @@ class Sums:
 class FixedPointSums:
     """Sums of the column after `steps`, in units of 2^(exponent - 31), where every finite |value| <= 2^exponent."""
 
+    on_gpu: ClassVar[bool] = True
     column: str
     steps: tuple[NumericStep, ...]
     exponent: int
@@ -118,6 +128,8 @@ class FixedPointSums:
     def measure(self, column: Column) -> Sums:
         count, total, squares = 0, 0, 0
         scale = 2.0 ** (FIXED_BITS - self.exponent)
+        if array_module(column.values) is not np:
+            return self._measure_on_gpu(column, scale)
         buffers = np.empty((3, _BLOCK))
         for block in column.blocks(_BLOCK):
             values = block.floats()
@@ -136,6 +148,19 @@ class FixedPointSums:
             squares += (_dot(high, high) << 32) + (_dot(high, low) << 17) + _dot(low, low)
         return Sums(count, total, squares)
 
+    def _measure_on_gpu(self, column: Column, scale: float) -> Sums:
+        """The same sums in whole numbers: float64 atomics would be exact too, but int64 needs no argument."""
+        values = column.floats()
+        for step in self.steps:
+            values = step.transform(values)
+        finite = np.isfinite(values)
+        scaled = np.rint(values.astype(np.float64) * scale)
+        fixed = np.where(finite, scaled, 0.0).astype(np.int64)
+        high, low = fixed >> 16, fixed & 0xFFFF
+        parts = [finite, fixed, high * high, high * low, low * low]
+        count, total, upper, mixed, lower = (int(part.sum(dtype=np.int64)) for part in parts)
+        return Sums(count, total, (upper << 32) + (mixed << 17) + lower)
+
     def merge(self, left: Sums, right: Sums) -> Sums:
         return Sums(left.count + right.count, left.total + right.total, left.squares + right.squares)
 
@@ -153,14 +178,19 @@ class ValueTable:
 class ValueCounts:
     """How often each value occurs. The order of values is that of no promise: sort before use."""
 
+    on_gpu: ClassVar[bool] = True
     column: str
 
     def measure(self, column: Column) -> ValueTable:
+        xp = array_module(column.values)
         if column.dictionary is not None:
-            counts = np.bincount(column.values + 1, minlength=len(column.dictionary) + 1).astype(np.int64)
+            counts = count_codes(column.values + 1, len(column.dictionary) + 1)
             seen = np.flatnonzero(counts[1:])
             return ValueTable(column.dictionary.take(pa.array(seen)), counts[1:][seen], int(counts[0]))
         present = column.values[~column.null].astype(np.int64, copy=False)
+        if xp is not np:
+            values, seen = xp.unique(present, return_counts=True)
+            return ValueTable(pa.array(values.get()), seen.get().astype(np.int64), len(column) - len(present))
         table = pc.value_counts(pa.array(present))
         counts = np.asarray(table.field("counts").to_numpy()).astype(np.int64)
         return ValueTable(table.field("values"), counts, len(column) - len(present))
@@ -170,6 +200,17 @@ class ValueCounts:
         counts = np.zeros(len(encoded.dictionary), np.int64)
         np.add.at(counts, encoded.indices.to_numpy(), np.concatenate([left.counts, right.counts]))
         return ValueTable(encoded.dictionary, counts, left.nulls + right.nulls)
+
+
+def count_codes(codes: Any, size: int) -> Counts:
+    """How many of the codes (0 .. size - 1) are which; on the host, wherever the codes are."""
+    counts = array_module(codes).bincount(codes, minlength=size)
+    return np.asarray(counts if isinstance(counts, np.ndarray) else counts.get()).astype(np.int64)
+
+
+def _bits(column: Column) -> Any:
+    """The float32 form of each value, as a whole number."""
+    return array_module(column.values).ascontiguousarray(column.floats()).view(np.uint32)
 
 
 def _halves(column: Column) -> npt.NDArray[np.uint16]:
