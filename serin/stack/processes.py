@@ -63,6 +63,9 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
 def prefect_server(home: Path, port: int) -> Process:
     api_url = f"http://127.0.0.1:{port}/api"
     server = prefect_environment(home, api_url, own=True)
+    # Whoever may talk to the server may run code here; by default that is any page open in a browser on this machine.
+    origins = (f"http://127.0.0.1:{port}", f"http://localhost:{port}")
+    server["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(origins)
     # The interface's files are copied when they are not there: into the stack's folder, not into the installation.
     server["PREFECT_UI_STATIC_DIRECTORY"] = str(home / "prefect" / "ui")
     return Process(

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,6 +97,17 @@ def answers(url: str) -> bool:
         return False
 
 
+def lets_in(api: str, origin: str) -> bool:
+    """Whether a browser would let a page from `origin` send requests to the API."""
+    headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    request = urllib.request.Request(f"{api}/deployments/filter", method="OPTIONS", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as response:
+            return response.headers.get("Access-Control-Allow-Origin") in (origin, "*")
+    except urllib.error.HTTPError as refusal:
+        return refusal.headers.get("Access-Control-Allow-Origin") in (origin, "*")
+
+
 def is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -118,6 +130,9 @@ def test_a_stack_comes_up_mends_itself_and_leaves_nothing(homes: tuple[Home, Hom
     )
     assert answers(f"{up['gateway']}/v2/health/live")
     assert answers(f"{up['prefect_api']}/health")
+
+    assert not lets_in(up["prefect_api"], "http://evil.example")
+    assert lets_in(up["prefect_api"], up["prefect"])
 
     refused = one.serin("up", code=1)
     assert "a stack is up" in refused.stderr

@@ -1,0 +1,99 @@
+"""Serving alone, in the foreground: gateway, controller and the releases they ask for. What a container runs.
+
+`python -m serin.stack.serve --address 0.0.0.0 --port 8080`. Ends everything on SIGTERM, requests under way first; when
+it is killed instead, the next one goes on from the journals. Prefect and its workers are other containers' business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from serin import environment
+from serin.errors import AlreadyUp, ProcessFailed, SerinError
+from serin.stack import processes
+from serin.stack.controller import say
+from serin.stack.down import clear_away, take_down
+from serin.stack.parts import build_gateway
+from serin.stack.state import Stack, changing_stack, read_stack, write_stack
+from serin.stack.supervisor import Supervisor
+from serin.stack.survivors import start_ticks
+
+_READY_S = 30.0
+_LOOK_S = 1.0
+
+
+def serve(home: Path, *, address: str, port: int, stop: threading.Event) -> None:
+    """Serve until `stop` is set. ProcessFailed when the gateway does not come up or the supervisor dies."""
+    home.mkdir(parents=True, exist_ok=True)
+    with changing_stack(home):
+        last = read_stack(home)
+        if last is not None and last.is_alive:
+            raise AlreadyUp(home=home, pid=last.supervisor_pid)
+        clear_away(home)
+        stack = _start(home, address=address, port=port)
+    try:
+        _wait_for_gateway(home, stack)
+        say(f"serving on {address}:{port}")
+        while not stop.wait(_LOOK_S):
+            if not stack.is_alive:
+                log = Supervisor(home).log
+                raise ProcessFailed(name="the supervisor", reason="it has ended", log=log)
+    finally:
+        take_down(home, say=say)
+
+
+def _start(home: Path, *, address: str, port: int) -> Stack:
+    supervisor = Supervisor(home)
+    pid = supervisor.launch(processes.stack_environment(home))
+    stack = Stack(
+        home=home,
+        supervisor_pid=pid,
+        supervisor_ticks=start_ticks(pid) or 0,
+        gateway_port=port,
+        prefect_api_url=environment.prefect_api_url() or "",
+        prefect_port=None,
+        since=time.time(),
+    )
+    write_stack(stack)
+    gateway = build_gateway(home)
+    gateway.write_bootstrap(port, address)
+    for process in (gateway.process(), processes.controller(home)):
+        supervisor.start(process)
+    return stack
+
+
+def _wait_for_gateway(home: Path, stack: Stack) -> None:
+    gateway = build_gateway(home)
+    deadline = time.monotonic() + _READY_S
+    while not gateway.ready():
+        if not stack.is_alive or time.monotonic() > deadline:
+            process = gateway.process()
+            raise ProcessFailed(name=process.name, reason=f"not ready within {_READY_S:g} s", log=process.log)
+        time.sleep(0.1)
+
+
+def read_options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m serin.stack.serve", description=__doc__)
+    parser.add_argument("--address", default="127.0.0.1", help="where the gateway listens (%(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="its port (%(default)s)")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = read_options(sys.argv[1:])
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        serve(environment.home(), address=options.address, port=options.port, stop=stop)
+    except SerinError as error:
+        sys.exit(f"serving cannot go on: {error}")
+
+
+if __name__ == "__main__":
+    main()
