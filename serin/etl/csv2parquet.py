@@ -1,4 +1,4 @@
-"""Turns a CSV file into a Parquet file of ours, so that everything after it reads one format, in pieces.
+"""Reads CSV files, packed or not.
 
 Types are guessed from the file's beginning; when a later value does not fit, from all of it.
 """
@@ -7,49 +7,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
-import pyarrow.parquet as pq
 
-from serin.errors import SourceMissing, SourceUnreadable
-from serin.etl.sources import open_file
+from serin.etl.arrow2parquet import Write
+from serin.etl.sources import compression_of, open_file
 from serin.formats.dataset import SourceFile
 
 _BLOCK_BYTES = 16 * 2**20
-_GROUP_ROWS = 2**18
 _CANDIDATES = (pa.int64(), pa.float64(), pa.bool_(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
-_SUFFIX = re.compile(r"\.(gz|bz2|zst)$")
-_COMPRESSION = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
+_TABS = re.compile(r"\.tsv(\.\w+)?$")
 
 
-def convert_csv(file: SourceFile, target: Path) -> None:
-    """Writes the file's rows to `target`; SourceUnreadable when a line has too many or too few fields."""
+def read_csv(file: SourceFile, write: Write) -> None:
     try:
-        try:
-            _stream(file, target, {})
-        except pa.ArrowInvalid as error:
-            if "conversion error" not in str(error):
-                raise
-            _stream(file, target, _types_of_all_rows(file))
-    except FileNotFoundError:
-        raise SourceMissing(table=file.table, path=file.path) from None
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SourceUnreadable(table=file.table, path=file.path, reason=str(error)) from error
-
-
-def _stream(file: SourceFile, target: Path, types: Mapping[str, pa.DataType]) -> None:
-    with _reader(file, types) as reader, pq.ParquetWriter(target, reader.schema, compression="lz4") as writer:
-        held: list[pa.RecordBatch] = []
-        for batch in reader:
-            held.append(batch)
-            if sum(each.num_rows for each in held) >= _GROUP_ROWS:
-                writer.write_table(pa.Table.from_batches(held), row_group_size=_GROUP_ROWS)
-                held = []
-        if held:
-            writer.write_table(pa.Table.from_batches(held), row_group_size=_GROUP_ROWS)
+        with _reader(file, {}) as reader:
+            write(reader.schema, reader)
+    except pa.ArrowInvalid as error:
+        if "conversion error" not in str(error):
+            raise
+        with _reader(file, _types_of_all_rows(file)) as reader:
+            write(reader.schema, reader)
 
 
 def _types_of_all_rows(file: SourceFile) -> dict[str, pa.DataType]:
@@ -75,13 +55,12 @@ def _fits(values: pa.Array, kind: pa.DataType) -> bool:
 
 def _reader(file: SourceFile, types: Mapping[str, pa.DataType]) -> pc_csv.CSVStreamingReader:
     stream = open_file(file.path)
-    packed = _SUFFIX.search(file.path.lower())
-    if packed:
-        stream = pa.CompressedInputStream(stream, _COMPRESSION[packed[1]])
-    name = _SUFFIX.sub("", file.path.lower())
+    packing = compression_of(file.path)
+    if packing:
+        stream = pa.CompressedInputStream(stream, packing)
     return pc_csv.open_csv(
         stream,
         read_options=pc_csv.ReadOptions(block_size=_BLOCK_BYTES),
-        parse_options=pc_csv.ParseOptions(delimiter="\t" if name.endswith(".tsv") else ","),
+        parse_options=pc_csv.ParseOptions(delimiter="\t" if _TABS.search(file.path.lower()) else ","),
         convert_options=pc_csv.ConvertOptions(strings_can_be_null=True, column_types=dict(types)),
     )

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from serin.errors import ColumnMissing, DataError
 from serin.etl.guess_target import GuessedTarget, guess_target
+from serin.etl.partitions import Read
 from serin.etl.sources import find_files
-from serin.etl.tables import Read, cut, open_table, read_piece
+from serin.etl.tables import cut, open_table, read_piece
 from serin.expressions import parse
 from serin.features.column import Column, column_from_arrow, kind_of_type
 from serin.metrics import auc

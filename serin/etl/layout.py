@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from serin.errors import ColumnClash, ColumnMissing, DataError, SpecError
-from serin.etl.tables import Read, Table
+from serin.etl.partitions import Read
+from serin.etl.tables import Table
 from serin.features.column import kind_of_type
 from serin.features.plan import check_kinds
 from serin.formats.schema import DTYPE_OF_KIND, NULL_OF_KIND, InputColumn, Kind

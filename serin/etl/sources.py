@@ -1,11 +1,15 @@
-"""Finds the files behind a table's path: local or any fsspec URL, one file, a folder or a glob; Parquet or CSV."""
+"""Finds the files behind a table's path: local or any fsspec URL; one file, a folder with all below it, or a glob.
+
+Folders named key=value add a column to the files below them.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import unquote
 
 import fsspec
 import pyarrow as pa
@@ -16,28 +20,48 @@ from serin.errors import SourceMissing, SourceUnreadable
 from serin.formats.dataset import SourceFile
 
 _PARQUET = (".parquet", ".parq", ".pq")
-_CSV = re.compile(r"\.(csv|tsv)(\.(gz|bz2|zst))?$")
+_TEXT = re.compile(r"\.(csv|tsv|jsonl|ndjson|json)(\.(gz|bz2|zst))?$")
+_ARROW = (".arrow", ".feather", ".ipc", ".arrows")
+_PARTITION = re.compile(r"([^=/]+)=([^/]*)")
 _MARKS = ("ETag", "etag", "md5", "LastModified", "last_modified", "mtime", "created")
+
+
+Format = Literal["parquet", "csv", "json", "arrow"]
 
 
 def find_files(table: str, url: str) -> tuple[SourceFile, ...]:
     """The table's files in the order of their names, with what tells later whether one has changed."""
     try:
         system, path = fsspec.core.url_to_fs(url)
-        paths = _expand(system, path)
-        return tuple(_describe(table, system, each) for each in paths)
+        root, paths = _expand(system, path)
+        return tuple(_describe(table, system, each, _partition(each.removeprefix(root))) for each in paths)
     except FileNotFoundError:
         raise SourceMissing(table=table, path=url) from None
     except (OSError, ValueError, ImportError) as error:
         raise SourceUnreadable(table=table, path=url, reason=str(error)) from error
 
 
-def is_csv(path: str) -> bool:
-    return bool(_CSV.search(path.lower()))
+def format_of(path: str) -> Format | None:
+    """By the file's ending; None when it says nothing."""
+    name = path.lower()
+    if name.endswith(_PARQUET):
+        return "parquet"
+    if name.endswith(_ARROW):
+        return "arrow"
+    text = _TEXT.search(name)
+    if text is None:
+        return None
+    return "csv" if text[1] in ("csv", "tsv") else "json"
+
+
+def compression_of(path: str) -> str | None:
+    """What a text file is packed with, in the words of pyarrow."""
+    text = _TEXT.search(path.lower())
+    return {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}.get(text[3]) if text else None
 
 
 def open_file(path: str) -> Any:
-    """A file as Arrow reads it: mapped when it is local. Compressed CSV is unpacked on the way."""
+    """A file as Arrow reads it: mapped when it is local."""
     system, inner = fsspec.core.url_to_fs(path)
     if isinstance(system, LocalFileSystem):
         return pa.memory_map(inner)
@@ -54,29 +78,55 @@ def open_parquet(file: SourceFile, dictionary: Iterable[str] = ()) -> pq.Parquet
         raise SourceUnreadable(
             table=file.table,
             path=file.path,
-            reason=f"it is no Parquet file ({error}); write it again, or name it .csv",
+            reason=f"it is no whole Parquet file ({error}); write it again, or give it the ending of what it is "
+            "(.csv, .jsonl, .arrow)",
         ) from error
 
 
-def _expand(system: Any, path: str) -> list[str]:
+def _expand(system: Any, path: str) -> tuple[str, list[str]]:
+    """The files, in order of their names, and what all their names start with."""
+    root = path
     if any(sign in path for sign in "*?[") and not system.exists(path):
         found = [each for each in system.glob(path) if not system.isdir(each)]
+        root = re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0]
     elif system.isdir(path):
-        files = [each for each in system.ls(path, detail=False) if not system.isdir(each)]
-        found = [each for each in files if each.lower().endswith(_PARQUET) or is_csv(each)]
+        found = [
+            each for each in system.find(path) if format_of(each) and not _hidden(each.removeprefix(path))
+        ]
     else:
         found = [path] if system.exists(path) else []
+        root = path.rpartition("/")[0]
     if not found:
         raise FileNotFoundError(path)
-    return sorted(found)
+    return root, sorted(found)
 
 
-def _describe(table: str, system: Any, path: str) -> SourceFile:
+def _hidden(path: str) -> bool:
+    return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))
+
+
+def _partition(path: str) -> tuple[tuple[str, str], ...]:
+    """The key=value folders of a path, as pairs."""
+    matches = [_PARTITION.fullmatch(part) for part in path.split("/")[:-1]]
+    return tuple((unquote(match[1]), unquote(match[2])) for match in matches if match)
+
+
+def _describe(table: str, system: Any, path: str, partition: tuple[tuple[str, str], ...]) -> SourceFile:
     if isinstance(system, LocalFileSystem):
         status = Path(path).stat()
-        return SourceFile(table=table, path=path, size=status.st_size, modified=str(status.st_mtime_ns))
+        return SourceFile(
+            table=table,
+            path=path,
+            size=status.st_size,
+            modified=str(status.st_mtime_ns),
+            partition=partition,
+        )
     information = system.info(path)
     mark = next((str(information[key]) for key in _MARKS if information.get(key) is not None), "")
     return SourceFile(
-        table=table, path=system.unstrip_protocol(path), size=int(information.get("size") or 0), modified=mark
+        table=table,
+        path=system.unstrip_protocol(path),
+        size=int(information.get("size") or 0),
+        modified=mark,
+        partition=partition,
     )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from serin.errors import DataError, SourceUnreadable, TableEmpty, TimeUnparsable
-from serin.etl.csv2parquet import convert_csv
-from serin.etl.sources import find_files, is_csv, open_parquet
+from serin.etl.convert import convert
+from serin.etl.partitions import Read, partition_types, split_reads
+from serin.etl.sources import find_files, format_of, open_parquet
 from serin.features.column import Column, column_from_arrow, kind_of_type
 from serin.formats.dataset import SourceFile
-from serin.formats.schema import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,29 +46,26 @@ class Piece:
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """A column to be read. `exact` keeps float64, for targets; features are float32."""
-
-    column: str
-    kind: Kind
-    exact: bool = False
-
-
 def open_table(name: str, files: Sequence[SourceFile], scratch: Path) -> Table:
-    """The table's columns and row groups, from the files' footers. CSV files are converted into `scratch` first."""
+    """The table's columns and row groups, from the files' footers. What is no Parquet is converted in `scratch` first.
+
+    All files have the same columns. Where one has whole numbers and another fractions, the column is fractions; a
+    column that holds nothing in one file has its type from the others.
+    """
     types: dict[str, pa.DataType] = {}
     groups: list[RowGroup] = []
     first_row = 0
+    folders = partition_types(files)
     for number, file in enumerate(files):
-        if is_csv(file.path):
+        if format_of(file.path) not in ("parquet", None):
             file = _converted(file, scratch / f"{name}-{number}.parquet")
         footer = open_parquet(file)
         schema = footer.schema_arrow
         twice = [name for name in schema.names if schema.names.count(name) > 1]
         if twice:
             raise SourceUnreadable(table=name, path=file.path, reason=f"two columns are called {twice[0]!r}")
-        types = _common(types, dict(zip(schema.names, schema.types, strict=True)), file)
+        own = dict(zip(schema.names, schema.types, strict=True)) | folders
+        types = _common(types, own, file, files[number - 1].path if number else "")
         for index in range(footer.metadata.num_row_groups):
             group = footer.metadata.row_group(index)
             groups.append(
@@ -108,7 +105,7 @@ def cut(table: Table, piece_rows: int) -> list[Piece]:
 
 def read_piece(piece: Piece, reads: Iterable[Read]) -> dict[str, Column]:
     """The columns of a piece. Text is read as codes into a dictionary; DataError names what does not fit its kind."""
-    wanted = tuple(reads)
+    constants, wanted = split_reads(piece.file, tuple(reads), piece.rows)
     texts = [read.column for read in wanted if read.kind in ("string", "timestamp")]
     file = open_parquet(piece.file, texts)
     try:
@@ -116,8 +113,9 @@ def read_piece(piece: Piece, reads: Iterable[Read]) -> dict[str, Column]:
             list(piece.groups), columns=[read.column for read in wanted], use_threads=False
         )
     except (OSError, pa.ArrowException) as error:
-        raise SourceUnreadable(table=piece.file.table, path=piece.file.path, reason=str(error)) from error
-    return {read.column: _column(table.column(read.column), read, piece) for read in wanted}
+        rows = f"rows {piece.first_row} to {piece.first_row + piece.rows - 1} of the table: {error}"
+        raise SourceUnreadable(table=piece.file.table, path=piece.file.path, reason=rows) from error
+    return constants | {read.column: _column(table.column(read.column), read, piece) for read in wanted}
 
 
 def _column(values: pa.ChunkedArray, read: Read, piece: Piece) -> Column:
@@ -147,31 +145,39 @@ def _unparsable(values: pa.ChunkedArray, column: str, piece: Piece) -> TimeUnpar
 
 
 def _converted(file: SourceFile, target: Path) -> SourceFile:
-    convert_csv(file, target)
+    convert(file, target)
     (converted,) = find_files(file.table, str(target))
-    return converted
+    return replace(converted, partition=file.partition)
 
 
 def _common(
-    left: dict[str, pa.DataType], right: dict[str, pa.DataType], file: SourceFile
+    left: dict[str, pa.DataType], right: dict[str, pa.DataType], file: SourceFile, before: str
 ) -> dict[str, pa.DataType]:
-    """The columns that all files have, each with a type that holds what every file has."""
+    """The columns, each with a type that holds what every file has."""
     if not left:
         return right
-    common = {}
-    for name in left.keys() & right.keys():
-        kinds = {kind_of_type(left[name]), kind_of_type(right[name])}
-        if len(kinds) == 1 or pa.types.is_null(right[name]):
-            common[name] = left[name]
-        elif pa.types.is_null(left[name]):
-            common[name] = right[name]
-        elif kinds == {"int", "float"}:
-            common[name] = pa.float64()
-        else:
-            raise SourceUnreadable(
-                table=file.table,
-                path=file.path,
-                reason=f"column {name!r} is {right[name]} here and {left[name]} in the files before; "
-                "give all files of a table the same types",
-            )
-    return {name: common[name] for name in left if name in common}
+    odd = [name for name in (*left, *right) if (name in left) != (name in right)]
+    if odd:
+        has, lacks = (file.path, before) if odd[0] in right else (before, file.path)
+        reason = (
+            f"column {odd[0]!r} is in {has} and not in {lacks}; give all files of a table the same columns, "
+            "or name fewer files"
+        )
+        raise SourceUnreadable(table=file.table, path=file.path, reason=reason)
+    return {name: _wider(name, left[name], right[name], file) for name in left}
+
+
+def _wider(name: str, left: pa.DataType, right: pa.DataType, file: SourceFile) -> pa.DataType:
+    kinds = {kind_of_type(left), kind_of_type(right)}
+    if pa.types.is_null(right) or (len(kinds) == 1 and not pa.types.is_null(left)):
+        return left
+    if pa.types.is_null(left):
+        return right
+    if kinds == {"int", "float"}:
+        return pa.float64()
+    raise SourceUnreadable(
+        table=file.table,
+        path=file.path,
+        reason=f"column {name!r} is {right} here and {left} in the files before; "
+        "give all files of a table the same types",
+    )

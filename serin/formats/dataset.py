@@ -45,12 +45,14 @@ class LookupDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A file that was read, as it was then. `modified`: ns since 1970, or an object store's etag."""
+    """A file that was read, as it was then. `modified`: ns since 1970, or an object store's etag. `partition`: the
+    key=value folders it lies in."""
 
     table: str
     path: str
     size: int
     modified: str
+    partition: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +96,15 @@ class DatasetDescription:
             splits={name: SplitDescription(**entry) for name, entry in document["splits"].items()},
             inputs=input_columns(document["inputs"]),
             lookups=tuple(LookupDescription(**entry) for entry in document["lookups"]),
-            sources=tuple(SourceFile(**entry) for entry in document["sources"]),
+            sources=tuple(_source(entry) for entry in document["sources"]),
             digest=document["digest"],
             dropped=dict(document["dropped"]),
         )
+
+
+def _source(entry: Mapping[str, Any]) -> SourceFile:
+    partition = tuple((str(key), str(value)) for key, value in entry.get("partition", ()))
+    return SourceFile(**{**entry, "partition": partition})
 
 
 def write_dataset(folder: Path, description: DatasetDescription) -> None:

@@ -75,7 +75,7 @@ def refusal(kind: type[SerinError], text: str, **changes: Any) -> Any:
             joins=[],
         ),
         refusal(SourceMissing, r"nothing at .*\*\.parquet", tables={"main": "/x/*.parquet"}, joins=[]),
-        refusal(SourceUnreadable, "is no Parquet file", tables={"main": __file__}, joins=[]),
+        refusal(SourceUnreadable, "is no whole Parquet file", tables={"main": __file__}, joins=[]),
         refusal(
             TableEmpty, "main.parquet holds none", main={name: pa.array([], pa.int64()) for name in MAIN}
         ),

@@ -9,8 +9,9 @@ import pytest
 
 from serin.errors import SourceUnreadable
 from serin.etl.build import build_dataset, dataset_key
+from serin.etl.partitions import Read
 from serin.etl.sources import find_files
-from serin.etl.tables import Read, cut, open_table, read_piece
+from serin.etl.tables import cut, open_table, read_piece
 from serin.formats.dataset import read_dataset
 from serin.formats.shards import read_split
 from serin.spec.load import load_spec
@@ -90,12 +91,6 @@ def test_a_column_whose_later_values_are_wider_is_read_as_what_holds_all(
     table = open_table("t", find_files("t", str(tmp_path / "wide.csv")), tmp_path)
     assert [str(kind) for kind in table.types.values()] == ["double", "string", "string", "timestamp[us]"]
     assert table.rows == 201
-
-
-def test_a_csv_line_with_a_field_too_many_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad.csv").write_text("a,b\n1,2\n1,2,3\n", encoding="utf-8")
-    with pytest.raises(SourceUnreadable, match=r"bad\.csv cannot be read.*Expected 2 columns, got 3"):
-        open_table("t", find_files("t", str(tmp_path / "bad.csv")), tmp_path)
 
 
 def test_files_of_one_table_must_agree_on_types(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""Turns CSV, JSON lines and Arrow files into Parquet files of ours: what comes after reads one format, in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serin.errors import SourceMissing
+from serin.etl.arrow2parquet import read_arrow
+from serin.etl.broken import broken_text
+from serin.etl.csv2parquet import read_csv
+from serin.etl.json2parquet import read_json
+from serin.etl.sources import format_of
+from serin.formats.dataset import SourceFile
+
+_GROUP_ROWS = 2**18
+_READERS = {"csv": read_csv, "json": read_json, "arrow": read_arrow}
+
+
+def convert(file: SourceFile, target: Path) -> None:
+    """Writes the file's rows to `target`; SourceUnreadable names the row that cannot be read."""
+    found = format_of(file.path)
+    assert found is not None
+    try:
+        _READERS[found](file, partial(write_groups, target))
+    except FileNotFoundError:
+        raise SourceMissing(table=file.table, path=file.path) from None
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+        raise broken_text(file, error) from error
+
+
+def write_groups(target: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """The batches as one Parquet file with row groups of even size."""
+    with pq.ParquetWriter(target, schema, compression="lz4") as writer:
+        held: list[pa.RecordBatch] = []
+        for batch in batches:
+            held.append(batch)
+            if sum(each.num_rows for each in held) >= _GROUP_ROWS:
+                writer.write_table(pa.Table.from_batches(held, schema), row_group_size=_GROUP_ROWS)
+                held = []
+        if held:
+            writer.write_table(pa.Table.from_batches(held, schema), row_group_size=_GROUP_ROWS)

@@ -1,0 +1,65 @@
+"""Columns that are no part of a file but of the folders it lies in: month=07/part.parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from serin.errors import SourceUnreadable
+from serin.features.column import Column, column_from_arrow
+from serin.formats.dataset import SourceFile
+from serin.formats.schema import Kind
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A column to be read. `exact` keeps float64, for targets; features are float32."""
+
+    column: str
+    kind: Kind
+    exact: bool = False
+
+
+def partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
+    """Whole numbers when every folder's value is one, else text. All files must lie in folders with the same keys."""
+    keys = [key for key, _ in files[0].partition]
+    for file in files:
+        own = [key for key, _ in file.partition]
+        if own != keys:
+            raise SourceUnreadable(
+                table=file.table,
+                path=file.path,
+                reason=f"it lies in folders that name {own or 'no key'}, and {files[0].path} in ones that name "
+                f"{keys or 'none'}; lay all files of a table out alike",
+            )
+    types = {}
+    for place, key in enumerate(keys):
+        values = [file.partition[place][1] for file in files]
+        whole = all(value == _NULL or value.lstrip("-").isdigit() for value in values)
+        types[key] = pa.int64() if whole else pa.string()
+    return types
+
+
+def split_reads(
+    file: SourceFile, reads: Sequence[Read], rows: int
+) -> tuple[dict[str, Column], tuple[Read, ...]]:
+    """The columns that the file's folders give, and what is to be read from the file itself."""
+    values = dict(file.partition)
+    given = {
+        read.column: _constant(values[read.column], read.kind, rows)
+        for read in reads
+        if read.column in values
+    }
+    return given, tuple(read for read in reads if read.column not in values)
+
+
+def _constant(text: str, kind: Kind, rows: int) -> Column:
+    value = pa.array([None if text == _NULL else text], pa.string())
+    if kind in ("int", "float", "bool"):
+        value = value.cast({"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}[kind])
+    return column_from_arrow(value, kind)[np.zeros(rows, np.intp)]
