@@ -27,7 +27,7 @@ _POLL_S = 0.3
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Bring a model version to its clients, step by step.", no_args_is_help=True)
-    for command in (start, status, watch, pause, resume, promote, abort, back):
+    for command in (start, status, watch, pause, resume, approve, promote, abort, back):
         group.command()(command)
     app.add_typer(group, name="rollout")
 
@@ -79,6 +79,11 @@ def resume(model: Model, why: Why = "") -> None:
     _tell("resume", model, why=why)
 
 
+def approve(model: Model, why: Why = "") -> None:
+    """Allow the next step, where the plan asks for a person's word (`rollout.approve` in the spec)."""
+    _tell("approve", model, why=why)
+
+
 def promote(model: Model, why: Why = "") -> None:
     """Give the candidate all traffic now, whatever the evidence."""
     _tell("promote", model, why=why)
@@ -89,9 +94,17 @@ def abort(model: Model, why: Why = "") -> None:
     _tell("abort", model, why=why)
 
 
-def back(model: Model, why: Why = "", follow: Follow = True) -> None:
+def back(
+    model: Model,
+    version: Annotated[
+        int | None,
+        typer.Option("--to", help="Any earlier version. [default: the one before]", min=1, show_default=False),
+    ] = None,
+    why: Why = "",
+    follow: Follow = True,
+) -> None:
     """Return to the version that was live before: at once while it is still warm, else by a rollout of its own."""
-    _tell("back", model, why=why)
+    _tell("back", model, version=version, why=why)
     if follow:
         _follow(model, returning=True)
 
@@ -117,7 +130,7 @@ def _plan(model: str, version: int, spec: Path | None) -> Plan:
 
     bundle = Store.open().bundle(model, version)
     wanted = load_spec(spec or Path(bundle.path) / "spec.yaml")
-    return Plan.from_spec(wanted.rollout, drain_s=max(30.0, 2 * float(wanted.serving.request_timeout)))
+    return Plan.from_spec(wanted.rollout, wanted.serving)
 
 
 def _follow(model: str, *, returning: bool = False) -> None:

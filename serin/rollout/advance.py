@@ -6,7 +6,17 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
 from serin.artifacts import Release
-from serin.rollout.state import CONTROLLER, Hold, Phase, Rollout, abort, begin_again, move, shift
+from serin.rollout.state import (
+    CONTROLLER,
+    Hold,
+    Phase,
+    Rollout,
+    abort,
+    begin_again,
+    move,
+    needs_approval,
+    shift,
+)
 from serin.rollout.verdict import Judgement, Verdict
 
 ReleaseState = Literal["absent", "starting", "ready", "dead"]
@@ -73,6 +83,8 @@ def _verify(now: Rollout, seen: Seen, t: float) -> Rollout:
     if now.stable is None:
         reason = "the model's first release answers its golden rows"
         return move(now, t, Phase.PROMOTED, reason, verdict=Verdict.PASS)
+    if needs_approval(now, 0):
+        return _ask(now, 0, "its golden rows are answered")
     then = shift(now, t, 0, "its golden rows are answered")
     return replace(then, evidence_from=t, evidence={})
 
@@ -115,8 +127,8 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
 
 
 def _tell(now: Rollout, found: Judgement) -> Rollout:
-    """The verdict and nothing else. The reason of a person's pause stays to be read."""
-    if now.hold is Hold.PAUSED:
+    """The verdict and nothing else. The reason of a pause, and what a person is asked, stay to be read."""
+    if now.hold in (Hold.PAUSED, Hold.APPROVAL):
         return replace(now, verdict=found.verdict)
     observed = "observed only: " if now.plan.mode == "observe" else ""
     return replace(now, verdict=found.verdict, reason=f"{observed}{found.reason}", by=CONTROLLER)
@@ -132,7 +144,14 @@ def _go_on(now: Rollout, told: Rollout, found: Judgement, t: float) -> Rollout:
     if now.hold is not None or found.verdict is Verdict.WAIT:
         return told
     assert now.step is not None
+    if needs_approval(now, now.step + 1):
+        return _ask(told, now.step + 1, found.reason)
     return shift(now, t, now.step + 1, found.reason)
+
+
+def _ask(now: Rollout, step: int, reason: str) -> Rollout:
+    reason = f"{now.plan.steps[step]:g}% of traffic waits for approval; {reason}"
+    return replace(now, hold=Hold.APPROVAL, verdict=Verdict.PASS, reason=reason, by=CONTROLLER)
 
 
 def _trouble(now: Rollout, seen: Seen) -> Judgement | None:

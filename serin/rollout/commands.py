@@ -23,7 +23,7 @@ from serin.errors import ControllerSilent, SerinError
 from serin.rollout.plan import Plan
 from serin.spec.names import valid_model_name
 
-Kind = Literal["start", "pause", "resume", "promote", "abort", "back"]
+Kind = Literal["start", "pause", "resume", "approve", "promote", "abort", "back"]
 
 _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 _KEEP_ANSWERS_S: Final = 7 * 86400.0
@@ -36,7 +36,8 @@ def new_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """`version` belongs to start; `plan` to start (None: the default) and back (None: as the last rollout)."""
+    """`version` belongs to start, and to back (None: the one before); `plan` to start (None: the default) and to back
+    (None: as the last rollout)."""
 
     kind: Kind
     model: str

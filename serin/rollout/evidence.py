@@ -1,51 +1,103 @@
-"""What is known about a rollout's arms: counts, folded from the request log line by line. Pure.
+"""What is known about a rollout's arms, folded from the request log. Pure; all of it is in the journal.
 
-The counts begin anew with each weight epoch; a line that arrives late still counts, unless its request is older than
-`since`. Pinned requests are no evidence: nobody drew lots for them.
+Evidence goes on through the steps of a rollout: the arms of a block are equal whatever the weight. Requests that
+arrived before `since` only teach what stable's latency is. Pinned requests are none: nobody drew lots for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
+import numpy as np
+
 from serin.formats.request import Request
+from serin.rollout.betting import Array, split_evidence, worth
+from serin.rollout.blocks import (
+    NO_COUNTS,
+    Block,
+    Counts,
+    Lines,
+    add_pairs,
+    columns,
+    counts2json,
+    cut,
+    json2counts,
+)
+from serin.rollout.guards import PROMISES, STABLE_PROMISES, compare, hold_to_promises, remember
+from serin.rollout.histogram import BINS, bins_of, count
+from serin.rollout.plan import Plan
 
 RECENT_S: Final = 30
 
+_FLUSH_S: Final = 2.0  # by then the gateway has written what has ended
+_STEPPED_S: Final = 60.0  # an arrival so far behind the newest: the clock was set back
+_EPOCHS: Final = 16
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    requests: int = 0
-    errors: int = 0
 
-    @property
-    def error_share(self) -> float:
-        return self.errors / self.requests if self.requests else 0.0
-
-    def and_one(self, *, failed: bool) -> Counts:
-        return Counts(self.requests + 1, self.errors + failed)
+def _nothing() -> Array:
+    return np.zeros(BINS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """Whom the evidence is about, at the time of a fold."""
+
+    candidate: str
+    stable: str
+    epoch: int
+    share: float  # the candidate's part of traffic, 0 .. 1
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evidence:
+    since: float = 0.0
     epoch: int = 0
-    candidate: Counts = Counts()
-    stable: Counts = Counts()
-    blocks: Mapping[int, Counts] | None = None  # stable's last seconds, by second of arrival
+    shares: Mapping[int, float] = field(default_factory=dict)  # by weight epoch
+    newest: float = 0.0  # arrival
+    closed: int = 0  # blocks before this second are judged
+    blocks: int = 0  # how many were judged
+    open: Mapping[int, Block] = field(default_factory=dict)
+    memory: Array = field(default_factory=_nothing)  # stable's latencies; older ones count less
+    owned: Mapping[str, Array] = field(default_factory=dict)  # by guard
+    candidate: Counts = NO_COUNTS  # judged in this weight epoch
+    stable: Counts = NO_COUNTS
+    split: tuple[int, int] = (0, 0)  # requests of this weight epoch's route: candidate's, all
+    recent: tuple[tuple[int, Counts], ...] = ()  # stable's last seconds
+    seen: Array = field(
+        default_factory=lambda: np.zeros((2, BINS), dtype=np.int64)
+    )  # all: stable's, candidate's
 
     @property
     def stable_recent(self) -> Counts:
-        blocks = (self.blocks or {}).values()
-        return Counts(sum(block.requests for block in blocks), sum(block.errors for block in blocks))
+        return sum((counts for _, counts in self.recent), Counts())
+
+    def worths(self) -> dict[str, float]:
+        return {name: float(worth(owned)) for name, owned in self.owned.items()}
+
+    @property
+    def split_evidence(self) -> float:
+        return split_evidence(*self.split, self.shares.get(self.epoch, 0.0))
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "since": self.since,
             "epoch": self.epoch,
-            "candidate": [self.candidate.requests, self.candidate.errors],
-            "stable": [self.stable.requests, self.stable.errors],
-            "blocks": [[second, c.requests, c.errors] for second, c in sorted((self.blocks or {}).items())],
+            "shares": [[epoch, share] for epoch, share in sorted(self.shares.items())],
+            "newest": self.newest,
+            "closed": self.closed,
+            "blocks": self.blocks,
+            "open": [[second, block.to_json()] for second, block in sorted(self.open.items())],
+            "memory": counts2json(self.memory),
+            "owned": {name: owned.tolist() for name, owned in self.owned.items()},
+            "candidate": self.candidate.to_json(),
+            "stable": self.stable.to_json(),
+            "split": list(self.split),
+            "recent": [[second, *counts.to_json()] for second, counts in self.recent],
+            "seen": [counts2json(row) for row in self.seen],
         }
 
     @classmethod
@@ -53,35 +105,106 @@ class Evidence:
         """An empty object is evidence of nothing yet."""
         if not value:
             return cls()
+        candidate, requests = value["split"]
         return cls(
+            since=value["since"],
             epoch=value["epoch"],
+            shares=dict(value["shares"]),
+            newest=value["newest"],
+            closed=value["closed"],
+            blocks=value["blocks"],
+            open={second: Block.from_json(block) for second, block in value["open"]},
+            memory=json2counts(value["memory"]),
+            owned={name: np.array(owned) for name, owned in value["owned"].items()},
             candidate=Counts(*value["candidate"]),
             stable=Counts(*value["stable"]),
-            blocks={second: Counts(requests, errors) for second, requests, errors in value["blocks"]},
+            split=(candidate, requests),
+            recent=tuple((second, Counts(*counts)) for second, *counts in value["recent"]),
+            seen=np.array([json2counts(row, np.int64) for row in value["seen"]]),
         )
 
 
 def fold(
-    evidence: Evidence, requests: Iterable[Request], *, epoch: int, candidate: str, stable: str, since: float
+    evidence: Evidence, requests: Sequence[Request], *, arm: Arm, plan: Plan, now: float | None = None
 ) -> Evidence:
-    """`evidence` with `requests` added. `candidate` and `stable` are the names of the arms' releases."""
-    if evidence.epoch != epoch:
-        evidence = replace(evidence, epoch=epoch, candidate=Counts(), stable=Counts())
-    counts = {"candidate": evidence.candidate, "stable": evidence.stable}
-    arms = {("candidate", candidate), ("stable", stable)}
-    blocks = dict(evidence.blocks or {})
-    for request in requests:
-        if request.t < since or (request.arm, request.release) not in arms:
+    """`evidence` with `requests` added. `now`: the log is written up to there, so that silence closes blocks too."""
+    evidence = _present(evidence, arm)
+    lines = columns(requests, candidate=arm.candidate, stable=arm.stable)
+    earlier = lines.t < arm.since
+    if earlier.any():
+        before = lines.pick(earlier & ~lines.candidate)
+        evidence = replace(evidence, memory=evidence.memory + count(bins_of(before.us)))
+        lines = lines.pick(~earlier)
+    while len(lines):
+        taken = _until_clock_steps_back(lines, max(evidence.newest, evidence.closed))
+        if taken == 0:
+            evidence = _close(evidence, plan, before=None)
+            evidence = replace(evidence, newest=float(lines.t[0]), closed=0)
             continue
-        failed = request.failed
-        counts[request.arm] = counts[request.arm].and_one(failed=failed)
-        if request.arm == "stable":
-            second = int(request.t)
-            blocks[second] = blocks.get(second, Counts()).and_one(failed=failed)
-    newest = max(blocks, default=0)
-    return Evidence(
-        epoch=epoch,
-        candidate=counts["candidate"],
-        stable=counts["stable"],
-        blocks={second: block for second, block in blocks.items() if second > newest - RECENT_S},
+        evidence = _add(evidence, lines.pick(slice(taken)), plan)
+        lines = lines.pick(slice(taken, None))
+    if now is not None:
+        evidence = _close(evidence, plan, before=math.floor(now - plan.watermark_s - _FLUSH_S))
+    return evidence
+
+
+def _present(evidence: Evidence, arm: Arm) -> Evidence:
+    """A new weight epoch counts its step and its split anew; a new `since` also what was promised."""
+    if evidence.epoch != arm.epoch:
+        shares = dict(sorted({**evidence.shares, arm.epoch: arm.share}.items())[-_EPOCHS:])
+        evidence = replace(
+            evidence, epoch=arm.epoch, shares=shares, candidate=Counts(), stable=Counts(), split=(0, 0)
+        )
+    if evidence.since != arm.since:
+        forgotten = (*PROMISES, *STABLE_PROMISES)
+        owned = {name: owned for name, owned in evidence.owned.items() if name not in forgotten}
+        evidence = replace(evidence, since=arm.since, owned=owned, open={}, recent=())
+    return evidence
+
+
+def _until_clock_steps_back(lines: Lines, newest: float) -> int:
+    running = np.maximum.accumulate(np.maximum(lines.t, newest))
+    stepped = np.flatnonzero(running - lines.t > _STEPPED_S)
+    return int(stepped[0]) if stepped.size else len(lines)
+
+
+def _add(evidence: Evidence, lines: Lines, plan: Plan) -> Evidence:
+    running = np.maximum.accumulate(np.maximum(lines.t, evidence.newest))
+    opens = np.maximum(np.floor(running - plan.watermark_s).astype(np.int64), evidence.closed)
+    second = np.maximum(np.floor(lines.t).astype(np.int64), opens)
+    blocks = dict(evidence.open)
+    for which in np.unique(second).tolist():
+        part = cut(lines.pick(second == which), evidence.shares, plan)
+        blocks[which] = blocks[which] + part if which in blocks else part
+    evidence = replace(evidence, newest=float(running[-1]), open=blocks)
+    return _close(evidence, plan, before=int(opens[-1]))
+
+
+def _close(evidence: Evidence, plan: Plan, *, before: int | None) -> Evidence:
+    """Judges the open blocks before a second, oldest first; None: all of them."""
+    going = sorted(second for second in evidence.open if before is None or second < before)
+    for second in going:
+        evidence = _judge(evidence, second, evidence.open[second], plan)
+    rest = {second: block for second, block in evidence.open.items() if second not in going}
+    closed = max(evidence.closed, before) if before is not None else evidence.closed
+    return replace(evidence, open=rest, closed=closed)
+
+
+def _judge(evidence: Evidence, second: int, block: Block, plan: Plan) -> Evidence:
+    owned = {**evidence.owned, **compare(evidence.owned, evidence.memory, block.arms, plan)}
+    for names, counts in ((PROMISES, block.candidate), (STABLE_PROMISES, block.stable)):
+        if counts.requests:
+            shares = (counts.error_share, counts.slow_share)
+            owned |= hold_to_promises(owned, names, shares, plan)
+    recent = [(at, counts) for at, counts in evidence.recent if at > second - RECENT_S]
+    return replace(
+        evidence,
+        owned=owned,
+        memory=remember(evidence.memory, block.bins[0]),
+        blocks=evidence.blocks + 1,
+        candidate=evidence.candidate + block.candidate,
+        stable=evidence.stable + block.stable,
+        split=add_pairs(evidence.split, block.splits.get(evidence.epoch, (0, 0))),
+        recent=(*recent, (second, block.stable)),
+        seen=evidence.seen + block.bins[:2],
     )

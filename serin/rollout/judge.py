@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from serin.formats.request_log import Offset, find_offset, read_requests
-from serin.rollout.evidence import Evidence, fold
+from serin.rollout.evidence import Arm, Evidence, fold
 from serin.rollout.state import Phase, Rollout
 from serin.rollout.verdict import Judgement, Verdict, judge_bake, judge_step
 
@@ -17,18 +17,17 @@ class LogJudge:
     def judge(self, rollout: Rollout, t: float) -> Judgement:
         """What the log says at time `t` about a rollout that is shifting or baking."""
         try:
-            evidence, offset, bad_lines = self._read(rollout)
+            evidence, offset, bad_lines = self._read(rollout, t)
         except OSError as error:
             reason = f"the request log cannot be read: {error}"
             return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=rollout.evidence)
-        rule = judge_bake if rollout.phase is Phase.BAKING else judge_step
-        verdict, reason = rule(rollout.plan, evidence, elapsed_s=max(t - rollout.since, 0.0))
-        memory = {"counts": evidence.to_json(), "offset": offset.to_json(), "bad_lines": bad_lines}
+        verdict, reason = verdict_on(rollout, evidence, t)
+        memory = {"guards": evidence.to_json(), "offset": offset.to_json(), "bad_lines": bad_lines}
         return Judgement(verdict=verdict, reason=reason, evidence=memory)
 
-    def _read(self, rollout: Rollout) -> tuple[Evidence, Offset, int]:
+    def _read(self, rollout: Rollout, t: float) -> tuple[Evidence, Offset, int]:
         memory = rollout.evidence
-        evidence = Evidence.from_json(memory["counts"] if memory else {})
+        evidence = Evidence.from_json(memory["guards"] if memory else {})
         place = (
             Offset.from_json(memory["offset"]) if memory else find_offset(self._log, rollout.evidence_from)
         )
@@ -36,14 +35,27 @@ class LogJudge:
         more = True
         while more:
             batch = read_requests(self._log, place)
-            evidence = fold(
-                evidence,
-                batch.requests,
-                epoch=rollout.epoch,
-                candidate=rollout.candidate.name,
-                stable=rollout.stable.name if rollout.stable else "",
-                since=rollout.evidence_from,
-            )
             place, more = batch.offset, batch.more
             bad_lines += batch.bad_lines
+            now = None if more else t
+            evidence = fold(evidence, batch.requests, arm=arm_of(rollout), plan=rollout.plan, now=now)
         return evidence, place, bad_lines
+
+
+def arm_of(rollout: Rollout) -> Arm:
+    return Arm(
+        candidate=rollout.candidate.name,
+        stable=rollout.stable.name if rollout.stable else "",
+        epoch=rollout.epoch,
+        share=rollout.weight_percent / 100,
+        since=rollout.evidence_from,
+    )
+
+
+def verdict_on(rollout: Rollout, evidence: Evidence, t: float) -> tuple[Verdict, str]:
+    elapsed_s = max(t - rollout.since, 0.0)
+    if rollout.phase is Phase.BAKING:
+        return judge_bake(rollout.plan, evidence, elapsed_s=elapsed_s)
+    assert rollout.step is not None, "a rollout that shifts is at a step"
+    last = rollout.plan.steps[rollout.step + 1] == 100
+    return judge_step(rollout.plan, evidence, elapsed_s=elapsed_s, last=last)

@@ -9,7 +9,7 @@ from serin.artifacts import Release
 from serin.errors import RolloutRefused
 from serin.rollout.commands import Command
 from serin.rollout.plan import Plan
-from serin.rollout.state import Hold, Phase, Rollout, abort, begin_again, move, shift
+from serin.rollout.state import Hold, Phase, Rollout, abort, begin_again, move, needs_approval, shift
 
 
 def obey(now: Rollout | None, command: Command, t: float) -> Rollout:
@@ -21,7 +21,7 @@ def obey(now: Rollout | None, command: Command, t: float) -> Rollout:
             return _begin(now, command, Release(model=command.model, version=command.version), t)
         case "back":
             return _go_back(now, command, t)
-        case "pause" | "resume" | "promote" | "abort":
+        case "pause" | "resume" | "approve" | "promote" | "abort":
             return _change(_running(now, command), command, t)
         case _ as never:
             assert_never(never)
@@ -51,14 +51,19 @@ def _begin(now: Rollout | None, command: Command, candidate: Release, t: float) 
 
 def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
     """During a rollout: its stable release has everything again at once. Later: the version before is started again,
-    verified, and given all traffic in one step; the one it replaces stays warm through the bake."""
+    verified, and given all traffic in one step; the one it replaces stays warm through the bake. A version that is
+    named may be any earlier one."""
     if now and not now.phase.final:
+        if command.version not in (None, now.stable.version if now.stable else None):
+            raise _refused(command, f"the rollout of version {now.candidate.version} runs; abort it first")
         return _change(now, replace(command, kind="abort"), t)
     target = now.before_live if now else None
+    if now and command.version:
+        target = Release(model=command.model, version=command.version)
     if now is None or target is None:
         raise _refused(command, "no version was live before")
     plan = command.plan or replace(now.plan, mode="enforce")
-    return _begin(now, replace(command, plan=replace(plan, steps=(100.0,))), target, t)
+    return _begin(now, replace(command, plan=replace(plan, steps=(100.0,), approve=())), target, t)
 
 
 def _running(now: Rollout | None, command: Command) -> Rollout:
@@ -78,6 +83,8 @@ def _change(now: Rollout, command: Command, t: float) -> Rollout:
             return replace(now, hold=Hold.PAUSED, reason=reason, by=command.by)
         case "resume":
             return _resume(now, command, reason, t)
+        case "approve":
+            return _approve(now, command, reason)
         case "promote":
             return _promote(now, command, reason, t)
         case _:
@@ -89,14 +96,28 @@ def _resume(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
         raise _refused(command, "it is not held")
     if now.hold is Hold.PAUSED:
         return replace(now, hold=None, reason=reason, by=command.by)
-    return begin_again(now, t, reason, by=command.by)
+    if now.hold is Hold.APPROVAL:
+        raise _refused(command, "it waits for approval; approve it, or abort it")
+    forget = now.hold in (Hold.FAILED, Hold.INVALID)
+    return begin_again(now, t, reason, by=command.by, forget=forget)
+
+
+def _approve(now: Rollout, command: Command, reason: str) -> Rollout:
+    """Allows the next step, also before it is asked for. The evidence must still be as the step before wants it."""
+    if now.phase in (Phase.BAKING, Phase.DRAINING):
+        raise _refused(command, "it has all traffic already")
+    step = now.step + 1 if now.phase is Phase.SHIFTING and now.step is not None else 0
+    if not needs_approval(now, step):
+        raise _refused(command, f"the step of {now.plan.steps[step]:g}% needs no approval")
+    hold = None if now.hold is Hold.APPROVAL else now.hold
+    return replace(now, approved=step, hold=hold, reason=reason, by=command.by)
 
 
 def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
     """On to all traffic, whatever the evidence; from the bake on to the end. Never past the golden rows."""
     match now.phase:
         case Phase.PENDING | Phase.LOADING | Phase.VERIFYING:
-            plan = replace(now.plan, steps=(100.0,))
+            plan = replace(now.plan, steps=(100.0,), approve=())
             return replace(now, plan=plan, hold=None, reason=reason, by=command.by)
         case Phase.SHIFTING:
             return shift(now, t, len(now.plan.steps) - 1, reason, by=command.by)

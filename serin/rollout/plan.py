@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
-from serin.spec.stages import RolloutSpec
+from serin.spec.stages import RolloutSpec, ServingSpec
 
 Mode = Literal["enforce", "hold", "observe"]
+
+_LONGEST_WAIT_S: Final = 2.0
+_TUPLES: Final = ("steps", "approve", "quantiles")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,9 +20,21 @@ class Plan:
     """Times are seconds, steps and weights percent of traffic. The last step is always 100: the bake."""
 
     steps: tuple[float, ...] = (1.0, 5.0, 25.0, 50.0, 100.0)
+    approve: tuple[float, ...] = ()  # the steps a person must allow
     step_s: float = 30.0
-    min_requests: int = 100
+    min_requests: int = 100  # 0: a step passes on time alone
+    false_rollback: float = 0.01
+    false_promotion: float = 0.05
+    quantiles: tuple[float, ...] = (0.5, 0.95, 0.99)
+    margin: float = 0.10
+    bad_margin: float = 0.20
+    error_tolerance: float = 1.0
     max_error_share: float = 0.01
+    slo_ms: float | None = None  # None: no promise about latency
+    max_slow_share: float = 0.05  # of requests slower than slo_ms
+    watermark_s: float = (
+        _LONGEST_WAIT_S  # a block is judged so long after its end; what is later counts later
+    )
     bake_s: float = 600.0
     deadline_s: float = 3600.0
     mode: Mode = "enforce"
@@ -28,22 +43,50 @@ class Plan:
     unready_s: float = 2.0  # a process that lives but is not ready for this long counts as dead
 
     @classmethod
-    def from_spec(cls, spec: RolloutSpec, *, load_s: float = 300.0, drain_s: float = 30.0) -> Self:
-        """`drain_s` should be longer than the longest request."""
+    def from_spec(
+        cls,
+        spec: RolloutSpec,
+        serving: ServingSpec | None = None,
+        *,
+        load_s: float = 300.0,
+        drain_s: float | None = None,
+    ) -> Self:
+        """`serving` gives the promise about latency and the longest request; `drain_s` None: what suits that."""
+        latency = spec.latency
+        timeout_s = serving.request_timeout if serving else _LONGEST_WAIT_S
         return cls(
             steps=tuple(float(step) for step in spec.steps),
+            approve=tuple(float(step) for step in spec.approve),
             step_s=spec.step_time,
             min_requests=spec.min_requests,
+            false_rollback=spec.false_rollback,
+            false_promotion=spec.false_promotion,
+            quantiles=tuple(sorted(latency.quantiles)),
+            margin=latency.margin,
+            bad_margin=2 * latency.margin if latency.bad_margin is None else latency.bad_margin,
+            error_tolerance=spec.error_tolerance,
             max_error_share=spec.max_error_share,
+            slo_ms=serving.p99_ms if serving else None,
+            max_slow_share=spec.max_slow_share,
+            watermark_s=min(timeout_s, _LONGEST_WAIT_S),
             bake_s=spec.bake,
             deadline_s=spec.deadline,
             mode=spec.mode,
             load_s=load_s,
-            drain_s=drain_s,
+            drain_s=max(30.0, 2 * timeout_s) if drain_s is None else drain_s,
         )
 
+    @property
+    def rollback_at(self) -> float:
+        """The evidence that sends a candidate back."""
+        return 1.0 / self.false_rollback
+
+    @property
+    def promote_at(self) -> float:
+        return 1.0 / self.false_promotion
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"steps": list(self.steps)}
+        return asdict(self) | {name: list(getattr(self, name)) for name in _TUPLES}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -51,7 +94,8 @@ class Plan:
         known = {part.name for part in fields(cls)}
         if unknown := sorted(set(value) - known):
             raise ValueError(f"a plan has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-        plan = cls(**{**value, "steps": tuple(float(step) for step in value.get("steps", cls().steps))})
+        rows = {name: tuple(float(item) for item in value[name]) for name in _TUPLES if name in value}
+        plan = cls(**{**value, **rows})
         plan.check()
         return plan
 
@@ -63,8 +107,20 @@ class Plan:
             raise ValueError(f"steps {list(steps)} must rise from above 0 to 100")
         if self.mode not in ("enforce", "hold", "observe"):
             raise ValueError(f"mode {self.mode!r} is none of enforce, hold, observe")
-        if not 0 <= self.max_error_share <= 1 or self.min_requests < 0:
-            raise ValueError("max_error_share must lie in 0 .. 1 and min_requests must not be negative")
+        shares = (self.max_error_share, self.max_slow_share, self.false_rollback, self.false_promotion)
+        if not all(0 <= share <= 1 for share in shares) or self.min_requests < 0:
+            raise ValueError(
+                "max_error_share and the other shares lie in 0 .. 1, min_requests is not negative"
+            )
+        if not self.quantiles or not all(0 < quantile < 1 for quantile in self.quantiles):
+            raise ValueError(f"quantiles {list(self.quantiles)} must lie between 0 and 1")
+        if min(self.false_rollback, self.false_promotion) <= 0 or self.error_tolerance < 1:
+            raise ValueError("false_rollback and false_promotion must be above 0, error_tolerance at least 1")
+        if not 0 <= self.margin < float("inf") or not self.margin <= self.bad_margin < float("inf"):
+            raise ValueError(f"bad_margin {self.bad_margin} must not be smaller than margin {self.margin}")
+        self._check_times()
+
+    def _check_times(self) -> None:
         spans = (self.step_s, self.bake_s, self.deadline_s, self.load_s, self.drain_s, self.unready_s)
-        if not all(0 <= span < float("inf") for span in spans):
+        if not all(0 <= span < float("inf") for span in (*spans, self.watermark_s)):
             raise ValueError("the times of a plan must be seconds, 0 or more")

@@ -44,6 +44,7 @@ class Hold(StrEnum):
     FAILED = "failed"  # mode hold: a person is asked instead of rolling back
     INCONCLUSIVE = "inconclusive"
     INVALID = "invalid"
+    APPROVAL = "approval"  # the next step waits for a person's word
     NO_TRAFFIC = "no_traffic"
     INCIDENT = "incident"
 
@@ -64,6 +65,7 @@ class Rollout:
     phase: Phase = Phase.PENDING
     step: int | None = None  # index into plan.steps, from the first shift on
     hold: Hold | None = None
+    approved: int | None = None  # the step that a person has allowed
     epoch: int = 0  # counts the changes of the model's route, over all its rollouts
     began: float
     since: float  # the phase or step began, or began anew
@@ -137,7 +139,7 @@ class Rollout:
     @property
     def milestone(self) -> tuple[object, ...]:
         """What makes a decision worth a line of the journal when it changes."""
-        return (self.id, self.phase, self.step, self.hold, self.epoch, self.verdict, self.plan)
+        return (self.id, self.phase, self.step, self.hold, self.approved, self.epoch, self.verdict, self.plan)
 
 
 def move(
@@ -170,11 +172,29 @@ def abort(
     return move(now, t, Phase.ABORTING, reason, verdict=verdict, by=by)
 
 
-def begin_again(now: Rollout, t: float, reason: str, *, by: str = CONTROLLER) -> Rollout:
-    """The same step with its clock and its evidence set to nothing."""
+def begin_again(
+    now: Rollout, t: float, reason: str, *, by: str = CONTROLLER, forget: bool = False
+) -> Rollout:
+    """The same step with its clock and its counts set to nothing.
+
+    What the guards that compare the arms have seen stays, unless a person lets go of it: evidence that is thrown away
+    and gathered anew has one more chance of being wrong.
+    """
     return replace(
-        now, hold=None, since=t, evidence_from=t, epoch=now.epoch + 1, verdict=None, reason=reason, by=by
+        now,
+        hold=None,
+        since=t,
+        evidence_from=t,
+        epoch=now.epoch + 1,
+        verdict=None,
+        reason=reason,
+        by=by,
+        evidence={} if forget else now.evidence,
     )
+
+
+def needs_approval(now: Rollout, step: int) -> bool:
+    return now.plan.steps[step] in now.plan.approve and now.approved != step
 
 
 def shift(now: Rollout, t: float, step: int, reason: str, *, by: str = CONTROLLER) -> Rollout:

@@ -7,17 +7,24 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from serin.rollout.evidence import Counts, Evidence
+from serin.rollout.evidence import Evidence
+from serin.rollout.guards import (
+    PROMISES,
+    STABLE_PROMISES,
+    latency_name,
+    proven_quantiles,
+    reversed_name,
+    weights,
+)
+from serin.rollout.histogram import quantiles_us
 from serin.rollout.plan import Plan
 
-_QUIET_S: Final = (
-    5.0  # the gateway writes its log every second; so long must be waited before silence means no traffic
-)
-_PROOF: Final = 3  # failures; fewer may be chance (a connection that was closed just then)
-_STABLE_REQUESTS: Final = 20  # fewer than these say nothing about the stable release
-_MUCH_WORSE: Final = (
-    2.0  # a candidate that fails this much more often than stable fails by itself, incident or not
-)
+SPLIT_AT: Final = 1000.0  # evidence against the split: one false alarm in a thousand rollouts
+
+_QUIET_S: Final = 5.0  # so long must be waited before silence in the log means no traffic
+_SUSPECT: Final = 0.1  # of the evidence for a rollback, at one guard: no step passes
+_INCIDENT_AT: Final = 20.0  # evidence that stable breaks a promise
+_STABLE_REQUESTS: Final = 20  # fewer in the last seconds say nothing about the stable release
 
 
 class Verdict(StrEnum):
@@ -39,32 +46,58 @@ class Judgement:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
-def judge_step(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Verdict, str]:
-    """The verdict on a step that began `elapsed_s` ago.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """The evidence of all guards together; `excused` are those whose promise the stable release breaks too."""
 
-    The candidate fails as soon as its failures are more than `min_requests` requests could excuse. One or two alone are
-    no proof (unless none is allowed): the step waits until they are few enough among more requests.
-    """
-    seen = evidence.candidate
-    if _has_failed(seen, plan):
-        control = evidence.stable_recent
-        alike = seen.error_share < _MUCH_WORSE * control.error_share
-        if alike and _over_limit(control, plan, at_least=_STABLE_REQUESTS):
-            return Verdict.INCIDENT, f"both fail: candidate {_of(seen)}, stable {_of(control)}"
-        return Verdict.FAIL, f"candidate failed {_of(seen)}, limit {plan.max_error_share:.3%}"
+    total: float
+    worths: Mapping[str, float]
+    excused: tuple[str, ...] = ()
+
+    @property
+    def strongest(self) -> str:
+        return max(self.worths, key=lambda name: self.worths[name], default="")
+
+
+def weigh(plan: Plan, evidence: Evidence) -> Weighed:
+    """The mean of the guards by their weights; it reaches 1/false_rollback with at most that chance by itself."""
+    shares, worths = weights(plan), evidence.worths()
+    counted = {name: worths.get(name, 1.0) for name in shares}
+    excused = tuple(name for name in PROMISES if _stable_breaks(plan, evidence, name))
+    for name in excused:
+        counted[name] = 0.0
+    total = sum(shares[name] * counted[name] for name in shares)
+    return Weighed(total=total, worths=counted, excused=excused)
+
+
+def judge_step(plan: Plan, evidence: Evidence, *, elapsed_s: float, last: bool) -> tuple[Verdict, str]:
+    """The verdict on a step that began `elapsed_s` ago; `last`: the next one is all traffic."""
+    weighed = weigh(plan, evidence)
+    if weighed.total >= plan.rollback_at:
+        return Verdict.FAIL, _blame(plan, evidence, weighed)
+    worths = evidence.worths()
+    if any(worths.get(name, 1.0) >= plan.rollback_at for name in weighed.excused):
+        return Verdict.INCIDENT, f"both arms break a promise: {_both(plan, evidence)}"
+    if evidence.split_evidence >= SPLIT_AT:
+        got, of = evidence.split
+        return Verdict.INVALID, (
+            f"the candidate has {got} of {of} requests ({got / of:.2%}) instead of {_share(evidence):.2%}"
+        )
+    seen = evidence.candidate.requests
     if elapsed_s < plan.step_s:
-        return Verdict.WAIT, f"{elapsed_s:.0f} of {plan.step_s:.0f} s, {seen.requests} requests"
-    if seen.requests == 0 and plan.min_requests > 0:
-        if elapsed_s < _QUIET_S:
+        return Verdict.WAIT, f"{elapsed_s:.0f} of {plan.step_s:.0f} s, {seen} requests"
+    if plan.min_requests == 0:
+        return Verdict.PASS, f"{plan.step_s:.0f} s; no evidence was asked for"
+    if evidence.split[1] == 0 or seen == 0:
+        if elapsed_s < _QUIET_S + plan.watermark_s:
             return Verdict.WAIT, "no request in the log yet"
         return Verdict.NO_TRAFFIC, f"no request reached the candidate in {elapsed_s:.0f} s"
-    over = _over_limit(seen, plan, at_least=0)
-    if over or seen.requests < plan.min_requests:
-        wanted = f"failed {_of(seen)}" if over else f"{seen.requests} of {plan.min_requests} requests"
+    missing = _missing(plan, evidence, weighed, last=last)
+    if missing:
         if elapsed_s >= plan.deadline_s:
-            return Verdict.INCONCLUSIVE, f"{wanted} by the deadline of {plan.deadline_s:.0f} s"
-        return Verdict.WAIT, wanted
-    return Verdict.PASS, f"candidate failed {_of(seen)}, limit {plan.max_error_share:.3%}"
+            return Verdict.INCONCLUSIVE, f"{missing} by the deadline of {plan.deadline_s:.0f} s"
+        return Verdict.WAIT, missing
+    return Verdict.PASS, f"{seen} requests, {_total(plan, weighed)}; {_both(plan, evidence)}"
 
 
 def judge_bake(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Verdict, str]:
@@ -72,22 +105,73 @@ def judge_bake(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Ver
 
     There is no control any more, and no minimum of traffic: the steps before have seen to that.
     """
+    weighed = weigh(plan, evidence)
+    if weighed.total >= plan.rollback_at:
+        return Verdict.FAIL, _blame(plan, evidence, weighed)
     seen = evidence.candidate
-    if _has_failed(seen, plan):
-        return Verdict.FAIL, f"candidate failed {_of(seen)}, limit {plan.max_error_share:.3%}"
+    what = f"{seen.requests} requests, {seen.errors} failed, {_total(plan, weighed)}"
     if elapsed_s < plan.bake_s:
-        return Verdict.WAIT, f"baking for {elapsed_s:.0f} of {plan.bake_s:.0f} s, failed {_of(seen)}"
-    return Verdict.PASS, f"baked for {elapsed_s:.0f} s, failed {_of(seen)}"
+        return Verdict.WAIT, f"baking for {elapsed_s:.0f} of {plan.bake_s:.0f} s, {what}"
+    return Verdict.PASS, f"baked for {elapsed_s:.0f} s, {what}"
 
 
-def _has_failed(seen: Counts, plan: Plan) -> bool:
-    enough = seen.errors >= _PROOF or plan.max_error_share == 0
-    return enough and _over_limit(seen, plan, at_least=plan.min_requests)
+def _missing(plan: Plan, evidence: Evidence, weighed: Weighed, *, last: bool) -> str:
+    """What the step still needs; empty: nothing."""
+    seen = evidence.candidate.requests
+    if seen < plan.min_requests:
+        return f"{seen} of {plan.min_requests} requests"
+    suspect = {name: worth for name, worth in weighed.worths.items() if worth >= _SUSPECT * plan.rollback_at}
+    if suspect:
+        return ", ".join(
+            f"{name} is suspect (evidence {worth:.3g}, passes below {_SUSPECT * plan.rollback_at:.3g})"
+            for name, worth in suspect.items()
+        )
+    if last:
+        worths = evidence.worths()
+        proofs = {q: worths.get(reversed_name(q), 1.0) for q in proven_quantiles(plan)}
+        if open_ := {q: worth for q, worth in proofs.items() if worth < plan.promote_at}:
+            return "not proven yet: " + ", ".join(
+                f"{latency_name(q)} within {plan.bad_margin:.0%} (evidence {worth:.3g} of {plan.promote_at:.3g})"
+                for q, worth in open_.items()
+            )
+    return ""
 
 
-def _over_limit(seen: Counts, plan: Plan, *, at_least: int) -> bool:
-    return seen.errors > plan.max_error_share * max(seen.requests, at_least)
+def _stable_breaks(plan: Plan, evidence: Evidence, promise: str) -> bool:
+    """By its own bets since the rollout began, and still in the last seconds."""
+    index = PROMISES.index(promise)
+    recent = evidence.stable_recent
+    share, limit = ((recent.error_share, plan.max_error_share), (recent.slow_share, plan.max_slow_share))[
+        index
+    ]
+    if recent.requests < _STABLE_REQUESTS or share <= limit:
+        return False
+    return evidence.worths().get(STABLE_PROMISES[index], 1.0) >= _INCIDENT_AT
 
 
-def _of(seen: Counts) -> str:
-    return f"{seen.errors} of {seen.requests} requests"
+def _blame(plan: Plan, evidence: Evidence, weighed: Weighed) -> str:
+    guard = weighed.strongest
+    return f"{guard}: {_total(plan, weighed)}; {_both(plan, evidence)}"
+
+
+def _total(plan: Plan, weighed: Weighed) -> str:
+    return f"evidence {min(weighed.total, 1e9):.3g} of {plan.rollback_at:.3g}"
+
+
+def _share(evidence: Evidence) -> float:
+    return evidence.shares.get(evidence.epoch, 0.0)
+
+
+def _both(plan: Plan, evidence: Evidence) -> str:
+    """Both arms in numbers, for people."""
+    names = "/".join(latency_name(quantile) for quantile in plan.quantiles)
+    stable, candidate = (quantiles_us(row, plan.quantiles) for row in evidence.seen)
+    return (
+        f"candidate failed {evidence.candidate.errors} of {evidence.candidate.requests}, "
+        f"stable {evidence.stable.errors} of {evidence.stable.requests}; "
+        f"{names} {_ms(candidate)} against {_ms(stable)} ms"
+    )
+
+
+def _ms(quantiles: list[float | None]) -> str:
+    return "/".join("-" if us is None else f"{us / 1000:.3g}" for us in quantiles)

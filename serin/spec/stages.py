@@ -73,11 +73,45 @@ class ServingSpec(Section):
     request_timeout: Duration = Field(default=5.0, gt=0)
 
 
+class LatencySpec(Section):
+    """When a candidate is slower than it may be: beyond the margin at one of the quantiles."""
+
+    quantiles: tuple[float, ...] = Field(default=(0.5, 0.95, 0.99), min_length=1)
+    margin: float = Field(default=0.10, ge=0)  # a candidate so much slower is still welcome
+    bad_margin: float | None = (
+        None  # promotion needs proof that it is not so much slower; None: twice the margin
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if any(not 0 < quantile < 1 for quantile in self.quantiles):
+            raise ValueError(
+                f"{list(self.quantiles)}: quantiles lie between 0 and 1, such as [0.5, 0.95, 0.99]"
+            )
+        if self.bad_margin is not None and self.bad_margin <= self.margin:
+            raise ValueError(f"bad_margin={self.bad_margin} must be larger than margin={self.margin}")
+        return self
+
+
 class RolloutSpec(Section):
     steps: tuple[float, ...] = (1, 5, 25, 50, 100)  # percent of traffic
+    approve: tuple[float, ...] = ()  # the steps that a person must allow, such as [100]
     step_time: Duration = Field(default=30.0, ge=0)
-    min_requests: int = Field(default=100, ge=0)  # answered by the candidate before a step may pass
-    max_error_share: float = Field(default=0.01, ge=0, le=1)
+    min_requests: int = Field(
+        default=100, ge=0
+    )  # judged of the candidate before a step may pass; 0: time alone
+    false_rollback: float = Field(
+        default=0.01, gt=0, le=0.5
+    )  # chance that a candidate no worse is rolled back
+    false_promotion: float = Field(
+        default=0.05, gt=0, le=0.5
+    )  # ... that one slower by bad_margin gets everything
+    latency: LatencySpec = LatencySpec()
+    error_tolerance: float = Field(
+        default=1.0, ge=1
+    )  # the candidate may fail so many times as often as stable
+    max_error_share: float = Field(default=0.01, ge=0, le=1)  # promised to clients, whatever stable does
+    max_slow_share: float = Field(default=0.05, ge=0, le=1)  # ... of requests slower than serving.p99_ms
     bake: Duration = Field(default=600.0, ge=0)
     deadline: Duration = Field(default=3600.0, gt=0)  # a step that has not passed by then holds
     mode: Literal["enforce", "hold", "observe"] = "enforce"
@@ -90,6 +124,12 @@ class RolloutSpec(Section):
                 f"{list(steps)}: the steps must rise from above 0 to 100, such as [1, 5, 25, 50, 100]"
             )
         return steps
+
+    @model_validator(mode="after")
+    def _approves_its_own_steps(self) -> Self:
+        if unknown := sorted(set(self.approve) - set(self.steps)):
+            raise ValueError(f"approve names {unknown}, which are none of the steps {list(self.steps)}")
+        return self
 
 
 class MonitoringSpec(Section):

@@ -14,15 +14,31 @@ import pytest
 from tests.architecture.sources import ROOT, imported_modules, python_files, tree
 
 PURE = [
-    *(f"serin/rollout/{name}.py" for name in ("advance", "evidence", "plan", "state", "verdict")),
+    *(
+        f"serin/rollout/{name}.py"
+        for name in (
+            "advance",
+            "betting",
+            "blocks",
+            "evidence",
+            "guards",
+            "histogram",
+            "plan",
+            "state",
+            "verdict",
+        )
+    ),
     *(f"serin/monitoring/{name}.py" for name in ("latency", "slo")),
     "serin/formats/request.py",
 ]
 PURE_MAY_IMPORT = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
-    "operator", "statistics", "types", "typing", "numpy", "serin.artifacts", "serin.errors", "serin.spec",
+    "operator", "statistics", "types", "typing", "zlib", "numpy", "serin.artifacts", "serin.errors", "serin.spec",
     "serin.formats.request", "serin.monitoring.latency",
-    *(f"serin.rollout.{name}" for name in ("evidence", "plan", "state", "verdict")),
+    *(
+        f"serin.rollout.{name}"
+        for name in ("betting", "blocks", "evidence", "guards", "histogram", "plan", "state", "verdict")
+    ),
 }  # fmt: skip
 GPU_ONLY = {"cudf", "cupy", "dask_cuda", "pynvml", "rmm"}  # of the extra `gpu`, absent here
 

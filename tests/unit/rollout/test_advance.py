@@ -150,9 +150,9 @@ def test_the_step_s_time_begins_when_traffic_is_back() -> None:
 
 
 @pytest.mark.parametrize("verdict", [S.WAIT, S.PASS, S.FAIL])
-def test_after_an_incident_the_step_begins_again_with_fresh_evidence(verdict: Verdict) -> None:
+def test_after_an_incident_the_step_begins_again(verdict: Verdict) -> None:
     then = advance(rollout(P.SHIFTING, hold=Hold.INCIDENT), seen(verdict), T)
-    assert (then.phase, then.hold, then.step) == (P.SHIFTING, None, 0)
+    assert (then.phase, then.hold, then.step, then.evidence) == (P.SHIFTING, None, 0, {"n": 1})
     assert (then.since, then.evidence_from, then.epoch) == (T, T, 8)
 
 
@@ -160,6 +160,38 @@ def test_after_an_incident_the_step_begins_again_with_fresh_evidence(verdict: Ve
 def test_trouble_beside_the_candidate_is_an_incident_and_no_pass(what: dict[str, Any]) -> None:
     then = advance(rollout(P.SHIFTING), seen(S.PASS, **what), T)
     assert (then.hold, then.step) == (Hold.INCIDENT, 0)
+
+
+ASKING = replace(PLAN, approve=(5.0, 100.0))
+
+
+@pytest.mark.parametrize(("phase", "step"), [(P.VERIFYING, None), (P.SHIFTING, 1)])
+def test_a_step_that_needs_approval_waits_for_it(phase: Phase, step: int | None) -> None:
+    now = rollout(phase, step=step, plan=ASKING)
+    then = advance(now, seen(S.PASS, verified=True), T)
+    assert (then.phase, then.step, then.hold, then.route) == (phase, step, Hold.APPROVAL, now.route)
+    assert "% of traffic waits for approval" in then.reason
+    assert advance(then, seen(S.WAIT, verified=True), T).reason == then.reason
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "to"), [(P.VERIFYING, None, P.SHIFTING), (P.SHIFTING, 1, P.BAKING)]
+)
+def test_an_approved_step_is_taken_once_the_evidence_is_there(
+    phase: Phase, step: int | None, to: Phase
+) -> None:
+    now = rollout(phase, step=step, plan=ASKING, approved=0 if step is None else step + 1)
+    assert advance(now, seen(S.WAIT, verified=False), T).phase is phase
+    assert advance(now, seen(S.PASS, verified=True), T).phase is to
+
+
+def test_a_step_that_needs_no_approval_does_not_wait() -> None:
+    assert advance(rollout(P.SHIFTING, plan=ASKING), seen(S.PASS), T).step == 1
+
+
+def test_a_candidate_that_fails_while_it_waits_for_approval_is_sent_back() -> None:
+    now = rollout(P.SHIFTING, step=1, plan=ASKING, hold=Hold.APPROVAL)
+    assert advance(now, seen(S.FAIL), T).phase is P.ABORTING
 
 
 @pytest.mark.parametrize("phase", [P.PENDING, P.VERIFYING, P.BAKING, P.DRAINING])

@@ -40,38 +40,51 @@ def write(log: Path, *times: float, **changes: Any) -> None:
             file.write(json.dumps(fields | changes) + "\n")
 
 
+def write_both(log: Path, *times: float, **changes: Any) -> None:
+    """One request of each arm at each time; what `changes` says is the candidate's."""
+    for t in times:
+        write(log, t, **changes)
+        write(log, t + 0.01, arm="stable", release="flights-v1")
+
+
 def test_a_step_passes_when_the_log_shows_enough_good_requests(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     write(log, *(T - 5 + i for i in range(3)), code=500)
-    write(log, *(T + i / 4 for i in range(20)))
-    judge = LogJudge(log)
-    assert judge.judge(SHIFTING, T + 5).verdict is Verdict.WAIT
-    assert judge.judge(SHIFTING, T + 10).verdict is Verdict.PASS
+    write_both(log, *(T + i / 4 for i in range(20)))
+    judge, now = LogJudge(log), replace(SHIFTING, plan=replace(SHIFTING.plan, steps=(50.0, 80.0, 100.0)))
+    assert judge.judge(now, T + 5).verdict is Verdict.WAIT
+    assert judge.judge(now, T + 10).verdict is Verdict.PASS
+
+
+def test_the_last_step_before_all_traffic_asks_for_proof(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    write_both(log, *(T + i / 4 for i in range(20)))
+    found = LogJudge(log).judge(SHIFTING, T + 10)
+    assert found.verdict is Verdict.WAIT
+    assert "not proven yet: p50" in found.reason
 
 
 def test_evidence_goes_on_exactly_from_the_journal(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     judge, now = LogJudge(log), SHIFTING
     for second in range(8):
-        write(log, T + second, T + second + 0.5, code=500 if second == 2 else 200)
+        write_both(log, T + second, T + second + 0.5, code=500 if second == 2 else 200)
         found = judge.judge(now, T + second + 1)
         line = rollout2decision(replace(now, evidence=found.evidence), T)
         now, judge = (
             decision2rollout(replace(line, evidence=json.loads(json.dumps(line.evidence)))),
             LogJudge(log),
         )
-    assert now.evidence["counts"] == LogJudge(log).judge(SHIFTING, T + 8).evidence["counts"]
-    assert now.evidence["counts"]["candidate"] == [16, 2]
+    assert now.evidence == LogJudge(log).judge(SHIFTING, T + 8).evidence
+    assert LogJudge(log).judge(now, T + 60).evidence["guards"]["candidate"] == [16, 2, 0]
 
 
 def test_a_failing_candidate_fails_at_once(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
-    write(log, *(T + i / 10 for i in range(5)), attempts=2)
-    found = LogJudge(log).judge(SHIFTING, T + 1)
-    assert (found.verdict, found.reason) == (
-        Verdict.FAIL,
-        "candidate failed 5 of 5 requests, limit 10.000%",
-    )
+    write_both(log, *(T + i / 4 for i in range(40)), attempts=2)
+    found = LogJudge(log).judge(SHIFTING, T + 10)
+    assert found.verdict is Verdict.FAIL
+    assert "errors: evidence" in found.reason
 
 
 def test_a_missing_log_is_no_traffic(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,13 +80,13 @@ def test_a_start_without_a_version_is_refused() -> None:
 
 
 @pytest.mark.parametrize("phase", [None, Phase.PROMOTED, Phase.ROLLED_BACK])
-@pytest.mark.parametrize("kind", ["pause", "resume", "promote", "abort"])
+@pytest.mark.parametrize("kind", ["pause", "resume", "approve", "promote", "abort"])
 def test_a_rollout_that_does_not_run_cannot_be_changed(phase: Phase | None, kind: Kind) -> None:
     with pytest.raises(RolloutRefused, match="no rollout is running"):
         obey(rollout(phase) if phase else None, command(kind), T)
 
 
-@pytest.mark.parametrize("kind", ["pause", "resume", "promote", "abort", "back"])
+@pytest.mark.parametrize("kind", ["pause", "resume", "approve", "promote", "abort", "back"])
 def test_a_rollback_under_way_is_not_disturbed(kind: Kind) -> None:
     with pytest.raises(RolloutRefused, match="being rolled back"):
         obey(rollout(Phase.ABORTING), command(kind), T)
@@ -150,3 +151,56 @@ def test_back_after_the_end_starts_the_version_before_again_in_one_step() -> Non
 def test_back_is_refused_when_nothing_was_live_before(now: Rollout | None) -> None:
     with pytest.raises(RolloutRefused, match="no version was live before"):
         obey(now, command("back"), T)
+
+
+def test_back_may_name_any_earlier_version() -> None:
+    then = obey(rollout(Phase.PROMOTED, candidate=V3, stable=V2), command("back", version=1), T)
+    assert (then.phase, then.candidate, then.stable, then.plan.steps) == (Phase.PENDING, V1, V3, (100.0,))
+
+
+def test_back_to_another_version_waits_for_the_rollout_that_runs() -> None:
+    with pytest.raises(RolloutRefused, match="abort it first"):
+        obey(rollout(Phase.SHIFTING), command("back", version=3), T)
+    assert obey(rollout(Phase.SHIFTING), command("back", version=1), T).phase is Phase.ABORTING
+
+
+ASKING = replace(PLAN, approve=(5.0, 100.0))
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "approved"),
+    [(Phase.PENDING, None, 0), (Phase.VERIFYING, None, 0), (Phase.SHIFTING, 1, 2)],
+)
+@pytest.mark.parametrize("hold", [None, Hold.APPROVAL])
+def test_approve_allows_the_next_step(
+    phase: Phase, step: int | None, approved: int, hold: Hold | None
+) -> None:
+    then = obey(rollout(phase, step=step, plan=ASKING, hold=hold), command("approve"), T)
+    assert (then.approved, then.hold, then.phase, then.by) == (approved, None, phase, "ann")
+
+
+def test_approve_does_not_end_a_pause() -> None:
+    then = obey(rollout(Phase.SHIFTING, step=1, plan=ASKING, hold=Hold.PAUSED), command("approve"), T)
+    assert (then.approved, then.hold) == (2, Hold.PAUSED)
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "message"),
+    [(Phase.SHIFTING, 0, "50% needs no approval"), (Phase.BAKING, 2, "all traffic already")],
+)
+def test_what_needs_no_approval_cannot_be_approved(phase: Phase, step: int, message: str) -> None:
+    with pytest.raises(RolloutRefused, match=message):
+        obey(rollout(phase, step=step, plan=ASKING), command("approve"), T)
+
+
+def test_what_waits_for_approval_is_not_resumed() -> None:
+    with pytest.raises(RolloutRefused, match="approve it"):
+        obey(rollout(Phase.SHIFTING, hold=Hold.APPROVAL, plan=ASKING), command("resume"), T)
+
+
+@pytest.mark.parametrize(
+    ("hold", "kept"), [(Hold.FAILED, False), (Hold.INVALID, False), (Hold.INCONCLUSIVE, True)]
+)
+def test_resume_keeps_the_evidence_unless_it_was_overruled(hold: Hold, kept: bool) -> None:
+    now = rollout(Phase.SHIFTING, hold=hold, evidence={"guards": 1})
+    assert bool(obey(now, command("resume"), T).evidence) is kept

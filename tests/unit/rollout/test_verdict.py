@@ -1,160 +1,158 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from serin.formats.request import Request
-from serin.rollout.evidence import RECENT_S, Counts, Evidence, fold
+from serin.rollout.evidence import Arm, Evidence, fold
 from serin.rollout.plan import Plan
-from serin.rollout.verdict import Verdict, judge_bake, judge_step
+from serin.rollout.verdict import Verdict, judge_bake, judge_step, weigh
+from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 
-PLAN = Plan(step_s=30.0, min_requests=100, max_error_share=0.02, deadline_s=600.0, bake_s=60.0)
-
-
-def request(t: float = 100.0, **changes: Any) -> Request:
-    fields = Request(
-        t, "flights", 3, "candidate", "flights-v2", 200, None, 900.0, 800.0, 1, "-", "HTTP/1.1", "a"
-    )
-    return fields._replace(**changes)
+T = 1000.0
+PLAN = Plan(step_s=30.0, min_requests=100, max_error_share=0.02, deadline_s=600.0, bake_s=60.0, slo_ms=50.0)
 
 
-def folded(requests: list[Request], before: Evidence | None = None, **changes: Any) -> Evidence:
-    how: dict[str, Any] = {"epoch": 3, "candidate": "flights-v2", "stable": "flights-v1", "since": 50.0}
-    return fold(before or Evidence(), requests, **(how | changes))
+def seen(requests: list[Request], share: float = 0.5, before: Evidence | None = None) -> Evidence:
+    """All of it, the traffic before the rollout too."""
+    known = Traffic(share=0.0).requests(T - 30, 30, seed=99)
+    arm = Arm(candidate=CANDIDATE, stable=STABLE, epoch=3, share=share, since=T)
+    end = max((request.t for request in requests), default=T)
+    return fold(before or Evidence(), [*known, *requests], arm=arm, plan=PLAN, now=end + 60)
 
 
-STEP = [
-    # elapsed, candidate, stable's last seconds, verdict
-    (10, Counts(500, 0), Counts(), Verdict.WAIT),
-    (30, Counts(100, 2), Counts(), Verdict.PASS),
-    (30, Counts(99, 0), Counts(), Verdict.WAIT),
-    (4, Counts(3, 3), Counts(500, 0), Verdict.FAIL),
-    (4, Counts(3, 2), Counts(500, 0), Verdict.WAIT),
-    (400, Counts(1000, 21), Counts(500, 1), Verdict.FAIL),
-    (400, Counts(1000, 20), Counts(500, 1), Verdict.PASS),
-    (4, Counts(3, 3), Counts(500, 20), Verdict.FAIL),
-    (4, Counts(50, 6), Counts(500, 31), Verdict.INCIDENT),
-    (4, Counts(50, 6), Counts(500, 30), Verdict.FAIL),
-    (4, Counts(3, 3), Counts(2, 2), Verdict.INCIDENT),
-    (4, Counts(3, 3), Counts(0, 0), Verdict.FAIL),
-    (60, Counts(200, 0), Counts(500, 400), Verdict.PASS),
-    (30, Counts(), Counts(500, 0), Verdict.NO_TRAFFIC),
-    (30, Counts(), Counts(), Verdict.NO_TRAFFIC),
-    (6000, Counts(), Counts(), Verdict.NO_TRAFFIC),
-    (600, Counts(99, 0), Counts(), Verdict.INCONCLUSIVE),
-    (600, Counts(99, 3), Counts(), Verdict.FAIL),
-]
+def step(requests: list[Request], **changes: Any) -> tuple[Verdict, str]:
+    how: dict[str, Any] = {"elapsed_s": 60.0, "last": False, "plan": PLAN, "share": 0.5}
+    how |= changes
+    return judge_step(how["plan"], seen(requests, how["share"]), elapsed_s=how["elapsed_s"], last=how["last"])
 
 
-@pytest.mark.parametrize(("elapsed_s", "candidate", "recent", "expected"), STEP)
-def test_a_step_is_judged_as_the_table_says(
-    elapsed_s: float, candidate: Counts, recent: Counts, expected: Verdict
-) -> None:
-    evidence = Evidence(candidate=candidate, stable=recent, blocks={99: recent})
-    assert judge_step(PLAN, evidence, elapsed_s=elapsed_s)[0] is expected
+EQUAL = Traffic().requests(T, 60)
 
 
-@pytest.mark.parametrize(
-    ("share", "elapsed_s", "candidate", "expected"),
-    [
-        (0.01, 30, Counts(20, 1), Verdict.WAIT),
-        (0.01, 30, Counts(99, 1), Verdict.WAIT),
-        (0.01, 30, Counts(100, 1), Verdict.PASS),
-        (0.01, 600, Counts(20, 1), Verdict.INCONCLUSIVE),
-        (0.01, 30, Counts(20, 2), Verdict.WAIT),
-        (0.01, 30, Counts(20, 3), Verdict.FAIL),
-        (0.0, 1, Counts(20, 1), Verdict.FAIL),
-    ],
-)
-def test_one_failure_among_few_is_no_proof_unless_none_is_allowed(
-    share: float, elapsed_s: float, candidate: Counts, expected: Verdict
-) -> None:
-    plan = Plan(step_s=30.0, min_requests=20, max_error_share=share, deadline_s=600.0)
-    assert judge_step(plan, Evidence(candidate=candidate), elapsed_s=elapsed_s)[0] is expected
+def test_an_equal_candidate_passes_a_step() -> None:
+    verdict, reason = step(EQUAL)
+    assert verdict is Verdict.PASS
+    assert "of 100" in reason
+
+
+@pytest.mark.parametrize("slower", [1.5, 2.0])
+def test_a_slow_candidate_fails_and_the_reason_names_the_guard_and_both_arms(slower: float) -> None:
+    verdict, reason = step(Traffic(slower=slower).requests(T, 45))
+    assert verdict is Verdict.FAIL
+    assert reason.startswith("p")
+    assert "against" in reason
+
+
+def test_a_candidate_within_the_margin_does_not_fail() -> None:
+    assert step(Traffic(slower=1.08).requests(T, 300), elapsed_s=300.0)[0] is not Verdict.FAIL
+
+
+def test_a_candidate_that_fails_outright_fails_within_seconds() -> None:
+    verdict, reason = step(Traffic(errors=(0.0, 1.0)).requests(T, 3), elapsed_s=3.0)
+    assert verdict is Verdict.FAIL
+    assert "errors" in reason
+
+
+def test_a_candidate_that_fails_a_little_more_often_fails_in_time() -> None:
+    assert step(Traffic(errors=(0.0, 0.015)).requests(T, 120))[0] is Verdict.FAIL
+
+
+def test_failures_that_both_arms_have_are_no_reason_to_go_back() -> None:
+    assert step(Traffic(errors=(0.005, 0.005)).requests(T, 120))[0] is Verdict.PASS
+
+
+def test_both_arms_breaking_a_promise_is_an_incident() -> None:
+    verdict, reason = step(Traffic(errors=(0.2, 0.2)).requests(T, 60))
+    assert verdict is Verdict.INCIDENT
+    assert "both arms" in reason
+
+
+def test_a_candidate_much_worse_than_a_broken_stable_fails_all_the_same() -> None:
+    assert step(Traffic(errors=(0.05, 0.5)).requests(T, 60))[0] is Verdict.FAIL
+
+
+def test_after_an_incident_stable_is_no_excuse_any_more() -> None:
+    trouble = Traffic(errors=(0.2, 0.2)).requests(T, 30)
+    verdict, _ = step([*trouble, *Traffic().requests(T + 30, 40, seed=1)])
+    assert verdict is not Verdict.INCIDENT
+
+
+def test_a_split_that_is_not_as_the_weights_say_is_invalid() -> None:
+    verdict, reason = step(Traffic(share=0.2).requests(T, 60))
+    assert verdict is Verdict.INVALID
+    assert "instead of 50.00%" in reason
+
+
+def test_a_step_takes_its_time() -> None:
+    assert step(EQUAL, elapsed_s=29.0)[0] is Verdict.WAIT
+
+
+@pytest.mark.parametrize(("elapsed_s", "expected"), [(30.0, Verdict.WAIT), (600.0, Verdict.INCONCLUSIVE)])
+def test_too_few_requests_wait_until_the_deadline_and_never_pass(elapsed_s: float, expected: Verdict) -> None:
+    assert step(Traffic(requests_per_s=2).requests(T, 30), elapsed_s=elapsed_s)[0] is expected
+
+
+@pytest.mark.parametrize("elapsed_s", [30.0, 6000.0])
+def test_no_request_is_no_traffic(elapsed_s: float) -> None:
+    assert step([], elapsed_s=elapsed_s)[0] is Verdict.NO_TRAFFIC
 
 
 def test_silence_means_nothing_before_the_log_can_have_been_written() -> None:
-    plan = Plan(step_s=1.0)
-    assert judge_step(plan, Evidence(), elapsed_s=2)[0] is Verdict.WAIT
-    assert judge_step(plan, Evidence(), elapsed_s=6)[0] is Verdict.NO_TRAFFIC
+    assert step([], elapsed_s=4.0, plan=replace(PLAN, step_s=1.0))[0] is Verdict.WAIT
 
 
 def test_a_plan_that_asks_for_no_requests_passes_on_time_alone() -> None:
-    assert judge_step(Plan(step_s=1.0, min_requests=0), Evidence(), elapsed_s=1)[0] is Verdict.PASS
+    assert step([], plan=replace(PLAN, min_requests=0), last=True)[0] is Verdict.PASS
+
+
+def test_a_suspect_candidate_does_not_pass() -> None:
+    evidence = seen(Traffic(slower=1.5).requests(T, 9))
+    weighed = weigh(PLAN, evidence)
+    assert max(weighed.worths.values()) >= 10
+    assert weighed.total < 100
+    verdict, reason = judge_step(PLAN, evidence, elapsed_s=60, last=False)
+    assert (verdict, "is suspect" in reason) == (Verdict.WAIT, True)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(5, Verdict.WAIT), (60, Verdict.PASS)])
+def test_all_traffic_needs_proof_that_the_candidate_is_not_slower(seconds: float, expected: Verdict) -> None:
+    assert step(Traffic().requests(T, seconds), last=True)[0] is expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_candidate_slower_by_the_bad_margin_does_not_get_all_traffic(seed: int) -> None:
+    requests = Traffic(slower=1.2).requests(T, 100, seed=seed)
+    assert step(requests, last=True, elapsed_s=100)[0] is not Verdict.PASS
+
+
+def test_proof_that_does_not_come_is_inconclusive() -> None:
+    requests = Traffic(requests_per_s=4, slower=1.1).requests(T, 60)
+    assert step(requests, last=True, elapsed_s=600)[0] is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
-    ("elapsed_s", "candidate", "expected"),
+    ("traffic", "elapsed_s", "expected"),
     [
-        (59, Counts(500, 1), Verdict.WAIT),
-        (60, Counts(500, 1), Verdict.PASS),
-        (60, Counts(), Verdict.PASS),
-        (5, Counts(500, 11), Verdict.FAIL),
+        (Traffic(share=1.0), 59, Verdict.WAIT),
+        (Traffic(share=1.0), 60, Verdict.PASS),
+        (Traffic(share=1.0, errors=(0, 0.01)), 60, Verdict.PASS),
+        (Traffic(share=1.0, errors=(0, 0.1)), 20, Verdict.FAIL),
+        (Traffic(share=1.0, slower=20), 20, Verdict.FAIL),
     ],
 )
-def test_a_bake_is_judged_as_the_table_says(elapsed_s: float, candidate: Counts, expected: Verdict) -> None:
-    assert judge_bake(PLAN, Evidence(candidate=candidate), elapsed_s=elapsed_s)[0] is expected
+def test_a_bake_holds_the_candidate_to_what_was_promised(
+    traffic: Traffic, elapsed_s: float, expected: Verdict
+) -> None:
+    evidence = seen(traffic.requests(T, 20), share=1.0)
+    assert judge_bake(PLAN, evidence, elapsed_s=elapsed_s)[0] is expected
 
 
-def test_the_reason_gives_the_numbers() -> None:
-    _, reason = judge_step(PLAN, Evidence(candidate=Counts(200, 9)), elapsed_s=1)
-    assert reason == "candidate failed 9 of 200 requests, limit 2.000%"
-
-
-def test_requests_are_counted_by_arm_and_failures_with_them() -> None:
-    stable = request(arm="stable", release="flights-v1")
-    evidence = folded([request(), request(code=503), request(attempts=2), stable])
-    assert (evidence.candidate, evidence.stable) == (Counts(3, 2), Counts(1, 0))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"arm": "pinned"},
-        {"release": "flights-v7"},
-        {"arm": "stable", "release": "flights-v2"},
-        {"model": "taxis", "release": "taxis-v2"},
-        {"t": 49.0},
-    ],
-)
-def test_requests_that_nobody_drew_lots_for_are_no_evidence(other: dict[str, Any]) -> None:
-    assert folded([request(**other)]).candidate == Counts()
-
-
-def test_a_new_epoch_counts_anew_and_a_late_line_still_counts() -> None:
-    before = folded([request(), request()])
-    after = folded([request(epoch=3, code=500), request(epoch=4)], before, epoch=4)
-    assert (after.epoch, after.candidate) == (4, Counts(2, 1))
-
-
-def test_evidence_in_pieces_through_json_equals_evidence_at_once() -> None:
-    requests = [
-        request(
-            100 + i * 0.37,
-            arm=("stable", "candidate")[i % 3 == 0],
-            release=("flights-v1", "flights-v2")[i % 3 == 0],
-            code=503 if i % 11 == 0 else 200,
-        )
-        for i in range(300)
-    ]
-    pieces = Evidence()
-    for start in range(0, 300, 7):
-        pieces = folded(requests[start : start + 7], pieces)
-        pieces = Evidence.from_json(json.loads(json.dumps(pieces.to_json())))
-    assert pieces == folded(requests)
-    assert len(pieces.blocks or {}) <= RECENT_S
-
-
-def test_only_the_last_seconds_of_stable_are_recent() -> None:
-    stable = [
-        request(float(t), arm="stable", release="flights-v1", code=500 if t < 100 else 200)
-        for t in range(60, 160)
-    ]
-    evidence = folded(stable)
-    assert evidence.stable == Counts(100, 40)
-    assert evidence.stable_recent == Counts(30, 0)
+def test_a_bake_without_traffic_passes_on_time() -> None:
+    assert judge_bake(PLAN, Evidence(), elapsed_s=60)[0] is Verdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -167,6 +165,9 @@ def test_only_the_last_seconds_of_stable_are_recent() -> None:
         ({"mode": "dry"}, "mode 'dry'"),
         ({"max_error_share": 2}, "max_error_share"),
         ({"min_requests": -1}, "min_requests"),
+        ({"false_rollback": 0}, "false_rollback"),
+        ({"quantiles": [0.5, 1]}, "quantiles"),
+        ({"bad_margin": 0.05}, "bad_margin"),
         ({"bake_s": float("nan")}, "times"),
         ({"speed": 3}, "has no speed"),
     ],

@@ -1,0 +1,75 @@
+"""Bets that cannot win while a claim holds. Pure; the arrays may have leading axes, one entry per rollout.
+
+A bettor starts with 1 and stakes a part of what he has in each block. While the claim holds his stake wins as often as
+it loses, so that the chance of his ever owning 1/alpha is at most alpha, however often one looks. Eight bettors with
+different courage are kept; what counts is the mean of what they own, for the best courage is not known beforehand.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+STAKES: Final = np.array((0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 0.98))
+BETTORS: Final = len(STAKES)
+
+_SPREAD: Final = 2.0  # a difference of so many times its own chance spread wins the whole stake
+_LARGEST: Final = 600.0  # of a logarithm: its exponential is still a number
+
+
+def start(*shape: int) -> Array:
+    """The logarithms of what bettors own who have not bet yet."""
+    return np.zeros((*shape, BETTORS))
+
+
+def difference(candidate: Array, control: Array) -> Array:
+    """How much worse the candidate looks in a block, from -1 to 1, from the bad requests of two equal arms.
+
+    Changing the arms changes the sign and nothing else, which is all that a fair bet needs. A few bad requests count
+    by their share, many by how far their difference is from what chance makes of so many.
+    """
+    bad = candidate + control
+    scale = np.minimum(bad, _SPREAD * np.sqrt(bad))
+    found: Array = np.clip((candidate - control) / np.where(bad > 0, scale, 1.0), -1.0, 1.0)
+    return found
+
+
+def bet(owned: Array, outcome: Array) -> Array:
+    """After a block with `outcome` in -1 .. 1. Fair when +x and -x are equally likely."""
+    after: Array = owned + np.log1p(STAKES * np.asarray(outcome)[..., None])
+    return after
+
+
+def bet_on_share(owned: Array, share: Array | float, target: float) -> Array:
+    """After a block in which `share` of the requests were bad. Fair when `target` of them are, on average.
+
+    A target of 0 is a promise one bad request breaks.
+    """
+    if target <= 0:
+        return owned + np.where(np.asarray(share) > 0, _LARGEST, 0.0)[..., None]
+    return owned + np.log1p(STAKES * (np.asarray(share)[..., None] / target - 1.0))
+
+
+def worth(owned: Array) -> Array:
+    """The mean of what the eight own: the evidence against the claim."""
+    mean: Array = np.exp(np.minimum(owned, _LARGEST)).mean(axis=-1)
+    return mean
+
+
+def split_evidence(candidate: int, requests: int, share: float) -> float:
+    """The evidence that the candidate's part of `requests` is not `share`: a bet on every other share at once."""
+    if not 0 < share < 1 or requests == 0:
+        return 1.0
+    others = requests - candidate
+    any_share = (
+        math.lgamma(candidate + 0.5)
+        + math.lgamma(others + 0.5)
+        - math.lgamma(requests + 1.0)
+        - 2 * math.lgamma(0.5)
+    )
+    this_share = candidate * math.log(share) + others * math.log1p(-share)
+    return math.exp(min(any_share - this_share, _LARGEST))

@@ -1,0 +1,225 @@
+"""Requests cut into blocks of one second by arrival, with an arm of equal weight for the candidate. Pure.
+
+Lines stand in the log in the order in which requests ended. A block stays open until requests were seen that arrived
+`watermark_s` after its end; a line that comes later still counts, in the first block that is open then. That depends on
+the lines alone, so that it does not matter how they were cut into reads.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+import numpy as np
+
+from serin.formats.request import Request
+from serin.rollout.betting import Array
+from serin.rollout.guards import Arms
+from serin.rollout.histogram import BINS, bins_of, count
+from serin.rollout.plan import Plan
+
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Requests of one arm: all, those that failed on it, and those slower than was promised."""
+
+    requests: int = 0
+    errors: int = 0
+    slow: int = 0
+
+    @property
+    def error_share(self) -> float:
+        return self.errors / self.requests if self.requests else 0.0
+
+    @property
+    def slow_share(self) -> float:
+        return self.slow / self.requests if self.requests else 0.0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.requests + other.requests, self.errors + other.errors, self.slow + other.slow)
+
+    def to_json(self) -> list[int]:
+        return [self.requests, self.errors, self.slow]
+
+
+NO_COUNTS: Final = Counts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lines:
+    """Requests of the two arms as columns, in the log's order."""
+
+    t: Array
+    epoch: Array
+    candidate: Array  # bool
+    failed: Array  # bool
+    us: Array  # infinite for one that the client gave up
+    lot: Array  # uint64, drawn by the request's id and arrival
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+    def pick(self, chosen: Array | slice) -> Lines:
+        return Lines(
+            t=self.t[chosen],
+            epoch=self.epoch[chosen],
+            candidate=self.candidate[chosen],
+            failed=self.failed[chosen],
+            us=self.us[chosen],
+            lot=self.lot[chosen],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """What is kept of a block: latencies as bin counts (the rows of `bins` are ROWS), and counts per arm."""
+
+    bins: Array  # (5, bins)
+    candidate: Counts = NO_COUNTS
+    stable: Counts = NO_COUNTS
+    equal_errors: tuple[int, int] = (0, 0)  # of the arms of equal weight: candidate, control
+    splits: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by weight epoch: candidate's, all
+
+    @classmethod
+    def empty(cls) -> Self:
+        return cls(bins=np.zeros((len(ROWS), BINS), dtype=np.int64))
+
+    def __add__(self, other: Block) -> Block:
+        return Block(
+            bins=self.bins + other.bins,
+            candidate=self.candidate + other.candidate,
+            stable=self.stable + other.stable,
+            equal_errors=add_pairs(self.equal_errors, other.equal_errors),
+            splits={
+                epoch: add_pairs(self.splits.get(epoch, (0, 0)), other.splits.get(epoch, (0, 0)))
+                for epoch in {*self.splits, *other.splits}
+            },
+        )
+
+    @property
+    def arms(self) -> Arms:
+        return Arms(
+            stable=self.bins[0],
+            control=self.bins[2],
+            candidate=self.bins[3],
+            candidate_bad=self.bins[4],
+            control_errors=np.asarray(self.equal_errors[1]),
+            candidate_errors=np.asarray(self.equal_errors[0]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bins": [counts2json(row) for row in self.bins],
+            "candidate": self.candidate.to_json(),
+            "stable": self.stable.to_json(),
+            "equal_errors": list(self.equal_errors),
+            "splits": [[epoch, *pair] for epoch, pair in sorted(self.splits.items())],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        mine, control = value["equal_errors"]
+        return cls(
+            bins=np.array([json2counts(row, np.int64) for row in value["bins"]]),
+            candidate=Counts(*value["candidate"]),
+            stable=Counts(*value["stable"]),
+            equal_errors=(mine, control),
+            splits={epoch: (some, every) for epoch, some, every in value["splits"]},
+        )
+
+
+ROWS: Final = ("stable", "candidate", "control", "candidate by the margin", "candidate by the bad margin")
+
+
+def add_pairs(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def counts2json(counts: Array) -> list[list[Any]]:
+    """The bins that hold something, and what."""
+    held = np.flatnonzero(counts)
+    return [held.tolist(), counts[held].tolist()]
+
+
+def json2counts(value: Sequence[Sequence[Any]], kind: Any = np.float64) -> Array:
+    counts = np.zeros(BINS, dtype=kind)
+    counts[np.asarray(value[0], dtype=np.int64)] = value[1]
+    return counts
+
+
+def columns(requests: Sequence[Request], *, candidate: str, stable: str) -> Lines:
+    """The requests that lots were drawn for, once each: a line that stands in the log twice counts once."""
+    arms = {("candidate", candidate): True, ("stable", stable): False}
+    picked = [
+        (request, arm)
+        for request in requests
+        if (arm := arms.get((request.arm, request.release))) is not None
+    ]
+    t = np.array([request.t for request, _ in picked], dtype=np.float64)
+    ids = np.array([zlib.crc32(request.id.encode()) for request, _ in picked], dtype=np.uint64)
+    lines = Lines(
+        t=t,
+        epoch=np.array([request.epoch for request, _ in picked], dtype=np.int64),
+        candidate=np.array([arm for _, arm in picked], dtype=bool),
+        failed=np.array([request.failed for request, _ in picked], dtype=bool),
+        us=np.array(
+            [np.inf if request.us is None else request.us for request, _ in picked], dtype=np.float64
+        ),
+        lot=_draw(ids, t),
+    )
+    if len(lines) == 0:
+        return lines
+    _, first = np.unique(lines.lot, return_index=True)
+    return lines if len(first) == len(lines) else lines.pick(np.sort(first))
+
+
+def _draw(ids: Array, t: Array) -> Array:
+    """64 even bits. Also by arrival: a client that sends the same id again and again must not choose its arm."""
+    lot = ids * _MIX ^ np.round(t * 1e6).astype(np.int64).astype(np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        lot = (lot ^ lot >> np.uint64(shift)) * np.uint64(factor)
+    drawn: Array = lot ^ lot >> np.uint64(31)
+    return drawn
+
+
+def cut(lines: Lines, shares: Mapping[int, float], plan: Plan) -> Block:
+    """The lines of one block. `shares` is the candidate's part of traffic (0 .. 1) in each weight epoch.
+
+    Of the larger arm as many requests are kept for the comparison as the smaller one has, by lot.
+    """
+    share = np.array([shares.get(epoch, 0.0) for epoch in lines.epoch.tolist()])
+    candidate, stable = lines.candidate, ~lines.candidate
+    kept = np.minimum(share, 1 - share) / np.where(candidate, share, 1 - share).clip(1e-12)
+    equal = (lines.lot >> np.uint64(32)) < kept * 2.0**32
+    forgiven = (lines.lot & np.uint64(0xFFFFFFFF)) >= 2.0**32 / plan.error_tolerance
+    compared, control = candidate & equal, stable & equal
+    plain = bins_of(lines.us)
+    rows = (
+        count(plain[stable]),
+        count(plain[candidate]),
+        count(plain[control]),
+        count(bins_of(lines.us[compared], slower_by=plan.margin)),
+        count(bins_of(lines.us[compared], slower_by=plan.bad_margin)),
+    )
+    slow = lines.us > (np.inf if plan.slo_ms is None else plan.slo_ms * 1000)
+    return Block(
+        bins=np.array(rows, dtype=np.int64),
+        candidate=_counted(candidate, lines.failed, slow),
+        stable=_counted(stable, lines.failed, slow),
+        equal_errors=(
+            int((compared & lines.failed & ~forgiven).sum()),
+            int((control & lines.failed).sum()),
+        ),
+        splits={
+            epoch: (int((candidate & (lines.epoch == epoch)).sum()), int((lines.epoch == epoch).sum()))
+            for epoch in np.unique(lines.epoch).tolist()
+        },
+    )
+
+
+def _counted(arm: Array, failed: Array, slow: Array) -> Counts:
+    return Counts(int(arm.sum()), int((arm & failed).sum()), int((arm & slow).sum()))

@@ -1,0 +1,106 @@
+"""What each guard of a rollout bets on, block by block. Pure; arrays may have leading axes, one entry per rollout.
+
+Comparing guards hold the candidate against an arm of the same weight:
+    errors         requests that failed on their arm's release
+    p50, p95 ...   candidate slower than (1 + margin) x, control slower than x; x: stable's quantile from the past only
+Promises hold one arm against a share that was promised, whatever the other does: `promise errors`, `promise latency`.
+The reversed bets, `not slower p50` and so on, win when the candidate is clearly not slower by the bad margin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from serin.rollout.betting import Array, bet, bet_on_share, difference, start
+from serin.rollout.histogram import quantile_bins, slower_than
+from serin.rollout.plan import Plan
+
+ERRORS: Final = "errors"
+PROMISES: Final = ("promise errors", "promise latency")
+STABLE_PROMISES: Final = ("stable's promise errors", "stable's promise latency")
+
+MEMORY_KEEPS: Final = 0.98  # of stable's past, with each block: about the last minute counts
+MEMORY_NEEDS: Final = 20  # requests, before a quantile of them is worth betting on
+
+_PROMISE_WEIGHT: Final = 0.2
+_ERRORS_WEIGHT: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arms:
+    """One block. `control` and `candidate` are of equal weight; the first two bin counts are of latencies as they were,
+    the others of the candidate's as if it had been faster by the margin, and by the bad margin."""
+
+    stable: Array  # (..., bins)
+    control: Array
+    candidate: Array
+    candidate_bad: Array
+    control_errors: Array  # (...)
+    candidate_errors: Array
+
+
+def latency_name(quantile: float) -> str:
+    return f"p{quantile * 100:g}"
+
+
+def reversed_name(quantile: float) -> str:
+    return f"not slower {latency_name(quantile)}"
+
+
+def proven_quantiles(plan: Plan) -> tuple[float, ...]:
+    """Those at which a candidate must prove itself: beyond p95 the proof would take too long."""
+    return tuple(quantile for quantile in plan.quantiles if quantile <= 0.95) or plan.quantiles[:1]
+
+
+def weights(plan: Plan) -> dict[str, float]:
+    """Of the guards that can send a candidate back; they add up to 1."""
+    each = (1 - _ERRORS_WEIGHT - _PROMISE_WEIGHT) / len(plan.quantiles)
+    return {
+        ERRORS: _ERRORS_WEIGHT,
+        **{latency_name(quantile): each for quantile in plan.quantiles},
+        **{name: _PROMISE_WEIGHT / len(PROMISES) for name in PROMISES},
+    }
+
+
+def compare(owned: Mapping[str, Array], memory: Array, arms: Arms, plan: Plan) -> dict[str, Array]:
+    """What the comparing guards own after a block. `memory` is stable's past, without this block."""
+    after = {ERRORS: _bet(owned, ERRORS, arms.candidate_errors, arms.control_errors)}
+    ready = memory.sum(axis=-1) >= MEMORY_NEEDS
+    limits = quantile_bins(memory, plan.quantiles)
+    control = slower_than(arms.control, limits) * ready[..., None]
+    candidate = slower_than(arms.candidate, limits) * ready[..., None]
+    candidate_bad = slower_than(arms.candidate_bad, limits) * ready[..., None]
+    for index, quantile in enumerate(plan.quantiles):
+        name = latency_name(quantile)
+        after[name] = _bet(owned, name, candidate[..., index], control[..., index])
+        if quantile in proven_quantiles(plan):
+            name = reversed_name(quantile)
+            after[name] = _bet(owned, name, control[..., index], candidate_bad[..., index])
+    return after
+
+
+def remember(memory: Array, stable: Array) -> Array:
+    """Stable's past with one more block."""
+    return memory * MEMORY_KEEPS + stable
+
+
+def hold_to_promises(
+    owned: Mapping[str, Array], names: Sequence[str], shares: Sequence[Array | float], plan: Plan
+) -> dict[str, Array]:
+    """What the guards of the promises own after a block in which an arm had these shares of failed and slow ones."""
+    targets = (plan.max_error_share, plan.max_slow_share)
+    return {
+        name: bet_on_share(_owned(owned, name), share, target)
+        for name, share, target in zip(names, shares, targets, strict=True)
+    }
+
+
+def _bet(owned: Mapping[str, Array], name: str, worse: Array, better: Array) -> Array:
+    return bet(_owned(owned, name), difference(worse, better))
+
+
+def _owned(owned: Mapping[str, Array], name: str) -> Array:
+    found = owned.get(name)
+    return start() if found is None else found

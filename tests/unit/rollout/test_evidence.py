@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serin.formats.request import Request
+from serin.rollout.blocks import Counts, columns, cut
+from serin.rollout.evidence import RECENT_S, Arm, Evidence, fold
+from serin.rollout.plan import Plan
+from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
+
+T = 1000.0
+PLAN = Plan(slo_ms=100.0)
+ARM = Arm(candidate=CANDIDATE, stable=STABLE, epoch=3, share=0.5, since=T)
+
+
+def request(t: float = T, **changes: Any) -> Request:
+    line = Request(
+        t, "flights", 3, "candidate", CANDIDATE, 200, None, 900.0, 800.0, 1, "-", "HTTP/1.1", f"{t}"
+    )
+    return line._replace(**changes)
+
+
+def folded(requests: list[Request], before: Evidence | None = None, **changes: Any) -> Evidence:
+    how: dict[str, Any] = {"arm": ARM, "plan": PLAN, "now": None}
+    return fold(before or Evidence(), requests, **(how | changes))
+
+
+def as_json(evidence: Evidence) -> str:
+    return json.dumps(evidence.to_json())
+
+
+@pytest.mark.parametrize("size", [1, 7, 250])
+def test_evidence_in_pieces_through_the_journal_is_the_same_to_the_last_bit(size: int) -> None:
+    requests = Traffic(requests_per_s=40, share=0.5, slower=30, errors=(0.01, 0.1)).requests(T, 20)
+    pieces = Evidence()
+    for start in range(0, len(requests), size):
+        pieces = folded(requests[start : start + size], pieces)
+        pieces = Evidence.from_json(json.loads(as_json(pieces)))
+    assert as_json(pieces) == as_json(folded(requests))
+    assert pieces.blocks > 15
+
+
+def test_the_control_is_as_large_as_the_candidate() -> None:
+    requests = Traffic(requests_per_s=1000, share=0.1).requests(T, 20)
+    block = cut(columns(requests, candidate=CANDIDATE, stable=STABLE), {3: 0.1}, PLAN)
+    candidate, control = int(block.bins[3].sum()), int(block.bins[2].sum())
+    assert candidate == block.candidate.requests
+    assert abs(candidate - control) < 4 * np.sqrt(candidate + control)
+    assert block.stable.requests > 8 * control
+
+
+def test_a_candidate_with_most_of_the_traffic_is_thinned_to_its_control() -> None:
+    requests = Traffic(requests_per_s=1000, share=0.8).requests(T, 10)
+    block = cut(columns(requests, candidate=CANDIDATE, stable=STABLE), {3: 0.8}, PLAN)
+    candidate, control = int(block.bins[3].sum()), int(block.bins[2].sum())
+    assert control == block.stable.requests
+    assert abs(candidate - control) < 4 * np.sqrt(candidate + control)
+
+
+def test_a_client_that_sends_one_id_for_all_does_not_choose_its_arm() -> None:
+    requests = [line._replace(id="same") for line in Traffic(requests_per_s=1000, share=0.1).requests(T, 10)]
+    block = cut(columns(requests, candidate=CANDIDATE, stable=STABLE), {3: 0.1}, PLAN)
+    assert 0.07 < block.bins[2].sum() / len(requests) < 0.13
+
+
+def test_all_traffic_has_no_control_and_is_not_compared() -> None:
+    requests = Traffic(share=1.0, slower=5, errors=(0, 0.5)).requests(T, 10)
+    block = cut(columns(requests, candidate=CANDIDATE, stable=STABLE), {3: 1.0}, PLAN)
+    assert (block.bins[2:].sum(), block.equal_errors) == (0, (0, 0))
+    assert block.candidate.requests == len(requests)
+
+
+def test_tolerance_forgives_some_of_the_candidate_s_failures_only() -> None:
+    requests = Traffic(requests_per_s=1000, errors=(1.0, 1.0)).requests(T, 4)
+    block = cut(columns(requests, candidate=CANDIDATE, stable=STABLE), {3: 0.5}, Plan(error_tolerance=2.0))
+    assert 0.4 < block.equal_errors[0] / block.candidate.errors < 0.6
+    assert block.equal_errors[1] == block.stable.errors
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"arm": "pinned"},
+        {"release": "flights-v7"},
+        {"arm": "stable", "release": CANDIDATE},
+        {"model": "taxis", "release": "taxis-v2"},
+        {"t": T - 1},
+    ],
+)
+def test_requests_that_nobody_drew_lots_for_are_no_evidence(other: dict[str, Any]) -> None:
+    assert folded([request(**other)], now=T + 60).candidate == Counts()
+
+
+def test_requests_before_the_rollout_teach_what_stable_s_latency_is() -> None:
+    before = Traffic(share=0.0).requests(T - 10, 10)
+    evidence = folded(before)
+    assert evidence.memory.sum() == len(before)
+    assert (evidence.blocks, evidence.stable) == (0, Counts())
+
+
+def test_failures_are_counted_by_arm_and_so_are_requests_the_client_gave_up() -> None:
+    stable = request(arm="stable", release=STABLE, id="s")
+    lines = [
+        request(id="1"),
+        request(id="2", code=503),
+        request(id="3", attempts=2),
+        request(id="4", code=0, us=None, flags="DC"),
+        stable,
+    ]
+    evidence = folded(lines, now=T + 60)
+    assert (evidence.candidate, evidence.stable) == (Counts(4, 2, 1), Counts(1, 0, 0))
+
+
+def test_a_line_that_stands_in_the_log_twice_counts_once() -> None:
+    assert folded([request(), request(), request(T + 0.5)], now=T + 60).candidate.requests == 2
+
+
+def test_a_late_line_counts_in_the_first_block_that_is_open() -> None:
+    evidence = folded([request(T), request(T + 10), request(T + 1, id="late")])
+    assert sorted(evidence.open) == [T + 8, T + 10]
+    assert evidence.open[int(T + 8)].candidate.requests == 1
+
+
+def test_silence_closes_a_block_when_the_log_must_have_been_written() -> None:
+    assert folded([request()], now=T + 3).blocks == 0
+    assert folded([request()], now=T + 6).blocks == 1
+
+
+def test_a_clock_that_was_set_back_does_not_stop_the_evidence() -> None:
+    ahead = folded([request(T + 5000), request(T + 5001)], now=T + 6000)
+    evidence = folded([request(T + 10 + i) for i in range(20)], ahead, now=T + 40)
+    assert evidence.candidate.requests == 22
+    assert evidence.blocks == 22
+
+
+def test_a_new_step_counts_anew_and_keeps_what_its_guards_have_won() -> None:
+    before = folded(Traffic(slower=3).requests(T, 20), now=T + 30)
+    after = folded([], before, arm=Arm(candidate=CANDIDATE, stable=STABLE, epoch=4, share=1.0, since=T))
+    assert (after.candidate, after.split, after.shares) == (Counts(), (0, 0), {3: 0.5, 4: 1.0})
+    assert after.worths() == before.worths()
+    assert before.worths()["p50"] > 1e3
+
+
+def test_a_step_that_begins_again_forgets_promises_and_nothing_that_was_compared() -> None:
+    before = folded(Traffic(slower=3, errors=(0.5, 0.5)).requests(T, 20), now=T + 30)
+    after = folded([], before, arm=Arm(candidate=CANDIDATE, stable=STABLE, epoch=4, share=0.5, since=T + 31))
+    assert {name for name in before.worths() if "promise" in name} & set(after.worths()) == set()
+    assert after.worths()["p50"] == before.worths()["p50"]
+
+
+def test_a_late_line_of_the_step_before_is_compared_by_that_step_s_weight() -> None:
+    before = folded([request(T, epoch=3)])
+    arm = Arm(candidate=CANDIDATE, stable=STABLE, epoch=4, share=1.0, since=T)
+    after = folded([request(T + 1, epoch=3), request(T + 2, epoch=4)], before, arm=arm, now=T + 60)
+    assert after.split == (1, 1)
+
+
+def test_only_the_last_seconds_of_stable_are_recent() -> None:
+    stable = [
+        request(float(t), arm="stable", release=STABLE, code=500 if t < T + 40 else 200)
+        for t in range(int(T), int(T) + 100)
+    ]
+    evidence = folded(stable, now=T + 200)
+    assert evidence.stable == Counts(100, 40, 0)
+    assert evidence.stable_recent == Counts(RECENT_S, 0, 0)
+
+
+def test_what_is_journaled_stays_small() -> None:
+    evidence = folded(Traffic(requests_per_s=2000, share=0.1, spread=1.0).requests(T, 10))
+    assert len(as_json(evidence)) < 40_000
