@@ -22,6 +22,7 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── LeaseUnavailable            no GPU became free in time (retryable)
 ├── TrainingError
 │   ├── TrainingRefused         a training that cannot start as asked: folder in use, other settings, no such GPU
+│   ├── NetworkUnfit            a user's own network that cannot be made, or does not answer as promised
 │   ├── WorkerFailed            a training process died (retryable)
 │   ├── NotTrained              an export that was asked for before there are weights
 │   ├── Preempted               stopped from outside after saving; run again (exit code 75, retryable)
@@ -266,6 +267,16 @@ class TrainingError(SerinError):
 class TrainingRefused(TrainingError):
     def __init__(self, *, folder: Path | str, reason: str) -> None:
         super().__init__(f"training in {folder} refused: {reason}", folder=str(folder), reason=reason)
+
+
+class NetworkUnfit(TrainingError):
+    def __init__(self, *, module: str, reason: str) -> None:
+        super().__init__(
+            f"model.module {module} cannot be trained: {reason}; it takes (numeric, sizes, outputs, **options) and "
+            f"answers forward(num, cat) with float32[rows, outputs]",
+            module=module,
+            reason=reason,
+        )
 
 
 class WorkerFailed(TrainingError):

@@ -7,7 +7,10 @@ from pathlib import Path
 from torch import nn
 
 from serin.formats.weights import read_weights
+from serin.models.dcn import Dcn
+from serin.models.ft_transformer import FtTransformer
 from serin.models.mlp import Mlp
+from serin.models.module import OwnNetwork
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec
 
@@ -17,6 +20,12 @@ def build_model(spec: ModelSpec, shape: TableShape) -> nn.Module:
     match spec.kind:
         case "mlp":
             return Mlp(spec, shape)
+        case "dcn":
+            return Dcn(spec, shape)
+        case "ft_transformer":
+            return FtTransformer(spec, shape)
+        case "module":
+            return OwnNetwork(spec, shape)
 
 
 def load_model(folder: Path) -> nn.Module:

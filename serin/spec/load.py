@@ -31,7 +31,11 @@ def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> Pipe
     except ValidationError as error:
         raise SpecError(where=where, problems=_problems(error)) from error
     tables = {name: _absolute(path, base) for name, path in spec.data.tables.items()}
-    return spec.model_copy(update={"data": spec.data.model_copy(update={"tables": tables})})
+    changes: dict[str, Any] = {"data": spec.data.model_copy(update={"tables": tables})}
+    own = spec.model.module
+    if own is not None and own.rpartition(":")[0].endswith(".py"):  # a file, not the name of a module
+        changes["model"] = spec.model.model_copy(update={"module": _absolute(own, base)})
+    return spec.model_copy(update=changes)
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from serin.spec.section import Duration, Section
 
@@ -27,30 +27,69 @@ class EtlSpec(Section):
 
 
 class ModelSpec(Section):
-    kind: Literal["mlp"] = "mlp"
+    """A network of ours by its kind, or one's own: `module: pkg.mod:Net`, or `module: net.py:Net` beside the spec."""
+
+    kind: Literal["mlp", "dcn", "ft_transformer", "module"] = "mlp"
     hidden: tuple[int, ...] = Field(default=(256, 128), min_length=1)
     embedding: int | Literal["auto"] = "auto"  # numbers per category; auto: by the size of the vocabulary
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    cross_layers: int = Field(default=3, ge=1)  # dcn
+    blocks: int = Field(default=3, ge=1)  # ft_transformer
+    heads: int = Field(default=8, ge=1)  # ft_transformer
+    module: str | None = None
+    options: dict[str, JsonValue] = Field(default_factory=dict)  # given to one's own network
+
+    @model_validator(mode="before")
+    @classmethod
+    def _module_is_a_kind(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("module") is not None and "kind" not in given:
+            return {**given, "kind": "module"}
+        return given
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.kind == "module") != (self.module is not None):
+            raise ValueError("model.module names one's own network, such as pkg.mod:Net; it needs no kind")
+        if self.module is not None and not all(self.module.rpartition(":")[::2]):
+            raise ValueError(f"model.module={self.module!r} names no class; write pkg.mod:Net or net.py:Net")
+        if self.kind == "ft_transformer" and self.embedding != "auto" and self.embedding % self.heads:
+            raise ValueError(
+                f"model.embedding={self.embedding} does not divide over model.heads={self.heads}; "
+                f"nearest that does: {max(self.embedding // self.heads, 1) * self.heads}"
+            )
+        return self
 
 
 class TrainingSpec(Section):
     epochs: int = Field(default=5, ge=1)
     batch_rows: int | Literal["auto"] = "auto"  # per optimizer step, all processes together
+    optimizer: Literal["adamw", "sgd", "adagrad"] = "adamw"
     learning_rate: float = Field(default=1e-3, gt=0)
+    schedule: Literal["cosine", "constant", "plateau"] = "cosine"  # each after a warm-up
     weight_decay: float = Field(default=1e-5, ge=0)
+    clip_norm: float | None = Field(default=None, gt=0)  # of all gradients together
+    accumulate: int = Field(default=1, ge=1)  # parts in which the rows of a step go through the network
+    class_weights: tuple[float, ...] | Literal["balanced"] | None = None
+    patience: int | None = Field(default=None, ge=1)  # epochs without a better metric before it stops
+    embedding_updates: Literal["auto", "dense", "rows"] = (
+        "auto"  # rows: only those of the table that a step used
+    )
     seed: int = 0
     processes: int | Literal["auto"] = "auto"  # one GPU each
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    strategy: Literal["auto", "ddp"] = "auto"
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    step: Literal["auto", "eager", "captured", "compiled"] = "auto"  # auto: what a short measurement says
     checkpoint_every_steps: int | Literal["auto"] = "auto"
 
     @model_validator(mode="after")
     def _batch_divides_over_processes(self) -> Self:
         rows, ranks = self.batch_rows, self.processes
-        if isinstance(rows, int) and isinstance(ranks, int) and rows % ranks:
+        if isinstance(rows, int) and isinstance(ranks, int) and rows % (ranks * self.accumulate):
+            parts = ranks * self.accumulate
             raise ValueError(
-                f"training.batch_rows={rows} does not divide over training.processes={ranks}; "
-                f"nearest that does: {max(rows // ranks, 1) * ranks}"
+                f"training.batch_rows={rows} does not divide over training.processes={ranks}"
+                + (f" with training.accumulate={self.accumulate}" if self.accumulate > 1 else "")
+                + f"; nearest that does: {max(rows // parts, 1) * parts}"
             )
         return self
 
@@ -59,6 +98,13 @@ class TrainingSpec(Section):
     def _at_least_one(cls, value: int | str) -> int | str:
         if isinstance(value, int) and value < 1:
             raise ValueError(f"{value} is too small; give at least 1, or auto")
+        return value
+
+    @field_validator("class_weights")
+    @classmethod
+    def _weights_are_positive(cls, value: tuple[float, ...] | str | None) -> tuple[float, ...] | str | None:
+        if isinstance(value, tuple) and (len(value) < 2 or min(value) <= 0):
+            raise ValueError(f"{list(value)}: give one weight above 0 for each class, or balanced")
         return value
 
 

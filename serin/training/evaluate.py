@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from serin import metrics
 from serin.formats.schema import Task
 from serin.formats.shards import Array
-from serin.training.loader import Table
 from serin.training.precision import matrix_products
+from serin.training.tables import MappedTable, ResidentTable
 from serin.training.world import World
 
 _BATCH_ROWS = 65536
+_NOT_FINITE = "not finite"
 
 
 def scores_of(logits: Tensor, task: Task) -> Tensor:
@@ -27,8 +28,10 @@ def scores_of(logits: Tensor, task: Task) -> Tensor:
             return logits
 
 
-def evaluate(network: nn.Module, table: Table, task: Task, world: World) -> dict[str, float]:
-    """The split's metrics on the first rank, nothing on the others. Always in full fp32, without dropout.
+def evaluate(
+    network: nn.Module, table: ResidentTable | MappedTable, task: Task, world: World
+) -> dict[str, float]:
+    """The split's metrics, the same on all ranks. Always in full fp32, without dropout.
 
     FloatingPointError when a score is not finite: such weights are not to be kept.
     """
@@ -36,21 +39,27 @@ def evaluate(network: nn.Module, table: Table, task: Task, world: World) -> dict
     start, stop = (min(table.rows, per_rank * rank) for rank in (world.rank, world.rank + 1))
     pieces = []
     network.eval()
-    with torch.inference_mode(), matrix_products("fp32"):
-        for begin in range(start, stop, _BATCH_ROWS):
-            batch = table.slice(begin, min(stop, begin + _BATCH_ROWS))
+    with torch.no_grad(), matrix_products("fp32"):
+        for offset in range(0, per_rank, _BATCH_ROWS):
+            # Where weights are shared out, a rank that has no rows left must still take part: with one, not counted.
+            begin = min(start + offset, stop)
+            end = min(stop, begin + _BATCH_ROWS)
+            batch = table.slice(begin, end) if begin < end else table.slice(0, 1)
             scores = scores_of(network(batch.num, batch.cat), task)
-            pieces.append(torch.cat([batch.target[:, None], scores], dim=1))
+            pieces.append(torch.cat([batch.target[:, None], scores], dim=1)[: end - begin])
     network.train()
-    mine = torch.cat(pieces) if pieces else torch.empty(0, _columns(network, table), device=world.device)
+    mine = torch.cat(pieces)
     padded = torch.nn.functional.pad(mine, (0, 0, 0, per_rank - len(mine)))
     gathered = world.gather(padded)
-    if not gathered:
-        return {}
-    rows = torch.cat(gathered)[: table.rows].numpy()
-    if not np.isfinite(rows[:, 1:]).all():
+    found = {}
+    if gathered:
+        rows = torch.cat(gathered)[: table.rows].numpy()
+        finite = bool(np.isfinite(rows[:, 1:]).all())
+        found = judge_scores(rows[:, 0], rows[:, 1:], task) if finite else {_NOT_FINITE: 1.0}
+    found = world.share(found)
+    if _NOT_FINITE in found:
         raise FloatingPointError("a score is not finite")
-    return judge_scores(rows[:, 0], rows[:, 1:], task)
+    return found
 
 
 def judge_scores(target: Array, scores: Array, task: Task) -> dict[str, float]:
@@ -74,10 +83,3 @@ def goodness(found: dict[str, float]) -> float:
     if "auc" in found:
         return found["auc"]
     return -next((found[name] for name in ("logloss", "rmse") if name in found), 0.0)
-
-
-def _columns(network: nn.Module, table: Table) -> int:
-    """How wide scores are, for a rank that has no rows of its own."""
-    with torch.inference_mode():
-        first = table.slice(0, 1)
-        return 1 + int(network(first.num, first.cat).shape[1])

@@ -45,6 +45,11 @@ class Choices(Section):
     steps_per_epoch: int
     precision: Literal["fp32", "tf32", "bf16"]
     threads: int  # per rank; part of what makes CPU runs equal bit for bit
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    by_row: bool = False  # are category tables updated row by row?
+    parts: int = 1  # in which a rank's rows go through the network
+    step: Literal["auto", "eager", "captured", "compiled"] = "auto"  # auto: not decided yet
+    step_reason: str = ""
     device: Literal["cpu", "cuda"]
     torch: str
 

@@ -122,18 +122,16 @@ def _run(
     stop: threading.Event,
     say: Callable[[str], None],
 ) -> _End:
-    """Start torchrun, pass its progress on, wait for its end. Leaves no process behind, however it is left."""
+    """Start the processes, pass their progress on, wait for their end. Leaves none behind, however it is left."""
     log = _next_log(folder)
     status_file(folder).unlink(missing_ok=True)
     follower = Follower(folder)
-    command = [
-        sys.executable,
-        "-m",
-        "serin.training.agent",
-        str(folder),
-        str(job.processes),
-        str(os.getpid()),
-    ]
+    # One process needs no torchrun above it, which would import torch a second time.
+    one = [sys.executable, "-m", "serin.training.worker", str(folder), str(os.getpid())]
+    several = [
+        sys.executable, "-m", "serin.training.agent", str(folder), str(job.processes), str(os.getpid()),
+    ]  # fmt: skip
+    command = one if job.processes == 1 else several
     seen = ",".join(
         devices[: job.processes]
     )  # empty on purpose without a lease: a GPU that is not ours is not seen
@@ -153,7 +151,7 @@ def _run(
                     _pass_on(follower, say)
                     if stop.is_set() and not asked:
                         asked = True
-                        agent.terminate()  # torchrun tells its workers, who save
+                        agent.terminate()  # a worker saves; torchrun tells its workers
         finally:
             _end_now(agent)
     _pass_on(follower, say)
@@ -205,7 +203,7 @@ def _outcome(folder: Path, end: _End) -> Checkpoint:
     status = end.status
     state = status.state if status else "preempted" if end.stop_asked else "failed"
     if status is None:
-        status = Status(state=state, exit_code=end.exit_code, reason="torchrun ended without a word")
+        status = Status(state=state, exit_code=end.exit_code, reason=_how_it_ended(end.exit_code))
     match state:
         case "done":
             return _checkpoint(folder)
@@ -219,6 +217,10 @@ def _outcome(folder: Path, end: _End) -> Checkpoint:
             raise WorkerFailed(
                 rank=status.rank, exit_code=status.exit_code, log=end.log, reason=status.reason
             )
+
+
+def _how_it_ended(exit_code: int) -> str:
+    return f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else "ended without a word"
 
 
 def _checkpoint(folder: Path) -> Checkpoint:

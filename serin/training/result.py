@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor
 
 from serin.formats.schema import Task
 from serin.formats.weights import write_weights
@@ -19,7 +20,7 @@ from serin.training.job import Choices, TrainingJob, result_folder
 def write_result(
     folder: Path,
     *,
-    network: nn.Module,
+    weights: Mapping[str, Tensor],
     job: TrainingJob,
     choices: Choices,
     shape: TableShape,
@@ -32,9 +33,7 @@ def write_result(
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     columns = {"numeric": shape.numeric, "sizes": shape.sizes, "outputs": shape.outputs}
-    write_weights(
-        scratch, network.state_dict(), {"model": job.model.model_dump(), "shape": columns, "task": task}
-    )
+    write_weights(scratch, weights, {"model": job.model.model_dump(), "shape": columns, "task": task})
     epochs = [record.model_dump() for record in position.epochs]
     _write(scratch / "metrics.json", "serin.metrics", metrics=metrics, epochs=epochs)
     _write(

@@ -1,6 +1,7 @@
-"""The torchrun target: one rank of a training, from training.json to its last step. Must never load an orchestrator.
+"""One rank of a training, from training.json to its last step. Must never load an orchestrator.
 
-`python -m serin.training.worker FOLDER AGENT_PID`, started by serin.training.agent. How it ended is in status.json.
+`python -m serin.training.worker FOLDER PARENT_PID`, started by torchrun (serin.training.agent), or by the launcher when
+it is the only one. How it ended is in status.json.
 """
 
 from __future__ import annotations
@@ -26,13 +27,18 @@ from serin.models.shape import TableShape
 from serin.training.batch_size import choose_batch_rows, choose_threads
 from serin.training.evaluate import evaluate
 from serin.training.files import only_one, write_whole
+from serin.training.full import full
 from serin.training.job import Choices, TrainingJob, choices_file, training_file
 from serin.training.lifeline import die_with_parent
-from serin.training.loader import Loader, Table, open_table, stream_seed
+from serin.training.loader import Loader, stream_seed
 from serin.training.loop import Loop
+from serin.training.losses import Loss, class_weights, loss_of
 from serin.training.precision import choose_precision
 from serin.training.result import write_result
 from serin.training.status import Status, write_status
+from serin.training.stream import StreamLoader
+from serin.training.tables import MappedTable, ResidentTable, open_table
+from serin.training.updates import by_row_pays, category_tables
 from serin.training.world import World, open_world
 
 _FORMER_WORKER_ENDS_S = 60.0
@@ -98,28 +104,47 @@ def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[],
         choices=choices,
         task=description.task,
         network=network,
-        loader=Loader(
-            open_table(split, world.device, sizes=shape.sizes),
-            batch_rows=choices.batch_rows,
-            seed=job.training.seed,
-            rank=world.rank,
-            ranks=world.size,
-            device=world.device,
-        ),
+        loss=_loss(job, description, network, split, world.device),
+        loader=_loader(job, choices, split, shape, world),
         valid=_table(description, job, "valid", world, shape),
         world=world,
         folder=folder,
         stop_asked=stop_asked,
     )
     loop.run()
-    _finish(loop, job, choices, description, shape, world, folder)
-    return _done(loop, choices, world)
+    _finish(loop, job, description, shape, world, folder)
+    return _done(loop, world)
+
+
+def _loader(
+    job: TrainingJob, choices: Choices, split: SplitArrays, shape: TableShape, world: World
+) -> Loader | StreamLoader:
+    table = open_table(split, world.device, sizes=shape.sizes)
+    common = {
+        "batch_rows": choices.batch_rows, "seed": job.training.seed, "rank": world.rank, "ranks": world.size,
+    }  # fmt: skip
+    return Loader(table, **common) if isinstance(table, ResidentTable) else StreamLoader(table, **common)
+
+
+def _loss(
+    job: TrainingJob,
+    description: DatasetDescription,
+    network: nn.Module,
+    split: SplitArrays,
+    device: torch.device,
+) -> Loss:
+    if description.task == "regression":
+        return loss_of("regression", scale=network.get_buffer("scale"))
+    classes = 2 if description.task == "binary" else len(description.classes or ())
+    weights = class_weights(job.training.class_weights, split.target, classes)
+    return loss_of(
+        description.task, weights=None if weights is None else torch.tensor(weights, device=device)
+    )
 
 
 def _finish(
     loop: Loop,
     job: TrainingJob,
-    choices: Choices,
     description: DatasetDescription,
     shape: TableShape,
     world: World,
@@ -138,12 +163,13 @@ def _finish(
     if test is not None:
         found = evaluate(loop.network, test, description.task, world)
         metrics |= {f"test_{name}": value for name, value in found.items()}
+    weights = {name: full(tensor) for name, tensor in loop.network.state_dict().items()}
     if world.first:
         write_result(
             folder,
-            network=loop.network,
+            weights=weights,
             job=job,
-            choices=choices,
+            choices=loop.choices,
             shape=shape,
             task=description.task,
             position=loop.position,
@@ -151,14 +177,14 @@ def _finish(
         )
 
 
-def _done(loop: Loop, choices: Choices, world: World) -> Status:
+def _done(loop: Loop, world: World) -> Status:
     peaks = []
     if world.device.type == "cuda":
         peaks = world.gather(torch.tensor([torch.cuda.max_memory_allocated(world.device)]))
     return Status(
         state="done",
-        step=loop.steps,
-        rows=(loop.steps - loop.first_step) * choices.batch_rows,
+        step=loop.step,
+        rows=(loop.step - loop.first_step) * loop.choices.batch_rows,
         work_s=loop.work_s,
         data_wait_share=loop.data_wait_share,
         peak_bytes=tuple(int(peak) for peak in peaks),
@@ -184,6 +210,9 @@ def _choices(job: TrainingJob, folder: Path, world: World, rows: int, network: n
             threads=choose_threads(_products(network, batch_rows // world.size), cores=cores),
             device="cuda" if job.gpu else "cpu",
             torch=torch.__version__,
+            strategy="fsdp" if job.training.strategy == "fsdp" else "ddp",
+            by_row=_by_row(job, network, batch_rows),
+            parts=job.training.accumulate,
         )
         write_whole(file, chosen.model_dump_json(indent=1) + "\n")
     world.wait_for_all()
@@ -197,6 +226,16 @@ def _choices(job: TrainingJob, folder: Path, world: World, rows: int, network: n
         precision = choose_precision(job.training.precision, world.device)
         choices = choices.model_copy(update={"precision": precision, "device": world.device.type})
     return choices
+
+
+def _by_row(job: TrainingJob, network: nn.Module, batch_rows: int) -> bool:
+    """Are the category tables large enough to be updated row by row? Not with FSDP, which cuts them up instead."""
+    wanted = job.training.embedding_updates
+    if wanted != "auto" or job.training.strategy == "fsdp":
+        return wanted == "rows" and job.training.strategy != "fsdp"
+    return any(
+        by_row_pays(len(table.weight), batch_rows * len(table.offsets)) for table in category_tables(network)
+    )
 
 
 def _products(network: nn.Module, rows: int) -> int:
@@ -220,7 +259,7 @@ def _shape(description: DatasetDescription) -> TableShape:
 
 def _table(
     description: DatasetDescription, job: TrainingJob, split: str, world: World, shape: TableShape
-) -> Table | None:
+) -> ResidentTable | MappedTable | None:
     if not description.rows.get(split):
         return None
     return open_table(read_split(job.dataset, split), world.device, sizes=shape.sizes)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -46,13 +47,32 @@ class World:
         dist.gather(mine, pieces)
         return pieces or []
 
+    def join(self, piece: Tensor) -> Tensor:
+        """The pieces of all ranks, equal in shape and type, one after the other, on every rank."""
+        if self.size == 1:
+            return piece
+        pieces = [torch.empty_like(piece) for _ in range(self.size)]
+        dist.all_gather(pieces, piece.contiguous())
+        return torch.cat(pieces)
+
+    def share(self, found: dict[str, float]) -> dict[str, float]:
+        """What the first rank found, on all of them."""
+        if self.size == 1:
+            return found
+        told = [found]
+        dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+        return told[0]
+
     def wait_for_all(self) -> None:
         self.agree([0])
 
-    def share_gradients(self, network: nn.Module) -> nn.Module:
-        """The network as a step calls it: gradients are averaged over the ranks."""
+    def share_gradients(self, network: nn.Module, strategy: Literal["ddp", "fsdp"]) -> nn.Module:
+        """The network as a step calls it: gradients are averaged over the ranks; with FSDP weights, gradients and the
+        optimizer's state are cut over them too, layer by layer where a network names its blocks."""
         if self.size == 1:
             return network
+        if strategy == "fsdp":
+            return _shard(network, self)
         devices = [self.device] if self.device.type == "cuda" else None
         with warnings.catch_warnings():
             # Deprecated in torch 2.13 for a name that 2.11 does not have. Our buffers never change.
@@ -60,6 +80,17 @@ class World:
             return DistributedDataParallel(
                 network, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
             )
+
+
+def _shard(network: nn.Module, world: World) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh  # costs a start that most runs need not pay
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for block in getattr(network, "blocks", ()):
+        fully_shard(block, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    return network
 
 
 @contextmanager

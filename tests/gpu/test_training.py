@@ -19,8 +19,9 @@ from serin.formats.weights import read_weights
 from serin.hardware import Lease, inventory, lease
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.launch import train
-from serin.training.loader import Loader, MappedTable, ResidentTable
 from serin.training.progress import Follower
+from serin.training.stream import StreamLoader
+from serin.training.tables import MappedTable, ResidentTable
 from tests.fakes.datasets import SIZES, make_dataset
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
@@ -80,17 +81,17 @@ def test_a_run_on_the_gpu_survives_kill_9_and_ends_near_the_uninterrupted_one(
     assert cost["joules"] is None or cost["joules"] > 0
 
 
-def test_rows_from_mapped_files_reach_the_gpu_as_resident_ones_do(tmp_path: Path) -> None:
+def test_streamed_rows_reach_the_gpu_as_they_reach_the_host(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 50_000})
     split, gpu = read_split(dataset.path, "train"), torch.device("cuda", 0)
     loaders = [
-        Loader(table, batch_rows=1000, seed=5, device=gpu)
-        for table in (ResidentTable(split, gpu), MappedTable(split, gpu))
+        StreamLoader(MappedTable(split, device), batch_rows=1000, seed=5, chunk_bytes=200_000)
+        for device in (gpu, torch.device("cpu"))
     ]
     for table in (ResidentTable(split, gpu), MappedTable(split, gpu)):
         table.check_codes(SIZES)
-    for resident, mapped in zip(*(loader.batches(40, 60) for loader in loaders), strict=True):
-        assert mapped.num.device == gpu
-        assert torch.equal(resident.num, mapped.num)
-        assert torch.equal(resident.cat, mapped.cat)
-        assert torch.equal(resident.target, mapped.target)
+    for sent, here in zip(*(loader.batches(40, 160) for loader in loaders), strict=True):
+        assert sent.num.device == gpu
+        assert torch.equal(sent.num.cpu(), here.num)
+        assert torch.equal(sent.cat.cpu(), here.cat)
+        assert torch.equal(sent.target.cpu(), here.target)

@@ -11,8 +11,8 @@ import torch
 from serin.errors import CheckpointBroken
 from serin.formats.weights import read_weights, write_weights
 from serin.models.build import build_model, load_model
-from serin.models.mlp import auto_embedding
 from serin.models.shape import TableShape
+from serin.models.table import auto_embedding
 from serin.spec.stages import ModelSpec
 
 SHAPE = TableShape(numeric=3, sizes=(5, 7), outputs=2)

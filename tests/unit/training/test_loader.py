@@ -8,7 +8,9 @@ import torch
 
 from serin.errors import BundleBroken
 from serin.formats.shards import SplitArrays
-from serin.training.loader import Loader, MappedTable, ResidentTable, Table, open_table
+from serin.training.loader import Loader
+from serin.training.stream import BLOCK_ROWS, StreamLoader
+from serin.training.tables import MappedTable, ResidentTable, open_table
 
 CPU = torch.device("cpu")
 ROWS = 1003
@@ -24,9 +26,20 @@ def split(parts: tuple[int, ...] = (500, 500, 3)) -> SplitArrays:
     )
 
 
-def loader(table: Table | None = None, *, rank: int = 0, ranks: int = 1, seed: int = 7) -> Loader:
-    rows = table or ResidentTable(split(), CPU)
-    return Loader(rows, batch_rows=100, seed=seed, rank=rank, ranks=ranks, device=CPU)
+def loader(*, rank: int = 0, ranks: int = 1, seed: int = 7) -> Loader:
+    return Loader(ResidentTable(split(), CPU), batch_rows=100, seed=seed, rank=rank, ranks=ranks)
+
+
+def stream(parts: tuple[int, ...] = (9000, 9000, 2500), *, rank: int = 0, ranks: int = 1) -> StreamLoader:
+    """Chunks of some 5,000 rows: several to an epoch, and blocks that lie in two of them, and in two parts."""
+    table = MappedTable(split(parts), CPU)
+    return StreamLoader(
+        table, batch_rows=100, seed=7, rank=rank, ranks=ranks, chunk_bytes=5000 * table.row_bytes // ranks
+    )
+
+
+def ids(source: StreamLoader, start: int, stop: int) -> list[int]:
+    return [int(row) for batch in source.batches(start, stop) for row in batch.num[:, 0].tolist()]
 
 
 def rows_of_epoch(source: Loader, epoch: int) -> list[int]:
@@ -53,31 +66,56 @@ def test_every_epoch_has_its_own_order_and_the_seed_decides_it() -> None:
     assert rows_of_epoch(loader(), 1) != rows_of_epoch(loader(seed=8), 1)
 
 
-@pytest.mark.parametrize("kind", [ResidentTable, MappedTable])
-def test_a_run_taken_up_at_any_step_gets_the_batches_it_would_have_got(kind: type) -> None:
-    table = kind(split(), CPU)
-    through = [batch.num for batch in loader(table).batches(0, 25)]
-    resumed = [batch.num for batch in loader(table).batches(13, 25)]
+def test_a_run_taken_up_at_any_step_gets_the_batches_it_would_have_got() -> None:
+    through = [batch.num for batch in loader().batches(0, 25)]
+    resumed = [batch.num for batch in loader().batches(13, 25)]
     assert all(torch.equal(a, b) for a, b in zip(through[13:], resumed, strict=True))
 
 
-def test_a_mapped_table_gives_the_batches_of_a_resident_one() -> None:
-    pairs = zip(
-        loader(ResidentTable(split(), CPU)).batches(0, 12),
-        loader(MappedTable(split(), CPU)).batches(0, 12),
-        strict=True,
-    )
-    for resident, mapped in pairs:
-        assert torch.equal(resident.num, mapped.num)
-        assert torch.equal(resident.cat, mapped.cat)
-        assert torch.equal(resident.target, mapped.target)
-        assert mapped.cat.dtype == torch.int64
+def test_row_numbers_are_those_of_the_batches() -> None:
+    source = loader()
+    for rows, batch in zip(source.row_numbers(5, 15), source.batches(5, 15), strict=True):
+        assert torch.equal(source.take(rows).num, batch.num)
 
 
-def test_the_columns_of_a_batch_belong_to_the_same_rows() -> None:
-    for batch in loader(MappedTable(split(), CPU)).batches(0, 3):
+def test_a_streamed_epoch_takes_each_row_at_most_once_and_leaves_out_less_than_a_batch() -> None:
+    for epoch in (0, 1):
+        rows = ids(stream(), epoch * 205, (epoch + 1) * 205)
+        assert len(rows) == len(set(rows)) == 20_500
+
+
+def test_a_stream_mixes_blocks_and_rows_and_does_so_anew_each_epoch() -> None:
+    first, second = ids(stream(), 0, 205), ids(stream(), 205, 410)
+    assert first != second
+    assert sorted(first) == sorted(second)
+    in_first_batch = {row // BLOCK_ROWS for row in first[:100]}
+    assert len(in_first_batch) >= 2  # a batch of neighbours would hold one block
+    assert first[:100] != sorted(first[:100])
+
+
+def test_a_stream_taken_up_at_any_step_gives_the_batches_it_would_have_given() -> None:
+    assert ids(stream(), 0, 410)[277 * 100 :] == ids(stream(), 277, 410)
+    assert ids(stream(), 5, 5) == []
+
+
+def test_ranks_stream_their_own_rows_without_overlap() -> None:
+    pieces = [ids(stream(rank=rank, ranks=2), 0, 205) for rank in range(2)]
+    assert len(pieces[0]) == len(pieces[1]) == 10_250
+    assert not set(pieces[0]) & set(pieces[1])
+
+
+def test_the_columns_of_a_streamed_batch_belong_to_the_same_rows() -> None:
+    for batch in stream().batches(0, 60):
+        assert batch.cat.dtype == torch.int64
         assert torch.equal(batch.cat[:, 0], batch.num[:, 0].long() % 5)
         assert torch.equal(batch.target, batch.num[:, 0] % 2)
+
+
+def test_a_mapped_table_is_cut_as_a_resident_one_is() -> None:
+    mapped, resident = MappedTable(split(), CPU), ResidentTable(split(), CPU)
+    for start, stop in ((0, 10), (495, 1003), (500, 501)):
+        assert torch.equal(mapped.slice(start, stop).num, resident.slice(start, stop).num)
+        assert torch.equal(mapped.slice(start, stop).cat, resident.slice(start, stop).cat)
 
 
 def test_a_table_that_does_not_fit_the_budget_stays_in_its_files() -> None:

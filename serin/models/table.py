@@ -1,0 +1,89 @@
+"""What our networks share: the table of categories, columns as one row of numbers, answers in the target's unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from serin.models.shape import TableShape
+
+_WIDEST_AUTO = 32
+
+
+def auto_embedding(sizes: Sequence[int]) -> int:
+    """Numbers per category, by the largest vocabulary: 4 for ten codes, 16 for four thousand, at most 32."""
+    return min(_WIDEST_AUTO, 4 * math.ceil(math.sqrt(math.sqrt(max(sizes))) / 2))
+
+
+class CategoryTable(nn.Embedding):
+    """One table for all categorical columns, each at its own offset: one gather in the step, one tensor to update.
+
+    With `by_row()` the table is no weight of the optimizer any more: what a training step gathered, and the gradient
+    of it, is kept in `touched`, for an optimizer that updates those rows alone.
+    """
+
+    offsets: Tensor
+
+    def __init__(self, sizes: Sequence[int], width: int) -> None:
+        super().__init__(sum(sizes), width)
+        nn.init.normal_(self.weight, std=width**-0.5)
+        starts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
+        self.register_buffer("offsets", starts, persistent=False)
+        self.touched: list[tuple[Tensor, Tensor]] | None = None
+
+    def by_row(self) -> None:
+        self.weight.requires_grad_(False)
+        self.touched = []
+
+    def forward(self, codes: Tensor) -> Tensor:
+        rows = codes + self.offsets
+        found: Tensor = super().forward(rows)
+        if self.touched is None or not self.training:
+            return found
+        leaf = found.detach().requires_grad_()
+        self.touched.append((rows, leaf))
+        return leaf
+
+
+class TableNetwork(nn.Module):
+    """(num float32[n, k], cat int64[n, m]) -> float32[n, outputs]: logits, or the value itself in a regression."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, shape: TableShape, embedding: int | Literal["auto"]) -> None:
+        super().__init__()
+        self.numeric = shape.numeric
+        self.categories: CategoryTable | None = None
+        self.width = shape.numeric  # of a row that is flat
+        if shape.sizes:
+            size = auto_embedding(shape.sizes) if embedding == "auto" else embedding
+            self.categories = CategoryTable(shape.sizes, size)
+            self.width += size * len(shape.sizes)
+        # A regression learns its target in standard units and answers in the target's own.
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("shift", torch.zeros(()))
+
+    def flat(self, num: Tensor, cat: Tensor) -> Tensor:
+        """All columns side by side: float32[n, width]."""
+        parts = [num] if self.numeric else []
+        if self.categories is not None:
+            parts.append(self.categories(cat).flatten(1))
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+    def in_units(self, values: Tensor) -> Tensor:
+        return values * self.scale + self.shift
+
+
+def dense_layers(width: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for units in hidden:
+        layers += [nn.Linear(width, units), nn.ReLU()]
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+        width = units
+    return nn.Sequential(*layers)

@@ -1,0 +1,31 @@
+"""Whole tensors out of sharded ones, and back. A plain tensor is its own whole."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The tensor on every rank; all ranks must ask."""
+    whole: Tensor = tensor.full_tensor() if _sharded(tensor) else tensor
+    return whole.detach()
+
+
+@torch.no_grad()
+def fill(target: Tensor, whole: Tensor) -> None:
+    """Puts `whole`, the same on all ranks, into `target`, of which each rank keeps its shard."""
+    if not _sharded(target):
+        target.copy_(whole)
+        return
+    from torch.distributed.tensor import (
+        distribute_tensor,  # half a second that a run on one device need not pay
+    )
+
+    target.copy_(distribute_tensor(whole.to(target.device), target.device_mesh, target.placements))
+
+
+def _sharded(tensor: Any) -> TypeGuard[Any]:
+    return hasattr(tensor, "full_tensor")

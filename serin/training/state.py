@@ -1,0 +1,67 @@
+"""All that a run must save to go on exactly: weights, the optimizer's state, every rank's randomness."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from serin.training.checkpoint import Saved
+from serin.training.full import fill, full
+from serin.training.loader import stream_seed
+from serin.training.updates import Updates
+from serin.training.world import World
+
+
+class RunState:
+    def __init__(self, network: nn.Module, updates: Updates, world: World, *, seed: int) -> None:
+        self._network, self._updates, self._world, self._seed = network, updates, world, seed
+
+    def begin(self) -> None:
+        torch.manual_seed(stream_seed(self._seed, "dropout", self._world.rank))
+
+    def collect(self) -> dict[str, Tensor]:
+        """Copies on the host of the first rank, nothing on the others. All ranks must ask."""
+        tensors = {f"model.{name}": full(tensor) for name, tensor in self._network.state_dict().items()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in self._updates.state().items()}
+        tensors |= self._gather_randomness()
+        if not self._world.first:
+            return {}
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+    def restore(self, saved: Saved) -> bool:
+        """False when the run goes on, but not bit for bit as it would have: other hardware, another number of ranks."""
+        self.load_weights(saved)
+        self._updates.load(_under("optimizer", saved.tensors))
+        mine = _under(f"random.{self._world.rank}", saved.tensors)
+        device = self._world.device
+        if saved.position.ranks != self._world.size or ("cuda" in mine) != (device.type == "cuda"):
+            torch.manual_seed(stream_seed(self._seed, "dropout", self._world.rank, saved.position.step))
+            return False
+        torch.set_rng_state(mine["cpu"])
+        if "cuda" in mine:
+            torch.cuda.set_rng_state(mine["cuda"], device)
+        return True
+
+    def load_weights(self, saved: Saved) -> None:
+        """Into the tensors that are there, which a captured step goes on using."""
+        weights = _under("model", saved.tensors)
+        for name, tensor in self._network.state_dict().items():
+            fill(tensor, weights[name])
+
+    def _gather_randomness(self) -> dict[str, Tensor]:
+        kinds = {"cpu": torch.get_rng_state()}
+        if self._world.device.type == "cuda":
+            kinds["cuda"] = torch.cuda.get_rng_state(self._world.device)
+        return {
+            f"random.{rank}.{kind}": state
+            for kind, mine in kinds.items()
+            for rank, state in enumerate(self._world.gather(mine))
+        }
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(f"{prefix}."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(f"{prefix}.")
+    }

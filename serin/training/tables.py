@@ -1,0 +1,161 @@
+"""A split as a training sees it: whole in the memory of the device, or left in its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from serin.errors import BundleBroken
+from serin.formats.shards import Array, SplitArrays
+
+_SHARE_OF_GPU = 0.6  # of what is free there, for resident tables; the rest is for the network and its step
+_SHARE_OF_HOST = 0.4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """num float32[n, k], cat int64[n, m], target float32[n], on the device of the step."""
+
+    num: Tensor
+    cat: Tensor
+    target: Tensor
+
+    def cut(self, parts: int) -> list[Batch]:
+        """Into so many equal parts; as it is when they do not divide it."""
+        if parts == 1 or len(self.target) % parts:
+            return [self]
+        pieces = (tensor.chunk(parts) for tensor in (self.num, self.cat, self.target))
+        return [Batch(num=num, cat=cat, target=target) for num, cat, target in zip(*pieces, strict=True)]
+
+    def clone(self) -> Batch:
+        return Batch(num=self.num.clone(), cat=self.cat.clone(), target=self.target.clone())
+
+    def copy_(self, other: Batch) -> None:
+        self.num.copy_(other.num)
+        self.cat.copy_(other.cat)
+        self.target.copy_(other.target)
+
+
+def open_table(
+    split: SplitArrays, device: torch.device, *, sizes: Sequence[int], budget: int | None = None
+) -> ResidentTable | MappedTable:
+    """Resident on the device when it fits into `budget` bytes (default: a share of what is free), else mapped."""
+    allowed = _free_bytes(device) if budget is None else budget
+    needed = sum(part.nbytes for parts in (split.num, split.cat, split.target) for part in parts)
+    table = ResidentTable(split, device) if needed <= allowed else MappedTable(split, device)
+    table.check_codes(sizes)
+    return table
+
+
+class ResidentTable:
+    """The whole split in the memory of the device: a batch is three gathers there, without the host."""
+
+    def __init__(self, split: SplitArrays, device: torch.device) -> None:
+        self.rows = len(split)
+        self.on_gpu = device.type != "cpu"
+        self.device = device
+        self._num = _copy(split.num, device)
+        self._cat = _copy(split.cat, device)
+        self._target = _copy(split.target, device)
+
+    def check_codes(self, sizes: Sequence[int]) -> None:
+        if sizes and self.rows:
+            _refuse_codes(self._cat.amin(0).tolist(), self._cat.amax(0).tolist(), sizes)
+
+    def take(self, index: Tensor) -> Batch:
+        return gather(self._num, self._cat, self._target, index)
+
+    def slice(self, start: int, stop: int) -> Batch:
+        return Batch(
+            num=self._num[start:stop], cat=self._cat[start:stop].long(), target=self._target[start:stop]
+        )
+
+
+class MappedTable:
+    """The split left in its files, read in stretches of neighbouring rows."""
+
+    on_gpu = False
+
+    def __init__(self, split: SplitArrays, device: torch.device) -> None:
+        self.rows = len(split)
+        self.device = device
+        self._split = split
+        self._starts = np.cumsum([0, *(len(part) for part in split.rows)])
+
+    def check_codes(self, sizes: Sequence[int]) -> None:
+        for part in self._split.cat if sizes else ():
+            _refuse_codes(part.min(axis=0).tolist(), part.max(axis=0).tolist(), sizes)
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(part.nbytes // max(1, len(part)) for part in self._columns(0))
+
+    def empty(self, rows: int, *, device: torch.device, pinned: bool = False) -> tuple[Tensor, ...]:
+        """Room for so many rows of num, cat (int32) and target."""
+        return tuple(
+            torch.empty((rows, *part.shape[1:]), dtype=_dtype(part), device=device, pin_memory=pinned)
+            for part in self._columns(0)
+        )
+
+    def read_into(self, room: Sequence[Tensor], at: int, start: int, stop: int) -> None:
+        """The rows from `start` up to `stop`, put into host memory from its row `at` on."""
+        part = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while start < stop:
+            first = int(self._starts[part])
+            end = min(stop, int(self._starts[part + 1]))
+            for tensor, column in zip(room, self._columns(part), strict=True):
+                tensor.numpy()[at : at + end - start] = column[start - first : end - first]
+            at, start, part = at + end - start, end, part + 1
+
+    def slice(self, start: int, stop: int) -> Batch:
+        room = self.empty(stop - start, device=torch.device("cpu"), pinned=self.device.type == "cuda")
+        self.read_into(room, 0, start, stop)
+        num, cat, target = (tensor.to(self.device) for tensor in room)
+        return Batch(num=num, cat=cat.long(), target=target)
+
+    def _columns(self, part: int) -> tuple[Array, Array, Array]:
+        return self._split.num[part], self._split.cat[part], self._split.target[part]
+
+
+def gather(num: Tensor, cat: Tensor, target: Tensor, index: Tensor) -> Batch:
+    return Batch(
+        num=num.index_select(0, index),
+        cat=cat.index_select(0, index).long(),
+        target=target.index_select(0, index),
+    )
+
+
+def _copy(parts: Sequence[Array], device: torch.device) -> Tensor:
+    rows = sum(len(part) for part in parts)
+    whole = torch.empty((rows, *parts[0].shape[1:]), dtype=_dtype(parts[0]), device=device)
+    start = 0
+    for part in parts:
+        # Mapped files are read-only, which torch does not know: copied on the host first, then sent.
+        whole[start : start + len(part)] = torch.from_numpy(np.array(part))
+        start += len(part)
+    return whole
+
+
+def _dtype(array: Array) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, array.dtype)).dtype
+
+
+def _refuse_codes(lowest: Sequence[int], highest: Sequence[int], sizes: Sequence[int]) -> None:
+    """A code beyond its table would train another column's numbers, or end the process on a GPU."""
+    for column, (low, high, size) in enumerate(zip(lowest, highest, sizes, strict=True)):
+        if low < 0 or high >= size:
+            reason = (
+                f"categorical column {column} holds codes {low} to {high}, dataset.json says 0 to {size - 1}"
+            )
+            raise BundleBroken(path="cat.i32", reason=reason)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _SHARE_OF_GPU)
+    return int(psutil.virtual_memory().available * _SHARE_OF_HOST)
