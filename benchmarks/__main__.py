@@ -13,7 +13,7 @@ from benchmarks.child import ContenderFailed
 from benchmarks.race import Unequal
 from benchmarks.report import show, write
 
-BENCHMARKS = {"etl": "benchmarks.etl.benchmark"}
+BENCHMARKS = {"etl": "benchmarks.etl.benchmark", "rollout": "benchmarks.rollout.benchmark"}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,6 +19,8 @@ class Report:
     cases: dict[str, dict[str, Result]]
     line: dict[str, float]  # the last line: ratios, and what is good is in docs/benchmarks.md
     notes: list[str] = field(default_factory=list)  # what was left out, and why
+    tables: list[str] = field(default_factory=list)  # of a benchmark that is no race
+    figures: dict[str, Any] = field(default_factory=dict)  # ... and what is in them
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -28,6 +30,7 @@ class Report:
             "mode": self.mode,
             "environment": self.environment,
             "cases": {case: _case_json(results) for case, results in self.cases.items()},
+            "figures": self.figures,
             "line": self.line,
             "notes": self.notes,
         }
@@ -41,6 +44,7 @@ def show(report: Report) -> str:
     lines: list[str] = []
     for case, results in report.cases.items():
         lines += [f"{report.benchmark}, {case}", *_table(results), ""]
+    lines += report.tables
     lines += [f"note: {note}" for note in report.notes]
     lines.append(last_line(report.line))
     return "\n".join(lines)

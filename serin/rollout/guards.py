@@ -36,7 +36,7 @@ class Arms:
     stable: Array  # (..., bins)
     control: Array
     candidate: Array
-    candidate_bad: Array
+    candidate_bad: Array | None  # None: the reversed bets are left alone
     control_errors: Array  # (...)
     candidate_errors: Array
 
@@ -67,15 +67,17 @@ def weights(plan: Plan) -> dict[str, float]:
 def compare(owned: Mapping[str, Array], memory: Array, arms: Arms, plan: Plan) -> dict[str, Array]:
     """What the comparing guards own after a block. `memory` is stable's past, without this block."""
     after = {ERRORS: _bet(owned, ERRORS, arms.candidate_errors, arms.control_errors)}
-    ready = memory.sum(axis=-1) >= MEMORY_NEEDS
-    limits = quantile_bins(memory, plan.quantiles)
-    control = slower_than(arms.control, limits) * ready[..., None]
-    candidate = slower_than(arms.candidate, limits) * ready[..., None]
-    candidate_bad = slower_than(arms.candidate_bad, limits) * ready[..., None]
+    limits, ready = quantile_bins(memory, plan.quantiles), memory.sum(axis=-1) >= MEMORY_NEEDS
+    control, candidate, candidate_bad = (
+        None if counts is None else slower_than(counts, limits) * ready[..., None]
+        for counts in (arms.control, arms.candidate, arms.candidate_bad)
+    )
+    assert control is not None
+    assert candidate is not None
     for index, quantile in enumerate(plan.quantiles):
         name = latency_name(quantile)
         after[name] = _bet(owned, name, candidate[..., index], control[..., index])
-        if quantile in proven_quantiles(plan):
+        if candidate_bad is not None and quantile in proven_quantiles(plan):
             name = reversed_name(quantile)
             after[name] = _bet(owned, name, control[..., index], candidate_bad[..., index])
     return after

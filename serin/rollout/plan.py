@@ -12,6 +12,7 @@ from serin.spec.stages import RolloutSpec, ServingSpec
 Mode = Literal["enforce", "hold", "observe"]
 
 _LONGEST_WAIT_S: Final = 2.0
+_RESERVE: Final = 2.0  # what the bets assume is not quite so when a process stands still for several blocks
 _TUPLES: Final = ("steps", "approve", "quantiles")
 
 
@@ -78,8 +79,8 @@ class Plan:
 
     @property
     def rollback_at(self) -> float:
-        """The evidence that sends a candidate back."""
-        return 1.0 / self.false_rollback
+        """The evidence that sends a candidate back: twice what the bets alone would need."""
+        return _RESERVE / self.false_rollback
 
     @property
     def promote_at(self) -> float:

@@ -60,7 +60,7 @@ class Weighed:
 
 
 def weigh(plan: Plan, evidence: Evidence) -> Weighed:
-    """The mean of the guards by their weights; it reaches 1/false_rollback with at most that chance by itself."""
+    """The mean of the guards by their weights; by chance it ever reaches x in at most one of x rollouts."""
     shares, worths = weights(plan), evidence.worths()
     counted = {name: worths.get(name, 1.0) for name in shares}
     excused = tuple(name for name in PROMISES if _stable_breaks(plan, evidence, name))

@@ -36,7 +36,7 @@ EQUAL = Traffic().requests(T, 60)
 def test_an_equal_candidate_passes_a_step() -> None:
     verdict, reason = step(EQUAL)
     assert verdict is Verdict.PASS
-    assert "of 100" in reason
+    assert "of 200" in reason
 
 
 @pytest.mark.parametrize("slower", [1.5, 2.0])
@@ -112,8 +112,8 @@ def test_a_plan_that_asks_for_no_requests_passes_on_time_alone() -> None:
 def test_a_suspect_candidate_does_not_pass() -> None:
     evidence = seen(Traffic(slower=1.5).requests(T, 9))
     weighed = weigh(PLAN, evidence)
-    assert max(weighed.worths.values()) >= 10
-    assert weighed.total < 100
+    assert max(weighed.worths.values()) >= 0.1 * PLAN.rollback_at
+    assert weighed.total < PLAN.rollback_at
     verdict, reason = judge_step(PLAN, evidence, elapsed_s=60, last=False)
     assert (verdict, "is suspect" in reason) == (Verdict.WAIT, True)
 

@@ -1,0 +1,138 @@
+"""The worlds in which rollouts are simulated: what traffic, latency and failures are like, second by second.
+
+A request's latency is 10 ms times a lognormal draw, in the logarithm. In every null the candidate is as slow as it may
+be, exactly at the margin, unless it is about errors: then both arms fail alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MARGIN = 0.10
+HORIZON_S = 1800
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    name: str
+    null: bool  # a rollback would be false
+    slower: float = 1.0 + MARGIN  # the candidate's latencies, times this
+    errors: float = 0.0  # share of requests that fail, in both arms
+    candidate_errors: float = 0.0  # ... more, in the candidate
+    retries: float = 0.0  # share that is tried again: counts as failed, takes twice as long
+    tail: float = 0.0  # share of the candidate's requests that are three times slower
+    spread: float = 0.5  # of the latency's logarithm
+    heavy: bool = False  # a tail as of Student's t
+    pause_s: float = 0.0  # a process stands still for so long ...
+    pause_every_s: float = 0.0  # ... on average so often, each process for itself
+    bursts: bool = False  # all latencies four times longer for 3 s, once a minute, in both arms
+    batches: bool = False  # one batch of 8 requests in 20 is three times slower as a whole
+    drift: bool = False  # latencies double over the horizon while the weight rises from 1 to 50%
+    diurnal: bool = False  # traffic between a fifth and nine fifths, latencies with it
+
+    def share(self, second: int) -> float:
+        """The candidate's part of traffic."""
+        if not self.drift:
+            return 0.10
+        return (0.01, 0.05, 0.25, 0.50)[min(4 * second // HORIZON_S, 3)]
+
+    def load(self, second: int) -> float:
+        return 1 + 0.8 * math.sin(2 * math.pi * second / 600) if self.diurnal else 1.0
+
+    def level(self, second: int) -> float:
+        """What every latency's logarithm has more than at the start, for both arms."""
+        slow = math.log(2) * second / HORIZON_S if self.drift else 0.0
+        return slow + (0.5 * math.sin(2 * math.pi * second / 600) if self.diurnal else 0.0)
+
+
+_BOUNDARY = Scenario(name="boundary", null=True)
+_EQUAL = Scenario(name="equal", null=True, slower=1.0)
+
+NULLS = (
+    _EQUAL,
+    _BOUNDARY,
+    replace(_BOUNDARY, name="drift + ramp", drift=True),
+    replace(_BOUNDARY, name="common bursts", bursts=True),
+    replace(_BOUNDARY, name="pauses of .3 s", pause_s=0.3, pause_every_s=100),
+    replace(_BOUNDARY, name="pauses of 1 s", pause_s=1.0, pause_every_s=300),
+    replace(_BOUNDARY, name="pauses of 3 s", pause_s=3.0, pause_every_s=600),
+    replace(_BOUNDARY, name="slow batches", batches=True),
+    replace(_BOUNDARY, name="diurnal load", diurnal=True),
+    replace(_BOUNDARY, name="heavy tails", heavy=True),
+    replace(_EQUAL, name="0.1% errors", errors=0.001),
+    replace(_EQUAL, name="0.5% retries", retries=0.005),
+)
+WORSE = (
+    Scenario(name="x1.2", null=False, slower=1.2),
+    Scenario(name="x1.3", null=False, slower=1.3),
+    Scenario(name="x1.5", null=False, slower=1.5),
+    Scenario(name="x2", null=False, slower=2.0),
+    Scenario(name="5% x3", null=False, slower=1.0, tail=0.05),
+    Scenario(name="1% fail", null=False, slower=1.0, candidate_errors=0.01),
+)
+
+
+class World:
+    """The state that lasts from second to second, for all runs at once: bursts, and who stands still until when."""
+
+    def __init__(self, scenario: Scenario, runs: int, random: np.random.Generator) -> None:
+        self._scenario, self._random = scenario, random
+        self._burst_until = np.zeros(runs)
+        self._pauses = {arm: (np.zeros(runs), np.zeros(runs)) for arm in ("stable", "candidate")}
+
+    def begin(self, second: int) -> Array:
+        """What all latencies of this second have more, per run."""
+        runs = len(self._burst_until)
+        if self._scenario.bursts:
+            starts = self._random.random(runs) < 1 / 60
+            self._burst_until = np.where(starts, second + 3.0, self._burst_until)
+        if self._scenario.pause_s:
+            for start, end in self._pauses.values():
+                begins = (self._random.random(runs) < 1 / self._scenario.pause_every_s) & (end <= second)
+                at = second + self._random.random(runs)
+                start[begins] = at[begins]
+                end[begins] = at[begins] + self._scenario.pause_s
+        bursting: Array = np.where(self._burst_until > second, math.log(4), 0.0)
+        return bursting + self._scenario.level(second)
+
+    def latencies(self, arm: str, run: Array, level: Array, second: int) -> Array:
+        """Logarithms of milliseconds, one for each entry of `run` (sorted)."""
+        scenario, random, size = self._scenario, self._random, len(run)
+        draw = (
+            random.standard_t(3, size) * 0.6 if scenario.heavy else random.standard_normal(size, np.float32)
+        )
+        log_ms: Array = draw * scenario.spread
+        log_ms += math.log(10) + (level[run] if scenario.bursts else level[0])
+        if scenario.batches:
+            log_ms += np.where(self._slow_batch(run), math.log(3), 0.0)
+        if arm == "candidate":
+            log_ms += math.log(scenario.slower)
+            if scenario.tail:
+                log_ms += np.where(random.random(size) < scenario.tail, math.log(3), 0.0)
+        if scenario.pause_s:
+            start, end = self._pauses[arm]
+            arrival = second + random.random(size)
+            waits = (arrival >= start[run]) & (arrival < end[run])
+            left_ms = np.where(waits, (end[run] - arrival) * 1000, 0.0)
+            log_ms = np.log(np.exp(log_ms) + left_ms)
+        return log_ms
+
+    def _slow_batch(self, run: Array) -> Array:
+        position = np.arange(len(run)) - np.searchsorted(run, run)
+        batch = run * 4096 + position // 8
+        _, which = np.unique(batch, return_inverse=True)
+        slow: Array = (self._random.random(which.max(initial=0) + 1) < 0.05)[which]
+        return slow
+
+    def failures(self, arm: str, requests: Array) -> Array:
+        """How many of `requests` fail, per run."""
+        share = self._scenario.errors + self._scenario.retries
+        if arm == "candidate":
+            share += self._scenario.candidate_errors
+        failed: Array = self._random.binomial(requests, share) if share else np.zeros_like(requests)
+        return failed
