@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from prefect import get_run_logger, task
 from prefect.artifacts import acreate_markdown_artifact
@@ -17,6 +18,8 @@ from serin.spec.stages import EtlSpec
 from serin.store import Store
 from tasks.markdown import receipt_table, table
 from tasks.retry import error_is_retryable
+
+Say = Callable[[str], None]
 
 _WHY = {
     "no_partner": "without a partner in a join",
@@ -36,25 +39,28 @@ async def build_dataset(
     data: DataSpec, features: tuple[FeatureSpec, ...], etl: EtlSpec, *, name: str
 ) -> Dataset:
     """The dataset the spec describes, published in the store."""
-    say = get_run_logger().info
-    found = await asyncio.to_thread(find_dataset, data, features)
+    dataset, page = await asyncio.to_thread(_build, data, features, etl, get_run_logger().info)
+    if page is not None:
+        await acreate_markdown_artifact(
+            key=f"{name}-data", markdown=page, description=f"The dataset of {name}"
+        )
+    return dataset
+
+
+def _build(
+    data: DataSpec, features: tuple[FeatureSpec, ...], etl: EtlSpec, say: Say
+) -> tuple[Dataset, str | None]:
+    """The dataset, and a page about it when it is new."""
+    found = find_dataset(data, features)
     if found is not None:
         say(f"made before: dataset {found.digest[:12]} in {found.path}")
-        return found
+        return found, None
+    from serin.etl import build  # pandas and Dask: not for a run that only looks
 
-    def compute() -> tuple[Dataset, Receipt | None]:
-        from serin.etl import build  # pandas and Dask: not for a run that only looks
-
-        with measure("etl") as measurement:
-            dataset = build.build_dataset(data, features, etl, store=Store.open(), say=say)
-            measurement.rows = sum(dataset.rows.values())
-        return dataset, measurement.receipt
-
-    dataset, receipt = await asyncio.to_thread(compute)
-    await acreate_markdown_artifact(
-        key=f"{name}-data", markdown=_page(dataset, receipt), description=f"The dataset of {name}"
-    )
-    return dataset
+    with measure("etl") as measurement:
+        dataset = build.build_dataset(data, features, etl, store=Store.open(), say=say)
+        measurement.rows = sum(dataset.rows.values())
+    return dataset, _page(dataset, measurement.receipt)
 
 
 def find_dataset(data: DataSpec, features: tuple[FeatureSpec, ...]) -> Dataset | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from serin.spec.pipeline import PipelineSpec
 from serin.store import Store
 from tasks.markdown import receipt_table, table
 from tasks.retry import error_is_retryable
-from tasks.stage_results import find_result, keep_result, stage_key
+from tasks.stage_results import find_result, keep_result, one_at_a_time, stage_key
+
+Say = Callable[[str], None]
 
 _FORMAT = 1  # raise it when the same inputs must give another result
 
@@ -37,30 +40,41 @@ async def export_model(
     spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset, *, fresh: bool = False
 ) -> Bundle:
     """A version of the model; the one that was made of the same weights before, unless `fresh`."""
-    say = get_run_logger().info
-    found = None if fresh else find_bundle(spec, checkpoint, dataset)
-    if found is not None:
-        say(f"exported before: {found.model} version {found.version}")
-        return found
     lineage = {"flow_run": str(flow_run.id), "training": Path(checkpoint.path).parent.name}
+    say = get_run_logger().info
+    bundle, page = await asyncio.to_thread(_export, spec, checkpoint, dataset, fresh, lineage, say)
+    if page is not None:
+        await acreate_markdown_artifact(
+            key=f"{spec.name}-gate",
+            markdown=page,
+            description=f"What version {bundle.version} of {spec.name} proved before it was published",
+        )
+    return bundle
 
-    def export() -> tuple[Bundle, Receipt | None]:
+
+def _export(
+    spec: PipelineSpec,
+    checkpoint: Checkpoint,
+    dataset: Dataset,
+    fresh: bool,
+    lineage: dict[str, str],
+    say: Say,
+) -> tuple[Bundle, str | None]:
+    """The version, and a page about it when it is new."""
+    home, key = environment.home(), _key(spec, checkpoint, dataset)
+    with one_at_a_time(home, "export", key, say=say):
+        found = None if fresh else find_bundle(spec, checkpoint, dataset)
+        if found is not None:
+            say(f"exported before: {found.model} version {found.version}")
+            return found, None
         from serin.export import build  # torch and ONNX: not for a run that only looks
 
         with measure("export") as measurement:
             bundle = build.export_model(
                 spec, checkpoint, dataset, store=Store.open(), lineage=lineage, say=say
             )
-        keep_result(environment.home(), "export", _key(spec, checkpoint, dataset), bundle)
-        return bundle, measurement.receipt
-
-    bundle, receipt = await asyncio.to_thread(export)
-    await acreate_markdown_artifact(
-        key=f"{spec.name}-gate",
-        markdown=_page(bundle, receipt),
-        description=f"What version {bundle.version} of {spec.name} proved before it was published",
-    )
-    return bundle
+        keep_result(home, "export", key, bundle)
+    return bundle, _page(bundle, measurement.receipt)
 
 
 def find_bundle(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> Bundle | None:

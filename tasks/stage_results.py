@@ -7,10 +7,15 @@ used: its entries know nothing of a checkpoint that was removed, and it would ta
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
 import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +24,8 @@ from pydantic import TypeAdapter, ValidationError
 from serin.spec.section import Section
 
 Result = TypeVar("Result")
+
+_POLL_S = 0.2
 
 
 def stage_key(*parts: Section | tuple[Section, ...] | str | int) -> str:
@@ -45,6 +52,36 @@ def keep_result(home: Path, stage: str, key: str, result: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     scratch.rename(path)
+
+
+@contextmanager
+def one_at_a_time(
+    home: Path, stage: str, key: str, *, stop: threading.Event | None = None, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Hold the stage's lock for `key`: a second run of the same waits, and then finds what the first one did.
+
+    The kernel frees the lock when its holder dies. A wait ends early when `stop` is set; the block is entered all the
+    same, since what it does looks at `stop` itself.
+    """
+    path = _file(home, stage, key).with_suffix(".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        told = False
+        while not _try_lock(file.fileno()) and not (stop and stop.wait(_POLL_S)):
+            if not told:
+                say(f"another run does the same {stage}; waiting for it")
+                told = True
+            if stop is None:
+                time.sleep(_POLL_S)
+        yield
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _file(home: Path, stage: str, key: str) -> Path:

@@ -22,7 +22,7 @@ from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training import launch
 from tasks.markdown import receipt_table, table
 from tasks.retry import error_is_retryable
-from tasks.stage_results import find_result, keep_result, stage_key
+from tasks.stage_results import find_result, keep_result, one_at_a_time, stage_key
 
 _FORMAT = 1  # raise it when the same inputs must give another result
 Say = Callable[[str], None]
@@ -39,21 +39,18 @@ async def train_model(
     model: ModelSpec, training: TrainingSpec, dataset: Dataset, *, name: str, fresh: bool = False
 ) -> Checkpoint:
     """Trained weights; found when they were trained before, unless `fresh`."""
-    say = get_run_logger().info
-    found = None if fresh else find_checkpoint(model, training, dataset)
-    if found is not None:
-        say(f"trained before: {found.path}")
-        return found
     folder = training_folder(model, training, dataset, attempt=str(flow_run.id) if fresh else None)
-    stop = threading.Event()
+    say, stop = get_run_logger().info, threading.Event()
     try:
-        checkpoint = await asyncio.to_thread(_train, model, training, dataset, folder, name, stop, say)
+        checkpoint, page = await asyncio.to_thread(
+            _train, model, training, dataset, folder, name, fresh, stop, say
+        )
     finally:
         stop.set()  # when this run is cancelled, the training saves and ends; after its end it means nothing
-    keep_result(environment.home(), "train", _key(model, training, dataset), checkpoint)
-    await acreate_markdown_artifact(
-        key=f"{name}-training", markdown=_page(folder, checkpoint), description=f"The training of {name}"
-    )
+    if page is not None:
+        await acreate_markdown_artifact(
+            key=f"{name}-training", markdown=page, description=f"The training of {name}"
+        )
     return checkpoint
 
 
@@ -91,12 +88,23 @@ def _train(
     dataset: Dataset,
     folder: Path,
     name: str,
+    fresh: bool,
     stop: threading.Event,
     say: Say,
-) -> Checkpoint:
-    wanted = devices_wanted(training)
-    with lease(wanted, home=environment.home(), purpose=f"training of {name}", say=say) as held:
-        return launch.train(model, training, dataset, folder=folder, devices=held.ids, stop=stop, say=say)
+) -> tuple[Checkpoint, str | None]:
+    """The weights, and a page about them when they are new."""
+    home = environment.home()
+    with one_at_a_time(home, "train", folder.name, stop=stop, say=say):
+        found = None if fresh else find_checkpoint(model, training, dataset)
+        if found is not None:
+            say(f"trained before: {found.path}")
+            return found, None
+        with lease(devices_wanted(training), home=home, purpose=f"training of {name}", say=say) as held:
+            checkpoint = launch.train(
+                model, training, dataset, folder=folder, devices=held.ids, stop=stop, say=say
+            )
+        keep_result(home, "train", _key(model, training, dataset), checkpoint)
+    return checkpoint, _page(folder, checkpoint)
 
 
 def _page(folder: Path, checkpoint: Checkpoint) -> str:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,48 +13,20 @@ from prefect.artifacts import Artifact
 from serin.artifacts import Release
 from serin.errors import ControllerSilent, RolloutFailed, RolloutRefused
 from serin.rollout import commands
-from serin.rollout.commands import Command, Inbox
-from serin.rollout.controller import Controller
-from serin.rollout.record import JournalFolder
+from serin.rollout.commands import Command
 from serin.rollout.state import Phase
 from serin.rollout.status import history, model_status
 from serin.rollout.verdict import Verdict
 from serin.spec.stages import RolloutSpec, ServingSpec
 from tasks import roll_out as task_module
 from tasks.roll_out import roll_out_release
-from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter, FakeVersions
+from tests.fakes.rollout import FakeFleet, FakeJudge
+from tests.fakes.running_controller import running_controller
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 FIRST, SECOND = Release(model="flights", version=1), Release(model="flights", version=2)
 ROLLOUT = RolloutSpec(steps=(50, 100), step_time=0, bake=0, min_requests=0)
-
-
-@contextmanager
-def controller(home: Path, judge: FakeJudge | None = None, fleet: FakeFleet | None = None) -> Iterator[None]:
-    """A controller that ticks in a thread."""
-    stop = threading.Event()
-    decider = Controller(
-        router=FakeRouter(),
-        fleet=fleet or FakeFleet(),
-        judge=judge or FakeJudge(step_s=0, bake_s=0),
-        journals=JournalFolder(home),
-        versions=FakeVersions(published={"flights": [1, 2, 3]}),
-        commands=Inbox(home),
-    )
-
-    def run() -> None:
-        while not stop.wait(0.02):
-            decider.tick()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        decider.close()
 
 
 def roll_out(release: Release) -> Release:
@@ -81,7 +50,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_release_is_live_when_the_task_has_ended(home: Path) -> None:
-    with controller(home):
+    with running_controller(home, "flights"):
         assert roll_out(FIRST) == FIRST
         assert roll_out(SECOND) == SECOND
     status = model_status(home, "flights")
@@ -94,7 +63,7 @@ def test_a_release_is_live_when_the_task_has_ended(home: Path) -> None:
 
 
 def test_a_release_that_is_live_already_is_left_alone(home: Path) -> None:
-    with controller(home):
+    with running_controller(home, "flights"):
         roll_out(FIRST)
     before = history(home, "flights")
     assert roll_out(FIRST) == FIRST  # no controller is needed for that
@@ -102,7 +71,7 @@ def test_a_release_that_is_live_already_is_left_alone(home: Path) -> None:
 
 
 def test_a_rollback_fails_the_task_with_the_controllers_reason(home: Path) -> None:
-    with controller(home, FakeJudge(step_s=0, bake_s=0, verdicts={50.0: Verdict.FAIL})):
+    with running_controller(home, "flights", FakeJudge(step_s=0, bake_s=0, verdicts={50.0: Verdict.FAIL})):
         roll_out(FIRST)
         with pytest.raises(RolloutFailed, match=r"flights-v2 was rolled back: .*said fail"):
             roll_out(SECOND)
@@ -113,7 +82,7 @@ def test_a_rollback_fails_the_task_with_the_controllers_reason(home: Path) -> No
 
 def test_a_release_that_answers_its_golden_rows_wrongly_fails_the_task(home: Path) -> None:
     with (
-        controller(home, fleet=FakeFleet(wrong={"flights-v1"})),
+        running_controller(home, "flights", fleet=FakeFleet(wrong={"flights-v1"})),
         pytest.raises(RolloutFailed, match="golden rows"),
     ):
         roll_out(FIRST)
@@ -121,7 +90,7 @@ def test_a_release_that_answers_its_golden_rows_wrongly_fails_the_task(home: Pat
 
 def test_a_version_cannot_jump_the_queue(home: Path) -> None:
     waiting = FakeJudge(step_s=0, bake_s=0, verdicts={50.0: Verdict.WAIT})
-    with controller(home, waiting):
+    with running_controller(home, "flights", waiting):
         roll_out(FIRST)
         commands.ask(home, Command(kind="start", model="flights", version=2, by="somebody"))
         with pytest.raises(RolloutRefused, match="version 2 is"):
@@ -138,7 +107,7 @@ def test_a_run_that_died_does_no_harm_and_the_next_one_follows_on(home: Path) ->
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
 
-    with controller(home, judge):
+    with running_controller(home, "flights", judge):
         roll_out(FIRST)
         asyncio.run(dies_on_the_way())
         under_way = model_status(home, "flights")

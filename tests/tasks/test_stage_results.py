@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from serin.artifacts import Bundle, Checkpoint
 from serin.spec.stages import ModelSpec, TrainingSpec
-from tasks.stage_results import find_result, keep_result, stage_key
+from tasks.stage_results import find_result, keep_result, one_at_a_time, stage_key
 
 CHECKPOINT = Checkpoint(path="/runs/train-1/result", step=12, metrics={"valid_auc": 0.75})
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +60,37 @@ def test_a_key_follows_from_what_the_sections_say() -> None:
         stage_key(1, ModelSpec(hidden=(8,)), TrainingSpec(epochs=2), "other"),
     ]
     assert len({same, *others}) == 5
+
+
+def test_a_second_run_of_the_same_waits_for_the_first(tmp_path: Path) -> None:
+    said: list[str] = []
+    order: list[str] = []
+    waits = threading.Event()
+
+    def second() -> None:
+        with one_at_a_time(tmp_path, "train", "abc", say=lambda text: (said.append(text), waits.set())):  # type: ignore[func-returns-value]
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with one_at_a_time(tmp_path, "train", "abc", say=said.append):
+        thread.start()
+        assert waits.wait(10)
+        with one_at_a_time(tmp_path, "train", "other", say=said.append):
+            order.append("another key")
+        order.append("first")
+    thread.join(10)
+    assert order == ["another key", "first", "second"]
+    assert said == ["another run does the same train; waiting for it"]
+
+
+def test_a_run_that_is_told_to_stop_does_not_wait_any_longer(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with (
+        one_at_a_time(tmp_path, "train", "abc", say=print),
+        one_at_a_time(tmp_path, "train", "abc", stop=stop, say=print),
+    ):
+        pass
 
 
 def test_another_process_makes_the_same_key() -> None:

@@ -1,0 +1,42 @@
+"""A real controller on fake machines, ticking in a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from serin.rollout.commands import Inbox
+from serin.rollout.controller import Controller
+from serin.rollout.record import JournalFolder
+from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter, FakeVersions
+
+
+@contextmanager
+def running_controller(
+    home: Path, model: str, judge: FakeJudge | None = None, fleet: FakeFleet | None = None
+) -> Iterator[None]:
+    """Decides for versions 1 to 3 of `model`."""
+    stop = threading.Event()
+    decider = Controller(
+        router=FakeRouter(),
+        fleet=fleet or FakeFleet(),
+        judge=judge or FakeJudge(step_s=0, bake_s=0),
+        journals=JournalFolder(home),
+        versions=FakeVersions(published={model: [1, 2, 3]}),
+        commands=Inbox(home),
+    )
+
+    def run() -> None:
+        while not stop.wait(0.02):
+            decider.tick()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        decider.close()
