@@ -6,6 +6,7 @@ The same spec and the same files give the same dataset, bit for bit, from every 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,10 @@ import pyarrow.parquet as pq
 
 from serin.artifacts import Dataset
 from serin.errors import TableEmpty
+from serin.etl.attempts import run_with_room
 from serin.etl.checks import judge_checks
-from serin.etl.engine import Engine, Held, open_engine
+from serin.etl.device_read import place_columns, prepare_on_gpu
+from serin.etl.engine import Engine, Held
 from serin.etl.golden import Candidates, choose_golden
 from serin.etl.layout import Layout, lay_out
 from serin.etl.relation import LoadedJoin, Prepared, load_join, prepare
@@ -27,7 +30,7 @@ from serin.etl.seal import canonical, seal_dataset
 from serin.etl.sources import find_files
 from serin.etl.split import SplitRule, hash_split, time_split
 from serin.etl.statistics import collect_statistics
-from serin.etl.tables import Table, cut, open_table
+from serin.etl.tables import Piece, open_table
 from serin.etl.target import Class, check_classes, merge_classes
 from serin.etl.transform import Merge, count_rows, divide, measure, write_piece
 from serin.features.plan import FeaturePlan
@@ -52,7 +55,6 @@ from serin.spec.stages import EtlSpec
 from serin.store import Store
 
 Say = Callable[[str], None]
-PIECE_ROWS = 2**19
 _FIT_VERSION = 1  # raised when the same inputs would give other numbers than before
 
 
@@ -87,11 +89,20 @@ def build_dataset(
         main = tables[data.main]
         partners = "".join(f", joined with {join.layout.spec.table}" for join in joins)
         say(f"{main.rows:,} rows in {main.name}{partners}")
-        with open_engine(etl, _needed_bytes(main, layout)) as engine:
-            rows = piece_rows or max(2**16, min(PIECE_ROWS, -(-main.rows // (2 * engine.workers))))
-            held = engine.hold(prepare, cut(main, rows), data, layout, joins)
+
+        def run(engine: Engine, pieces: Sequence[Piece]) -> str:
+            _empty(result)
+            if engine.gpu:
+                placement = place_columns(data, features, layout, main)
+                held = engine.hold(prepare_on_gpu, pieces, data, layout, joins, placement)
+            else:
+                held = engine.hold(prepare, pieces, data, layout, joins)
             build = _Build(data=data, features=features, layout=layout, joins=joins, engine=engine, say=say)
-            digest = build.run(held, result, files)
+            return build.run(held, result, files)
+
+        digest = run_with_room(
+            run, table=main, layout=layout, etl=etl, scratch=scratch, say=say, piece_rows=piece_rows
+        )
         return store.publish_dataset(key, digest, result)
 
 
@@ -242,10 +253,10 @@ def _plain(values: pa.Array) -> pa.Array:
     return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
 
 
-def _needed_bytes(table: Table, layout: Layout) -> int:
-    width = {"float": 4, "int": 8, "timestamp": 8, "bool": 1, "string": 4}
-    used = sum(width[kind] for kind in layout.kinds.values())
-    return 3 * used * table.rows  # the columns, their rows in split order, and the features
+def _empty(folder: Path) -> None:
+    """What an attempt that ran out of memory has left must not be in the dataset."""
+    shutil.rmtree(folder)
+    folder.mkdir()
 
 
 def _added(parts: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """The engine of a Dask cluster: a local one that is started here, or one whose scheduler the user names.
 
-Workers and this process must see the same file system: the store, and the tables when they are local files.
+Workers and this process must see the same file system: the store, and the tables when they are local files. A worker
+that dies takes nothing with it that cannot be made again: what tasks share lies in files, not in workers.
 """
 
 from __future__ import annotations
@@ -8,30 +9,60 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import distributed
+from distributed.client import FutureCancelledError
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from serin.errors import EngineFailed
+from serin.etl.device import OnGpu, take_rescues, usable_gpus
+from serin.etl.spill import Spilled, loaded, spill
 
 _LocalCluster: Any = distributed.LocalCluster
 _Client: Any = distributed.Client
 CONNECT_S = 10.0
 _FAN_IN = 8  # partial results merged at once
+_WORKER_SHARE = 0.25  # of what a worker has free: Dask stops giving it work at 0.8, and ends it at 0.95
+
+
+class WorkersLost(MemoryError):
+    """A piece ended every worker it was given to: it is too large for them."""
 
 
 @contextmanager
-def local_cluster(workers: int) -> Iterator[Any]:
+def local_cluster(workers: int, worker_bytes: int | str = "auto") -> Iterator[Any]:
     """A client of a cluster of processes on this machine, one thread each, reachable from this machine only."""
     with (
         _LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
+            memory_limit=worker_bytes,
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",  # any free port; none at all is not offered
+            silence_logs=logging.ERROR,
+        ) as cluster,
+        _Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def cuda_cluster(workers: int) -> Iterator[Any]:
+    """A client of one process per GPU of this machine, each with a memory pool of its own for cupy and cuDF."""
+    from dask_cuda import LocalCUDACluster
+
+    with (
+        LocalCUDACluster(
+            n_workers=workers,
+            threads_per_worker=4,
+            rmm_pool_size=0.5,
+            rmm_allocator_external_lib_list=["cupy"],
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
             silence_logs=logging.ERROR,
         ) as cluster,
         _Client(cluster, set_as_default=False) as client,
@@ -50,16 +81,32 @@ def connect(address: str) -> Iterator[Any]:
         yield client
 
 
+def every_worker_has_a_gpu(client: Any) -> bool:
+    """One each, as dask-cuda gives them."""
+    found = client.run(usable_gpus).values()
+    return bool(found) and all(gpus.count == 1 for gpus in found)
+
+
 class DaskEngine:
-    def __init__(self, client: Any) -> None:
+    """`keep`: what is held stays in the workers' memory; else it goes to files in `scratch`."""
+
+    def __init__(self, client: Any, *, scratch: Path, keep: bool = True, gpu: bool = False) -> None:
         self._client = client
+        self._scratch = str(scratch)
+        self._keep = keep
+        self.gpu = gpu
         self.workers = max(1, sum(client.nthreads().values()))
+        self.room_bytes = _room(client)
 
     def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
-        return self._submit(function, [(item,) for item in items], shared)
+        return self._held(function, [(item,) for item in items], shared)
 
     def then(self, function: Callable[..., Any], held: Sequence[Any], *shared: Any) -> list[Any]:
-        return self._submit(function, [(value,) for value in held], shared)
+        values = self._held(self._safe(function), [(value,) for value in held], shared)
+        for value in held:
+            if isinstance(value, Spilled):
+                value.remove()
+        return values
 
     def collect(
         self,
@@ -69,7 +116,7 @@ class DaskEngine:
         each: Sequence[Any] | None = None,
     ) -> list[Any]:
         pairs = [(value,) for value in held] if each is None else list(zip(held, each, strict=True))
-        return self._gather(self._submit(function, pairs, shared))
+        return self._gather(self._submit(_apply, self._safe(function), pairs, shared))
 
     def reduce(
         self,
@@ -78,31 +125,54 @@ class DaskEngine:
         held: Sequence[Any],
         *shared: Any,
     ) -> Any:
-        futures = self._submit(function, [(value,) for value in held], shared)
+        futures = self._submit(_apply, self._safe(function), [(value,) for value in held], shared)
         while len(futures) > 1:
             groups = [futures[start : start + _FAN_IN] for start in range(0, len(futures), _FAN_IN)]
             futures = [self._client.submit(_merge_all, merge, *group, pure=False) for group in groups]
         return self._gather(futures)[0]
 
-    def _submit(
+    def rescues(self) -> int:
+        return sum(self._client.run(take_rescues).values()) if self.gpu else 0
+
+    def _safe(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return OnGpu(function) if self.gpu else function
+
+    def _held(
         self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], shared: tuple[Any, ...]
     ) -> list[Any]:
-        (placed,) = self._client.scatter(
-            [shared], broadcast=True, hash=False
-        )  # a list: it scatters the items of one
-        return [self._client.submit(_apply, function, placed, *own, pure=False) for own in arguments]
+        if self._keep:
+            return self._submit(_apply, function, arguments, shared)
+        return self._gather(self._submit(_apply_and_spill, function, arguments, shared))
+
+    def _submit(
+        self,
+        apply: Callable[..., Any],
+        function: Callable[..., Any],
+        arguments: Sequence[tuple[Any, ...]],
+        shared: tuple[Any, ...],
+    ) -> list[Any]:
+        placed = self._client.submit(loaded, spill(shared, self._scratch), pure=False)
+        return [
+            self._client.submit(apply, function, self._scratch, placed, *own, pure=False) for own in arguments
+        ]
 
     def _gather(self, futures: list[Any]) -> list[Any]:
         try:
             return list(self._client.gather(futures))
-        except (KilledWorker, CommClosedError) as error:
-            raise EngineFailed(
-                engine="dask", reason=f"a worker died ({error}); give it more memory, or fewer etl.workers"
-            ) from error
+        except KilledWorker as error:
+            raise WorkersLost(str(error)) from error
+        except (CommClosedError, FutureCancelledError) as error:
+            raise EngineFailed(engine="dask", reason=f"the scheduler is gone ({error})") from error
 
 
-def _apply(function: Callable[..., Any], shared: tuple[Any, ...], *own: Any) -> Any:
-    return function(*own, *shared)
+def _apply(function: Callable[..., Any], _: str, shared: tuple[Any, ...], *own: Any) -> Any:
+    return function(*(loaded(value) for value in own), *shared)
+
+
+def _apply_and_spill(
+    function: Callable[..., Any], scratch: str, shared: tuple[Any, ...], *own: Any
+) -> Spilled:
+    return spill(_apply(function, scratch, shared, *own), scratch)
 
 
 def _merge_all(merge: Callable[[Any, Any], Any], *parts: Any) -> Any:
@@ -110,3 +180,13 @@ def _merge_all(merge: Callable[[Any, Any], Any], *parts: Any) -> Any:
     for part in parts[1:]:
         merged = merge(merged, part)
     return merged
+
+
+def _room(client: Any) -> int:
+    """Bytes for a piece in the smallest worker."""
+    rooms = []
+    for worker in client.scheduler_info(n_workers=-1)["workers"].values():
+        limit = worker["memory_limit"] or 2**62
+        free = limit - worker["metrics"].get("memory", 0)
+        rooms.append(int(max(free, limit // 8) * _WORKER_SHARE / max(1, worker["nthreads"])))
+    return min(rooms, default=2**28)

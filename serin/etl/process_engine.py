@@ -1,4 +1,4 @@
-"""The engine of one process: threads over pieces. numpy and Arrow release the lock where the time goes."""
+"""The engine of one process: threads over pieces. numpy, Arrow and CUDA release the lock where the time goes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
+
+from serin.etl.device import OnGpu, free_gpu_bytes, take_rescues
+from serin.etl.room import available_bytes
+from serin.etl.spill import Spilled, loaded, spill
 
 
 def available_cores() -> int:
@@ -14,11 +19,14 @@ def available_cores() -> int:
 
 
 class ProcessEngine:
-    """`keep` off: values are computed again at each use, so that no more than one piece per thread is in memory."""
+    """`scratch`: a folder where held values are kept instead of in memory. `gpu`: values may lie on a GPU."""
 
-    def __init__(self, workers: int, *, keep: bool = True) -> None:
+    def __init__(self, workers: int, *, scratch: Path | None = None, gpu: bool = False) -> None:
         self.workers = workers
-        self._keep = keep
+        self.gpu = gpu
+        free = available_bytes() // 2
+        self.room_bytes = (min(free, free_gpu_bytes() // 2) if gpu else free) // workers
+        self._scratch = None if scratch is None else str(scratch)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="etl")
 
     def __enter__(self) -> Self:
@@ -27,36 +35,38 @@ class ProcessEngine:
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def hold(
-        self, function: Callable[..., Any], items: Sequence[Any], *shared: Any
-    ) -> list[Callable[[], Any]]:
-        return self._held([partial(function, item, *shared) for item in items])
+    def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
+        return self._run([partial(self._kept, function, item, *shared) for item in items])
 
-    def then(
-        self, function: Callable[..., Any], held: Sequence[Callable[[], Any]], *shared: Any
-    ) -> list[Callable[[], Any]]:
-        return self._held([partial(_call, function, value, *shared) for value in held])
+    def then(self, function: Callable[..., Any], held: Sequence[Any], *shared: Any) -> list[Any]:
+        values = self._run([partial(self._kept, self._safe(function), value, *shared) for value in held])
+        for value in held:
+            if isinstance(value, Spilled):
+                value.remove()
+        return values
 
     def collect(
         self,
         function: Callable[..., Any],
-        held: Sequence[Callable[[], Any]],
+        held: Sequence[Any],
         *shared: Any,
         each: Sequence[Any] | None = None,
     ) -> list[Any]:
+        safe = self._safe(function)
         if each is None:
-            return self._run([partial(_call, function, value, *shared) for value in held])
+            return self._run([partial(_call, safe, value, *shared) for value in held])
         pairs = zip(held, each, strict=True)
-        return self._run([partial(_call, function, value, own, *shared) for value, own in pairs])
+        return self._run([partial(_call, safe, value, own, *shared) for value, own in pairs])
 
     def reduce(
         self,
         function: Callable[..., Any],
         merge: Callable[[Any, Any], Any],
-        held: Sequence[Callable[[], Any]],
+        held: Sequence[Any],
         *shared: Any,
     ) -> Any:
-        waiting = {self._threads.submit(_call, function, value, *shared) for value in held}
+        safe = self._safe(function)
+        waiting = {self._threads.submit(_call, safe, value, *shared) for value in held}
         merged: list[Any] = []
         try:
             while waiting:
@@ -68,8 +78,15 @@ class ProcessEngine:
             raise
         return merged[0]
 
-    def _held(self, tasks: list[Callable[[], Any]]) -> list[Callable[[], Any]]:
-        return [partial(_same, value) for value in self._run(tasks)] if self._keep else tasks
+    def rescues(self) -> int:
+        return take_rescues()
+
+    def _safe(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return OnGpu(function) if self.gpu else function
+
+    def _kept(self, function: Callable[..., Any], value: Any, *shared: Any) -> Any:
+        made = _call(function, value, *shared)
+        return made if self._scratch is None else spill(made, self._scratch)
 
     def _run(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         futures = [self._threads.submit(task) for task in tasks]
@@ -80,12 +97,8 @@ class ProcessEngine:
             raise
 
 
-def _call(function: Callable[..., Any], value: Callable[[], Any], *arguments: Any) -> Any:
-    return function(value(), *arguments)
-
-
-def _same(value: Any) -> Any:
-    return value
+def _call(function: Callable[..., Any], value: Any, *arguments: Any) -> Any:
+    return function(loaded(value), *arguments)
 
 
 def _cancel(futures: Any) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from serin.etl.device import download
 from serin.etl.golden import Candidates, pick_candidates
 from serin.etl.relation import Prepared
 from serin.etl.split import SplitRule
 from serin.etl.target import Class
-from serin.features.column import Column
+from serin.features.column import Column, take
 from serin.features.plan import FeaturePlan
 from serin.features.requests import Request
 from serin.formats.dataset import SPLITS
@@ -41,7 +42,7 @@ def divide(prepared: Prepared, rule: SplitRule, classes: Sequence[Class]) -> Div
     columns, rows, target = prepared.columns, prepared.rows, prepared.target.coded(classes)
     if (np.diff(place.astype(np.int8)) < 0).any():  # else the rows are in this order already
         order = np.argsort(place, kind="stable")
-        columns = {name: column[order] for name, column in columns.items()}
+        columns = take(columns, order)
         rows, target = rows[order], target[order]
     first, second, third = (int(end) for end in np.cumsum(counts))
     return Divided(columns=columns, rows=rows, target=target, ends=(first, second, third))
@@ -57,7 +58,12 @@ def count_rows(divided: Divided, classes: int) -> tuple[list[int], npt.NDArray[n
 def measure(divided: Divided, requests: tuple[Request, ...]) -> list[Any]:
     """What the requests ask, of this piece's training rows."""
     train = divided.span(0)
-    return [request.measure(divided.columns[request.column][train]) for request in requests]
+    answers = []
+    for request in requests:
+        column = divided.columns[request.column][train]
+        able = getattr(request, "on_gpu", False)
+        answers.append(request.measure(column if able else column.on_host()))
+    return answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ def write_piece(
     classes: int,
 ) -> Candidates:
     """Makes the features and writes each split's rows from its own start on; the rows that may become golden."""
-    num, cat = plan.transform(divided.columns)
+    num, cat = (download(made) for made in plan.transform(divided.columns))
     for split, name in enumerate(SPLITS):
         span = divided.span(split)
         if span.stop > span.start:
@@ -91,7 +97,7 @@ def write_piece(
     return pick_candidates(
         inputs,
         plan,
-        {name: column[span] for name, column in divided.columns.items()},
+        {name: column[span].on_host() for name, column in divided.columns.items()},
         divided.rows[span],
         num[span],
         cat[span],

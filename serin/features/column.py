@@ -10,7 +10,7 @@ its small tables there with `xp.asarray`; dictionaries, and all that is done onc
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +101,16 @@ def array_module(*arrays: Any) -> Any:
         if not isinstance(values, np.ndarray):
             return sys.modules[type(values).__module__.partition(".")[0]]
     return np
+
+
+def take(columns: Mapping[str, Column], rows: Array) -> dict[str, Column]:
+    """The same rows of every column, by mask or positions; these go to each device once."""
+    places: dict[Any, Any] = {}
+    for column in columns.values():
+        xp = array_module(column.values)
+        if xp not in places:
+            places[xp] = xp.asarray(rows)
+    return {name: column[places[array_module(column.values)]] for name, column in columns.items()}
 
 
 def null_of(kind: Kind) -> float | int:

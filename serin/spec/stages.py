@@ -13,15 +13,16 @@ from serin.spec.section import Duration, Section
 class EtlSpec(Section):
     """How the dataset is computed. Never changes what is computed."""
 
-    engine: str = "auto"  # auto | process | dask | the address of a Dask scheduler
+    engine: str = "auto"  # auto | process | dask | cuda | dask-cuda | the address of a Dask scheduler
     workers: int | Literal["auto"] = "auto"
 
     @field_validator("engine")
     @classmethod
     def _known(cls, engine: str) -> str:
-        if engine not in ("auto", "process", "dask") and "://" not in engine:
+        if engine not in ("auto", "process", "dask", "cuda", "dask-cuda") and "://" not in engine:
             raise ValueError(
-                f"{engine!r} is no engine; use auto, process, dask or a scheduler's address (tcp://host:port)"
+                f"{engine!r} is no engine; use auto, process, dask, cuda, dask-cuda or a scheduler's address "
+                "(tcp://host:port)"
             )
         return engine
 

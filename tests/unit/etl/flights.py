@@ -3,6 +3,7 @@
 import importlib.metadata
 import io
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from serin.etl.build import build_dataset
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.stages import EtlSpec
+from serin.store import Store
 
 
 def write_tables(folder: Path, rows: int | None = None) -> None:
@@ -49,6 +53,18 @@ def spec_of(folder: Path, **data: Any) -> PipelineSpec:
         {"columns": ["time_hour"], "steps": [{"date_parts": ["hour", "weekday"]}]},
     ]
     return load_spec({"name": "flight-delays", "data": section | data, "features": features})
+
+
+def digest(
+    spec: PipelineSpec,
+    etl: EtlSpec,
+    folder: Path,
+    piece_rows: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> str:
+    """Of the dataset that is built into a store in `folder`."""
+    store = Store(str(folder))
+    return build_dataset(spec.data, spec.features, etl, store=store, say=say, piece_rows=piece_rows).digest
 
 
 def _read(file: Path) -> pa.Table:

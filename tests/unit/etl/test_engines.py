@@ -5,26 +5,17 @@ from pathlib import Path
 import pytest
 
 from serin.errors import EngineFailed, JoinNotManyToOne, TargetUnusable
-from serin.etl.build import build_dataset
 from serin.etl.dask_engine import DaskEngine, local_cluster
-from serin.etl.engine import open_engine
+from serin.etl.device import Gpus
+from serin.etl.engine import Choice, choose_engine, open_engine
 from serin.etl.process_engine import ProcessEngine
-from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import EtlSpec
-from serin.store import Store
-from tests.unit.etl.flights import spec_of
-
-
-def digest(spec: PipelineSpec, etl: EtlSpec, folder: Path, piece_rows: int | None) -> str:
-    store = Store(str(folder))
-    return build_dataset(spec.data, spec.features, etl, store=store, piece_rows=piece_rows).digest
+from tests.unit.etl.flights import digest, spec_of
 
 
 @pytest.fixture(scope="module")
 def expected(few_flights: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return digest(
-        spec_of(few_flights), EtlSpec(engine="process", workers=1), tmp_path_factory.mktemp("one"), None
-    )
+    return digest(spec_of(few_flights), EtlSpec(engine="process", workers=1), tmp_path_factory.mktemp("one"))
 
 
 @pytest.mark.parametrize(("workers", "piece_rows"), [(1, 1), (2, 3000), (3, 10**9)])
@@ -47,25 +38,23 @@ def test_dask_workers_do_not_show(
             digest(wrong, etl, tmp_path / "wrong", piece_rows)
 
 
-def test_pieces_may_be_read_again_instead_of_kept(
-    few_flights: Path, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "serin.etl.engine.ProcessEngine", lambda workers, keep: ProcessEngine(workers, keep=False)
-    )
-    assert digest(spec_of(few_flights), EtlSpec(engine="process", workers=2), tmp_path, 4000) == expected
+def test_small_data_needs_no_cluster_and_large_data_gets_one() -> None:
+    def chosen(needed_bytes: int) -> Choice:
+        none = Gpus(count=0, memory_bytes=0)
+        return choose_engine(EtlSpec(), rows=10**9, needed_bytes=needed_bytes, free_bytes=10**9, gpus=none)
+
+    small, large = chosen(10**8), chosen(10**10)
+    assert (small.kind, small.keep) == ("process", True)
+    assert (large.kind, large.keep) == ("dask", False)
+    assert "10,000 MB for the pieces, 1,000 MB free" in large.why
 
 
-def test_small_data_needs_no_cluster() -> None:
-    with open_engine(EtlSpec(), needed_bytes=1000) as engine:
-        assert isinstance(engine, ProcessEngine)
-
-
-def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("serin.etl.dask_engine.CONNECT_S", 0.5)
+    choice = Choice(kind="tcp://127.0.0.1:9", workers=1, keep=True, why="")
     with (
         pytest.raises(EngineFailed, match=r"tcp://127\.0\.0\.1:9.*no scheduler answers"),
-        open_engine(EtlSpec(engine="tcp://127.0.0.1:9"), needed_bytes=1000),
+        open_engine(choice, tmp_path),
     ):
         pass
 

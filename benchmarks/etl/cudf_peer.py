@@ -1,0 +1,75 @@
+"""Plain cuDF, as one would write it by hand for one GPU: the same rows, codes and z-scores, the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.etl.outputs import SPLITS, split_ends, write_split
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Everything, up to the files."""
+    import cupy
+
+    case = request["case"]
+    frame, codes = make(case, request["files"])
+    out = Path(request["out"])
+    splits = [frame["split"].values == number for number in range(len(SPLITS))]
+    rows = cupy.arange(len(frame))
+
+    def write(number: int) -> None:
+        chosen = splits[number]
+        write_split(
+            out,
+            SPLITS[number],
+            numeric=cupy.stack([frame[name].values[chosen] for name in case["numeric"]], axis=1).get(),
+            codes=cupy.stack([frame[name].values[chosen] for name in codes], axis=1).get(),
+            target=frame["target"].values[chosen].get(),
+            rows=rows[chosen].get(),
+        )
+
+    with ThreadPoolExecutor(len(SPLITS)) as pool:
+        list(pool.map(write, range(len(SPLITS))))
+    return {"path": str(out), "numeric": case["numeric"], "categorical": codes}
+
+
+def make(case: dict[str, Any], files: Sequence[str]) -> tuple[Any, list[str]]:
+    """Read, split, fit and transform; the frame with features, and the names of its codes."""
+    import cudf
+    import cupy
+
+    used = [*case["numeric"], *case["categorical"], case["target"], case["time"]]
+    frame = cudf.read_parquet(list(files), columns=used)
+    frame["target"] = (frame[case["target"]] > case["above"]).astype("float32")
+    times = frame[case["time"]].astype("int64").values
+    ordered = cupy.sort(times)
+    train_end, valid_end = split_ends(len(frame))
+    starts = [int(ordered[train_end]), int(ordered[valid_end])]
+    frame["split"] = (times >= starts[0]).astype(np.int8) + (times >= starts[1]).astype(np.int8)
+    train = frame["split"] == 0
+    for name in case["numeric"]:
+        column = frame[name].astype("float32")
+        known = column[train]
+        column = column.fillna(np.float32(known.quantile(0.5, interpolation="lower")))
+        filled = column[train].astype("float64")
+        mean, deviation = np.float32(filled.mean()), np.float32(filled.std(ddof=0))
+        frame[name] = (column - mean) / deviation
+    for name in case["categorical"]:
+        counted = frame[name][train].value_counts().reset_index()
+        counted.columns = ["value", "count"]
+        counted = counted[counted["count"] >= case["min_count"]]
+        counted = counted.sort_values(["count", "value"], ascending=[False, True])
+        place = cudf.Series(cupy.arange(2, 2 + len(counted), dtype=np.int32), index=counted["value"])
+        found = frame[name].map(place).fillna(1).astype("int32")
+        frame[name] = found.where(frame[name].notna(), 0)
+    moment = frame[case["time"]]
+    parts = {"hour": moment.dt.hour + 1, "weekday": moment.dt.weekday + 1}
+    made = {f"{case['time']}_{part}": values.astype("int32") for part, values in parts.items()}
+    for name, values in made.items():
+        frame[name] = values
+    return frame, [*case["categorical"], *made]

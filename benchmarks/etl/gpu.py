@@ -1,0 +1,265 @@
+"""python -m benchmarks.etl.gpu: the ETL on this machine's GPU, held against the host's bits and plain cuDF's speed.
+
+First every engine of the GPU must give the host's digest on awkward tables; then ours and plain cuDF take turns on a
+generated table (20 M rows x 23 columns), from Parquet to shards. Needs cuDF, dask-cuda, cupy; nothing is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NEEDED = (
+    "cupy",
+    "cudf",
+    "rmm",
+    "dask_cuda",
+    "distributed",
+    "pyarrow",
+    "pydantic",
+    "fsspec",
+    "psutil",
+    "yaml",
+)
+ENGINES = (("cuda", None), ("cuda", 700), ("cuda", 1), ("dask-cuda", None), ("dask-cuda", 900))
+NUMERIC = [f"n{index}" for index in range(13)]
+CATEGORICAL = [f"c{index}" for index in range(8)]
+SIZES = (4, 20, 100, 500, 2_000, 10_000, 50_000, 200_000)
+FILE_ROWS = 1_000_000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.etl.gpu", description=__doc__)
+    parser.add_argument("--rows", type=int, default=20_000_000)
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--only", choices=("equality", "speed"))
+    parser.add_argument("--scratch", type=Path, help="a folder on a fast disk; default: the system's")
+    chosen = parser.parse_args()
+    missing = [name for name in NEEDED if not _importable(name)]
+    if missing:
+        print(f"cannot be imported here: {', '.join(missing)}")
+        return 2
+    failures = 0
+    line: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=chosen.scratch) as folder:
+        if chosen.only != "speed":
+            failures = equality(Path(folder) / "equality")
+            line["unequal"] = failures
+        if chosen.only != "equality":
+            line |= speed(Path(folder) / "speed", chosen.rows, chosen.repetitions)
+    print(" ".join(f"{key}={value:.4g}" for key, value in line.items()))
+    return 1 if failures else 0
+
+
+def equality(folder: Path) -> int:
+    """How many engines gave another digest than the host, or failed."""
+    from serin.etl.build import build_dataset
+    from serin.spec.stages import EtlSpec
+    from serin.store import Store
+    from tests.fakes.awkward_tables import write_awkward_tables
+
+    failures = 0
+    for rows in (40, 6_000, 300_000):
+        spec = write_awkward_tables(folder / f"tables-{rows}", rows)
+
+        def build(engine: str, piece_rows: int | None, rows: int = rows, spec: Any = spec) -> str:
+            store = Store(str(folder / f"{rows}-{engine}-{piece_rows}"))
+            etl = EtlSpec(engine=engine)
+            return build_dataset(spec.data, spec.features, etl, store=store, piece_rows=piece_rows).digest
+
+        expected = build("process", None)
+        for engine, piece_rows in ENGINES:
+            begin = time.perf_counter()
+            try:
+                found = build(engine, piece_rows)
+            except Exception as error:  # noqa: BLE001 (one failure must not hide what the others give)
+                found = f"{type(error).__name__}: {error}"
+                _trace(error)
+            failures += found != expected
+            word = "equal" if found == expected else f"DIFFERENT: {found[:300]}"
+            seconds = time.perf_counter() - begin
+            print(
+                f"{rows:>9,} rows, {engine:<10} pieces {piece_rows!s:>5}: {word} ({seconds:.2f} s)",
+                flush=True,
+            )
+            if found != expected and len(found) == 64:
+                _show_difference(folder, rows, engine, piece_rows)
+    return failures
+
+
+def _show_difference(folder: Path, rows: int, engine: str, piece_rows: int | None) -> None:
+    """The first columns whose bits differ, or the fitted numbers that do."""
+    left, right = (
+        next((folder / f"{rows}-{name}").glob("**/dataset.json")).parent
+        for name in ("process-None", f"{engine}-{piece_rows}")
+    )
+    for file in sorted(path for path in left.rglob("*") if path.is_file()):
+        other = right / file.relative_to(left)
+        if file.suffix not in (".f32", ".i32", ".i64") and file.name != "features.json":
+            continue
+        one, two = file.read_bytes(), other.read_bytes()
+        if one != two:
+            place = next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), -1)
+            print(f"    {file.relative_to(left)} differs at byte {place} of {len(one)} and {len(two)}")
+            if file.name == "features.json":
+                print(f"    {one[place - 80 : place + 40]!r}\n    {two[place - 80 : place + 40]!r}")
+
+
+def speed(folder: Path, rows: int, repetitions: int) -> dict[str, float]:
+    from benchmarks.etl import cudf_peer
+    from benchmarks.etl.outputs import check_equal, read_outputs
+
+    folder.mkdir()
+    begin = time.perf_counter()
+    files = write_table(folder / "table", rows)
+    size = sum(Path(file).stat().st_size for file in files)
+    print(
+        f"{rows:,} rows, {size / 1e9:.2f} GB of Parquet, written in {time.perf_counter() - begin:.0f} s",
+        flush=True,
+    )
+    case = {
+        "numeric": NUMERIC, "categorical": CATEGORICAL, "target": "y", "above": 0.5, "time": "t", "min_count": 10,
+    }  # fmt: skip
+
+    def plain(out: Path) -> dict[str, Any]:
+        return cudf_peer.run({"case": case, "files": files, "out": str(out)})
+
+    def read_and_transform(_: Path) -> dict[str, Any]:
+        import cupy
+
+        cudf_peer.make(case, files)
+        cupy.cuda.Device().synchronize()
+        return {}
+
+    contenders: dict[str, Callable[[Path], dict[str, Any]]] = {
+        "ours": lambda out: _ours(folder / "table", out, "cuda"),
+        "cudf": plain,
+        "cudf_no_write": read_and_transform,
+        "host": lambda out: _ours(folder / "table", out, "process"),
+    }
+    laps: dict[str, list[float]] = {name: [] for name in contenders}
+    reference: Any = None
+    for turn in range(repetitions + 1):
+        for name, contender in contenders.items():
+            if name == "host" and turn > 3:
+                continue
+            out = folder / f"{name}-{turn}"
+            begin = time.perf_counter()
+            answer = contender(out)
+            seconds = time.perf_counter() - begin
+            if turn:
+                laps[name].append(seconds)
+            elif answer:
+                found = read_outputs(answer)
+                reference = reference or found
+                check_equal(name, found, reference, NUMERIC)
+            shutil.rmtree(out, ignore_errors=True)
+        print(f"round {turn} of {repetitions}", flush=True)
+    _stages(folder / "table", folder / "stages")
+    medians = {name: statistics.median(own) for name, own in laps.items()}
+    for name, median in medians.items():
+        print(
+            f"  {name:<14}{median:>8.3f} s {rows / median / 1e6:>8.1f} M rows/s   fastest {min(laps[name]):.3f} s"
+        )
+    return {
+        "cudf": medians["cudf"] / medians["ours"],
+        "cudf_no_write": medians["cudf_no_write"] / medians["ours"],
+        "host": medians["host"] / medians["ours"],
+        "m_rows_per_s": rows / medians["ours"] / 1e6,
+    }
+
+
+def write_table(folder: Path, rows: int) -> list[str]:
+    """13 numbers, 8 whole numbers as categories, a target and a time; a tenth of the numbers null."""
+    folder.mkdir()
+    starts = range(0, rows, FILE_ROWS)
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda start: _write_file(folder, start, min(FILE_ROWS, rows - start)), starts))
+
+
+def _write_file(folder: Path, start: int, rows: int) -> str:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    random = np.random.default_rng(start)
+    columns: dict[str, Any] = {}
+    for index, name in enumerate(NUMERIC):
+        values = random.normal(index, 1 + index, rows).astype(np.float32)
+        columns[name] = pa.array(values, mask=random.random(rows) < 0.1 if index % 2 else None)
+    for name, size in zip(CATEGORICAL, SIZES, strict=True):
+        values = (size * random.random(rows) ** 2).astype(np.int64)
+        columns[name] = pa.array(values, mask=random.random(rows) < 0.01)
+    columns["y"] = pa.array(random.random(rows).astype(np.float32))
+    times = 1_700_000_000_000_000 + (start + np.arange(rows)) * 1_000_000 + random.integers(0, 10**9, rows)
+    columns["t"] = pa.array(times, pa.timestamp("us"))
+    path = folder / f"part-{start:012d}.parquet"
+    pq.write_table(pa.table(columns), path, row_group_size=FILE_ROWS)
+    return str(path)
+
+
+def _ours(table: Path, out: Path, engine: str, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    from serin.etl.build import build_dataset
+    from serin.formats.dataset import read_dataset
+    from serin.spec.load import load_spec
+    from serin.store import Store
+
+    spec = load_spec(
+        {
+            "name": "gpu",
+            "data": {
+                "tables": {"main": str(table)},
+                "target": {"expression": "y > 0.5", "task": "binary"},
+                "time": "t",
+            },
+            "features": [
+                {"columns": NUMERIC, "steps": ["fill_median", "normalize"]},
+                {"columns": CATEGORICAL, "steps": [{"categorify": {"min_count": 10}}]},
+                {"columns": ["t"], "steps": [{"date_parts": ["hour", "weekday"]}]},
+            ],
+            "etl": {"engine": engine},
+        }
+    )
+    dataset = build_dataset(spec.data, spec.features, spec.etl, store=Store(str(out)), say=say)
+    description = read_dataset(Path(dataset.path))
+    categorical = [category.name for category in description.categorical]
+    return {"path": dataset.path, "numeric": list(description.numeric), "categorical": categorical}
+
+
+def _stages(table: Path, out: Path) -> None:
+    """Where ours spends its time, by what it says."""
+    begin = time.perf_counter()
+    _ours(
+        table, out, "cuda", lambda text: print(f"  [{time.perf_counter() - begin:6.3f} s] {text}", flush=True)
+    )
+    print(f"  [{time.perf_counter() - begin:6.3f} s] published")
+    shutil.rmtree(out)
+
+
+def _importable(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        print(f"{name}: {error}")
+        return False
+    return True
+
+
+def _trace(error: BaseException) -> None:
+    import traceback
+
+    traceback.print_exception(error, limit=-6)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

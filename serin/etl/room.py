@@ -1,0 +1,53 @@
+"""How much memory there is, and how many rows a piece may have so that every worker keeps well within its share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from serin.etl.layout import Layout
+from serin.etl.tables import Table
+
+MIN_ROWS = 2**12  # below this a piece costs more in overhead than it saves
+_CGROUP = Path("/sys/fs/cgroup")
+_WIDTH = {"float": 4, "int": 8, "timestamp": 8, "bool": 1, "string": 4}
+_COPIES = 6  # decoded, as columns, joined, in split order, as features, and on their way to disk
+
+
+def available_bytes() -> int:
+    """What may still be used: the machine's free memory, or less when this process lives in a container."""
+    free = int(psutil.virtual_memory().available)
+    limit, used, cache = (_cgroup_number(name) for name in ("memory.max", "memory.current", "inactive_file"))
+    return free if limit is None else min(free, max(0, limit - (used or 0) + (cache or 0)))
+
+
+def row_bytes(layout: Layout, table: Table) -> int:
+    """What a row costs while its piece is worked on. Text counts as much as it takes in the file, unpacked."""
+    used = sum(_WIDTH[kind] for kind in layout.kinds.values())
+    text = 0
+    if any(kind == "string" for kind in layout.kinds.values()):
+        text = sum(group.bytes for group in table.groups) // max(table.rows, 1)
+    return _COPIES * (used + 16) + 2 * text
+
+
+def needed_bytes(layout: Layout, table: Table) -> int:
+    """What it takes to keep all pieces in memory: the columns, their rows in split order, and the features."""
+    return 3 * sum(_WIDTH[kind] for kind in layout.kinds.values()) * table.rows
+
+
+def plan_rows(layout: Layout, table: Table, *, room_bytes: int, workers: int, least: int, most: int) -> int:
+    """Rows per piece: enough pieces for all workers, `least` to `most` rows each, and none too large for its room."""
+    even = max(least, min(most, -(-table.rows // (2 * workers))))
+    return max(MIN_ROWS, min(even, room_bytes // row_bytes(layout, table)))
+
+
+def _cgroup_number(name: str) -> int | None:
+    try:
+        if name == "inactive_file":
+            lines = (_CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
+            return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), None)
+        text = (_CGROUP / name).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

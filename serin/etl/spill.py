@@ -1,0 +1,64 @@
+"""Values on disk instead of in memory: written once, mapped when used, so that only what is touched is in memory."""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+import struct
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_ALIGN = 64
+_HEADER = struct.Struct("<QQ")  # length of the pickle, number of buffers; then each buffer's length
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """A value in a file of its own."""
+
+    path: str
+
+    def load(self) -> Any:
+        """The value; its arrays are mapped from the file, and private when written to."""
+        with Path(self.path).open("rb") as file:
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        length, count = _HEADER.unpack_from(mapped)
+        sizes = struct.unpack_from(f"<{count}Q", mapped, _HEADER.size)
+        at = _HEADER.size + 8 * count
+        content = mapped[at : at + length]
+        at = _aligned(at + length)
+        buffers = []
+        for size in sizes:
+            buffers.append(mapped[at : at + size])
+            at = _aligned(at + size)
+        return pickle.loads(content, buffers=buffers)  # noqa: S301 (this build's own scratch file)
+
+    def remove(self) -> None:
+        Path(self.path).unlink(missing_ok=True)
+
+
+def spill(value: Any, folder: str) -> Spilled:
+    """Writes the value into a new file in `folder`; the arrays in it without a copy in memory."""
+    found: list[pickle.PickleBuffer] = []
+    content = pickle.dumps(value, protocol=5, buffer_callback=found.append)
+    buffers = [buffer.raw() for buffer in found]
+    path = Path(folder) / f"{uuid.uuid4().hex}.piece"
+    with path.open("xb") as file:
+        file.write(_HEADER.pack(len(content), len(buffers)))
+        file.write(struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers)))
+        file.write(content)
+        for buffer in buffers:
+            file.write(bytes(_aligned(file.tell()) - file.tell()))
+            file.write(buffer)
+        file.write(bytes(_ALIGN))  # never an empty end: a mapping has no place for a buffer of length 0 there
+    return Spilled(str(path))
+
+
+def loaded(value: Any) -> Any:
+    return value.load() if isinstance(value, Spilled) else value
+
+
+def _aligned(place: int) -> int:
+    return -(-place // _ALIGN) * _ALIGN

@@ -1,0 +1,114 @@
+"""The way of a piece through a GPU, with arrays that refuse to mix with numpy's. Bits are compared on real ones."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from serin.errors import EngineFailed
+from serin.etl.device import Gpus, gpu_columns
+from serin.etl.device_read import place_columns
+from serin.etl.engine import choose_engine
+from serin.etl.layout import lay_out
+from serin.etl.sources import find_files
+from serin.etl.tables import open_table
+from serin.spec.load import load_spec
+from serin.spec.stages import EtlSpec
+from tests.fakes import cupy
+from tests.fakes.awkward_tables import write_awkward_tables
+from tests.unit.etl.flights import digest, spec_of
+
+ONE_GPU = Gpus(count=1, memory_bytes=2**34)
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serin.etl.attempts.usable_gpus", lambda: ONE_GPU)
+    monkeypatch.setattr("serin.etl.engine.memory_pool", nullcontext)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_gpu_gives_what_the_host_gives(
+    few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = cupy.install(monkeypatch)
+    said: list[str] = []
+    expected = digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "host")
+    assert (
+        digest(spec_of(few_flights), EtlSpec(engine="cuda"), tmp_path / "gpu", 3000, say=said.append)
+        == expected
+    )
+    assert module.uploads > 40
+    assert not any("full" in line for line in said)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_awkward_values_go_through_a_gpu_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = write_awkward_tables(tmp_path / "tables", 3000)
+    expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
+    cupy.install(monkeypatch)
+    assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 700) == expected
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize("full_at", [1, 30, 60])
+def test_when_the_gpu_is_full_the_host_goes_on_and_it_is_said(
+    few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: int
+) -> None:
+    expected = digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "host")
+    cupy.install(monkeypatch, full_at=full_at)
+    said: list[str] = []
+    assert (
+        digest(spec_of(few_flights), EtlSpec(engine="cuda"), tmp_path / "gpu", 3000, say=said.append)
+        == expected
+    )
+    assert any("the GPU was full" in line for line in said)
+
+
+def test_cudf_decodes_numbers_that_no_relational_work_looks_at(
+    few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    spec = spec_of(few_flights)
+    tables = {
+        name: open_table(name, find_files(name, url), tmp_path) for name, url in spec.data.tables.items()
+    }
+    layout = lay_out(spec.data, spec.features, tables)
+    placement = place_columns(spec.data, spec.features, layout, tables["flights"])
+    assert placement.decoded == {
+        "sched_dep_time"
+    }  # distance is checked; the others are joined, text, or times
+    assert {"carrier", "tailnum", "temp", "distance", "time_hour"} <= placement.columns
+
+
+def test_a_column_with_a_step_that_only_the_host_knows_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serin.etl.device.GPU_STEPS", frozenset({"fill_median", "normalize"}))
+    spec = load_spec(
+        {
+            "name": "a",
+            "data": {"tables": {"t": "t.parquet"}, "target": {"expression": "y", "task": "regression"}},
+            "features": [
+                {"columns": ["a", "b"], "steps": ["fill_median", "normalize"]},
+                {"columns": ["b", "c"], "steps": ["categorify"]},
+            ],
+        }
+    )
+    assert gpu_columns(spec.features) == {"a"}
+
+
+def test_a_gpu_is_chosen_for_many_rows_and_several_get_a_cluster() -> None:
+    def kind(rows: int, gpus: Gpus) -> str:
+        plenty = {"needed_bytes": 10**6, "free_bytes": 10**10}
+        return choose_engine(EtlSpec(), rows=rows, gpus=gpus, **plenty).kind
+
+    assert kind(1000, ONE_GPU) == "process"
+    assert kind(10**7, ONE_GPU) == "cuda"
+    assert kind(10**7, Gpus(count=2, memory_bytes=2**35)) == "dask-cuda"
+    assert kind(10**7, Gpus(count=0, memory_bytes=0)) == "process"
+
+
+def test_a_gpu_that_is_asked_for_and_not_here_is_refused() -> None:
+    with pytest.raises(EngineFailed, match="no GPU"):
+        choose_engine(
+            EtlSpec(engine="cuda"), rows=1, needed_bytes=1, free_bytes=2, gpus=Gpus(count=0, memory_bytes=0)
+        )
