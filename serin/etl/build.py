@@ -21,11 +21,11 @@ from serin.artifacts import Dataset
 from serin.errors import TableEmpty
 from serin.etl.attempts import run_with_room
 from serin.etl.checks import judge_checks
-from serin.etl.device_read import place_columns, prepare_on_gpu
+from serin.etl.device_read import hold_pieces
 from serin.etl.engine import Engine, Held
 from serin.etl.golden import Candidates, choose_golden
 from serin.etl.layout import Layout, lay_out
-from serin.etl.relation import LoadedJoin, Prepared, load_join, prepare
+from serin.etl.relation import LoadedJoin, Prepared, load_join
 from serin.etl.seal import canonical, seal_dataset
 from serin.etl.sources import find_files
 from serin.etl.split import SplitRule, hash_split, time_split
@@ -92,11 +92,7 @@ def build_dataset(
 
         def run(engine: Engine, pieces: Sequence[Piece]) -> str:
             _empty(result)
-            if engine.gpu:
-                placement = place_columns(data, features, layout, main)
-                held = engine.hold(prepare_on_gpu, pieces, data, layout, joins, placement)
-            else:
-                held = engine.hold(prepare, pieces, data, layout, joins)
+            held = hold_pieces(engine, pieces, data, features, layout, joins, main)
             build = _Build(data=data, features=features, layout=layout, joins=joins, engine=engine, say=say)
             return build.run(held, result, files)
 

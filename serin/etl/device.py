@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from serin.features.column import Column
 from serin.hardware import inventory
 from serin.spec.features import FeatureSpec
 
+F = TypeVar("F", bound=Callable[..., Any])
 _rescued: list[int] = []  # appending is safe from any thread
 # Steps whose work per row is the same on a GPU, bit for bit. A column with any other step stays on the host.
 GPU_STEPS = frozenset({"fill_median", "clip", "normalize", "categorify", "date_parts"})
@@ -81,10 +82,31 @@ def to_gpu(column: Column) -> Column:
     return replace(column, values=cupy.asarray(column.values))
 
 
+class HostColumns(Mapping[str, Column]):
+    """Columns of which each comes from the GPU when it is asked for."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self._columns = columns
+
+    def __getitem__(self, name: str) -> Column:
+        return self._columns[name].on_host()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
 def to_host(value: Any) -> Any:
-    """A piece (prepared or divided) with its columns in this machine's memory."""
-    columns = {name: column.on_host() for name, column in value.columns.items()}
-    return replace(value, columns=columns)
+    """A piece whose columns are found in this machine's memory."""
+    return replace(value, columns=HostColumns(value.columns))
+
+
+def gpu_aware(function: F) -> F:
+    """Marks a function that works on columns wherever they are; all others are given the host's."""
+    function.on_gpu = True  # type: ignore[attr-defined]
+    return function
 
 
 def download(array: Any) -> Any:
@@ -98,16 +120,17 @@ def download(array: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class OnGpu:
-    """A function of a piece that, when the GPU is full, is done again on the host."""
+    """A function of a piece; what is not aware of GPUs, and what a full GPU cannot do, the host does."""
 
     function: Callable[..., Any]
 
     def __call__(self, value: Any, *rest: Any) -> Any:
-        try:
-            return self.function(value, *rest)
-        except MemoryError:
-            count_rescue()
-            return self.function(to_host(value), *rest)
+        if getattr(self.function, "on_gpu", False):
+            try:
+                return self.function(value, *rest)
+            except MemoryError:
+                count_rescue()
+        return self.function(to_host(value), *rest)
 
 
 def count_rescue() -> None:

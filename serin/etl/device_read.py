@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from serin.etl.device import count_rescue, gpu_columns, to_gpu
+from serin.etl.engine import Engine, Held
 from serin.etl.layout import Layout
 from serin.etl.partitions import Read
 from serin.etl.relation import LoadedJoin, Prepared, prepare
@@ -52,6 +53,22 @@ def place_columns(data: DataSpec, features: Sequence[FeatureSpec], layout: Layou
         and _decodable(table.types[read.column])
     }
     return Placement(columns=columns, decoded=frozenset(decoded))
+
+
+def hold_pieces(
+    engine: Engine,
+    pieces: Sequence[Piece],
+    data: DataSpec,
+    features: Sequence[FeatureSpec],
+    layout: Layout,
+    joins: Sequence[LoadedJoin],
+    table: Table,
+) -> Held:
+    """The prepared pieces, held by the engine; on its GPU what is made into features there."""
+    if not engine.gpu:
+        return engine.hold(prepare, pieces, data, layout, joins)
+    placement = place_columns(data, features, layout, table)
+    return engine.hold(prepare_on_gpu, pieces, data, layout, joins, placement)
 
 
 def prepare_on_gpu(

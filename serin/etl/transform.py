@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serin.etl.device import download
+from serin.etl.device import download, gpu_aware
 from serin.etl.golden import Candidates, pick_candidates
 from serin.etl.relation import Prepared
 from serin.etl.split import SplitRule
@@ -36,6 +36,7 @@ class Divided:
         return slice(self.ends[split - 1] if split else 0, self.ends[split])
 
 
+@gpu_aware
 def divide(prepared: Prepared, rule: SplitRule, classes: Sequence[Class]) -> Divided:
     place = rule.place(prepared.rows, prepared.time)
     counts = np.bincount(place, minlength=len(SPLITS))
@@ -48,6 +49,7 @@ def divide(prepared: Prepared, rule: SplitRule, classes: Sequence[Class]) -> Div
     return Divided(columns=columns, rows=rows, target=target, ends=(first, second, third))
 
 
+@gpu_aware
 def count_rows(divided: Divided, classes: int) -> tuple[list[int], npt.NDArray[np.int64]]:
     """Rows per split, and training rows per class (none for a regression)."""
     sizes = [divided.span(split).stop - divided.span(split).start for split in range(len(SPLITS))]
@@ -55,6 +57,7 @@ def count_rows(divided: Divided, classes: int) -> tuple[list[int], npt.NDArray[n
     return sizes, np.bincount(training, minlength=classes).astype(np.int64)
 
 
+@gpu_aware
 def measure(divided: Divided, requests: tuple[Request, ...]) -> list[Any]:
     """What the requests ask, of this piece's training rows."""
     train = divided.span(0)
@@ -78,6 +81,7 @@ class Merge:
         ]
 
 
+@gpu_aware
 def write_piece(
     divided: Divided,
     starts: Sequence[int],
