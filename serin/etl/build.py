@@ -55,7 +55,7 @@ from serin.spec.stages import EtlSpec
 from serin.store import Store
 
 Say = Callable[[str], None]
-_FIT_VERSION = 1  # raised when the same inputs would give other numbers than before
+_FIT_VERSION = 2  # raised when the same inputs would give other numbers than before
 
 
 def silent(_: str) -> None:
@@ -139,7 +139,7 @@ class _Build:
         sizes = self._sizes(held, totals)
         rows = {name: int(sizes[:, split].sum()) for split, name in enumerate(SPLITS)}
         answer = _Answers(self.engine, held)
-        plan = FeaturePlan.fit(self.features, self.layout.kinds, answer)
+        plan = FeaturePlan.fit(self.features, self.layout.kinds, answer, classes=len(totals.classes))
         self.say(f"fitted {len(plan.numeric)} numeric and {len(plan.categorical)} categorical features")
         candidates = self._write_rows(held, plan, folder, sizes, totals)
         lookups = [

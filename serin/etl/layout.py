@@ -11,7 +11,7 @@ from serin.errors import ColumnClash, ColumnMissing, DataError, SpecError
 from serin.etl.partitions import Read
 from serin.etl.tables import Table
 from serin.features.column import kind_of_type
-from serin.features.plan import check_kinds
+from serin.features.kinds import check_kinds
 from serin.formats.schema import DTYPE_OF_KIND, NULL_OF_KIND, InputColumn, Kind
 from serin.spec.data import DataSpec, JoinSpec
 from serin.spec.features import FeatureSpec
@@ -50,7 +50,7 @@ def lay_out(data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str
             raise ColumnMissing(
                 column=name, table=main.name, used_by=user, known=[*main.types, *(each for each in made)]
             )
-    times = {column for feature in features if _is_date(feature) for column in feature.columns} | {data.time}
+    times = {column for feature in features for column in feature.times} | {data.time}
     kinds = {name: _kind(name, tables, made, data, is_time=name in times) for name in uses}
     check_kinds(features, kinds)
     _check_time(data, kinds)
@@ -59,12 +59,13 @@ def lay_out(data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str
     reads = tuple(
         Read(column=name, kind=kind, exact=name in exact) for name, kind in kinds.items() if name not in made
     )
-    served = list(dict.fromkeys(column for feature in features for column in feature.columns))
+    served = list(dict.fromkeys(column for feature in features for column in feature.served))
+    fitted = [column for feature in features for column in feature.inputs]
     inputs = _inputs(data, served, kinds)
     lookups = tuple(
         join for join in joins if join.spec.source == "lookup" and set(join.columns.values()) & set(served)
     )
-    kept = tuple(dict.fromkeys([*served, *(column.name for column in inputs)]))
+    kept = tuple(dict.fromkeys([*served, *fitted, *(column.name for column in inputs)]))
     return Layout(reads=reads, joins=joins, kinds=kinds, inputs=inputs, lookups=lookups, kept=kept)
 
 
@@ -74,6 +75,8 @@ def _uses(data: DataSpec, features: Sequence[FeatureSpec]) -> dict[str, str]:
     for index, feature in enumerate(features):
         for column in feature.columns:
             uses.setdefault(column, f"features[{index}].columns")
+        for column in feature.inputs:
+            uses.setdefault(column, f"features[{index}].steps")
     for column in data.target.columns:
         uses.setdefault(column, "data.target")
     if data.time is not None:

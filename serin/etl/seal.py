@@ -31,7 +31,8 @@ def seal_dataset(
 
     def seal(part: tuple[str, int]) -> str:
         name, index = part
-        return seal_part(folder / name, index, description.splits[name].rows, plan.numeric, categorical)
+        rows = description.splits[name].rows
+        return seal_part(folder / name, index, rows, plan.numeric, categorical, plan.approximate)
 
     with ThreadPoolExecutor(threads) as pool:
         parts_digests = list(pool.map(seal, parts))
@@ -40,12 +41,12 @@ def seal_dataset(
         del content[key]
     document = {
         "dataset": content,
-        "features": plan.to_json(),
+        "features": plan.to_json(exact_only=True),
         "lookups": [_table_digest(table) for table in lookups],
         "parts": parts_digests,
     }
     digest = hashlib.sha256(canonical(document)).hexdigest()
-    features = json.dumps(document["features"], allow_nan=False, ensure_ascii=False)
+    features = json.dumps(plan.to_json(), allow_nan=False, ensure_ascii=False)
     (folder / FEATURES).write_text(features + "\n", encoding="utf-8")
     write_dataset(folder, replace(description, digest=digest))
     return digest

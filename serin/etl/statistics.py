@@ -8,8 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from serin.features.number_requests import Counts, HighBits
+from serin.features.numbers import Numbers
 from serin.features.plan import FeaturePlan
-from serin.features.requests import Answer, Counts, HighBits, Request, ValueCounts, ValueTable
+from serin.features.requests import Answer, Request
+from serin.features.value_counts import ValueCounts, ValueTable
 from serin.formats.schema import Kind
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
 
@@ -20,13 +23,14 @@ _COMMONEST = 100
 def collect_statistics(plan: FeaturePlan, answer: Answer) -> dict[str, ColumnStatistics]:
     """One entry per column that features are made of; a time has none yet."""
     requests: dict[str, Request] = {}
-    for number in plan.numbers:
-        requests[number.column] = HighBits(number.column)
-    for feature in plan.categories:
-        if feature.kind != "timestamp":
-            requests.setdefault(feature.column, ValueCounts(feature.column))
-    answers: Sequence[object] = answer(tuple(requests.values())) if requests else ()
     kinds: Mapping[str, Kind] = plan.columns
+    as_numbers = plan.number_columns
+    for name, kind in kinds.items():
+        if kind == "float" or name in as_numbers:
+            requests[name] = HighBits(Numbers(column=name, kind=kind))
+        elif kind != "timestamp":
+            requests[name] = ValueCounts(name)
+    answers: Sequence[object] = answer(tuple(requests.values())) if requests else ()
     found: dict[str, ColumnStatistics] = {}
     for name, counted in zip(requests, answers, strict=True):
         if isinstance(counted, ValueTable):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from serin.etl.device import download, gpu_aware
+from serin.etl.device import HostColumns, download, gpu_aware
 from serin.etl.golden import Candidates, pick_candidates
 from serin.etl.relation import Prepared
 from serin.etl.split import SplitRule
@@ -18,6 +18,7 @@ from serin.etl.target import Class
 from serin.features.column import Column, take
 from serin.features.plan import FeaturePlan
 from serin.features.requests import Request
+from serin.features.sample import Sample
 from serin.formats.dataset import SPLITS
 from serin.formats.schema import InputColumn
 from serin.formats.shards import Rows, write_rows
@@ -61,12 +62,15 @@ def count_rows(divided: Divided, classes: int) -> tuple[list[int], npt.NDArray[n
 def measure(divided: Divided, requests: tuple[Request, ...]) -> list[Any]:
     """What the requests ask, of this piece's training rows."""
     train = divided.span(0)
-    answers = []
-    for request in requests:
-        column = divided.columns[request.column][train]
-        able = getattr(request, "on_gpu", False)
-        answers.append(request.measure(column if able else column.on_host()))
-    return answers
+    used = dict.fromkeys(name for request in requests for name in request.columns)
+    sample = Sample(
+        columns={name: divided.columns[name][train] for name in used},
+        rows=divided.rows[train],
+        target=divided.target[train],
+        training=train.stop,
+    )
+    on_host = replace(sample, columns=HostColumns(sample.columns))
+    return [request.measure(sample if getattr(request, "on_gpu", False) else on_host) for request in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ def write_piece(
     classes: int,
 ) -> Candidates:
     """Makes the features and writes each split's rows from its own start on; the rows that may become golden."""
-    num, cat = (download(made) for made in plan.transform(divided.columns))
+    num, cat = (download(made) for made in plan.transform(divided.columns, divided.rows[divided.span(0)]))
     for split, name in enumerate(SPLITS):
         span = divided.span(split)
         if span.stop > span.start:

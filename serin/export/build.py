@@ -101,7 +101,7 @@ def _prove(
     model = fuse(features, network, schema)
     golden = read_golden_rows(folder, schema, data.numeric, [column.name for column in data.categorical])
     say(f"gate: features and scores of {len(golden)} golden rows")
-    check_features(model, (features.num, features.cat), golden)
+    check_features(model, (features.num, features.cat), golden, plan.approximate)
     answers, largest = check_scores(model, module, schema, golden, spec.export.tolerance)
     say(f"gate: metrics on {data.rows['test']:,} test rows")
     rows, by_torch, by_onnx = check_metric(

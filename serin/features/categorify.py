@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -10,10 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.features.column import Column, array_module
+from serin.features.hash_bucket import bucket_to_onnx
 from serin.features.label_encoder import label_encoder
 from serin.features.murmur3 import hash_ints, hash_strings
-from serin.features.requests import Fit, ValueCounts, ValueTable
+from serin.features.requests import Fit
 from serin.features.steps import Codes
+from serin.features.value_counts import ValueCounts, ValueTable, merge_tables
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec import steps as spec
@@ -36,15 +40,20 @@ class Categorify:
         return 1 + self.buckets + len(self.vocabulary)
 
     @classmethod
-    def fit(cls, step: spec.Categorify, column: str) -> Fit[Categorify]:
-        table: ValueTable = yield ValueCounts(column)
-        order = np.asarray(pc.sort_indices(table.values).to_numpy())
-        order = order[np.argsort(-table.counts[order], kind="stable")]
+    def fit(cls, step: spec.Categorify | spec.OneHot, columns: Sequence[str]) -> Fit[Categorify]:
+        """One vocabulary for all these columns: a value counts wherever it stands."""
+        counted: tuple[ValueTable, ...] = yield tuple(ValueCounts(column) for column in columns)
+        table = reduce(merge_tables, counted)
+        order = table.commonest_first()
         order = order[table.counts[order] >= step.min_count][: step.max_size]
         return cls(table.values.take(pa.array(order)), step.buckets)
 
     def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
         return (CategoricalColumn(name=column, size=self.size),)
+
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        buckets = ["<other>"] if self.buckets == 1 else [f"<other {n}>" for n in range(1, 1 + self.buckets)]
+        return (("null", *buckets, *map(str, self.vocabulary.to_pylist())),)
 
     def transform(self, column: Column) -> tuple[Codes, ...]:
         xp = array_module(column.values)
@@ -94,9 +103,7 @@ class Categorify:
         )
         if self.buckets == 1:
             return (codes,)
-        hashed = graph.op("MurmurHash3", values, domain="com.microsoft", positive=1, seed=0)
-        bucket = graph.op("Mod", hashed, graph.constant(np.uint32(self.buckets), "buckets"))
-        outside = graph.op("Add", graph.op("Cast", bucket, to=_INT64), graph.constant(np.int64(1), "one"))
+        outside = bucket_to_onnx(graph, values, self.buckets)
         unknown = graph.op("Less", codes, graph.constant(np.int64(0), "zero"))
         return (graph.op("Where", unknown, outside, codes),)
 

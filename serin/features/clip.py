@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from serin.features.column import array_module
 from serin.features.distribution import Distribution
+from serin.features.filling import float32_of
 from serin.features.requests import Fit
 from serin.features.steps import Floats
 from serin.spec import steps as spec
@@ -22,26 +24,24 @@ class Clip:
     """None: no bound on that side. The bounds are float32 values."""
 
     name: ClassVar[str] = "clip"
+    exact: ClassVar[bool] = True
     low: float | None
     high: float | None
 
     @classmethod
-    def fit(cls, step: spec.Clip, data: Distribution) -> Fit[tuple[Clip, Distribution]]:
+    def fit(cls, step: spec.Clip, data: Distribution) -> Fit[Distribution]:
         if step.q is None:
-            fitted = cls(_float32(step.min), _float32(step.max))
-        else:
-            low = yield from data.quantile(step.q[0])
-            high = yield from data.quantile(step.q[1])
-            fitted = cls(data.made_of(low) + 0.0, data.made_of(high) + 0.0)  # never -0
-        return fitted, data.after(fitted)
+            return data.after(cls(_float32(step.min), _float32(step.max)))
+        low, high = yield from data.quantiles(step.q)
+        return data.after(cls(low, high))
 
     def transform(self, values: Floats) -> Floats:
-        if (
-            self.low is not None
-        ):  # by comparison: NaN stays NaN, and no processor's idea of max(0, -0) comes in
-            values = np.where(values < np.float32(self.low), np.float32(self.low), values)
+        xp = array_module(values)
+        # By comparison: NaN stays NaN, and no processor's idea of max(0, -0) comes in.
+        if self.low is not None:
+            values = xp.where(values < np.float32(self.low), np.float32(self.low), values)
         if self.high is not None:
-            values = np.where(values > np.float32(self.high), np.float32(self.high), values)
+            values = xp.where(values > np.float32(self.high), np.float32(self.high), values)
         return values
 
     @property
@@ -72,4 +72,4 @@ class Clip:
 
 
 def _float32(value: float | None) -> float | None:
-    return None if value is None else float(np.float32(value)) + 0.0
+    return None if value is None else float32_of(value)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from serin.features.column import Column
+from serin.features.column import Column, array_module
 from serin.features.steps import Codes
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import INT64_NULL, Kind
@@ -16,11 +16,10 @@ from serin.formats.schema import INT64_NULL, Kind
 if TYPE_CHECKING:
     from serin.features.graph import GraphBuilder
 
-_VALUES: Mapping[str, int] = {"minute": 60, "hour": 24, "weekday": 7, "day": 31, "month": 12, "quarter": 4}
+PART_SIZES: Mapping[str, int] = {"minute": 60, "hour": 24, "weekday": 7, "day": 31, "month": 12, "quarter": 4}
 _MINUTE, _HOUR, _DAY = 60_000_000, 3_600_000_000, 86_400_000_000
-_EARLIEST = -(
-    2**62
-)  # some 146,000 years before 1970: what is earlier counts as this, so that nothing overflows
+# Some 146,000 years before 1970: what is earlier counts as this, so that nothing overflows.
+_EARLIEST = -(2**62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +29,17 @@ class DateParts:
 
     def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
         return tuple(
-            CategoricalColumn(name=f"{column}_{part}", size=1 + _VALUES[part]) for part in self.parts
+            CategoricalColumn(name=f"{column}_{part}", size=1 + PART_SIZES[part]) for part in self.parts
         )
 
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(("null", *map(str, range(1, 1 + PART_SIZES[part]))) for part in self.parts)
+
     def transform(self, column: Column) -> tuple[Codes, ...]:
+        xp = array_module(column.values)
         null = column.null
-        times = np.maximum(np.where(null, 0, column.values), _EARLIEST)
-        return tuple(np.where(null, 0, part_code(part, times)).astype(np.int32) for part in self.parts)
+        times = xp.maximum(xp.where(null, 0, column.values), _EARLIEST)
+        return tuple(xp.where(null, 0, part_code(part, times)).astype(np.int32) for part in self.parts)
 
     def to_onnx(self, graph: GraphBuilder, values: str, kind: Kind) -> tuple[str, ...]:  # noqa: ARG002
         from serin.features.graph import Whole  # onnx is loaded only where a graph is built

@@ -1,102 +1,156 @@
-"""Exact order statistics of a column that is spread over partitions, from counts of float bit patterns.
+"""Exact order statistics of numbers that are spread over partitions, from counts of float bit patterns.
 
 Every numeric step keeps the order of values, so the quantile of what the steps made is what the steps make of the raw
-quantile; and a fill puts the nulls at the place of the raw value it was taken from. So the raw counts serve all steps.
-Infinite values take no part.
+quantile; and the nulls that a fill gave a value stand among the raw values where that value would. So the raw counts
+serve all steps. Infinite values take no part.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from serin.errors import DataError
-from serin.features.requests import Fit, HighBits, LowBits
+from serin.features.number_requests import HighBits, LowBits
+from serin.features.numbers import Numbers, through
+from serin.features.requests import Fit
 from serin.features.steps import NumericStep
 
 Counts = npt.NDArray[np.int64]
 _INFINITE, _SIGN = 0x7F80, 0x8000
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """`count` nulls became `value` by step number `at`; the raw values from `key` on are not smaller."""
+
+    value: float
+    at: int
+    count: int
+    key: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Distribution:
-    column: str
-    steps: tuple[NumericStep, ...]  # fitted so far
-    upper: Counts  # rows by upper 16 bits, by the bits as they are
+    numbers: Numbers  # with the steps fitted so far
+    upper: Counts  # rows by upper 16 bits before any step, by the bits as they are
     nulls: int
-    filled: tuple[float, int] | None = None  # the raw value at which the filled nulls count, and their number
+    filled: Filled | None = None
     lower: dict[int, Counts] = field(default_factory=dict)  # per upper half that was asked for
 
     def after(self, step: NumericStep) -> Distribution:
-        return replace(self, steps=(*self.steps, step))
+        return replace(self, numbers=self.numbers.after(step))
 
-    def quantile(self, q: float) -> Fit[float]:
-        """The raw value at rank floor(q * (n - 1)): always one that occurs. `made_of` applies the steps."""
-        present = self._present()
-        count = int(present.sum())
-        if self.filled is None:
-            return (yield from self._at(math.floor(q * (count - 1))))
-        value, more = self.filled
-        rank = math.floor(q * (count + more - 1))
-        below = yield from self._below(value)
-        if below <= rank < below + more:
-            return value
-        return (yield from self._at(rank if rank < below else rank - more))
+    def after_fill(self, step: NumericStep, value: float) -> Distribution:
+        """The same after a step that gives nulls a value. A second one finds none."""
+        if self.filled is not None:
+            return self.after(step)
+        filled = Filled(value, len(self.numbers.steps) + 1, self.nulls, self._first_key_not_below(value))
+        return replace(self.after(step), filled=filled)
+
+    def quantiles(self, shares: Sequence[float]) -> Fit[list[float]]:
+        """What the steps made at rank floor(q * (n - 1)), for each q: values that occur. One pass, two after a fill."""
+        count = int(self._present().sum())
+        below, more = count, 0
+        if self.filled is not None:
+            more = self.filled.count
+            below = yield from self._below(self.filled.key)
+        found: dict[int, float] = {}
+        wanted = [math.floor(q * (count + more - 1)) for q in shares]
+        raw = {
+            rank: rank if rank < below else rank - more for rank in wanted if not below <= rank < below + more
+        }
+        values = yield from self._at(sorted(set(raw.values())))
+        for rank in wanted:
+            found[rank] = self.made_of(values[raw[rank]]) if rank in raw else self._made_of_fill()
+        return [min(max(found[rank], -_LARGEST), _LARGEST) for rank in wanted]
 
     def made_of(self, raw: float) -> float:
-        values = np.asarray([raw], np.float32)
-        for step in self.steps:
-            values = step.transform(values)
-        return float(values[0])
+        """What the steps make of a raw value; never -0."""
+        return float(through(self.numbers.steps, np.asarray([raw], np.float32))[0]) + 0.0
 
     def exponent(self) -> int:
         """e such that every finite value, after the steps, is at most 2^e in magnitude."""
         keys = np.flatnonzero(self._present())
         ends = [_from_key(int(keys[0]) << 16), _from_key((int(keys[-1]) << 16) | 0xFFFF)]
-        largest = max(abs(self.made_of(end)) for end in ends)
-        return math.frexp(largest)[1]
+        made = [self.made_of(end) for end in ends]
+        if self.filled is not None:
+            made.append(self._made_of_fill())
+        return math.frexp(max(min(abs(value), _LARGEST) for value in made))[1]
+
+    def _made_of_fill(self) -> float:
+        assert self.filled is not None
+        values = np.asarray([self.filled.value], np.float32)
+        return float(through(self.numbers.steps[self.filled.at :], values)[0]) + 0.0
 
     def _present(self) -> Counts:
         """Finite rows by the upper half of their sort key."""
         finite = (np.arange(65536) & 0x7FFF) < _INFINITE
         return _by_key(np.where(finite, self.upper, 0))
 
-    def _at(self, rank: int) -> Fit[float]:
+    def _at(self, ranks: Sequence[int]) -> Fit[dict[int, float]]:
+        """The raw values at these ranks."""
         ends = np.cumsum(self._present())
-        high = int(np.searchsorted(ends, rank, side="right"))
-        before = int(ends[high - 1]) if high else 0
-        low_ends = np.cumsum((yield from self._lower(high)))
-        low = int(np.searchsorted(low_ends, rank - before, side="right"))
-        return _from_key(high << 16 | low)
+        highs = [int(np.searchsorted(ends, rank, side="right")) for rank in ranks]
+        yield from self._ask(highs)
+        found = {}
+        for rank, high in zip(ranks, highs, strict=True):
+            before = int(ends[high - 1]) if high else 0
+            low = int(np.searchsorted(np.cumsum(self._lower(high)), rank - before, side="right"))
+            found[rank] = _from_key(high << 16 | low)
+        return found
 
-    def _below(self, value: float) -> Fit[int]:
-        key = _to_key(value)
-        low = yield from self._lower(key >> 16)
-        return int(self._present()[: key >> 16].sum()) + int(low[: key & 0xFFFF].sum())
+    def _below(self, key: int) -> Fit[int]:
+        """How many rows have a smaller sort key."""
+        high = key >> 16
+        yield from self._ask([high])
+        return int(self._present()[:high].sum()) + int(self._lower(high)[: key & 0xFFFF].sum())
 
-    def _lower(self, high: int) -> Fit[Counts]:
+    def _first_key_not_below(self, value: float) -> int:
+        low, high = _to_key(-_LARGEST), _to_key(_LARGEST) + 1
+        while low < high:
+            middle = (low + high) // 2
+            if self.made_of(_from_key(middle)) >= value:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _ask(self, highs: Sequence[int]) -> Fit[None]:
+        missing = [bits for bits in dict.fromkeys(map(_bits_of_high, highs)) if bits not in self.lower]
+        if missing:
+            answers = yield tuple(LowBits(self.numbers.start, bits) for bits in missing)
+            self.lower.update(zip(missing, answers, strict=True))
+
+    def _lower(self, high: int) -> Counts:
         """Rows by the lower half of their sort key, among those whose key starts with `high`."""
-        bits = high ^ _SIGN if high & _SIGN else 0xFFFF - high
-        if bits not in self.lower:
-            self.lower[bits] = yield LowBits(self.column, bits)
+        bits = _bits_of_high(high)
         counts = self.lower[bits]
         return counts[::-1] if bits & _SIGN else counts
 
 
-def measure_distribution(column: str) -> Fit[Distribution]:
-    """The distribution of a column's training rows; DataError when there is no value among them."""
-    upper: Counts = yield HighBits(column)
+def measure_distribution(numbers: Numbers) -> Fit[Distribution]:
+    """The distribution of training rows; DataError when there is no value among them."""
+    assert not numbers.steps
+    upper: Counts = yield HighBits(numbers)
     halves = np.arange(65536) & 0x7FFF
     nulls = int(upper[halves > _INFINITE].sum())
     if not upper[halves < _INFINITE].any():
         raise DataError(
-            f"column {column!r} holds no value in the training split; take it out of the features, or mend the table",
-            column=column,
+            f"column {numbers.column!r} holds no value in the training split; take it out of the features, "
+            "or mend the table",
+            column=numbers.column,
         )
-    return Distribution(column=column, steps=(), upper=upper, nulls=nulls)
+    return Distribution(numbers=numbers, upper=upper, nulls=nulls)
+
+
+def _bits_of_high(high: int) -> int:
+    return high ^ _SIGN if high & _SIGN else 0xFFFF - high
 
 
 def _by_key(counts: Counts) -> Counts:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny, model_validator
 
+from serin.spec.parse_steps import dump_step, parse_step
 from serin.spec.section import Section
-from serin.spec.steps import Step, dump_step, parse_step
+from serin.spec.step import Step
+from serin.spec.steps import Cyclical, DateParts, FillStep, GroupStats
 
 StepField = Annotated[
     SerializeAsAny[Step], BeforeValidator(parse_step), PlainSerializer(dump_step, return_type=Any)
 ]
+Makes = Literal["numeric", "categorical"]
 
 
 class FeatureSpec(Section):
@@ -19,17 +23,81 @@ class FeatureSpec(Section):
     steps: tuple[StepField, ...] = Field(min_length=1)
 
     @property
-    def makes(self) -> Literal["numeric", "categorical"]:
-        return self.steps[-1].makes
+    def makes(self) -> Makes:
+        return "categorical" if self.steps[-1].made == "codes" else "numeric"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that are needed to fit it."""
+        return tuple(dict.fromkeys([*self.columns, *self._keys()]))
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The columns that are needed to make it, in training and in requests: statistics need their key alone."""
+        return self._keys()[-1:] or self.columns
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """The columns that are read as times, even if they hold text."""
+        first = self.steps[0]
+        reads_times = isinstance(first, DateParts) or (
+            isinstance(first, Cyclical) and first.parts is not None
+        )
+        return self.columns if reads_times else ()
+
+    def outputs(self, column: str) -> tuple[tuple[Makes, str], ...]:
+        """What the steps make of a column, as far as it is known before they are fitted."""
+        names: tuple[str, ...] = (column,)
+        beside: list[tuple[Makes, str]] = []
+        for step in self.steps:
+            if isinstance(step, FillStep) and step.indicator:
+                beside += [("numeric", f"{name}_missing") for name in names]
+            names = tuple(made for name in names for made in step.names(name))
+        return (*((self.makes, name) for name in names), *beside)
+
+    def _keys(self) -> tuple[str, ...]:
+        return tuple(step.by for step in self.steps if isinstance(step, GroupStats))
 
     @model_validator(mode="after")
     def _steps_fit_together(self) -> Self:
-        categorical = [step.name for step in self.steps if step.makes == "categorical"]
-        if categorical and len(self.steps) > 1:
-            raise ValueError(
-                f"{categorical[0]} makes codes and stands alone; "
-                "take the other steps out or give them a feature of their own"
-            )
+        if "raw" not in self.steps[0].can_follow:
+            raise ValueError(f"{self.steps[0].label} cannot come first")
+        for before, step in pairwise(self.steps):
+            if before.made not in step.can_follow:
+                raise ValueError(_misfit(before, step))
+        self._check_exactness()
+        if len(self._keys()) > 1:
+            raise ValueError("group_stats stands twice; give each a feature of its own")
         if len(set(self.columns)) < len(self.columns):
             raise ValueError("a column stands twice in `columns`; name each once")
         return self
+
+    def _check_exactness(self) -> None:
+        """A code must be the same everywhere, so it cannot rest on a number that may differ in its last bit."""
+        inexact = None
+        for step in self.steps:
+            if step.made == "codes" and inexact is not None:
+                raise ValueError(
+                    f"{step.label} after {inexact.label}: a logarithm or a sine may differ in its last bit between "
+                    f"machines, and a code must not; {_instead(inexact, step)}"
+                )
+            inexact = inexact or (None if step.is_exact else step)
+
+
+def _instead(inexact: Step, step: Step) -> str:
+    if inexact.name == "log1p":
+        return f"take log1p out: {step.label} makes as much of the numbers as they are"
+    return f"put {step.label} into a feature of its own"
+
+
+def _misfit(before: Step, step: Step) -> str:
+    if before.made == "end":
+        return f"nothing can follow {before.label}; take {step.label} out or put it before"
+    made = {"numbers": "numbers", "codes": "codes", "raw": "the column itself"}
+    wanted = " or ".join(made[each] for each in step.can_follow if each in made)
+    advice = "take the other steps out or give them a feature of their own"
+    if before.made == "codes":
+        return (
+            f"{before.label} makes codes, and {step.label} needs {wanted}; only one_hot may follow; {advice}"
+        )
+    return f"{before.label} makes numbers, and {step.label} needs {wanted}; {advice}"

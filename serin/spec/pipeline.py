@@ -62,7 +62,7 @@ class PipelineSpec(Section):
         made: dict[tuple[str, str], int] = {}
         for index, feature in enumerate(self.features):
             key = f"features[{index}].columns"
-            for column in feature.columns:
+            for column in feature.inputs:
                 if column in self.data.target.columns:
                     yield key, f"{column!r} makes the target; a feature that knows the answer is refused"
                 elif self.data.source_of(column) == "training_only":
@@ -70,9 +70,10 @@ class PipelineSpec(Section):
                         key,
                         f"{column!r} is training_only: no request can hold it; drop it or change its source",
                     )
-                earlier = made.setdefault((feature.makes, column), index)
+            for makes, name in (output for column in feature.columns for output in feature.outputs(column)):
+                earlier = made.setdefault((makes, name), index)
                 if earlier != index:
-                    yield key, f"{column!r} is {feature.makes} in features[{earlier}] already; drop one"
+                    yield key, f"{name!r} is {makes} in features[{earlier}] already; drop one"
 
     def digest(self) -> str:
         """sha256 of what the spec says, independent of how its file is laid out."""

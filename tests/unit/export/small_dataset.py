@@ -13,6 +13,7 @@ from serin.artifacts import Checkpoint, Dataset
 from serin.features.column import Column, column_from_arrow
 from serin.features.lookup import lookup
 from serin.features.plan import FeaturePlan
+from serin.features.sample import Sample
 from serin.formats.dataset import (
     DatasetDescription,
     LookupDescription,
@@ -125,10 +126,11 @@ def columns_of(table: pa.Table) -> dict[str, Column]:
 
 def make_dataset(folder: Path, task: Task) -> Dataset:
     columns = columns_of(flights())
+    training = Sample(columns={name: column[:300] for name, column in columns.items()})
     plan = FeaturePlan.fit(
         spec_for(task).features,
         KINDS,
-        lambda requests: [request.measure(columns[request.column][:300]) for request in requests],
+        lambda requests: [request.measure(training) for request in requests],
     )
     num, cat = plan.transform(columns)
     target = np.random.default_rng(3).integers(0, 3 if task == "multiclass" else 2, ROWS).astype(np.float32)

@@ -11,6 +11,7 @@ from serin.features.column import Array, Column, column_from_wire
 from serin.features.graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.features.plan import FeaturePlan
 from serin.features.requests import Answer, Request
+from serin.features.sample import Sample
 from serin.formats.schema import DTYPE_OF_KIND, Kind
 from serin.spec.features import FeatureSpec
 
@@ -21,13 +22,26 @@ def columns_of(wire: Mapping[str, Array], kinds: Mapping[str, Kind]) -> dict[str
     return {name: column_from_wire(values, kinds[name]) for name, values in wire.items()}
 
 
-def answer_over(pieces: Sequence[Columns]) -> Answer:
+def answer_over(
+    pieces: Sequence[Columns], rows: Sequence[Array] = (), targets: Sequence[Array] = ()
+) -> Answer:
+    """`rows` and `targets`: ids and targets per piece; without them nothing may ask for either."""
+    samples = [
+        Sample(
+            columns=piece,
+            rows=rows[index] if rows else None,
+            target=targets[index] if targets else None,
+            training=len(rows[index]) if rows else 0,
+        )
+        for index, piece in enumerate(pieces)
+    ]
+
     def answer(requests: tuple[Request, ...]) -> list[Any]:
         found = []
         for request in requests:
-            merged = request.measure(pieces[0][request.column])
-            for piece in pieces[1:]:
-                merged = request.merge(merged, request.measure(piece[request.column]))
+            merged = request.measure(samples[0])
+            for sample in samples[1:]:
+                merged = request.merge(merged, request.measure(sample))
             found.append(merged)
         return found
 

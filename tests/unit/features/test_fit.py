@@ -9,6 +9,7 @@ from serin.errors import DataError
 from serin.features.clip import Clip
 from serin.features.fill_median import FillMedian
 from serin.features.normalize import Normalize
+from serin.features.sample import Sample
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import columns_of, fit
@@ -46,7 +47,7 @@ def test_a_chain_is_fitted_on_what_the_steps_before_it_made(nulls: float) -> Non
     (feature,) = fit(
         [FeatureSpec(columns=["f"], steps=CHAIN)], KINDS, columns_of({"f": values}, KINDS)
     ).numbers
-    fill, clip, normalize = feature.steps
+    fill, clip, normalize = feature.numbers.steps
     median = np.quantile(values[~np.isnan(values)], 0.5, method="lower")
     filled = np.where(np.isnan(values), median, values)
     low, high = np.quantile(filled, 0.05, method="lower"), np.quantile(filled, 0.95, method="lower")
@@ -54,8 +55,8 @@ def test_a_chain_is_fitted_on_what_the_steps_before_it_made(nulls: float) -> Non
     assert fill == FillMedian(float(median))
     assert clip == Clip(float(low), float(high))
     assert isinstance(normalize, Normalize)
-    assert math.isclose(normalize.mean, clipped.mean(), rel_tol=1e-6)
-    assert math.isclose(normalize.deviation, clipped.std(), rel_tol=1e-6)
+    assert math.isclose(normalize.shift, clipped.mean(), rel_tol=1e-6)
+    assert math.isclose(normalize.scale, clipped.std(), rel_tol=1e-6)
 
 
 def test_a_quantile_clip_after_normalize_sees_normalized_values() -> None:
@@ -64,7 +65,7 @@ def test_a_quantile_clip_after_normalize_sees_normalized_values() -> None:
     (feature,) = fit(
         [FeatureSpec(columns=["f"], steps=steps)], KINDS, columns_of({"f": values}, KINDS)
     ).numbers
-    made = feature.transform(columns_of({"f": values}, KINDS)["f"])
+    made = feature.numbers.of(Sample(columns=columns_of({"f": values}, KINDS)))
     assert made.min() == made[10]
     assert made.max() == made[90]
 
@@ -74,7 +75,7 @@ def test_a_constant_column_normalizes_to_zero() -> None:
     (feature,) = fit(
         [FeatureSpec(columns=["f"], steps=["normalize"])], KINDS, columns_of({"f": values}, KINDS)
     ).numbers
-    assert np.array_equal(feature.transform(columns_of({"f": values}, KINDS)["f"]), np.zeros(10))
+    assert np.array_equal(feature.numbers.of(Sample(columns=columns_of({"f": values}, KINDS))), np.zeros(10))
 
 
 def test_infinite_values_take_no_part_in_a_fit() -> None:
@@ -82,7 +83,7 @@ def test_infinite_values_take_no_part_in_a_fit() -> None:
     (feature,) = fit(
         [FeatureSpec(columns=["f"], steps=["fill_median"])], KINDS, columns_of({"f": values}, KINDS)
     ).numbers
-    assert feature.steps == (FillMedian(2.0),)
+    assert feature.numbers.steps == (FillMedian(2.0),)
 
 
 def test_a_column_without_a_value_in_training_is_refused_by_name() -> None:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from serin.errors import SpecError
-from serin.features.plan import FeaturePlan, check_kinds
+from serin.features.kinds import check_kinds
+from serin.features.plan import FeaturePlan
 from serin.formats.schema import Kind
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import columns_of, fit, run_graph, same_bits

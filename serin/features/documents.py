@@ -1,0 +1,121 @@
+"""Fitted features as JSON and back. Encodings that several outputs share are written once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from serin.features.bucketize import Bucketize
+from serin.features.categorify import Categorify
+from serin.features.clip import Clip
+from serin.features.codes import CategoricalFeature
+from serin.features.count_encode import CountEncode
+from serin.features.cyclical import Cyclical, CyclicalParts
+from serin.features.date_parts import DateParts
+from serin.features.fill_median import FillMedian
+from serin.features.fill_missing import FillMissing
+from serin.features.fill_mode import FillMode
+from serin.features.group_stats import GroupStats
+from serin.features.hash_bucket import HashBucket
+from serin.features.log1p import Log1p
+from serin.features.min_max import MinMax
+from serin.features.missing import Missing
+from serin.features.normalize import Normalize
+from serin.features.numbers import Numbers
+from serin.features.one_hot import OneHot
+from serin.features.ordinal import Ordinal
+from serin.features.own import OwnCodes, OwnNumbers
+from serin.features.robust_scale import RobustScale
+from serin.features.steps import Encoding
+from serin.features.target_encode import TargetEncode
+
+_NUMERIC: Mapping[str, Any] = {
+    step.name: step
+    for step in (FillMissing, FillMedian, FillMode, Missing, Clip, Log1p, Normalize, MinMax, RobustScale)
+}
+_CATEGORICAL: Mapping[str, Any] = {
+    step.name: step for step in (Categorify, HashBucket, Bucketize, DateParts, OwnCodes)
+}
+_ENCODINGS: Mapping[str, Any] = {
+    encoding.name: encoding
+    for encoding in (
+        Ordinal, CountEncode, TargetEncode, GroupStats, OneHot, Cyclical, CyclicalParts, OwnNumbers,
+    )
+}  # fmt: skip
+
+
+class Writer:
+    """`exact_only` leaves out every number that was fitted on, or is, the result of a function (class B)."""
+
+    def __init__(self, *, exact_only: bool = False) -> None:
+        self.encodings: list[dict[str, Any]] = []
+        self._places: dict[int, int] = {}
+        self._exact_only = exact_only
+
+    def numbers(self, numbers: Numbers) -> dict[str, Any]:
+        document: dict[str, Any] = {"column": numbers.column, "kind": numbers.kind}
+        exact = True
+        if numbers.encoding is not None:
+            document |= {"encoding": self._encoding(numbers.encoding), "place": numbers.place}
+            exact = numbers.encoding.exact
+        document["steps"] = []
+        for step in numbers.steps:
+            exact = exact and step.exact
+            fitted = {} if self._exact_only and not exact else step.to_json()
+            document["steps"].append({"step": step.name, **fitted})
+        return document
+
+    def codes(self, feature: CategoricalFeature) -> dict[str, Any]:
+        document: dict[str, Any] = {"column": feature.column, "kind": feature.kind}
+        if feature.numbers is not None:
+            document["numbers"] = self.numbers(feature.numbers)
+        return document | {"steps": [{"step": feature.step.name, **feature.step.to_json()}]}
+
+    def _encoding(self, encoding: Encoding) -> int:
+        if id(encoding) not in self._places:
+            document: dict[str, Any] = {"encoding": encoding.name}
+            if encoding.exact or not self._exact_only:
+                document |= encoding.to_json()
+            if isinstance(encoding.inner, Numbers):
+                document["numbers"] = self.numbers(encoding.inner)
+            elif encoding.inner is not None:
+                document["codes"] = self.codes(encoding.inner)
+            self.encodings.append(document)
+            self._places[id(encoding)] = len(self.encodings) - 1
+        return self._places[id(encoding)]
+
+
+class Reader:
+    def __init__(self, encodings: list[dict[str, Any]]) -> None:
+        self._documents = encodings
+        self._made: dict[int, Encoding] = {}
+
+    def numbers(self, document: Mapping[str, Any]) -> Numbers:
+        encoding = self._encoding(document["encoding"]) if "encoding" in document else None
+        return Numbers(
+            column=document["column"],
+            kind=document["kind"],
+            encoding=encoding,
+            place=document.get("place", 0),
+            steps=tuple(_NUMERIC[step["step"]].from_json(step) for step in document["steps"]),
+        )
+
+    def codes(self, document: Mapping[str, Any]) -> CategoricalFeature:
+        (step,) = document["steps"]
+        return CategoricalFeature(
+            column=document["column"],
+            kind=document["kind"],
+            step=_CATEGORICAL[step["step"]].from_json(step),
+            numbers=self.numbers(document["numbers"]) if "numbers" in document else None,
+        )
+
+    def _encoding(self, place: int) -> Encoding:
+        if place not in self._made:
+            document = self._documents[place]
+            inner: Any = None
+            if "numbers" in document:
+                inner = self.numbers(document["numbers"])
+            elif "codes" in document:
+                inner = self.codes(document["codes"])
+            self._made[place] = _ENCODINGS[document["encoding"]].from_json(document, inner)
+        return self._made[place]

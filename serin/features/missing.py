@@ -1,0 +1,50 @@
+"""1 where a value is null, else 0: the indicator that a fill may leave beside what it fills."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from serin.features.steps import Floats
+
+if TYPE_CHECKING:
+    from serin.features.graph import GraphBuilder
+
+_FLOAT = 1  # onnx.TensorProto.FLOAT
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    name: ClassVar[str] = "missing"
+    exact: ClassVar[bool] = True
+
+    def transform(self, values: Floats) -> Floats:
+        return np.isnan(values).astype(np.float32)
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @classmethod
+    def to_onnx(
+        cls,
+        graph: GraphBuilder,
+        values: str,
+        null: str | None,
+        steps: Sequence[Missing],  # noqa: ARG003
+    ) -> tuple[str, str | None]:
+        where = graph.op("IsNaN", values) if null is None else null
+        return graph.op("Cast", where, to=_FLOAT), None
+
+    def describe(self) -> str:
+        return "1 where it is null, else 0"
+
+    def to_json(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Missing:  # noqa: ARG003
+        return cls()

@@ -1,0 +1,163 @@
+"""A user's own operator, found by import path (`module:Class`). docs/how-to/features.md has the contract.
+
+It always works on numpy arrays: what lies on a GPU is brought to it and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from serin.errors import DataError
+from serin.features.column import Column, array_module
+from serin.features.numbers import Numbers
+from serin.features.requests import Fit
+from serin.features.sample import Sample
+from serin.features.steps import Codes, Floats
+from serin.formats.dataset import CategoricalColumn
+from serin.formats.schema import Kind
+from serin.spec.own import load_class
+from serin.spec.parse_steps import Own
+
+if TYPE_CHECKING:
+    from serin.features.graph import GraphBuilder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnRequest:
+    """What an operator wants to know of the training rows; `numbers`, or else the column."""
+
+    operator: Any
+    column: str
+    numbers: Numbers | None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,) if self.numbers is None else tuple(self.numbers.columns)
+
+    def measure(self, sample: Sample) -> Any:
+        if self.numbers is None:
+            return self.operator.measure(sample.columns[self.column].on_host())
+        return self.operator.measure(_host(self.numbers.of(sample)))
+
+    def merge(self, left: Any, right: Any) -> Any:
+        return self.operator.merge(left, right)
+
+
+def fit_operator(step: Own, column: str, numbers: Numbers | None) -> Fit[Any]:
+    """The fitted operator; itself when it has nothing to fit."""
+    operator = step.operator
+    if not hasattr(operator, "measure"):
+        return operator
+    measured = yield OwnRequest(operator, column, numbers)
+    return operator.fit(measured)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnNumbers:
+    """An operator that makes numbers, of `inner` numbers or, when there are none, of the column."""
+
+    name: ClassVar[str] = "own"
+    path: str
+    operator: Any
+    column: str
+    kind: Kind
+    inner: Numbers | None
+
+    @property
+    def exact(self) -> bool:
+        return bool(getattr(self.operator, "exact", True)) and (self.inner is None or self.inner.exact)
+
+    @property
+    def columns(self) -> Mapping[str, Kind]:
+        return {self.column: self.kind} if self.inner is None else self.inner.columns
+
+    def outputs(self) -> tuple[str, ...]:
+        return (self.column if self.inner is None else self.inner.name,)
+
+    def transform(self, sample: Sample) -> tuple[Floats, ...]:
+        if self.inner is None:
+            column = sample.columns[self.column]
+            there: Any = column.values
+            made = self.operator.transform(column.on_host())
+        else:
+            there = self.inner.of(sample)
+            made = self.operator.transform(_host(there))
+        _check(self.path, made, np.float32, len(there))
+        return (array_module(there).asarray(made),)
+
+    def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:
+        values = inputs[self.column] if self.inner is None else self.inner.to_onnx(graph, inputs)
+        return (str(self.operator.to_onnx(graph, values)),)
+
+    def describe(self) -> str:
+        before = "" if self.inner is None else self.inner.describe()
+        return f"{before}; {self.operator.describe()}" if before else str(self.operator.describe())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "column": self.column,
+            "kind": self.kind,
+            "operator": self.operator.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any], inner: Numbers | None = None) -> OwnNumbers:
+        operator = load_class(document["path"]).from_json(document["operator"])
+        where = {key: document[key] for key in ("path", "column", "kind")}
+        return cls(**where, operator=operator, inner=inner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnCodes:
+    """An operator that makes codes."""
+
+    name: ClassVar[str] = "own"
+    path: str
+    operator: Any
+
+    @property
+    def size(self) -> int:
+        return int(self.operator.size)
+
+    def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
+        return (CategoricalColumn(name=column, size=self.size),)
+
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        return (("null", *map(str, range(1, self.size))),)
+
+    def transform(self, column: Column) -> tuple[Codes, ...]:
+        host = column.on_host()
+        made = self.operator.transform(host.floats() if self.operator.reads == "numbers" else host)
+        _check(self.path, made, np.int32, len(column))
+        if len(made) and (int(made.min()) < 0 or int(made.max()) >= self.size):
+            raise DataError(f"own operator {self.path!r} made a code outside 0 .. {self.size - 1}")
+        return (array_module(column.values).asarray(made),)
+
+    def to_onnx(self, graph: GraphBuilder, values: str, kind: Kind) -> tuple[str, ...]:  # noqa: ARG002
+        return (str(self.operator.to_onnx(graph, values)),)
+
+    def describe(self) -> str:
+        return str(self.operator.describe())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": self.path, "operator": self.operator.to_json()}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> OwnCodes:
+        operator = load_class(document["path"]).from_json(document["operator"])
+        return cls(path=document["path"], operator=operator)
+
+
+def _host(values: Any) -> Any:
+    return values if isinstance(values, np.ndarray) else values.get()
+
+
+def _check(path: str, made: Any, dtype: type[np.generic], rows: int) -> None:
+    if not isinstance(made, np.ndarray) or made.dtype != dtype or made.shape != (rows,):
+        form = f"{made.dtype}{list(made.shape)}" if isinstance(made, np.ndarray) else type(made).__name__
+        raise DataError(f"own operator {path!r} made {form}, not {np.dtype(dtype)}[{rows}]")

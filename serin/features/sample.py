@@ -1,0 +1,27 @@
+"""Rows that lie together: what fits measure and what features are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from serin.features.column import Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """Columns by name. In the ETL also the rows' ids and targets; a request has neither.
+
+    The first `training` rows train: what is learnt from their own targets must not come back to them.
+    """
+
+    columns: Mapping[str, Column]
+    rows: npt.NDArray[np.int64] | None = None
+    target: npt.NDArray[np.float32] | None = None
+    training: int = 0
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))

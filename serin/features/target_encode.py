@@ -1,0 +1,118 @@
+"""A value becomes the mean target of the training rows that have it, drawn towards the mean of all (smoothing).
+
+A training row is encoded from the other folds' targets, never from its own; folds go by a hash of the row id. What is
+not trained on, a request above all, is encoded from all training rows and needs no target. Null counts as a value. With
+several classes there is one number for each: the share of rows in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.features.column import array_module
+from serin.features.distribution import measure_distribution
+from serin.features.group_sums import TARGET, GroupSums, GroupTable, folds_of
+from serin.features.number_requests import FIXED_BITS
+from serin.features.requests import Fit
+from serin.features.sample import Sample
+from serin.features.steps import Floats
+from serin.features.value_table import NumbersByValue
+from serin.formats.schema import Kind
+from serin.spec import steps as spec
+
+if TYPE_CHECKING:
+    from serin.features.graph import GraphBuilder
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TargetEncode:
+    """`out_of_fold`: per fold, what its own rows get; known only while the dataset is made, and never written."""
+
+    name: ClassVar[str] = "target_encode"
+    exact: ClassVar[bool] = True
+    inner: ClassVar[None] = None
+    column: str
+    kind: Kind
+    table: NumbersByValue
+    out_of_fold: npt.NDArray[np.float32] | None = None  # [folds, keys + 2, outputs]
+
+    @classmethod
+    def fit(cls, step: spec.TargetEncode, column: str, kind: Kind, classes: int) -> Fit[TargetEncode]:
+        """`classes`: of a target with several; 0 for a binary target or a regression."""
+        exponent = 0
+        if not classes:
+            target = yield from measure_distribution(TARGET)
+            exponent = target.exponent()
+        sums: GroupTable = yield GroupSums(column, TARGET, exponent, step.folds, classes)
+        unit = 1.0 if classes else 2.0 ** (exponent - FIXED_BITS)
+        order = np.append(np.asarray(pc.sort_indices(sums.keys).to_numpy()), len(sums.keys))
+        counts = sums.counts[order]
+        totals = sums.sums[order][:, :, : classes or 1]
+        whole = _smoothed(counts.sum(axis=1), totals.sum(axis=1), unit, step.smoothing)
+        apart = [
+            _smoothed(
+                counts.sum(axis=1) - counts[:, fold],
+                totals.sum(axis=1) - totals[:, fold],
+                unit,
+                step.smoothing,
+            )
+            for fold in range(step.folds)
+        ]
+        keys = sums.keys.take(pa.array(order[:-1]))
+        return cls(column=column, kind=kind, table=NumbersByValue(keys, whole), out_of_fold=np.stack(apart))
+
+    @property
+    def columns(self) -> Mapping[str, Kind]:
+        return {self.column: self.kind}
+
+    def outputs(self) -> tuple[str, ...]:
+        count = self.table.numbers.shape[1]
+        name = f"{self.column}_target"
+        return (name,) if count == 1 else tuple(f"{name}_{label}" for label in range(count))
+
+    def transform(self, sample: Sample) -> tuple[Floats, ...]:
+        places = self.table.places(sample.columns[self.column])
+        xp = array_module(places)
+        numbers = xp.asarray(self.table.numbers)[places]
+        if sample.training:
+            assert self.out_of_fold is not None, (
+                "fitted elsewhere: this plan can serve, not make training rows"
+            )
+            assert sample.rows is not None
+            train = slice(0, sample.training)
+            folds = xp.asarray(folds_of(sample.rows[train], len(self.out_of_fold)))
+            numbers[train] = xp.asarray(self.out_of_fold)[folds, places[train]]
+        return tuple(xp.ascontiguousarray(numbers[:, place]) for place in range(numbers.shape[1]))
+
+    def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:
+        return self.table.to_onnx(graph, inputs[self.column], self.kind)
+
+    def describe(self) -> str:
+        return f"mean target of {len(self.table.keys)} values; in training from the other folds' rows"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"column": self.column, "kind": self.kind, "table": self.table.to_json()}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any], inner: None = None) -> TargetEncode:  # noqa: ARG003
+        table = NumbersByValue.from_json(document["table"])
+        return cls(column=document["column"], kind=document["kind"], table=table)
+
+
+def _smoothed(counts: Any, totals: Any, unit: float, smoothing: float) -> npt.NDArray[np.float32]:
+    """float32[keys + 2, outputs] from counts [keys + 1] and totals [keys + 1, outputs], the last row for null."""
+    rows = counts.sum()
+    prior: Float64 = totals.sum(axis=0) * unit / rows if rows else np.zeros(totals.shape[1])
+    weight = counts[:, None] + smoothing
+    means = (totals * unit + prior * smoothing) / np.where(weight > 0, weight, 1.0)
+    means = np.where(weight > 0, means, prior)
+    return np.concatenate([means[:-1], prior[None], means[-1:]]).astype(np.float32) + np.float32(0)

@@ -1,0 +1,81 @@
+"""How often each value of a column occurs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.features.column import Column, array_module
+from serin.features.sample import Sample
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueTable:
+    """Distinct values (none null) and how often each occurs; `nulls` apart."""
+
+    values: pa.Array
+    counts: Counts
+    nulls: int
+
+    def commonest_first(self) -> npt.NDArray[np.intp]:
+        """The order of values by descending count, ties by value (strings: by their bytes)."""
+        order = np.asarray(pc.sort_indices(self.values).to_numpy())
+        return order[np.argsort(-self.counts[order], kind="stable")]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCounts:
+    """How often each value occurs. The order of values is that of no promise: sort before use."""
+
+    on_gpu: ClassVar[bool] = True
+    column: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def measure(self, sample: Sample) -> ValueTable:
+        groups, values = group_rows(sample.columns[self.column])
+        counts: Any = array_module(groups).bincount(groups, minlength=len(values) + 1)
+        counts = np.asarray(counts if isinstance(counts, np.ndarray) else counts.get()).astype(np.int64)
+        seen = np.flatnonzero(counts[:-1])
+        return ValueTable(values.take(pa.array(seen)), counts[:-1][seen], int(counts[-1]))
+
+    def merge(self, left: ValueTable, right: ValueTable) -> ValueTable:
+        return merge_tables(left, right)
+
+
+def group_rows(column: Column) -> tuple[Any, pa.Array]:
+    """For each row the position of its value among those that occur (strings or int64); null comes after them."""
+    xp = array_module(column.values)
+    if column.dictionary is not None:
+        codes = column.values
+        return xp.where(codes < 0, len(column.dictionary), codes), column.dictionary
+    null = column.null
+    values = column.values.astype(np.int64, copy=False)
+    present = values[~null] if null.any() else values
+    if xp is np:
+        encoded = pa.array(present).dictionary_encode()
+        distinct, place = encoded.dictionary, np.asarray(encoded.indices.to_numpy())
+    else:
+        found, place = xp.unique(present, return_inverse=True)
+        distinct = pa.array(found.get())
+    if len(present) == len(values):
+        return place, distinct
+    groups = xp.full(len(values), len(distinct), np.int64)
+    groups[~null] = place
+    return groups, distinct
+
+
+def merge_tables(left: ValueTable, right: ValueTable) -> ValueTable:
+    encoded = pa.concat_arrays([left.values, right.values]).dictionary_encode()
+    counts = np.zeros(len(encoded.dictionary), np.int64)
+    np.add.at(counts, encoded.indices.to_numpy(), np.concatenate([left.counts, right.counts]))
+    return ValueTable(encoded.dictionary, counts, left.nulls + right.nulls)

@@ -1,0 +1,22 @@
+"""How far apart float32 values are, in units in the last place: how results of logarithms and sines are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def ulps_apart(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """How many float32 values lie between each two, plus 1 if they differ; NaN equals NaN and is far from the rest."""
+    apart: npt.NDArray[np.int64] = np.abs(_place(left) - _place(right))
+    return np.where(
+        np.isnan(left) | np.isnan(right), np.where(np.isnan(left) & np.isnan(right), 0, 2**32), apart
+    )
+
+
+def _place(values: Any) -> npt.NDArray[np.int64]:
+    """The place of each value among all float32 values in order; 0 and -0 share one."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.int32).astype(np.int64)
+    return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
