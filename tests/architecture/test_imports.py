@@ -40,7 +40,7 @@ PURE_MAY_IMPORT = {
         for name in ("betting", "blocks", "evidence", "guards", "histogram", "plan", "state", "verdict")
     ),
 }  # fmt: skip
-GPU_ONLY = {"cudf", "cupy", "dask_cuda", "pynvml", "rmm"}  # of the extra `gpu`, absent here
+GPU_ONLY = {"cudf", "cupy", "cupyx", "dask_cuda", "pynvml", "rmm"}  # of the extra `gpu`, absent here
 
 
 def test_a_triton_model_imports_only_what_triton_s_environment_holds() -> None:
