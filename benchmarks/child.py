@@ -27,7 +27,8 @@ from benchmarks.race import Lap
 ROOT = Path(__file__).resolve().parent.parent
 STOP_S = 20
 REPORTED = (
-    "dask", "duckdb", "numpy", "onnxruntime", "pandas", "polars", "pyarrow", "serin", "torch", "tritonclient",
+    "dask", "duckdb", "lightgbm", "lightning", "numpy", "onnxruntime", "pandas", "polars", "pyarrow", "serin", "torch",
+    "tritonclient", "xgboost",
 )  # fmt: skip
 
 
@@ -111,6 +112,8 @@ def main(module: str) -> None:
             begin = time.perf_counter()
             answer = contender.run(request)
             seconds = time.perf_counter() - begin
+            # A contender may time its work itself, where what comes before (a capture, a process group) is not raced.
+            seconds = (answer or {}).pop("seconds", seconds)
         _answer(answers, {"seconds": seconds, "peak_bytes": peak[0], "answer": answer or {}})
 
 

@@ -35,6 +35,7 @@ def load_model(folder: Path) -> nn.Module:
         numeric=weights.model.shape.numeric,
         sizes=weights.model.shape.sizes,
         outputs=weights.model.shape.outputs,
+        units=weights.model.task == "regression",
     )
     network = build_model(weights.model.model, shape)
     network.load_state_dict(weights.state)

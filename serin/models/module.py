@@ -50,14 +50,14 @@ class OwnNetwork(nn.Module):
         if not isinstance(made, nn.Module):
             reason = f"gives a {type(made).__name__}, not a torch.nn.Module"
             raise NetworkUnfit(module=spec.module, reason=reason)
-        self.network = made
+        self.network, self.has_units = made, shape.units
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("shift", torch.zeros(()))
         _try(self.network, spec.module, shape)
 
     def forward(self, num: Tensor, cat: Tensor) -> Tensor:
-        result: Tensor = self.network(num, cat) * self.scale + self.shift
-        return result
+        values: Tensor = self.network(num, cat)
+        return values * self.scale + self.shift if self.has_units else values
 
 
 def _find(name: str) -> Callable[..., Any]:

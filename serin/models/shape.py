@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableShape:
-    """`sizes`: for each categorical column its number of codes, null and out-of-vocabulary included."""
+    """`sizes`: for each categorical column its number of codes, null and out-of-vocabulary included. `units`: is the
+    answer a value in a unit of its own (a regression), not logits?"""
 
     numeric: int
     sizes: tuple[int, ...]
     outputs: int
+    units: bool = False
 
     def __post_init__(self) -> None:
         if self.numeric + len(self.sizes) == 0:

@@ -64,7 +64,8 @@ class TableNetwork(nn.Module):
             size = auto_embedding(shape.sizes) if embedding == "auto" else embedding
             self.categories = CategoryTable(shape.sizes, size)
             self.width += size * len(shape.sizes)
-        # A regression learns its target in standard units and answers in the target's own.
+        # A regression learns its target in standard units and answers in the target's own; logits have none.
+        self.has_units = shape.units
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("shift", torch.zeros(()))
 
@@ -76,7 +77,7 @@ class TableNetwork(nn.Module):
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def in_units(self, values: Tensor) -> Tensor:
-        return values * self.scale + self.shift
+        return values * self.scale + self.shift if self.has_units else values
 
 
 def dense_layers(width: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:

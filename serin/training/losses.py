@@ -50,15 +50,15 @@ def class_weights(
     return [float(weight) for weight in chosen / np.sum(chosen * shares)]
 
 
-def _weighted(each: Loss, weights: Tensor | None) -> Loss:
+def _weighted(each: Callable[[Tensor, Tensor, str], Tensor], weights: Tensor | None) -> Loss:
     if weights is None:
-        return lambda logits, target: each(logits, target).mean()
-    return lambda logits, target: (each(logits, target) * weights[target.long()]).mean()
+        return lambda logits, target: each(logits, target, "mean")
+    return lambda logits, target: (each(logits, target, "none") * weights[target.long()]).mean()
 
 
-def _binary(logits: Tensor, target: Tensor) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(logits[:, 0].float(), target, reduction="none")
+def _binary(logits: Tensor, target: Tensor, reduction: str) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(logits[:, 0].float(), target, reduction=reduction)
 
 
-def _multiclass(logits: Tensor, target: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.float(), target.long(), reduction="none")
+def _multiclass(logits: Tensor, target: Tensor, reduction: str) -> Tensor:
+    return functional.cross_entropy(logits.float(), target.long(), reduction=reduction)

@@ -54,7 +54,8 @@ class Step:
         for number, piece in enumerate(pieces):
             with self._shared_at_the_last(number + 1 == len(pieces)):
                 with computing(self._precision, self._world.device):
-                    loss = self._loss(self._forward(piece.num, piece.cat), piece.target) / len(pieces)
+                    loss = self._loss(self._forward(piece.num, piece.cat), piece.target)
+                    loss = loss / len(pieces) if len(pieces) > 1 else loss
                 torch.autograd.backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
         self.updates.apply()
@@ -95,7 +96,8 @@ class CapturedStep:
                 step(self._place)
             self.updates.clear()
         torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(self._graph):
+        # Threads that bring rows go on meanwhile: what they do must not count as part of this stream.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._loss = step(self._place)
 
     def __call__(self, rows: Tensor | Batch) -> Tensor:

@@ -53,26 +53,39 @@ def open_table(
 
 
 class ResidentTable:
-    """The whole split in the memory of the device: a batch is three gathers there, without the host."""
+    """The whole split in the memory of the device, each row in one piece: a batch is one gather, without the host."""
 
     def __init__(self, split: SplitArrays, device: torch.device) -> None:
         self.rows = len(split)
         self.on_gpu = device.type != "cpu"
         self.device = device
-        self._num = _copy(split.num, device)
-        self._cat = _copy(split.cat, device)
-        self._target = _copy(split.target, device)
+        self._numeric, self._codes = split.num[0].shape[1], split.cat[0].shape[1]
+        # Four bytes a column, floats by their bits: num, then cat, then the target.
+        self._packed = torch.empty(
+            (self.rows, self._numeric + self._codes + 1), dtype=torch.int32, device=device
+        )
+        start = 0
+        for num, cat, target in zip(split.num, split.cat, split.target, strict=True):
+            words = [np.ascontiguousarray(part).view(np.int32) for part in (num, cat, target[:, None])]
+            self._packed[start : start + len(target)] = torch.from_numpy(np.concatenate(words, axis=1))
+            start += len(target)
 
     def check_codes(self, sizes: Sequence[int]) -> None:
         if sizes and self.rows:
-            _refuse_codes(self._cat.amin(0).tolist(), self._cat.amax(0).tolist(), sizes)
+            codes = self._packed[:, self._numeric : -1]
+            _refuse_codes(codes.amin(0).tolist(), codes.amax(0).tolist(), sizes)
 
     def take(self, index: Tensor) -> Batch:
-        return gather(self._num, self._cat, self._target, index)
+        return self._batch(self._packed.index_select(0, index))
 
     def slice(self, start: int, stop: int) -> Batch:
+        return self._batch(self._packed[start:stop])
+
+    def _batch(self, words: Tensor) -> Batch:
         return Batch(
-            num=self._num[start:stop], cat=self._cat[start:stop].long(), target=self._target[start:stop]
+            num=words[:, : self._numeric].view(torch.float32),
+            cat=words[:, self._numeric : -1].long(),
+            target=words[:, -1].view(torch.float32),
         )
 
 
@@ -128,17 +141,6 @@ def gather(num: Tensor, cat: Tensor, target: Tensor, index: Tensor) -> Batch:
         cat=cat.index_select(0, index).long(),
         target=target.index_select(0, index),
     )
-
-
-def _copy(parts: Sequence[Array], device: torch.device) -> Tensor:
-    rows = sum(len(part) for part in parts)
-    whole = torch.empty((rows, *parts[0].shape[1:]), dtype=_dtype(parts[0]), device=device)
-    start = 0
-    for part in parts:
-        # Mapped files are read-only, which torch does not know: copied on the host first, then sent.
-        whole[start : start + len(part)] = torch.from_numpy(np.array(part))
-        start += len(part)
-    return whole
 
 
 def _dtype(array: Array) -> torch.dtype:

@@ -254,6 +254,7 @@ def _shape(description: DatasetDescription) -> TableShape:
         numeric=len(description.numeric),
         sizes=tuple(column.size for column in description.categorical),
         outputs=len(description.classes or ()) if description.task == "multiclass" else 1,
+        units=description.task == "regression",
     )
 
 

@@ -18,15 +18,19 @@ from serin.formats.shards import read_split
 from serin.formats.weights import read_weights
 from serin.hardware import Lease, inventory, lease
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training import worker
+from serin.training.job import TrainingJob
 from serin.training.launch import train
 from serin.training.progress import Follower
 from serin.training.stream import StreamLoader
 from serin.training.tables import MappedTable, ResidentTable
+from serin.training.world import World
 from tests.fakes.datasets import SIZES, make_dataset
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 
 MODEL = ModelSpec(hidden=(64, 32), dropout=0.1)
+GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture
@@ -75,10 +79,40 @@ def test_a_run_on_the_gpu_survives_kill_9_and_ends_near_the_uninterrupted_one(
     print("largest difference of a weight", difference)
     assert difference < 1e-3  # sums on a GPU may come in another order; equal bits were seen on an H200
     assert interrupted.metrics["test_auc"] == pytest.approx(whole.metrics["test_auc"], abs=1e-3)
+    choices = json.loads((tmp_path / "whole" / "choices.json").read_text())
+    print("chosen", choices["step"], choices["step_reason"])
+    assert choices["step"] == "captured"
     (cost,) = json.loads((tmp_path / "whole" / "receipt.json").read_text())["device"]
     print("receipt", cost)
     assert cost["peak_bytes"] > 0
     assert cost["joules"] is None or cost["joules"] > 0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adagrad"])
+@pytest.mark.parametrize("updates", ["dense", "rows"])
+def test_a_captured_step_learns_what_an_eager_one_does(optimizer: str, updates: str, tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "dataset")
+    found = {}
+    for kind in ("captured", "eager"):
+        training = TrainingSpec(
+            epochs=3, batch_rows=100, learning_rate=0.003 if optimizer == "adamw" else 0.03, optimizer=optimizer,
+            embedding_updates=updates, step=kind, clip_norm=1.0, accumulate=2, precision="fp32",
+        )  # fmt: skip
+        job = TrainingJob(
+            model=ModelSpec(hidden=(64, 32)), training=training, dataset=dataset.path, dataset_digest="",
+            processes=1, gpu=True,
+        )  # fmt: skip
+        (tmp_path / kind).mkdir()
+        worker.train(job, tmp_path / kind, World(rank=0, size=1, device=GPU), lambda: False)
+        assert json.loads((tmp_path / kind / "choices.json").read_text())["step"] == kind
+        found[kind] = json.loads((tmp_path / kind / "result" / "metrics.json").read_text())
+    losses = [[epoch["loss"] for epoch in found[kind]["epochs"]] for kind in found]
+    difference = max(abs(a - b) for a, b in zip(*losses, strict=True))
+    print(
+        optimizer, updates, "largest difference of an epoch's loss", difference, found["captured"]["metrics"]
+    )
+    assert difference < 1e-3
+    assert found["captured"]["metrics"]["test_auc"] > 0.75
 
 
 def test_streamed_rows_reach_the_gpu_as_they_reach_the_host(tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""The training benchmark: samples per second of the whole step with its rows, against loops by hand and Lightning."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import ROOT, Child
+from benchmarks.machine import cores, machine
+from benchmarks.race import Lap, Result, Role, Unequal, race
+from benchmarks.report import Report
+from benchmarks.training.table import make_table
+
+PEERS = ROOT / ".venv-bench" / "bin" / "python"
+ROWS = {"quick": 2**16, "full": 2**18, "gpu": 2**22}
+BATCHES = {1024: 1, 8192: 1, 65536: 2}  # rows per step, and epochs on a GPU: enough steps to be timed
+LOSS_TOLERANCE = 0.05  # other first weights and another order of rows
+
+
+def measure(*, full: bool, say: Callable[[str], None]) -> Report:
+    gpu = bool(machine()["gpus"])
+    rows = ROWS["gpu" if gpu else "full" if full else "quick"]
+    results: dict[str, dict[str, Result]] = {}
+    versions: dict[str, dict[str, str]] = {}
+    notes = []
+    contenders: dict[str, tuple[Role, str, str]] = {
+        "ours": ("ours", "benchmarks.training.ours", sys.executable),
+        "eager": ("peer", "benchmarks.training.eager_peer", sys.executable),
+        "lightning": ("peer", "benchmarks.training.lightning_peer", str(PEERS)),
+        "limit": ("limit", "benchmarks.training.limit", sys.executable),
+    }
+    if not PEERS.exists():
+        del contenders["lightning"]
+        notes.append("without Lightning: the peers' environment is missing (make bench-setup)")
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        table = Path(scratch) / "table"
+        make_table(table, rows)
+        runners = {}
+        for name, (role, module, python) in contenders.items():
+            child = stack.enter_context(Child(module, python=python, threads=cores()))
+            versions[name] = child.versions
+            runners[name] = (role, child)
+        for kind in ("mlp", "dcn"):
+            for batch_rows, epochs in BATCHES.items():
+                if gpu and not full and batch_rows == min(BATCHES):
+                    continue  # the eager peer alone would take longer than a quick run may
+                say(f"{kind}, {batch_rows} rows per step")
+                request = {
+                    "table": str(table), "kind": kind, "batch_rows": batch_rows, "threads": cores(),
+                    "hidden": [512, 256] if gpu or full else [128, 64], "epochs": epochs if gpu else 1, "rate": 0.003,
+                    "precision": "auto" if gpu else "fp32",
+                }  # fmt: skip
+                results[f"{kind}_{batch_rows}"] = _race(runners, request)
+    notes += [
+        f"{case}: our step was {found['ours'].laps[-1].answer['step']} ({found['ours'].laps[-1].answer['reason']})"
+        for case, found in results.items()
+    ]
+    return Report(
+        benchmark="training",
+        mode="full" if full else "quick",
+        environment={"machine": machine(), "threads": cores(), "versions": versions, "rows": rows},
+        cases=results,
+        line=key_figures(results),
+        notes=notes,
+    )
+
+
+def _race(runners: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Result]:
+    reference: list[float] = []
+
+    def accept(name: str, _asked: Mapping[str, Any], lap: Lap) -> None:
+        if name == "limit":
+            return
+        reference.append(lap.answer["loss"])
+        if not math.isclose(lap.answer["loss"], reference[0], rel_tol=LOSS_TOLERANCE):
+            raise Unequal(f"{name} ended with loss {lap.answer['loss']:.4f}, another with {reference[0]:.4f}")
+
+    return race(runners, lambda _name, _turn: request, accept)
+
+
+def key_figures(results: Mapping[str, Mapping[str, Result]]) -> dict[str, float]:
+    """Geometric means over the cases of speed over a peer's and of the share of the limit; the worst over eager."""
+    line: dict[str, float] = {}
+    for name in ("eager", "lightning", "limit"):
+        ratios = [case[name].times_as_long_as(case["ours"]) for case in results.values() if name in case]
+        if ratios:
+            line[name] = statistics.geometric_mean(ratios)
+    line["worst"] = min(case["eager"].times_as_long_as(case["ours"]) for case in results.values())
+    return line

@@ -1,0 +1,66 @@
+"""Lightning with batches cut out of tensors by a batch sampler, without logging, checkpoints and progress bar."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+
+from benchmarks.training.networks import Network, device, finish
+from benchmarks.training.table import read_table
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore")
+
+
+class Rows(Dataset[tuple[Tensor, ...]]):
+    """Cut along a whole list of rows at a time."""
+
+    def __init__(self, folder: str) -> None:
+        self.arrays = tuple(torch.from_numpy(array) for array in read_table(folder))
+
+    def __len__(self) -> int:
+        return len(self.arrays[2])
+
+    def __getitem__(self, rows: list[int]) -> tuple[Tensor, ...]:
+        return tuple(array[rows] for array in self.arrays)
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, request: dict[str, Any]) -> None:
+        super().__init__()
+        self.network, self.rate = Network(request["kind"], request["hidden"]), request["rate"]
+        self.losses: list[Tensor] = []
+
+    def training_step(self, batch: tuple[Tensor, ...], _number: int) -> Tensor:
+        num, cat, target = batch
+        loss = functional.binary_cross_entropy_with_logits(self.network(num, cat.long()), target)
+        self.losses.append(loss.detach())
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=self.rate, weight_decay=1e-5, fused=True)
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(1)
+    rows, module = Rows(request["table"]), Module(request)
+    sampler = BatchSampler(RandomSampler(rows), request["batch_rows"], drop_last=True)
+    loader = DataLoader(rows, sampler=sampler, batch_size=None)
+    trainer = lightning.Trainer(
+        max_epochs=request["epochs"], accelerator="gpu" if device().type == "cuda" else "cpu", devices=1,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    began = time.perf_counter()
+    trainer.fit(module, loader)
+    finish(device())
+    seconds = time.perf_counter() - began
+    steps = len(rows) // request["batch_rows"]
+    return {"seconds": seconds, "loss": float(torch.stack(module.losses[-steps:]).mean())}

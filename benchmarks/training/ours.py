@@ -1,0 +1,71 @@
+"""Ours: the training loop as a worker runs it, one epoch. Timed are its steps, not the evaluation after them."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.training.networks import device
+from benchmarks.training.table import EMBEDDING, NUMERIC, SIZES, read_table
+from serin.formats.shards import SplitArrays
+from serin.models.build import build_model
+from serin.models.shape import TableShape
+from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training.batch_size import choose_threads
+from serin.training.job import Choices, TrainingJob
+from serin.training.loader import Loader
+from serin.training.loop import Loop
+from serin.training.losses import loss_of
+from serin.training.precision import choose_precision
+from serin.training.tables import ResidentTable
+from serin.training.world import World
+
+_tables: dict[str, ResidentTable] = {}
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    on = device()
+    table = _table(request["table"], on)
+    batch_rows = request["batch_rows"]
+    torch.manual_seed(1)
+    spec = ModelSpec(kind=request["kind"], hidden=request["hidden"], embedding=EMBEDDING)
+    network = build_model(spec, TableShape(numeric=NUMERIC, sizes=SIZES, outputs=1)).to(on)
+    products = 3 * batch_rows * sum(weight.numel() for weight in network.parameters() if weight.ndim == 2)
+    threads = choose_threads(products, cores=request["threads"])
+    torch.set_num_threads(threads)
+    training = TrainingSpec(
+        epochs=request["epochs"], batch_rows=batch_rows, learning_rate=request["rate"], schedule="constant"
+    )
+    job = TrainingJob(
+        model=spec, training=training, dataset="", dataset_digest="", processes=1, gpu=on.type == "cuda"
+    )
+    choices = Choices(
+        batch_rows=batch_rows, steps_per_epoch=table.rows // batch_rows, threads=threads,
+        precision=choose_precision(request["precision"], on), device=on.type, torch=torch.__version__,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        loop = Loop(
+            job=job, choices=choices, task="binary", network=network, loss=loss_of("binary"),
+            loader=Loader(table, batch_rows=batch_rows, seed=1), valid=None,
+            world=World(rank=0, size=1, device=on), folder=Path(folder), stop_asked=lambda: False,
+        )  # fmt: skip
+        loop.run()
+    return {
+        "seconds": loop.work_s,
+        "loss": loop.position.epochs[-1].loss,
+        "step": loop.choices.step,
+        "reason": loop.choices.step_reason,
+    }
+
+
+def _table(folder: str, on: torch.device) -> ResidentTable:
+    if folder not in _tables:
+        num, cat, target = read_table(folder)
+        rows = target.astype("int64")
+        _tables[folder] = ResidentTable(
+            SplitArrays(num=(num,), cat=(cat,), target=(target,), rows=(rows,)), on
+        )
+    return _tables[folder]
