@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from serin import environment
 from serin.commands.output import Json, say, show, show_json, show_table, when
-from serin.errors import NotFound, RolloutError, RolloutFailed
+from serin.errors import NotFound, RolloutError, RolloutFailed, RolloutRefused
 
 if TYPE_CHECKING:
     from serin.rollout.commands import Kind
@@ -34,15 +35,37 @@ def register(app: typer.Typer) -> None:
 
 def start(
     model: Model,
-    version: Annotated[int, typer.Argument(help="The version to roll out.", min=1)],
+    version: Annotated[
+        int | None, typer.Argument(help="The version to roll out.", min=1, show_default=False)
+    ] = None,
+    stable: Annotated[
+        str | None,
+        typer.Option(
+            "--stable", metavar="URL", help="A server that runs already: http://host:port[,host:port]."
+        ),
+    ] = None,
+    candidate: Annotated[
+        str | None, typer.Option("--candidate", metavar="URL", help="The server that is to take its place.")
+    ] = None,
     spec: Annotated[
         Path | None, typer.Option("--spec", help="Take the plan from this spec. [default: the version's own]")
     ] = None,
     follow: Follow = True,
     why: Why = "",
 ) -> None:
-    """Roll a version out. Followed (the default), exit code 0 means that it was promoted."""
-    _tell("start", model, version=version, plan=_plan(model, version, spec), why=why)
+    """Roll a version out. Followed (the default), exit code 0 means that it was promoted.
+
+    With --stable and --candidate: between any two servers of the KServe v2 protocol. Clients ask the gateway for MODEL;
+    the second address of a URL is the server's gRPC port.
+    """
+    if stable is not None and candidate is not None and version is None:
+        version = _take_in(model, stable, candidate)
+        plan = _plan_of(spec)
+    elif version is None or stable is not None or candidate is not None:
+        raise typer.BadParameter("give a VERSION, or both --stable and --candidate")
+    else:
+        plan = _plan(model, version, spec)
+    _tell("start", model, version=version, plan=plan, why=why)
     if follow:
         _follow(model)
 
@@ -98,7 +121,9 @@ def back(
     model: Model,
     version: Annotated[
         int | None,
-        typer.Option("--to", help="Any earlier version. [default: the one before]", min=1, show_default=False),
+        typer.Option(
+            "--to", help="Any earlier version. [default: the one before]", min=1, show_default=False
+        ),
     ] = None,
     why: Why = "",
     follow: Follow = True,
@@ -123,14 +148,47 @@ def _tell(
     show(f"{kind} {model}{f' version {version}' if version else ''}: accepted")
 
 
-def _plan(model: str, version: int, spec: Path | None) -> Plan:
+def _take_in(model: str, stable: str, candidate: str) -> int:
+    """Both servers known, the stable one live; the candidate's version."""
+    from serin.rollout.status import model_status
+    from serin.serving.external import External, parse_address
+    from serin.stack.state import running_stack
+    from serin.store import Store
+
+    try:
+        addresses = parse_address(stable), parse_address(candidate)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if Store.open().versions(model):
+        raise RolloutRefused(model=model, command="start", reason="a model of the store has this name")
+    home = running_stack(environment.home()).home
+    known = External(home)
+    first, second = (known.register(model, address) for address in addresses)
+    now = model_status(home, model)
+    if now is None or now.live is None:
+        _tell("start", model, version=first.version, why="the server that answers today")
+        _follow(model)
+    elif now.live != first.version:
+        place = known.endpoint(replace(first, version=now.live)).http
+        raise RolloutRefused(model=model, command="start", reason=f"the stable server is {place} now")
+    return second.version
+
+
+def _plan_of(spec: Path | None) -> Plan | None:
     from serin.rollout.plan import Plan
     from serin.spec.load import load_spec
+
+    if spec is None:
+        return None
+    wanted = load_spec(spec)
+    return Plan.from_spec(wanted.rollout, wanted.serving)
+
+
+def _plan(model: str, version: int, spec: Path | None) -> Plan | None:
     from serin.store import Store
 
     bundle = Store.open().bundle(model, version)
-    wanted = load_spec(spec or Path(bundle.path) / "spec.yaml")
-    return Plan.from_spec(wanted.rollout, wanted.serving)
+    return _plan_of(spec or Path(bundle.path) / "spec.yaml")
 
 
 def _follow(model: str, *, returning: bool = False) -> None:

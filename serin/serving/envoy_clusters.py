@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from typing import Any, Literal
 
 from serin.artifacts import Endpoint, ModelRoute, Release
@@ -50,13 +51,21 @@ def _release_cluster(release: Release, protocol: Protocol, address: str) -> Docu
     name = cluster_name(release, protocol)
     return {
         "name": name,
-        "type": "STATIC",
+        "type": "STATIC" if _is_address(host) else "STRICT_DNS",
         "connect_timeout": "1s",
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}]},
         # A stable release that is slow must not get every request twice.
         "circuit_breakers": _circuit({"retry_budget": _FEW}),
         "typed_extension_protocol_options": _protocol_options(protocol),
     }
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _aggregate(candidate: Release, stable: Release, protocol: Protocol) -> Document:

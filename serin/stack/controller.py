@@ -5,24 +5,28 @@ Owes nothing to a clean end: supervisord starts it again after a crash, and it g
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from serin import environment
 from serin.artifacts import Endpoint, ModelRoute, Release
-from serin.errors import SerinError
+from serin.errors import ReleaseNotReady, SerinError
+from serin.rollout.background import BackgroundFleet
 from serin.rollout.commands import Inbox
 from serin.rollout.controller import Controller
 from serin.rollout.judge import LogJudge
+from serin.rollout.ports import Fleet
 from serin.rollout.record import JournalFolder
 from serin.serving.envoy_routes import Timeouts
+from serin.serving.external import External
 from serin.serving.gateway import Gateway
-from serin.serving.releases import Releases
 from serin.serving.repository import serving_settings
+from serin.stack.everywhere import AnyFleet, AnyVersions
 from serin.stack.parts import build_gateway, build_releases, request_log
 from serin.store import Store
 
@@ -35,14 +39,17 @@ _ROTATE_EVERY_S = 60.0
 class Door:
     """The gateway as a rollout sees it: each route with the addresses and timeouts of the releases behind it."""
 
-    def __init__(self, gateway: Gateway, releases: Releases, store: Store) -> None:
-        self._gateway, self._releases, self._store = gateway, releases, store
+    def __init__(self, gateway: Gateway, fleet: Fleet, timeouts: Callable[[Release], Timeouts]) -> None:
+        self._gateway, self._fleet, self._find_timeouts = gateway, fleet, timeouts
         self._timeouts: dict[Release, Timeouts] = {}
 
     def apply(self, routes: Sequence[ModelRoute]) -> None:
         endpoints: dict[str, Endpoint] = {}
-        for release in {*self._releases.running(), *_named(routes)}:
-            endpoints[release.name] = self._releases.endpoint(release)
+        for release in _named(routes):
+            endpoints[release.name] = self._fleet.endpoint(release)
+        for release in self._fleet.running():
+            with contextlib.suppress(ReleaseNotReady):  # it is just being started or stopped
+                endpoints[release.name] = self._fleet.endpoint(release)
         timeouts = {route.model: self._of(route.stable or route.candidate) for route in routes}
         self._gateway.apply(routes, endpoints, timeouts)
 
@@ -52,8 +59,7 @@ class Door:
     def _of(self, release: Release | None) -> Timeouts:
         assert release is not None, "a route without a release leads nowhere"
         if release not in self._timeouts:
-            bundle = self._store.bundle(release.model, release.version)
-            self._timeouts[release] = Timeouts.from_spec(serving_settings(bundle))
+            self._timeouts[release] = self._find_timeouts(release)
         return self._timeouts[release]
 
 
@@ -63,13 +69,23 @@ def _named(routes: Sequence[ModelRoute]) -> set[Release]:
 
 def run(home: Path, stop: threading.Event) -> None:
     """Tick until `stop` is set."""
-    store, gateway, releases = Store.open(), build_gateway(home), build_releases(home)
+    store, gateway, external = Store.open(), build_gateway(home), External(home)
+    ours = BackgroundFleet(
+        build_releases(home), threads=1
+    )  # one: the supervisor is told of one change at a time
+    fleet = AnyFleet(ours, external)
+
+    def timeouts(release: Release) -> Timeouts:
+        if external.has(release):
+            return Timeouts()
+        return Timeouts.from_spec(serving_settings(store.bundle(release.model, release.version)))
+
     controller = Controller(
-        router=Door(gateway, releases, store),
-        fleet=releases,
+        router=Door(gateway, fleet, timeouts),
+        fleet=fleet,
         judge=LogJudge(request_log(home)),
         journals=JournalFolder(home),
-        versions=store,
+        versions=AnyVersions(store, external),
         commands=Inbox(home),
         say=say,
     )
@@ -91,6 +107,7 @@ def run(home: Path, stop: threading.Event) -> None:
             stop.wait(max(0.0, TICK_S - (time.monotonic() - began)))
     finally:
         controller.close()
+        ours.close()
     say("the controller has ended")
 
 

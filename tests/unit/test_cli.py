@@ -32,7 +32,7 @@ COMMAND_LINE = {
     "install triton": "",
     "runs list": "[--limit] [--json]",
     "runs show": "[RUN] [--json]",
-    "rollout start": "[MODEL] [VERSION] [--spec] [--follow --no-follow] [--why]",
+    "rollout start": "[MODEL] [VERSION] [--stable] [--candidate] [--spec] [--follow --no-follow] [--why]",
     "rollout status": "[MODEL] [--json]",
     "rollout watch": "[MODEL]",
     "rollout pause": "[MODEL] [--why]",

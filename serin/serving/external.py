@@ -1,0 +1,124 @@
+"""Servers that somebody else runs: a canary between any two that speak the KServe v2 protocol.
+
+`<home>/external/<model>.json` numbers the addresses of a model as its versions, from 1, never reused. Nothing is
+started or stopped here; a server is ready when it says that it has the model, and it fits when it takes and gives the
+same tensors as the others.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from serin.artifacts import Endpoint, Release
+from serin.errors import ReleaseNotReady
+from serin.spec.names import valid_model_name
+
+FORMAT, VERSION = "serin.external", 1
+
+_ASK_S: Final = 2.0
+
+
+def parse_address(text: str) -> Endpoint:
+    """`http://host:port`, with `,host:port` behind it for gRPC. ValueError for what is no address."""
+    http_part, _, grpc_part = text.partition(",")
+    http_place = http_part.removeprefix("http://").rstrip("/")
+    grpc_place = grpc_part.removeprefix("grpc://").rstrip("/") or http_place
+    for place in (http_place, grpc_place):
+        host, _, port = place.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
+            raise ValueError(
+                f"{text!r} is no address; write http://host:port, or http://host:port,host:port with gRPC"
+            )
+    return Endpoint(http=http_place, grpc=grpc_place)
+
+
+class External:
+    def __init__(self, home: Path) -> None:
+        self._folder = home / "external"
+
+    def register(self, model: str, endpoint: Endpoint) -> Release:
+        """The address as a version of `model`: the one it has, or the next."""
+        known = self._known(model)
+        for version, other in known.items():
+            if other == endpoint:
+                return Release(model=model, version=version)
+        version = max(known, default=0) + 1
+        self._write(model, {**known, version: endpoint})
+        return Release(model=model, version=version)
+
+    def versions(self, model: str) -> list[int]:
+        return sorted(self._known(model))
+
+    def has(self, release: Release) -> bool:
+        return release.version in self._known(release.model)
+
+    def endpoint(self, release: Release) -> Endpoint:
+        return self._known(release.model)[release.version]
+
+    def state(self, release: Release) -> Literal["starting", "ready"]:
+        """Never dead: who does not run a server cannot know that. One that does not answer is not ready."""
+        return "ready" if self._ask(release, f"/v2/models/{release.model}/ready") is not None else "starting"
+
+    def verify(self, release: Release) -> None:
+        """It takes and gives the same tensors as every other server of the model that answers."""
+        mine = self._tensors(release)
+        if mine is None:
+            raise self._unfit(release, "it does not describe its model")
+        for version in self.versions(release.model):
+            other = Release(model=release.model, version=version)
+            theirs = self._tensors(other) if other != release else None
+            for kind in theirs or {}:
+                if theirs and theirs[kind] != mine[kind]:
+                    what = f"its {kind} {mine[kind]} are not those of {other.name}, {theirs[kind]}"
+                    raise self._unfit(release, what)
+
+    def _tensors(self, release: Release) -> dict[str, dict[str, str]] | None:
+        """Name and type of each input and output; None: it could not be asked."""
+        answer = self._ask(release, f"/v2/models/{release.model}")
+        try:
+            described = json.loads(answer or b"")
+            return {
+                kind: {tensor["name"]: tensor["datatype"] for tensor in described[kind]}
+                for kind in ("inputs", "outputs")
+            }
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _ask(self, release: Release, path: str) -> bytes | None:
+        """What a 200 carried; None for anything else."""
+        connection = http.client.HTTPConnection(self.endpoint(release).http, timeout=_ASK_S)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read()
+            return body if answer.status == 200 else None
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def _unfit(self, release: Release, reason: str) -> ReleaseNotReady:
+        page = f"http://{self.endpoint(release).http}/v2/models/{release.model}"
+        return ReleaseNotReady(release=release.name, reason=reason, log=page)
+
+    def _file(self, model: str) -> Path:
+        return self._folder / f"{valid_model_name(model)}.json"
+
+    def _known(self, model: str) -> dict[int, Endpoint]:
+        try:
+            record: dict[str, Any] = json.loads(self._file(model).read_text())
+        except FileNotFoundError:
+            return {}
+        return {int(version): Endpoint(**endpoint) for version, endpoint in record["versions"].items()}
+
+    def _write(self, model: str, versions: Mapping[int, Endpoint]) -> None:
+        rows = {str(version): {"http": place.http, "grpc": place.grpc} for version, place in versions.items()}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        scratch = self._folder / f".{model}.{secrets.token_hex(4)}"
+        scratch.write_text(json.dumps({"format": FORMAT, "version": VERSION, "versions": rows}))
+        scratch.rename(self._file(model))

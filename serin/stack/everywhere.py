@@ -1,0 +1,55 @@
+"""Releases that run here and servers that run elsewhere, as one fleet and one list of versions for the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from serin.artifacts import Endpoint, Release
+from serin.rollout.advance import ReleaseState
+from serin.rollout.ports import Fleet, Versions
+from serin.serving.external import External
+
+
+class AnyFleet:
+    """A release that is registered as somebody else's is only asked; every other one is ours."""
+
+    def __init__(self, ours: Fleet, external: External) -> None:
+        self._ours, self._external = ours, external
+
+    def start(self, release: Release) -> None:
+        if not self._external.has(release):
+            self._ours.start(release)
+
+    def stop(self, release: Release) -> None:
+        if not self._external.has(release):
+            self._ours.stop(release)
+
+    def state(self, release: Release) -> ReleaseState:
+        return self._external.state(release) if self._external.has(release) else self._ours.state(release)
+
+    def endpoint(self, release: Release) -> Endpoint:
+        elsewhere = self._external.has(release)
+        return self._external.endpoint(release) if elsewhere else self._ours.endpoint(release)
+
+    def verify(self, release: Release) -> None:
+        (self._external if self._external.has(release) else self._ours).verify(release)
+
+    def running(self) -> Sequence[Release]:
+        return self._ours.running()
+
+
+class AnyVersions:
+    """The store's, or the addresses of a model that is served elsewhere; those have no names to be kept."""
+
+    def __init__(self, store: Versions, external: External) -> None:
+        self._store, self._external = store, external
+
+    def versions(self, model: str) -> Sequence[int]:
+        return self._external.versions(model) or self._store.versions(model)
+
+    def aliases(self, model: str) -> Mapping[str, int]:
+        return {} if self._external.versions(model) else self._store.aliases(model)
+
+    def set_alias(self, model: str, alias: str, version: int | None) -> None:
+        if not self._external.versions(model):
+            self._store.set_alias(model, alias, version)

@@ -1,0 +1,72 @@
+"""A small server of the KServe v2 protocol (HTTP), as slow and as faulty as a test wants it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MODEL = "sentiment"
+
+
+class KServe(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, *, delay_s: float = 0.0, datatype: str = "FP32") -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.delay_s, self.datatype = delay_s, datatype
+        self.ready = True
+        self.asked = 0
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: KServe
+
+    def do_GET(self) -> None:
+        if not self.server.ready:
+            self._answer(503, {"error": "not ready"})
+        elif self.path == f"/v2/models/{MODEL}":
+            tensor = {"name": "x", "datatype": self.server.datatype, "shape": [-1, 1]}
+            self._answer(200, {"name": MODEL, "inputs": [tensor], "outputs": [tensor]})
+        else:
+            self._answer(200, {})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.server.asked += 1
+        time.sleep(self.server.delay_s)
+        output = {"name": "x", "datatype": self.server.datatype, "shape": [1, 1], "data": [0.5]}
+        self._answer(200, {"model_name": MODEL, "outputs": [output]})
+
+    def _answer(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(**how: Any) -> Iterator[KServe]:
+    server = KServe(**how)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from serin.artifacts import Endpoint, Release
+from serin.errors import ReleaseNotReady
+from serin.serving.external import External, parse_address
+from tests.fakes.kserve import MODEL, serving
+
+
+def place(address: str) -> Endpoint:
+    return Endpoint(http=address, grpc=address)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("http://models.example:8000", Endpoint(http="models.example:8000", grpc="models.example:8000")),
+        ("127.0.0.1:80", Endpoint(http="127.0.0.1:80", grpc="127.0.0.1:80")),
+        ("http://a:80/,grpc://b:81", Endpoint(http="a:80", grpc="b:81")),
+    ],
+)
+def test_an_address_is_read(text: str, expected: Endpoint) -> None:
+    assert parse_address(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "http://host", "host:0", "host:99999", "http://host:80/v2", ":80"]
+)
+def test_what_is_no_address_is_refused_with_the_way_to_write_one(text: str) -> None:
+    with pytest.raises(ValueError, match="http://host:port"):
+        parse_address(text)
+
+
+def test_an_address_keeps_its_version_and_a_new_one_gets_the_next(tmp_path: Path) -> None:
+    external = External(tmp_path)
+    versions = [external.register(MODEL, place(f"a:{port}")).version for port in (1, 2, 1, 3)]
+    assert versions == [1, 2, 1, 3]
+    assert External(tmp_path).versions(MODEL) == [1, 2, 3]
+    assert External(tmp_path).endpoint(Release(model=MODEL, version=2)) == place("a:2")
+
+
+def test_a_model_that_nobody_registered_is_not_external(tmp_path: Path) -> None:
+    assert not External(tmp_path).has(Release(model=MODEL, version=1))
+
+
+def test_a_server_is_ready_when_it_says_so(tmp_path: Path) -> None:
+    external = External(tmp_path)
+    with serving() as server:
+        release = external.register(MODEL, place(server.address))
+        assert external.state(release) == "ready"
+        server.ready = False
+        assert external.state(release) == "starting"
+    assert external.state(release) == "starting"
+
+
+def test_a_server_with_other_tensors_does_not_fit(tmp_path: Path) -> None:
+    external = External(tmp_path)
+    with serving() as one, serving() as same, serving(datatype="INT64") as other:
+        for server in (one, same):
+            external.verify(external.register(MODEL, place(server.address)))
+        with pytest.raises(ReleaseNotReady, match="are not those of sentiment-v1"):
+            external.verify(external.register(MODEL, place(other.address)))
+
+
+def test_a_server_that_describes_nothing_does_not_fit(tmp_path: Path) -> None:
+    external = External(tmp_path)
+    with serving() as server:
+        server.ready = False
+        with pytest.raises(ReleaseNotReady, match="does not describe"):
+            external.verify(external.register(MODEL, place(server.address)))
