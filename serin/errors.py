@@ -13,6 +13,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── TimeUnparsable          a time column that does not parse
 │   ├── TargetUnusable          a target with one class, or of the wrong kind for its task
 │   ├── CheckFailed             a check of the spec does not hold
+│   ├── LeakFound               a column that knows the answer, or one thing on both sides of the split
 │   └── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
 ├── EngineFailed                the machines that compute a dataset do not answer or died (retryable)
 ├── StoreError                  the store cannot do what was asked
@@ -198,15 +199,33 @@ class TargetUnusable(DataError):
 
 
 class CheckFailed(DataError):
-    def __init__(self, *, column: str, rule: str, found: str, examples: Iterable[str] = ()) -> None:
+    """`column`: None when it is about the whole table."""
+
+    def __init__(self, *, column: str | None, rule: str, found: str, examples: Iterable[str] = ()) -> None:
         shown = list(examples)
         more = f"; for example {', '.join(shown)}" if shown else ""
+        what = "the table" if column is None else f"column {column!r}"
         super().__init__(
-            f"data.checks: column {column!r} breaks {rule}: {found}{more}",
+            f"data.checks: {what} breaks {rule}: {found}{more}",
             column=column,
             rule=rule,
             found=found,
             examples=shown,
+        )
+
+
+class LeakFound(DataError):
+    """All leaks at once: (column, what was found) pairs."""
+
+    def __init__(self, *, leaks: Iterable[tuple[str, str]]) -> None:
+        found = list(leaks)
+        names = ", ".join(dict.fromkeys(column for column, _ in found))
+        lines = [f"  column {column!r} {why}" for column, why in found]
+        super().__init__(
+            "the data gives the answer away:\n" + "\n".join(lines) + "\n  leave these columns out, or, when they are "
+            f"truly known before the answer is, let them pass by name: data.allow_leaks: [{names}]",
+            leaks=found,
+            columns=[column for column, _ in found],
         )
 
 

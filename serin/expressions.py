@@ -201,7 +201,10 @@ class _Parser:
         kind, value, _ = self._tokens[self._next]
         self._next += 1
         if kind == "number":
-            return Node("literal", int(value) if value.isdigit() else float(value))
+            number = int(value) if value.isdigit() else float(value)
+            if isinstance(number, int) and number >= 2**63:
+                raise self._error(f"{value} is too large for a whole number; write {value}.0")
+            return Node("literal", number)
         if kind == "string":
             return Node("literal", value)
         if kind == "name" and self._take("("):

@@ -84,6 +84,11 @@ class Store:
             self._replace(f"keys/{_checked(key)}", digest.encode())
         return _dataset(published)
 
+    def remember_dataset(self, key: str, digest: str) -> None:
+        """`find_dataset(key)` finds this published dataset from now on."""
+        with self._writing():
+            self._replace(f"keys/{_checked(key)}", _checked(digest).encode())
+
     def datasets(self) -> list[str]:
         return [
             name

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,21 @@ import pyarrow.parquet as pq
 from serin.artifacts import Dataset
 from serin.errors import TableEmpty
 from serin.etl.attempts import run_with_room
-from serin.etl.checks import judge_checks
+from serin.etl.checks import judge_freshness, write_freshness
+from serin.etl.compare import family_key, find_previous, judge_against
 from serin.etl.device_read import hold_pieces
 from serin.etl.engine import Engine, Held
-from serin.etl.golden import Candidates, choose_golden
-from serin.etl.layout import Layout, lay_out
-from serin.etl.relation import LoadedJoin, Prepared, load_join
+from serin.etl.golden import Candidates, Made, choose_golden
+from serin.etl.layout import DerivedLayout, Layout, lay_out
+from serin.etl.leaks import judge_leaks
+from serin.etl.relation import LoadedJoin, load_join
 from serin.etl.seal import canonical, seal_dataset
 from serin.etl.sources import find_files
-from serin.etl.split import SplitRule, hash_split, time_split
+from serin.etl.split import split_rule
 from serin.etl.statistics import collect_statistics
 from serin.etl.tables import Piece, open_table
-from serin.etl.target import Class, check_classes, merge_classes
+from serin.etl.target import check_classes
+from serin.etl.totals import Totals, total_up
 from serin.etl.transform import Merge, count_rows, divide, measure, write_piece
 from serin.features.plan import FeaturePlan
 from serin.features.requests import Request
@@ -42,6 +45,7 @@ from serin.formats.dataset import (
     STATISTICS,
     VERSION,
     DatasetDescription,
+    DerivedDescription,
     LookupDescription,
     SourceFile,
     SplitDescription,
@@ -78,6 +82,7 @@ def build_dataset(
     known = store.find_dataset(key)
     if known is not None:
         say(f"dataset {known.digest[:12]} is there already, from the same spec and files")
+        judge_freshness(data.checks, Path(known.path), say)
         return known
     with store.workspace() as folder:
         scratch, result = folder / "scratch", folder / "dataset"
@@ -89,17 +94,20 @@ def build_dataset(
         main = tables[data.main]
         partners = "".join(f", joined with {join.layout.spec.table}" for join in joins)
         say(f"{main.rows:,} rows in {main.name}{partners}")
+        previous = find_previous(store, data)
 
         def run(engine: Engine, pieces: Sequence[Piece]) -> str:
             _empty(result)
-            held = hold_pieces(engine, pieces, data, features, layout, joins, main)
+            held = hold_pieces(engine, pieces, data, features, layout, joins, main, scratch)
             build = _Build(data=data, features=features, layout=layout, joins=joins, engine=engine, say=say)
-            return build.run(held, result, files)
+            return build.run(held, result, files, previous)
 
         digest = run_with_room(
             run, table=main, layout=layout, etl=etl, scratch=scratch, say=say, piece_rows=piece_rows
         )
-        return store.publish_dataset(key, digest, result)
+        published = store.publish_dataset(key, digest, result)
+        store.remember_dataset(family_key(data), digest)
+        return published
 
 
 def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence[SourceFile]) -> str:
@@ -114,16 +122,6 @@ def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Totals:
-    """What is known after the relational half."""
-
-    rows: int
-    dropped: dict[str, int]
-    classes: tuple[Class, ...]
-    labels: int  # different targets; 0 for a regression
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Build:
     data: DataSpec
     features: Sequence[FeatureSpec]
@@ -132,11 +130,13 @@ class _Build:
     engine: Engine
     say: Say
 
-    def run(self, held: Held, folder: Path, files: Sequence[SourceFile]) -> str:
+    def run(self, held: Held, folder: Path, files: Sequence[SourceFile], previous: Dataset | None) -> str:
         """Fills `folder`; the dataset's digest."""
-        totals = self._totals(held)
-        held = self.engine.then(divide, held, self._rule(held, totals.rows), totals.classes)
+        totals = total_up(self.data, self.engine, held, self.say)
+        rule = split_rule(self.data, self.engine, held, totals.rows, totals.classes)
+        held = self.engine.then(divide, held, rule, totals.classes)
         sizes = self._sizes(held, totals)
+        self._judge_leaks(held, totals)
         rows = {name: int(sizes[:, split].sum()) for split, name in enumerate(SPLITS)}
         answer = _Answers(self.engine, held)
         plan = FeaturePlan.fit(self.features, self.layout.kinds, answer, classes=len(totals.classes))
@@ -145,9 +145,14 @@ class _Build:
         lookups = [
             self._write_lookup(join, folder) for join in self.joins if join.layout in self.layout.lookups
         ]
-        golden = choose_golden(self.layout.inputs, plan, lookups, candidates)
+        derived = tuple(_describe_derived(each) for each in self.layout.derived if each.served)
+        made = Made(lookups=lookups, derived=derived)
+        golden = choose_golden(self.layout.inputs, plan, made, candidates)
         pq.write_table(golden, folder / GOLDEN)
-        write_statistics(folder / STATISTICS, collect_statistics(plan, answer))
+        statistics = collect_statistics(plan, answer)
+        judge_against(previous, self.data.checks, rows, statistics, self.say)
+        write_statistics(folder / STATISTICS, statistics)
+        write_freshness(folder, totals.newest)
         description = DatasetDescription(
             task=self.data.target.task,
             target=self.data.target.expression,
@@ -161,37 +166,31 @@ class _Build:
             lookups=tuple(lookup for lookup, _ in lookups),
             sources=tuple(files),
             digest="",
-            dropped=totals.dropped,
+            dropped=self._dropped(totals, rows),
+            derived=derived,
         )
         tables = [table for _, table in lookups]
         digest = seal_dataset(folder, description, plan, tables, threads=self.engine.workers)
         self.say(f"dataset {digest[:12]}: {totals.rows:,} rows written")
         return digest
 
-    def _totals(self, held: Held) -> _Totals:
-        summaries = self.engine.collect(_summary, held)
-        judge_checks(self.data.checks, [checks for _, checks, _, _ in summaries])
-        rows = sum(count for count, _, _, _ in summaries)
-        dropped = _added([each for _, _, each, _ in summaries])
-        if rows == 0:
-            raise TableEmpty(
-                table=self.data.main, why=f"none is left after joins and drops ({_listed(dropped)})"
-            )
-        if any(dropped.values()):
-            self.say(f"dropped {_listed(dropped)}; {rows:,} rows left")
-        task = self.data.target.task
-        classes: tuple[Class, ...] = ()
-        if task == "multiclass":
-            classes = merge_classes(self.data.target, [seen for *_, seen in summaries])
-        labels = {"binary": 2, "multiclass": len(classes), "regression": 0}[task]
-        return _Totals(rows=rows, dropped=dropped, classes=classes, labels=labels)
+    def _judge_leaks(self, held: Held, totals: Totals) -> None:
+        missing = totals.dropped["null_target"]
+        judge_leaks(
+            self.data,
+            self.layout.kept,
+            self.engine,
+            held,
+            rows=totals.rows,
+            unknown=totals.unknown,
+            without_target=missing,
+        )
 
-    def _rule(self, held: Held, total: int) -> SplitRule:
-        if self.data.time is None:
-            return hash_split(self.data.split)
-        return time_split(self.data.split, self.engine, held, total)
+    def _dropped(self, totals: Totals, rows: Mapping[str, int]) -> dict[str, int]:
+        gap = {"gap": totals.rows - sum(rows.values())} if self.data.split.gap else {}
+        return totals.dropped | gap
 
-    def _sizes(self, held: Held, totals: _Totals) -> npt.NDArray[np.int64]:
+    def _sizes(self, held: Held, totals: Totals) -> npt.NDArray[np.int64]:
         """Rows by piece and split."""
         counted = self.engine.collect(count_rows, held, totals.labels)
         sizes = np.asarray([sizes for sizes, _ in counted])
@@ -206,7 +205,7 @@ class _Build:
         return sizes
 
     def _write_rows(
-        self, held: Held, plan: FeaturePlan, folder: Path, sizes: npt.NDArray[np.int64], totals: _Totals
+        self, held: Held, plan: FeaturePlan, folder: Path, sizes: npt.NDArray[np.int64], totals: Totals
     ) -> list[Candidates]:
         starts = (np.cumsum(sizes, axis=0) - sizes).tolist()
         shared = (plan, str(folder), self.layout.inputs, totals.labels)
@@ -215,6 +214,7 @@ class _Build:
     def _write_lookup(self, join: LoadedJoin, folder: Path) -> tuple[LookupDescription, pa.Table]:
         spec, kinds = join.layout.spec, self.layout.kinds
         key = spec.on[0]
+        assert join.index is not None, "a lookup is no as-of join"
         columns = {key: join.index.keys[0]} | dict(join.columns)
         present = np.flatnonzero(~columns[key].null)
         table = pa.table({name: _plain(column[present].to_arrow()) for name, column in columns.items()})
@@ -241,8 +241,8 @@ class _Answers:
         return [self._known[request] for request in requests]
 
 
-def _summary(prepared: Prepared) -> tuple[int, Any, Any, tuple[Class, ...]]:
-    return len(prepared.rows), prepared.checks, prepared.dropped, prepared.target.classes or ()
+def _describe_derived(layout: DerivedLayout) -> DerivedDescription:
+    return DerivedDescription(name=layout.name, expression=layout.text, kinds=dict(layout.expression.kinds))
 
 
 def _plain(values: pa.Array) -> pa.Array:
@@ -253,20 +253,3 @@ def _empty(folder: Path) -> None:
     """What an attempt that ran out of memory has left must not be in the dataset."""
     shutil.rmtree(folder)
     folder.mkdir()
-
-
-def _added(parts: Sequence[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for part in parts:
-        for reason, count in part.items():
-            total[reason] = total.get(reason, 0) + count
-    return total
-
-
-def _listed(dropped: dict[str, int]) -> str:
-    words = {
-        "no_partner": "without a partner",
-        "null_target": "without a target",
-        "null_time": "without a time",
-    }
-    return ", ".join(f"{count:,} rows {words[reason]}" for reason, count in dropped.items() if count)

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from serin.etl.device import count_rescue, gpu_columns, to_gpu
 from serin.etl.engine import Engine, Held
 from serin.etl.layout import Layout
 from serin.etl.partitions import Read
+from serin.etl.past import hold_prepared
 from serin.etl.relation import LoadedJoin, Prepared, prepare
 from serin.etl.tables import Piece, Table
 from serin.features.column import Column, take
@@ -63,10 +65,11 @@ def hold_pieces(
     layout: Layout,
     joins: Sequence[LoadedJoin],
     table: Table,
+    scratch: Path,
 ) -> Held:
     """The prepared pieces, held by the engine; on its GPU what is made into features there."""
-    if not engine.gpu:
-        return engine.hold(prepare, pieces, data, layout, joins)
+    if not engine.gpu or data.unique is not None or layout.windows:  # these need the rows of all pieces, on the host
+        return hold_prepared(engine, pieces, data, layout, joins, scratch)
     placement = place_columns(data, features, layout, table)
     return engine.hold(prepare_on_gpu, pieces, data, layout, joins, placement)
 

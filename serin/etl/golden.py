@@ -7,7 +7,7 @@ request, through the lookups; for a real row the result must equal what the ETL 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from serin.features.column import Column, column_from_arrow, column_from_wire, null_of
+from serin.features.derived import derive, typed
 from serin.features.lookup import lookup
 from serin.features.murmur3 import hash_ints
 from serin.features.plan import FeaturePlan
-from serin.formats.dataset import LookupDescription
+from serin.formats.dataset import DerivedDescription, LookupDescription
 from serin.formats.schema import InputColumn, Kind
 from serin.formats.ulps import ulps_apart
 
@@ -36,6 +37,14 @@ class Candidates:
 
     table: pa.Table
     reasons: Mapping[str, list[tuple[float, int]]]  # reason -> (order, row id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Made:
+    """What the model makes of a request before its features: columns from lookup tables, then from expressions."""
+
+    lookups: Sequence[tuple[LookupDescription, pa.Table]]
+    derived: Sequence[DerivedDescription] = ()
 
 
 def pick_candidates(
@@ -84,7 +93,7 @@ def pick_candidates(
 def choose_golden(
     inputs: Sequence[InputColumn],
     plan: FeaturePlan,
-    lookups: Sequence[tuple[LookupDescription, pa.Table]],
+    made: Made,
     candidates: Sequence[Candidates],
 ) -> pa.Table:
     """The golden table: request columns in wire form, num__<name>, cat__<name>, target, row."""
@@ -103,18 +112,18 @@ def choose_golden(
     ids = table.column("row").to_numpy()
     places = np.flatnonzero(np.isin(ids, np.fromiter(chosen, np.int64, len(chosen))))
     real = table.take(pa.array(places[np.argsort(ids[places])]))
-    _assert_served_alike(inputs, plan, lookups, real)
-    changed = _changed(inputs, plan, lookups, real)
+    _assert_served_alike(inputs, plan, made, real)
+    changed = _changed(inputs, plan, made, real)
     return pa.concat_tables([real, changed]).combine_chunks()
 
 
 def features_of_requests(
     inputs: Sequence[InputColumn],
     plan: FeaturePlan,
-    lookups: Iterable[tuple[LookupDescription, pa.Table]],
+    made: Made,
     requests: pa.Table,
 ) -> tuple[dict[str, Column], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    """What serving makes of requests in wire form: the columns after the lookups, and the features."""
+    """What serving makes of requests in wire form: the columns after lookups and expressions, and the features."""
     columns: dict[str, Column] = {}
     for column in inputs:
         values = requests.column(column.name)
@@ -122,8 +131,10 @@ def features_of_requests(
             columns[column.name] = column_from_arrow(values, "string")
         else:
             columns[column.name] = column_from_wire(values.to_numpy(), column.kind)
-    for description, table in lookups:
+    for description, table in made.lookups:
         columns |= lookup(table, description.key, columns[description.key], description.columns)
+    for each in made.derived:
+        columns[each.name] = derive(typed(each.expression, each.kinds), columns, requests.num_rows)
     return columns, *plan.transform(columns)
 
 
@@ -146,7 +157,7 @@ def _table(
 def _changed(
     inputs: Sequence[InputColumn],
     plan: FeaturePlan,
-    lookups: Sequence[tuple[LookupDescription, pa.Table]],
+    made: Made,
     real: pa.Table,
 ) -> pa.Table:
     """Copies of real rows, each with one value null, one value unseen, or every value null."""
@@ -161,7 +172,7 @@ def _changed(
         values = copies.column(column.name).to_pylist()
         changed = [change.get(column.name, value) for change, value in zip(changes, values, strict=True)]
         requests[column.name] = pa.array(changed, _ARROW[column.kind], from_pandas=False)
-    columns, num, cat = features_of_requests(inputs, plan, lookups, pa.table(requests))
+    columns, num, cat = features_of_requests(inputs, plan, made, pa.table(requests))
     table = _table(inputs, plan, columns, num, cat)
     return table.append_column("target", copies.column("target")).append_column("row", copies.column("row"))
 
@@ -169,10 +180,10 @@ def _changed(
 def _assert_served_alike(
     inputs: Sequence[InputColumn],
     plan: FeaturePlan,
-    lookups: Sequence[tuple[LookupDescription, pa.Table]],
+    made: Made,
     real: pa.Table,
 ) -> None:
-    _, num, cat = features_of_requests(inputs, plan, lookups, real)
+    _, num, cat = features_of_requests(inputs, plan, made, real)
     for index, name in enumerate(plan.numeric):
         wanted = real.column(f"num__{name}").to_numpy()
         found = np.ascontiguousarray(num[:, index])

@@ -1,31 +1,43 @@
-"""Which columns are read from where, and as what: the spec's data and features laid over the tables' real columns."""
+"""What is read from where, and as what: the spec's data and features laid over the tables' real columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
-from serin.errors import ColumnClash, ColumnMissing, DataError, SpecError
+from serin.errors import DataError, SpecError
 from serin.etl.partitions import Read
 from serin.etl.tables import Table
-from serin.features.column import kind_of_type
+from serin.etl.uses import Kinds, find_uses, kind_in
+from serin.features.derived import Typed
 from serin.features.kinds import check_kinds
 from serin.formats.schema import DTYPE_OF_KIND, NULL_OF_KIND, InputColumn, Kind
-from serin.spec.data import DataSpec, JoinSpec
+from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
-from serin.spec.steps import DateParts
+from serin.spec.relation import JoinSpec, WindowSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinLayout:
-    """`columns`: column there -> name here, only those in use."""
+    """`columns`: column there -> name here, only those in use. `time`: what an as-of join goes by, there."""
 
     spec: JoinSpec
     keys: tuple[Read, ...]
+    time: Read | None
     columns: Mapping[str, str]
-    reads: tuple[Read, ...]  # the keys, then `columns`
+    reads: tuple[Read, ...]  # the keys, the time, then `columns`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedLayout:
+    """`late`: it reads windows. `served`: features are made of it, so that the model calculates it too."""
+
+    name: str
+    text: str
+    expression: Typed
+    exact: bool
+    late: bool
+    served: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,113 +46,47 @@ class Layout:
 
     reads: tuple[Read, ...]
     joins: tuple[JoinLayout, ...]
+    derived: tuple[DerivedLayout, ...]
+    where: Typed | None
+    windows: tuple[WindowSpec, ...]  # with only what is in use
     kinds: Mapping[str, Kind]
     inputs: tuple[InputColumn, ...]
     lookups: tuple[JoinLayout, ...]
+    served: tuple[str, ...]  # what features are made of
     kept: tuple[str, ...]  # what features and requests are made of
 
 
 def lay_out(data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str, Table]) -> Layout:
     """Checks every name and kind the spec uses against the tables; the first DataError or all SpecErrors."""
-    main = tables[data.main]
-    uses = _uses(data, features)
-    made = _joined_names(data, tables)
-    for name, user in uses.items():
-        if name not in main.types and name not in made:
-            raise ColumnMissing(
-                column=name, table=main.name, used_by=user, known=[*main.types, *(each for each in made)]
-            )
-    times = {column for feature in features for column in feature.times} | {data.time}
-    kinds = {name: _kind(name, tables, made, data, is_time=name in times) for name in uses}
+    uses, made = find_uses(data, features, tables)
+    known = Kinds(data, features, tables, made)
+    kinds = {name: known[name] for name in uses}
     check_kinds(features, kinds)
-    _check_time(data, kinds)
-    exact = set(data.target.columns)
-    joins = tuple(_lay_join(join, tables, kinds, uses, exact) for join in data.joins)
+    _check_keys(data, kinds)
+    _check_compared(data, features, kinds)
+    joins = tuple(_lay_join(join, tables, kinds, uses, data.answers) for join in data.joins)
+    main = tables[data.main].types
     reads = tuple(
-        Read(column=name, kind=kind, exact=name in exact) for name, kind in kinds.items() if name not in made
+        Read(column=name, kind=kind, exact=name in data.answers)
+        for name, kind in kinds.items()
+        if name in main
     )
-    served = list(dict.fromkeys(column for feature in features for column in feature.served))
+    served = tuple(dict.fromkeys(column for feature in features for column in feature.served))
     fitted = [column for feature in features for column in feature.inputs]
+    behind = _behind(data, served)
     inputs = _inputs(data, served, kinds)
-    lookups = tuple(
-        join for join in joins if join.spec.source == "lookup" and set(join.columns.values()) & set(served)
+    return Layout(
+        reads=reads,
+        joins=joins,
+        derived=_lay_derived(data, [name for name in data.derived if name in uses], known, behind),
+        where=None if data.where is None else known.typed("data.where", data.where),
+        windows=tuple(_in_use(window, uses) for window in data.windows if set(window.make) & set(uses)),
+        kinds=kinds,
+        inputs=inputs,
+        lookups=tuple(j for j in joins if j.spec.source == "lookup" and set(j.columns.values()) & behind),
+        served=served,
+        kept=tuple(dict.fromkeys([*served, *fitted, *(column.name for column in inputs)])),
     )
-    kept = tuple(dict.fromkeys([*served, *fitted, *(column.name for column in inputs)]))
-    return Layout(reads=reads, joins=joins, kinds=kinds, inputs=inputs, lookups=lookups, kept=kept)
-
-
-def _uses(data: DataSpec, features: Sequence[FeatureSpec]) -> dict[str, str]:
-    """Every column after the joins that anything needs -> the key of the spec that names it first."""
-    uses: dict[str, str] = {}
-    for index, feature in enumerate(features):
-        for column in feature.columns:
-            uses.setdefault(column, f"features[{index}].columns")
-        for column in feature.inputs:
-            uses.setdefault(column, f"features[{index}].steps")
-    for column in data.target.columns:
-        uses.setdefault(column, "data.target")
-    if data.time is not None:
-        uses.setdefault(data.time, "data.time")
-    for index, check in enumerate(data.checks):
-        uses.setdefault(check.column, f"data.checks[{index}]")
-    for index, join in enumerate(data.joins):
-        for column in join.on:
-            uses.setdefault(column, f"data.joins[{index}].on")
-    return uses
-
-
-def _joined_names(data: DataSpec, tables: Mapping[str, Table]) -> dict[str, tuple[str, str]]:
-    """Name after the joins -> (table, column there)."""
-    made: dict[str, tuple[str, str]] = {}
-    main = tables[data.main]
-    for index, join in enumerate(data.joins):
-        there = tables[join.table].types
-        for key in join.on:
-            _require(key, there, join.table, f"data.joins[{index}].on")
-        for column, name in join.columns.items():
-            _require(column, there, join.table, f"data.joins[{index}].columns")
-            if name in main.types:
-                raise ColumnClash(column=name, tables=(main.name, join.table))
-            made[name] = (join.table, column)
-    return made
-
-
-def _require(column: str, known: Iterable[str], table: str, user: str) -> None:
-    if column not in known:
-        raise ColumnMissing(column=column, table=table, used_by=user, known=known)
-
-
-def _kind(
-    name: str,
-    tables: Mapping[str, Table],
-    made: Mapping[str, tuple[str, str]],
-    data: DataSpec,
-    *,
-    is_time: bool,
-) -> Kind:
-    table, column = made.get(name, (data.main, name))
-    kind = _kind_in(tables[table], column)
-    if kind == "string" and (is_time or _joins_a_time(name, tables, data)):
-        return "timestamp"
-    return kind
-
-
-def _kind_in(table: Table, column: str) -> Kind:
-    arrow: pa.DataType = table.types[column]
-    kind = kind_of_type(arrow)
-    if kind is None:
-        raise DataError(
-            f"table {table.name!r}: column {column!r} has type {arrow}, which nothing can be made of; store it "
-            "as a number, a text, a bool or a timestamp, or leave it out",
-            table=table.name,
-            column=column,
-        )
-    return kind
-
-
-def _joins_a_time(name: str, tables: Mapping[str, Table], data: DataSpec) -> bool:
-    """Text that is compared with a time in a join is a time."""
-    return any(name in join.on and _kind_in(tables[join.table], name) == "timestamp" for join in data.joins)
 
 
 def _lay_join(
@@ -148,38 +94,80 @@ def _lay_join(
     tables: Mapping[str, Table],
     kinds: Mapping[str, Kind],
     uses: Mapping[str, str],
-    exact: set[str],
+    exact: Collection[str],
 ) -> JoinLayout:
     table = tables[join.table]
-    keys = []
-    for key in join.on:
-        there, here = _kind_in(table, key), kinds[key]
-        if there == "string" and here == "timestamp":
-            there = "timestamp"
-        if there != here or here == "float":
-            raise DataError(
-                f"join with {join.table!r}: key {key!r} is a {here} in the main table and a {there} in {join.table!r}; "
-                "store it in both as integers, text or timestamps",
-                table=join.table,
-                column=key,
+    keys = [_lay_key(table, key, key, kinds) for key in join.on]
+    time = None
+    if join.as_of is not None:
+        time = _lay_key(table, join.as_of.partner, join.as_of.column, kinds)
+        if time.kind not in ("timestamp", "int"):
+            raise SpecError(
+                where="data",
+                problems=[
+                    ("data.joins", f"as_of: {time.column!r} is a {time.kind}; a time or an integer is needed")
+                ],
             )
-        keys.append(Read(column=key, kind=here))
     columns = {column: name for column, name in join.columns.items() if name in uses}
-    reads = {read.column: read for read in keys}
+    reads = {read.column: read for read in (*keys, *([time] if time else []))}
     for column, name in columns.items():
         reads.setdefault(column, Read(column=column, kind=kinds[name], exact=name in exact))
-    return JoinLayout(spec=join, keys=tuple(keys), columns=columns, reads=tuple(reads.values()))
+    return JoinLayout(spec=join, keys=tuple(keys), time=time, columns=columns, reads=tuple(reads.values()))
+
+
+def _lay_key(table: Table, there: str, here: str, kinds: Mapping[str, Kind]) -> Read:
+    found, wanted = kind_in(table, there), kinds[here]
+    if found == "string" and wanted == "timestamp":
+        found = "timestamp"
+    if found != wanted or wanted == "float":
+        raise DataError(
+            f"join with {table.name!r}: key {here!r} is a {wanted} in the main table and a {found} in {table.name!r}; "
+            "store it in both as integers, text or timestamps",
+            table=table.name,
+            column=here,
+        )
+    return Read(column=there, kind=wanted)
+
+
+def _lay_derived(
+    data: DataSpec, names: Sequence[str], known: Kinds, behind: Collection[str]
+) -> tuple[DerivedLayout, ...]:
+    made, problems = [], []
+    for name in names:
+        text = data.derived[name]
+        expression = known.typed(f"data.derived.{name}", text)
+        if name in behind and not expression.servable:
+            why = f"{text!r} goes by the order of texts, which no served model can; compare with == or `in`"
+            problems.append((f"data.derived.{name}", f"is a feature, but {why}, or use it in training only"))
+        exact, late = name in data.answers, name in data.late
+        made.append(
+            DerivedLayout(
+                name=name, text=text, expression=expression, exact=exact, late=late, served=name in behind
+            )
+        )
+    if problems:
+        raise SpecError(where="data", problems=problems)
+    return tuple(made)
+
+
+def _behind(data: DataSpec, served: Iterable[str]) -> set[str]:
+    """The served columns, and what the derived ones among them are made of."""
+    found, waiting = set[str](), list(served)
+    while waiting:
+        column = waiting.pop()
+        found.add(column)
+        waiting += data.reads(column) if column in data.derived else ()
+    return found
+
+
+def _in_use(window: WindowSpec, uses: Mapping[str, str]) -> WindowSpec:
+    make = {name: call for name, call in window.make.items() if name in uses}
+    return window.model_copy(update={"make": make})
 
 
 def _inputs(data: DataSpec, served: Sequence[str], kinds: Mapping[str, Kind]) -> tuple[InputColumn, ...]:
-    """The columns a request carries: features that come with it, and the keys of lookups in use."""
-    names: dict[str, None] = {}
-    for column in served:
-        if data.source_of(column) == "lookup":
-            join = next(join for join in data.joins if column in join.columns.values())
-            names[join.on[0]] = None
-        else:
-            names[column] = None
+    """The columns a request carries: features that come with it, keys of lookups, what derived columns read."""
+    names = dict.fromkeys(name for column in served for name in data.request_columns(column))
     return tuple(
         InputColumn(
             name=name, dtype=DTYPE_OF_KIND[kinds[name]], kind=kinds[name], null=NULL_OF_KIND[kinds[name]]
@@ -188,15 +176,40 @@ def _inputs(data: DataSpec, served: Sequence[str], kinds: Mapping[str, Kind]) ->
     )
 
 
-def _check_time(data: DataSpec, kinds: Mapping[str, Kind]) -> None:
-    if data.time is not None and kinds[data.time] not in ("timestamp", "int"):
-        raise SpecError(
-            where="data",
-            problems=[
-                ("data.time", f"{data.time!r} is a {kinds[data.time]}; a time is a timestamp or an integer")
-            ],
+def _check_compared(data: DataSpec, features: Sequence[FeatureSpec], kinds: Mapping[str, Kind]) -> None:
+    """Statistics are kept of what features are made of, and of no times: nothing else can be compared."""
+    kept = {column for feature in features for column in feature.columns if kinds[column] != "timestamp"}
+    problems = [
+        (
+            f"data.checks[{index}]",
+            f"{check.column!r} is no feature (or a time): no statistics of it are kept to compare",
         )
+        for index, check in enumerate(data.checks)
+        if check.compares and check.column is not None and check.column not in kept
+    ]
+    if problems:
+        raise SpecError(where="data", problems=problems)
 
 
-def _is_date(feature: FeatureSpec) -> bool:
-    return any(isinstance(step, DateParts) for step in feature.steps)
+def _check_keys(data: DataSpec, kinds: Mapping[str, Kind]) -> None:
+    """Times are times, keys are no floats."""
+    problems = []
+    if data.time is not None and kinds[data.time] not in ("timestamp", "int"):
+        problems.append(
+            ("data.time", f"{data.time!r} is a {kinds[data.time]}; a time is a timestamp or an integer")
+        )
+    elif data.time is not None and kinds[data.time] == "int":
+        spans = [(f"data.windows[{index}]", w.span or w.delay) for index, w in enumerate(data.windows)]
+        for key, span in [*spans, ("data.split.gap", data.split.gap)]:
+            if span:
+                text = f"{data.time!r} counts in no unit of time; store it as a timestamp, or use rows"
+                problems.append((key, text))
+    keys = [("data.id", data.id), ("data.split.group", data.split.group)]
+    keys += [("data.unique.by", column) for column in (data.unique.by if data.unique else ())]
+    for index, window in enumerate(data.windows):
+        keys += [(f"data.windows[{index}].by", column) for column in window.by if column in kinds]
+    for key, column in keys:
+        if column is not None and kinds[column] == "float":
+            problems.append((key, f"{column!r} is a float, which is no key; store it as integers or text"))
+    if problems:
+        raise SpecError(where="data does not fit the tables", problems=problems)

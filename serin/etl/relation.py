@@ -1,26 +1,32 @@
-"""Relational work on one piece of the main table: joins, target, checks. Plain functions on columns."""
+"""Relational work on one piece of the main table: joins, derived columns, filter, target, checks. Functions on columns.
+
+`relate` does what a row decides for itself; what other rows decide (past.py) comes between it and `finish`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from serin.errors import JoinNotManyToOne
 from serin.etl.checks import CheckCounts, count_checks
-from serin.etl.layout import JoinLayout, Layout
+from serin.etl.groups import AsOfIndex, group_hashes, joined
+from serin.etl.layout import DerivedLayout, JoinLayout, Layout
+from serin.etl.leaks import Unknown, count_unknown
 from serin.etl.tables import Piece, Table, cut, read_piece
 from serin.etl.target import TargetPart, evaluate_target
-from serin.features.column import Column, column_from_arrow
+from serin.features.column import Column
+from serin.features.derived import derive, evaluate_columns
 from serin.features.keys import KeyIndex
 from serin.formats.schema import INT64_NULL
 from serin.spec.data import DataSpec
 
 Rows = npt.NDArray[np.int64]
+_US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,8 +34,18 @@ class LoadedJoin:
     """A table to be joined, in memory: its key index and the columns in use, by their name after the join."""
 
     layout: JoinLayout
-    index: KeyIndex
+    index: KeyIndex | None  # None: an as-of join by time alone
+    moments: AsOfIndex | None
     columns: Mapping[str, Column]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Related:
+    """A piece after joins, derived columns and the filter."""
+
+    columns: Mapping[str, Column]
+    rows: Rows
+    dropped: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,73 +56,137 @@ class Prepared:
     rows: Rows
     target: TargetPart
     time: npt.NDArray[np.int64] | None
+    group: npt.NDArray[np.uint32] | None  # hash of the split's group
+    id: Column | None
     dropped: Mapping[str, int]
     checks: tuple[CheckCounts, ...]
+    unknown: Mapping[str, Unknown]
 
 
 def load_join(layout: JoinLayout, table: Table) -> LoadedJoin:
-    """Reads the table whole and proves that a key finds at most one row."""
-    whole = _concatenated([read_piece(piece, layout.reads) for piece in cut(table, table.rows)])
-    index = KeyIndex([whole[read.column] for read in layout.keys])
-    repeated = index.duplicate()
+    """Reads the table whole and proves that a key, with its time in an as-of join, finds at most one row."""
+    pieces = [read_piece(piece, layout.reads) for piece in cut(table, table.rows)]
+    whole = {name: joined([piece[name] for piece in pieces]) for name in pieces[0]}
+    reads = [*layout.keys, *([layout.time] if layout.time else [])]
+    every = KeyIndex([whole[read.column] for read in reads])
+    repeated = every.duplicate()
     if repeated is not None:
         row, matches = repeated
-        key = ", ".join(f"{read.column}={_shown(whole[read.column], row)}" for read in layout.keys)
-        raise JoinNotManyToOne(table=table.name, on=layout.spec.on, key=f"({key})", matches=matches)
-    return LoadedJoin(
-        layout=layout, index=index, columns={name: whole[column] for column, name in layout.columns.items()}
-    )
+        key = ", ".join(f"{read.column}={_shown(whole[read.column], row)}" for read in reads)
+        on = [read.column for read in reads]
+        raise JoinNotManyToOne(table=table.name, on=on, key=f"({key})", matches=matches)
+    keys = [whole[read.column] for read in layout.keys]
+    index: KeyIndex | None = every
+    moments = None
+    if layout.time is not None:
+        times = whole[layout.time.column].values
+        index = KeyIndex(keys) if keys else None
+        groups = index.find(keys) if index is not None else np.zeros(len(times), np.int64)
+        moments = AsOfIndex(np.where(times == INT64_NULL, -1, groups), times)
+    columns = {name: whole[column] for column, name in layout.columns.items()}
+    return LoadedJoin(layout=layout, index=index, moments=moments, columns=columns)
 
 
 def prepare(piece: Piece, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin]) -> Prepared:
-    """Reads a piece and does all relational work on it."""
+    """Reads a piece and does all relational work on it, when no row depends on others."""
+    return finish(relate(piece, layout, joins), data, layout)
+
+
+def relate(piece: Piece, layout: Layout, joins: Sequence[LoadedJoin]) -> Related:
     columns = read_piece(piece, layout.reads)
     rows = np.arange(piece.first_row, piece.first_row + piece.rows, dtype=np.int64)
     columns, rows = join_tables(columns, rows, joins)
     dropped = {"no_partner": piece.rows - len(rows)}
+    columns = with_derived(columns, len(rows), [each for each in layout.derived if not each.late])
+    if layout.where is not None:
+        truth = evaluate_columns(layout.where, columns, len(rows))
+        keep = (truth.values != 0) & ~truth.null
+        dropped["filtered"] = len(rows) - int(keep.sum())
+        columns, rows = {name: column[keep] for name, column in columns.items()}, rows[keep]
+    return Related(columns=columns, rows=rows, dropped=dropped)
+
+
+def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
+    """Late derived columns, checks and target; rows without a target or a time are dropped."""
+    rows = related.rows
+    columns = with_derived(related.columns, len(rows), [each for each in layout.derived if each.late])
     checks = count_checks(columns, rows, data.checks)
     target = evaluate_target(data.target, columns, len(rows))
     time = None if data.time is None else columns[data.time].values
     keep = ~target.null
-    dropped["null_target"] = len(rows) - int(keep.sum())
+    dropped = dict(related.dropped) | {"null_target": len(rows) - int(keep.sum())}
+    unknown = count_unknown(columns, layout.kept, target.null)
     if time is not None:
         timed = time != INT64_NULL
         dropped["null_time"] = int((keep & ~timed).sum())
         keep &= timed
-    columns = {name: columns[name] for name in layout.kept}
-    if not keep.all():
-        columns = {name: column[keep] for name, column in columns.items()}
-        rows, target, time = rows[keep], target[keep], None if time is None else time[keep]
-    return Prepared(columns=columns, rows=rows, target=target, time=time, dropped=dropped, checks=checks)
+    group = None if data.split.group is None else group_hashes(columns[data.split.group])
+    found = Prepared(
+        columns={name: columns[name] for name in layout.kept},
+        rows=rows,
+        target=target,
+        time=time,
+        group=group,
+        id=None if data.id is None else columns[data.id],
+        dropped=dropped,
+        checks=checks,
+        unknown=unknown,
+    )
+    return found if keep.all() else _only(found, keep)
+
+
+def _only(prepared: Prepared, keep: npt.NDArray[np.bool_]) -> Prepared:
+    return replace(
+        prepared,
+        columns={name: column[keep] for name, column in prepared.columns.items()},
+        rows=prepared.rows[keep],
+        target=prepared.target[keep],
+        time=None if prepared.time is None else prepared.time[keep],
+        group=None if prepared.group is None else prepared.group[keep],
+        id=None if prepared.id is None else prepared.id[keep],
+    )
+
+
+def with_derived(
+    columns: Mapping[str, Column], rows: int, derived: Sequence[DerivedLayout]
+) -> dict[str, Column]:
+    """The columns with the derived ones beside them."""
+    known = dict(columns)
+    for each in derived:
+        known[each.name] = derive(each.expression, known, rows, exact=each.exact)
+    return known
 
 
 def join_tables(
     columns: Mapping[str, Column], rows: Rows, joins: Sequence[LoadedJoin]
 ) -> tuple[dict[str, Column], Rows]:
     """The columns with those of the joined tables beside them; an inner join takes rows without a partner away."""
-    joined = dict(columns)
+    known = dict(columns)
     for join in joins:
-        spec = join.layout.spec
-        found = join.index.find([joined[key] for key in spec.on])
-        if spec.how == "inner" and (found < 0).any():
+        found = _find(join, known)
+        if join.layout.spec.how == "inner" and (found < 0).any():
             keep = found >= 0
-            joined = {name: column[keep] for name, column in joined.items()}
+            known = {name: column[keep] for name, column in known.items()}
             rows, found = rows[keep], found[keep]
         for name, column in join.columns.items():
-            joined[name] = column.take_or_null(found)
-    return joined, rows
+            known[name] = column.take_or_null(found)
+    return known, rows
 
 
-def _concatenated(pieces: Sequence[Mapping[str, Column]]) -> dict[str, Column]:
-    if len(pieces) == 1:
-        return dict(pieces[0])
-    return {name: _joined([piece[name] for piece in pieces]) for name in pieces[0]}
-
-
-def _joined(parts: Sequence[Column]) -> Column:
-    if parts[0].kind == "string":
-        return column_from_arrow(pa.chunked_array([part.to_arrow() for part in parts]), "string")
-    return Column(kind=parts[0].kind, values=np.concatenate([part.values for part in parts]))
+def _find(join: LoadedJoin, columns: Mapping[str, Column]) -> Rows:
+    """For each row the position of its partner, or -1."""
+    spec = join.layout.spec
+    if join.moments is None:
+        assert join.index is not None
+        return join.index.find([columns[key] for key in spec.on])
+    assert spec.as_of is not None
+    times = columns[spec.as_of.column].values
+    groups = (
+        join.index.find([columns[key] for key in spec.on]) if join.index else np.zeros(len(times), np.int64)
+    )
+    within = None if spec.as_of.within is None else round(spec.as_of.within * _US)
+    known = np.where(times == INT64_NULL, -1, groups)
+    return join.moments.find(known, times, strict=spec.as_of.strict, within=within)
 
 
 def _shown(column: Column, row: int) -> Any:

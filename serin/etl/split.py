@@ -1,6 +1,6 @@
-"""Which rows train, which validate, which test: by time (ties by row id), or by a hash of the row id.
+"""Which rows train, which validate, which test: by time (ties by row id), by group, class by class, or by row id.
 
-Both depend on the rows alone, never on how they are cut into pieces.
+All depend on the rows alone, never on how they are cut into pieces.
 """
 
 from __future__ import annotations
@@ -16,48 +16,117 @@ import numpy.typing as npt
 
 from serin.etl.engine import Engine, Held
 from serin.etl.relation import Prepared
+from serin.etl.target import Class
 from serin.features.murmur3 import hash_ints
 from serin.formats.dataset import SPLITS
-from serin.spec.data import SplitSpec
+from serin.spec.data import DataSpec
+from serin.spec.split import SplitSpec
 
 Int64 = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.float32]
+LEFT_OUT = 3
 Shares = tuple[Fraction, Fraction]  # up to the end of train, up to the end of valid
 
 
 class SplitRule(Protocol):
-    def place(self, rows: Int64, time: Int64 | None) -> npt.NDArray[np.uint8]:
-        """For each row the position of its split in SPLITS."""
+    def place(self, prepared: Prepared, labels: Labels) -> npt.NDArray[np.uint8]:
+        """For each row the position of its split in SPLITS, or LEFT_OUT."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HashSplit:
-    """A row belongs where its hash falls in 0 .. 2^32."""
+    """A row belongs where its hash, or its group's, falls in 0 .. 2^32."""
 
     ends: tuple[int, int]
+    by_group: bool = False
 
-    def place(self, rows: Int64, time: Int64 | None) -> npt.NDArray[np.uint8]:  # noqa: ARG002
-        hashes = hash_ints(rows).astype(np.int64)
-        return (hashes >= self.ends[0]).astype(np.uint8) + (hashes >= self.ends[1]).astype(np.uint8)
+    def place(self, prepared: Prepared, labels: Labels) -> npt.NDArray[np.uint8]:  # noqa: ARG002
+        hashes = prepared.group if self.by_group else hash_ints(prepared.rows)
+        assert hashes is not None
+        return _places(hashes.astype(np.int64), *self.ends)
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """The first (time, row id) of valid and of test."""
+    """The first (time, row id) of valid and of test. Rows less than `gap_us` before one of them are left out."""
 
     starts: tuple[tuple[int, int], tuple[int, int]]
+    gap_us: int = 0
 
-    def place(self, rows: Int64, time: Int64 | None) -> npt.NDArray[np.uint8]:
+    def place(self, prepared: Prepared, labels: Labels) -> npt.NDArray[np.uint8]:  # noqa: ARG002
+        rows, time = prepared.rows, prepared.time
         assert time is not None
         place = np.zeros(len(rows), np.uint8)
         for moment, row in self.starts:
             place += (time > moment) | ((time == moment) & (rows >= row))
+        if self.gap_us:
+            close = [
+                (place == split) & (time > moment - self.gap_us)
+                for split, (moment, _) in enumerate(self.starts)
+            ]
+            place[close[0] | close[1]] = LEFT_OUT
         return place
 
 
-def hash_split(split: SplitSpec) -> HashSplit:
+@dataclass(frozen=True, slots=True, eq=False)
+class StratifiedSplit:
+    """For each class the hashes at which valid and test begin."""
+
+    ends: Int64  # [2, classes]
+
+    def place(self, prepared: Prepared, labels: Labels) -> npt.NDArray[np.uint8]:
+        own = labels.astype(np.int64)
+        return _places(hash_ints(prepared.rows).astype(np.int64), self.ends[0][own], self.ends[1][own])
+
+
+def split_rule(data: DataSpec, engine: Engine, held: Held, total: int, classes: Sequence[Class]) -> SplitRule:
+    """The rule of the spec's split over all the rows held."""
+    match data.split_kind:
+        case "temporal":
+            return time_split(data.split, engine, held, total)
+        case "stratified":
+            return stratified_split(data.split, engine, held, classes)
+        case "group":
+            return hash_split(data.split, by_group=True)
+        case "random":
+            return hash_split(data.split)
+
+
+def hash_split(split: SplitSpec, *, by_group: bool = False) -> HashSplit:
     first, second = _shares(split)
-    return HashSplit((math.floor(first * 2**32), math.floor(second * 2**32)))
+    return HashSplit((math.floor(first * 2**32), math.floor(second * 2**32)), by_group)
+
+
+def stratified_split(
+    split: SplitSpec, engine: Engine, held: Held, classes: Sequence[Class]
+) -> StratifiedSplit:
+    """Cuts the rows of each class, in order of their hash, by their number."""
+    prefixes = np.zeros((2, max(2, len(classes))), np.int64)
+    ranks: Int64 | None = None
+    for digit in (3, 2, 1, 0):
+        counts = engine.reduce(count_strata, np.add, held, prefixes, digit, tuple(classes))
+        if ranks is None:
+            rows = [int(number) for number in counts[0].sum(axis=-1)]
+            ranks = np.asarray([[math.floor(share * each) for each in rows] for share in _shares(split)])
+        ends = np.cumsum(counts, axis=-1)
+        found = np.minimum((ends <= ranks[..., None]).sum(axis=-1), 255)
+        before = np.take_along_axis(ends - counts, found[..., None], axis=-1)[..., 0]
+        ranks, prefixes = ranks - before, prefixes << 8 | found
+    return StratifiedSplit(prefixes)
+
+
+def count_strata(prepared: Prepared, prefixes: Int64, digit: int, classes: Sequence[Class]) -> Int64:
+    """For each boundary and class: how many hashes that start with its prefix have which next 8 bits."""
+    labels = prepared.target.coded(classes).astype(np.int64)
+    hashes = hash_ints(prepared.rows).astype(np.int64)
+    size = prefixes.shape[1]
+    counts = np.zeros((2, size, 256), np.int64)
+    for boundary in range(2):
+        chosen = (hashes >> (8 * (digit + 1))) == prefixes[boundary][labels]
+        places = labels[chosen] * 256 + ((hashes[chosen] >> (8 * digit)) & 255)
+        counts[boundary] = np.bincount(places, minlength=size * 256).reshape(size, 256)
+    return counts
 
 
 def time_split(split: SplitSpec, engine: Engine, held: Held, total: int) -> TimeSplit:
@@ -74,7 +143,7 @@ def time_split(split: SplitSpec, engine: Engine, held: Held, total: int) -> Time
     for index, (search, moment) in enumerate(zip(found, moments, strict=True)):
         tied = np.sort(np.concatenate([part[index] for part in ties]))
         starts.append((moment, int(tied[search.rank])))
-    return TimeSplit((starts[0], starts[1]))
+    return TimeSplit((starts[0], starts[1]), round(split.gap * 1_000_000))
 
 
 def count_digits(prepared: Prepared, prefixes: Sequence[int], digit: int) -> Int64:
@@ -112,6 +181,10 @@ class _Search:
 
     def moment(self) -> int:
         return self.prefix - 2**63
+
+
+def _places(hashes: Int64, first: int | Int64, second: int | Int64) -> npt.NDArray[np.uint8]:
+    return (hashes >= first).astype(np.uint8) + (hashes >= second).astype(np.uint8)
 
 
 def _shares(split: SplitSpec) -> Shares:

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from serin.errors import TargetUnusable
-from serin.expressions import Expression, ExpressionError, Masked, evaluate, parse
+from serin.expressions import ExpressionError, Masked
 from serin.features.column import Column
+from serin.features.derived import evaluate_columns, typed
 from serin.spec.data import TargetSpec
 
 MAX_CLASSES = 1000
@@ -42,9 +43,9 @@ class TargetPart:
 
 def evaluate_target(target: TargetSpec, columns: Mapping[str, Column], rows: int) -> TargetPart:
     """The target of a piece's rows; TargetUnusable when the expression gives what the task cannot learn."""
-    expression = parse(target.expression)
     try:
-        result = _evaluate(expression, {name: columns[name] for name in expression.columns}, rows)
+        expression = typed(target.expression, {name: columns[name].kind for name in target.columns})
+        result = evaluate_columns(expression, columns, rows)
         if target.task == "multiclass":
             return _classes(result)
     except ExpressionError as error:
@@ -92,22 +93,6 @@ def merge_classes(target: TargetSpec, parts: Sequence[Sequence[Class]]) -> tuple
             reason=f"has {len(seen):,} different values; at most {MAX_CLASSES} can be classes. Is it task: regression?",
         )
     return tuple(sorted(seen))  # all text, or all whole numbers
-
-
-def _evaluate(expression: Expression, columns: Mapping[str, Column], rows: int) -> Masked:
-    if len(columns) == 1:
-        ((name, column),) = columns.items()
-        if column.dictionary is not None:  # once per distinct text instead of once per row
-            texts = np.asarray([*column.dictionary.to_pylist(), ""], dtype=object)
-            null = np.arange(len(texts)) == len(texts) - 1
-            per_text = evaluate(expression, {name: Masked(texts, null)})
-            return Masked(per_text.values[column.values], per_text.null[column.values])
-    masked = {name: Masked(column.to_wire(), column.null) for name, column in columns.items()}
-    if not masked:
-        raise ExpressionError("it reads no column")
-    result = evaluate(expression, masked)
-    assert len(result.values) == rows
-    return result
 
 
 def _classes(result: Masked) -> TargetPart:

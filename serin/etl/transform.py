@@ -13,7 +13,7 @@ import numpy.typing as npt
 from serin.etl.device import HostColumns, download, gpu_aware
 from serin.etl.golden import Candidates, pick_candidates
 from serin.etl.relation import Prepared
-from serin.etl.split import SplitRule
+from serin.etl.split import LEFT_OUT, SplitRule
 from serin.etl.target import Class
 from serin.features.column import Column, take
 from serin.features.plan import FeaturePlan
@@ -22,6 +22,8 @@ from serin.features.sample import Sample
 from serin.formats.dataset import SPLITS
 from serin.formats.schema import InputColumn
 from serin.formats.shards import Rows, write_rows
+
+ID = "\0id"  # data.id among a piece's columns; no column of a table is called so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,14 +41,17 @@ class Divided:
 
 @gpu_aware
 def divide(prepared: Prepared, rule: SplitRule, classes: Sequence[Class]) -> Divided:
-    place = rule.place(prepared.rows, prepared.time)
-    counts = np.bincount(place, minlength=len(SPLITS))
     columns, rows, target = prepared.columns, prepared.rows, prepared.target.coded(classes)
-    if (np.diff(place.astype(np.int8)) < 0).any():  # else the rows are in this order already
-        order = np.argsort(place, kind="stable")
+    own = {} if prepared.id is None else {ID: prepared.id}
+    place = rule.place(prepared, target)
+    first, second, third = (
+        int(end) for end in np.cumsum(np.bincount(place, minlength=LEFT_OUT + 1))[:LEFT_OUT]
+    )
+    columns = {**columns, **own}
+    if third < len(rows) or (np.diff(place.astype(np.int8)) < 0).any():  # else all are in this order already
+        order = np.argsort(place, kind="stable")[:third]
         columns = take(columns, order)
         rows, target = rows[order], target[order]
-    first, second, third = (int(end) for end in np.cumsum(counts))
     return Divided(columns=columns, rows=rows, target=target, ends=(first, second, third))
 
 

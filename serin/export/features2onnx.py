@@ -13,6 +13,8 @@ import numpy as np
 import onnx
 import pyarrow.parquet as pq
 
+from serin.features.derived import typed
+from serin.features.expression2onnx import expression_to_onnx
 from serin.features.graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.features.lookup import lookup_to_onnx
 from serin.features.plan import FeaturePlan
@@ -36,6 +38,8 @@ def features2onnx(plan: FeaturePlan, dataset: DatasetDescription, folder: Path) 
     for table in dataset.lookups:
         rows = pq.read_table(folder / table.file)
         columns |= lookup_to_onnx(graph, rows, table.key, columns[table.key], table.columns)
+    for derived in dataset.derived:
+        columns[derived.name] = expression_to_onnx(graph, typed(derived.expression, derived.kinds), columns)
     num, cat = plan.to_onnx(graph, columns)
     model = graph.to_model(
         inputs={column.name: (ELEMENT_OF_DTYPE[column.dtype], ("batch", 1)) for column in dataset.inputs},

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from serin.errors import BundleBroken
-from serin.formats.schema import DType, InputColumn, Task, input_columns
+from serin.formats.schema import DType, InputColumn, Kind, Task, input_columns
 
 FORMAT, VERSION = "serin.dataset", 1
 FILE, FEATURES, STATISTICS, GOLDEN = "dataset.json", "features.json", "statistics.json", "golden.parquet"
@@ -44,6 +44,15 @@ class LookupDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedDescription:
+    """A column that the model calculates: an expression over columns of these kinds."""
+
+    name: str
+    expression: str
+    kinds: dict[str, Kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
     """A file that was read, as it was then. `modified`: ns since 1970, or an object store's etag. `partition`: the
     key=value folders it lies in."""
@@ -70,6 +79,7 @@ class DatasetDescription:
     sources: tuple[SourceFile, ...]
     digest: str
     dropped: dict[str, int] = field(default_factory=dict)
+    derived: tuple[DerivedDescription, ...] = ()  # in the order in which they are calculated
 
     @property
     def rows(self) -> dict[str, int]:
@@ -99,6 +109,7 @@ class DatasetDescription:
             sources=tuple(_source(entry) for entry in document["sources"]),
             digest=document["digest"],
             dropped=dict(document["dropped"]),
+            derived=tuple(DerivedDescription(**entry) for entry in document.get("derived", ())),
         )
 
 

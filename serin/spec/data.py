@@ -1,48 +1,37 @@
-"""Which tables, how they are joined, what is predicted, how rows are split, what must hold."""
+"""Which tables, how they become one, what is predicted, how rows are split, what must hold.
+
+The order is: joins, derived columns, where, unique, windows, derived columns that read windows, checks, target, split.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from serin.expressions import ExpressionError, parse
+from serin.spec.checks import CheckSpec
+from serin.spec.relation import JoinSpec, Source, UniqueSpec, WindowSpec
 from serin.spec.section import Section
+from serin.spec.split import SplitSpec
 
-Source = Literal["request", "lookup", "training_only"]
-"""Where a column comes from at serving time: the client sends it, the bundle's table holds it, or nowhere."""
+RESERVED = ("score", "label", "probabilities", "row", "target")
+"""Names that an answer or a golden row has for itself; no column of a request may have them."""
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+Origin = Source | Literal["derived"]
 
 
-class JoinSpec(Section):
-    table: str = Field(alias="with")
-    on: tuple[str, ...] = Field(min_length=1)
-    how: Literal["left", "inner"] = "left"
-    columns: dict[str, str] = Field(min_length=1)  # column there -> name here
-    source: Source = "request"
-
-    @field_validator("on", mode="before")
-    @classmethod
-    def _one_key_may_stand_alone(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("columns", mode="before")
-    @classmethod
-    def _a_list_keeps_the_names(cls, value: Any) -> Any:
-        return {name: name for name in value} if isinstance(value, list | tuple) else value
-
-    @model_validator(mode="after")
-    def _a_lookup_can_be_served(self) -> Self:
-        if self.source == "lookup" and len(self.on) != 1:
-            raise ValueError(
-                f"source: lookup takes one key column, not {list(self.on)}; "
-                "use source: request and let the client send the values"
-            )
-        if self.source == "lookup" and self.how != "left":
-            raise ValueError(
-                "source: lookup needs how: left (a request whose key is unknown must still be answered)"
-            )
-        return self
+def checked_expression(text: str) -> str:
+    try:
+        parsed = parse(text)
+    except ExpressionError as error:
+        raise ValueError(str(error)) from error
+    if not parsed.columns:
+        raise ValueError(f"{text!r} reads no column")
+    return text
 
 
 class TargetSpec(Section):
@@ -52,41 +41,11 @@ class TargetSpec(Section):
     @field_validator("expression")
     @classmethod
     def _parses(cls, text: str) -> str:
-        try:
-            parse(text)
-        except ExpressionError as error:
-            raise ValueError(str(error)) from error
-        return text
+        return checked_expression(text)
 
     @property
     def columns(self) -> tuple[str, ...]:
         return parse(self.expression).columns
-
-
-class SplitSpec(Section):
-    train: float = Field(default=0.8, gt=0, lt=1)
-    valid: float = Field(default=0.1, gt=0, lt=1)
-    test: float = Field(default=0.1, gt=0, lt=1)
-
-    @model_validator(mode="after")
-    def _adds_up(self) -> Self:
-        total = self.train + self.valid + self.test
-        if abs(total - 1) > 1e-9:
-            raise ValueError(f"train + valid + test = {total:g}; they must add up to 1")
-        return self
-
-
-class CheckSpec(Section):
-    column: str
-    min: float | None = None
-    max: float | None = None
-    max_nulls: float | None = Field(default=None, ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _checks_something(self) -> Self:
-        if self.min is None and self.max is None and self.max_nulls is None:
-            raise ValueError("a check needs min, max or max_nulls")
-        return self
 
 
 class DataSpec(Section):
@@ -94,29 +53,96 @@ class DataSpec(Section):
 
     tables: dict[str, str] = Field(min_length=1)
     joins: tuple[JoinSpec, ...] = ()
+    derived: dict[str, str] = Field(default_factory=dict)  # name -> expression; may read those above it
+    where: str | None = None  # rows for which this is not true are left out of the dataset
+    unique: UniqueSpec | None = None
+    windows: tuple[WindowSpec, ...] = ()
     target: TargetSpec
     time: str | None = None
+    id: str | None = None  # names what a row is about; the same one in two splits is a leak
     split: SplitSpec = SplitSpec()
     checks: tuple[CheckSpec, ...] = ()
     training_only: tuple[str, ...] = ()  # columns of the main table that are not known when a request is made
+    allow_leaks: tuple[str, ...] = ()  # columns that the leak check lets pass
+
+    @field_validator("where")
+    @classmethod
+    def _parses(cls, text: str | None) -> str | None:
+        return text if text is None else checked_expression(text)
+
+    @field_validator("derived")
+    @classmethod
+    def _all_parse(cls, derived: dict[str, str]) -> dict[str, str]:
+        for text in derived.values():
+            checked_expression(text)
+        return derived
 
     @property
     def main(self) -> str:
         return next(iter(self.tables))
 
-    def source_of(self, column: str) -> Source:
+    @property
+    def split_kind(self) -> Literal["temporal", "group", "stratified", "random"]:
+        if self.split.kind != "auto":
+            return self.split.kind
+        if self.split.group is not None:
+            return "group"
+        return "random" if self.time is None else "temporal"
+
+    @property
+    def answers(self) -> frozenset[str]:
+        """The columns that the target is made of, also through derived ones."""
+        found, waiting = set[str](), list(self.target.columns)
+        while waiting:
+            column = waiting.pop()
+            found.add(column)
+            waiting += self.reads(column) if column in self.derived else ()
+        return frozenset(found)
+
+    def reads(self, derived: str) -> tuple[str, ...]:
+        """The columns that a derived column is made of; of derived ones, those that stand before it."""
+        names = list(self.derived)
+        later = set(names[names.index(derived) :])
+        return tuple(name for name in parse(self.derived[derived]).columns if name not in later)
+
+    def source_of(self, column: str) -> Origin:
         """Where `column` comes from at serving time."""
-        if column in self.training_only or column in self.target.columns:
+        if column in self.training_only or column in self.answers:
             return "training_only"
         for join in self.joins:
             if column in join.columns.values():
                 return join.source
+        for window in self.windows:
+            if column in window.make:
+                return window.source
+        if column in self.derived:
+            hidden = any(self.source_of(each) == "training_only" for each in self.reads(column))
+            return "training_only" if hidden else "derived"
         return "request"
+
+    def request_columns(self, column: str) -> tuple[str, ...]:
+        """What a request must hold so that `column` can be had: itself, a lookup's key, a derived column's inputs."""
+        source = self.source_of(column)
+        if source == "derived":
+            needed = (name for each in self.reads(column) for name in self.request_columns(each))
+            return tuple(dict.fromkeys(needed))
+        if source == "lookup":
+            return (next(join.on[0] for join in self.joins if column in join.columns.values()),)
+        return (column,)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """What does not fit together inside this section, as (key, what and how to mend it)."""
+        for table in self.tables:
+            if not _FILE_NAME.fullmatch(table):
+                rule = "letters, digits, '_', '-' and '.', at most 63, not '.' or '-' first: files are called by it"
+                yield f"data.tables.{table}", f"{table!r} is no table name: {rule}"
+        yield from self._join_problems()
+        yield from self._name_problems()
+        yield from self._order_problems()
+        yield from self._time_problems()
+
+    def _join_problems(self) -> Iterator[tuple[str, str]]:
         seen = {self.main}
-        made: dict[str, str] = {}
         for index, join in enumerate(self.joins):
             key = f"data.joins[{index}]"
             if join.table not in self.tables:
@@ -124,16 +150,77 @@ class DataSpec(Section):
             elif join.table in seen:
                 yield f"{key}.with", f"table {join.table!r} is the main table or joined already"
             seen.add(join.table)
-            for name in join.columns.values():
-                if name in made:
-                    yield (
-                        f"{key}.columns",
-                        f"{name!r} comes from {made[name]!r} too; rename it: {{there: here}}",
-                    )
-                made[name] = join.table
+            later = {*self.derived, *(name for window in self.windows for name in window.make)}
+            for column in (*join.on, *([join.as_of.column] if join.as_of else [])):
+                if column in later:
+                    yield f"{key}.on", f"{column!r} is made after the joins; join by columns of the tables"
             if join.source == "lookup" and self.source_of(join.on[0]) != "request":
                 source = self.source_of(join.on[0])
                 yield f"{key}.on", f"{join.on[0]!r} is {source}; a lookup's key must come with the request"
         for table in self.tables:
             if table not in seen:
                 yield f"data.tables.{table}", "is never joined; take it out or join it"
+
+    def _name_problems(self) -> Iterator[tuple[str, str]]:
+        """Names that are made twice, or used before they are made."""
+        made: dict[str, str] = {}
+        for index, join in enumerate(self.joins):
+            for name in join.columns.values():
+                if name in made:
+                    text = f"{name!r} comes from {made[name]!r} too; rename it: {{there: here}}"
+                    yield f"data.joins[{index}].columns", text
+                made[name] = join.table
+        for index, window in enumerate(self.windows):
+            for name in window.make:
+                if name in made:
+                    yield (
+                        f"data.windows[{index}].make.{name}",
+                        f"{name!r} comes from {made[name]!r} too; rename it",
+                    )
+                made[name] = f"windows[{index}]"
+        known: set[str] = set()
+        for name, text in self.derived.items():
+            if name in made:
+                yield f"data.derived.{name}", f"{name!r} comes from {made[name]!r} too; rename it"
+            for column in parse(text).columns:
+                if column in self.derived and column not in known:
+                    yield (
+                        f"data.derived.{name}",
+                        f"reads {column!r} before it is made; put {column!r} above it",
+                    )
+            known.add(name)
+
+    def _order_problems(self) -> Iterator[tuple[str, str]]:
+        """Columns that are used before windows have made them."""
+        early = [("data.where", parse(self.where).columns if self.where else ())]
+        early.append(("data.unique.by", self.unique.by if self.unique else ()))
+        for index, window in enumerate(self.windows):
+            read = [each.column for each in window.columns.values() if each.column is not None]
+            early.append((f"data.windows[{index}]", (*window.by, *read)))
+        late = self.late
+        for key, columns in early:
+            for column in columns:
+                if column in late:
+                    yield (
+                        key,
+                        f"{column!r} is made by windows, which come later; use columns that are there before",
+                    )
+
+    def _time_problems(self) -> Iterator[tuple[str, str]]:
+        if self.windows and self.time is None:
+            yield "data.windows", "need data.time: a window holds what was before"
+        if self.split_kind == "temporal" and self.time is None:
+            yield "data.split.kind", "temporal needs data.time"
+        if self.split.gap and self.split_kind != "temporal":
+            yield "data.split.gap", "needs data.time: it is a time"
+        if self.split_kind == "stratified" and self.target.task == "regression":
+            yield "data.split.kind", "stratified needs classes; a regression has none: use random or temporal"
+
+    @property
+    def late(self) -> frozenset[str]:
+        """Window columns, and the derived columns that read them."""
+        late = {name for window in self.windows for name in window.make}
+        for name, text in self.derived.items():
+            if late & set(parse(text).columns):
+                late.add(name)
+        return frozenset(late)

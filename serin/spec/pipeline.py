@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from serin.errors import NameInvalid
-from serin.spec.data import DataSpec
+from serin.spec.data import RESERVED, DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.names import valid_model_name
 from serin.spec.section import Section
@@ -63,13 +63,19 @@ class PipelineSpec(Section):
         for index, feature in enumerate(self.features):
             key = f"features[{index}].columns"
             for column in feature.inputs:
-                if column in self.data.target.columns:
+                if column in self.data.answers:
                     yield key, f"{column!r} makes the target; a feature that knows the answer is refused"
                 elif self.data.source_of(column) == "training_only":
                     yield (
                         key,
                         f"{column!r} is training_only: no request can hold it; drop it or change its source",
                     )
+                for name in self.data.request_columns(column):
+                    if name in RESERVED or name.startswith(("num__", "cat__")):
+                        yield (
+                            key,
+                            f"no request column may be called {name!r}: rename it in its table, or in its join",
+                        )
             for makes, name in (output for column in feature.columns for output in feature.outputs(column)):
                 earlier = made.setdefault((makes, name), index)
                 if earlier != index:

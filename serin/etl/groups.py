@@ -1,0 +1,85 @@
+"""Rows that belong together by key, and rows of another table as of a time. Positions only; nothing is read here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from serin.features.column import Column, column_from_arrow
+from serin.features.murmur3 import hash_ints, hash_strings
+
+Int64 = npt.NDArray[np.int64]
+
+
+def joined(parts: Sequence[Column]) -> Column:
+    """The columns of pieces as one."""
+    if len(parts) == 1:
+        return parts[0]
+    if parts[0].kind == "string":
+        return column_from_arrow(pa.chunked_array([part.to_arrow() for part in parts]), "string")
+    return Column(kind=parts[0].kind, values=np.concatenate([part.values for part in parts]))
+
+
+def group_codes(keys: Sequence[Column]) -> Int64:
+    """The same number for rows with equal keys; a null is a value like another. Numbers are below the rows' count."""
+    codes = np.zeros(len(keys[0]), np.int64)
+    for key in keys:
+        if key.kind == "float":
+            raise ValueError("a float is no key")
+        _, own = np.unique(key.values, return_inverse=True)
+        combined = codes * (int(own.max(initial=0)) + 1) + own
+        _, codes = np.unique(combined, return_inverse=True)
+    return codes.astype(np.int64, copy=False)
+
+
+class Timeline:
+    """Rows in order of (group, time, position): answers how many rows of a group lie before a moment."""
+
+    def __init__(self, groups: Int64, times: Int64) -> None:
+        self._moments = np.unique(times)
+        self._width = len(self._moments) + 1
+        rank = np.searchsorted(self._moments, times)
+        places = groups * self._width + rank
+        self.order = np.argsort(places, kind="stable")
+        self._places = places[self.order]
+
+    def before(self, groups: Int64, times: Int64, *, inclusive: bool = False) -> Int64:
+        """For each (group, time) how many rows of the order come before it; `inclusive`: or stand at it."""
+        rank = np.searchsorted(self._moments, times, side="right" if inclusive else "left")
+        return np.searchsorted(self._places, groups * self._width + rank)
+
+    def starts(self, groups: Int64) -> Int64:
+        """Where each group begins in the order."""
+        return np.searchsorted(self._places, groups * self._width)
+
+
+class AsOfIndex:
+    """The rows of a table by group and time; finds the newest one that is not newer than a moment."""
+
+    def __init__(self, groups: Int64, times: Int64) -> None:
+        self._rows = np.flatnonzero(groups >= 0)
+        self._times = times
+        self._line = Timeline(groups[self._rows], times[self._rows])
+
+    def find(self, groups: Int64, times: Int64, *, strict: bool, within: int | None) -> Int64:
+        """Positions in the table, -1 for none. A group of -1 finds nothing."""
+        inside = np.maximum(groups, 0)
+        last = self._line.before(inside, times, inclusive=not strict) - 1
+        found = last >= self._line.starts(inside)
+        found &= groups >= 0
+        rows = np.append(self._rows[self._line.order], -1)[np.where(found, last, -1)]
+        if within is not None:
+            known = np.append(self._times, 0)[rows]
+            rows = np.where((rows >= 0) & (times - known <= within), rows, -1)
+        return rows
+
+
+def group_hashes(column: Column) -> npt.NDArray[np.uint32]:
+    """Equal for equal values, whatever else is in the piece. All nulls are one group."""
+    if column.dictionary is not None:
+        texts = hash_strings(pa.concat_arrays([column.dictionary, pa.array([""], pa.string())]))
+        return texts[column.values]  # a null's code is -1: the last
+    return hash_ints(column.values.astype(np.int64))

@@ -1,0 +1,247 @@
+"""Joins as of a time, filters, derived columns, rows taken once and windows: held against pandas and plain loops."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from serin.errors import JoinNotManyToOne, SpecError
+from serin.etl.dask_engine import local_cluster
+from serin.etl.groups import AsOfIndex
+from serin.etl.layout import lay_out
+from serin.etl.past import hold_prepared
+from serin.etl.process_engine import ProcessEngine
+from serin.etl.relation import load_join
+from serin.etl.sources import find_files
+from serin.etl.tables import cut, open_table
+from serin.formats.dataset import read_dataset
+from serin.spec.pipeline import PipelineSpec
+from serin.spec.stages import EtlSpec
+from serin.store import Store
+from tests.unit.etl.trips import build, rates, spec_of, trips
+
+WINDOWS = [
+    {
+        "by": "taxi",
+        "make": {"n": "count()", "total": "sum(fare)", "before": "lag(fare)", "second": "lag(zone, 2)"},
+    },
+    {
+        "by": ["taxi", "zone"],
+        "rows": 3,
+        "make": {"mean3": "mean(tip)", "least3": "min(people)", "most3": "max(fare)"},
+    },
+    {"by": "zone", "span": "2d", "delay": "1h", "make": {"n2d": "count(fare)", "people2d": "sum(people)"}},
+    {"by": "zone", "rows": 1, "make": {"last_taxi": "lag(taxi)"}, "source": "training_only"},
+]
+MADE = [name for window in WINDOWS for name in window["make"]]  # type: ignore[attr-defined]
+NUMBERS = [name for name in MADE if name != "last_taxi"]
+
+
+def related(spec: PipelineSpec, folder: Path, piece_rows: int = 200) -> dict[str, list[Any]]:
+    """The columns after all relational work, with nulls as None, and `rows`."""
+    tables = {name: open_table(name, find_files(name, url), folder) for name, url in spec.data.tables.items()}
+    layout = lay_out(spec.data, spec.features, tables)
+    joins = [load_join(join, tables[join.spec.table]) for join in layout.joins]
+    with ProcessEngine(1) as engine:
+        held = hold_prepared(
+            engine, cut(tables[spec.data.main], piece_rows), spec.data, layout, joins, folder
+        )
+        pieces = engine.collect(lambda prepared: prepared, held)
+    found: dict[str, list[Any]] = {"rows": [row for piece in pieces for row in piece.rows.tolist()]}
+    for name in pieces[0].columns:
+        found[name] = [value for piece in pieces for value in piece.columns[name].to_arrow().to_pylist()]
+    return found
+
+
+def features(*columns: str) -> list[dict[str, Any]]:
+    return [{"columns": list(columns), "steps": ["fill_median", "normalize"]}]
+
+
+def naive_window(frame: pd.DataFrame, row: int, window: dict[str, Any]) -> pd.DataFrame | None:
+    """The rows of a window in order of (time, id), by brute force; None when the row has no key."""
+    keys = [window["by"]] if isinstance(window["by"], str) else window["by"]
+    own = frame.loc[row]
+    if any(pd.isna(own[key]) for key in keys):
+        return None
+    moment = own["start"] - pd.Timedelta(window.get("delay", "0h"))
+    past = frame[(frame[keys] == own[keys]).all(axis=1) & (frame["start"] < moment)]
+    past = past.sort_values("start", kind="stable")
+    if "span" in window:
+        past = past[past["start"] >= moment - pd.Timedelta(window["span"].upper())]
+    return past
+
+
+def naive(frame: pd.DataFrame, row: int, window: dict[str, Any], call: str) -> Any:
+    past = naive_window(frame, row, window)
+    if past is None:
+        return None
+    function, _, rest = call.rstrip(")").partition("(")
+    column, _, back = rest.partition(",")
+    if function == "lag":
+        number = int(back or 1)
+        value = past[column].iloc[-number] if len(past) >= number else None
+        return None if value is None or pd.isna(value) else value
+    past = past.tail(window["rows"]) if "rows" in window else past
+    if function == "count":
+        return len(past) if not column else int(past[column].notna().sum())
+    values = past[column].dropna().astype(float)
+    return None if values.empty else getattr(values, function)()
+
+
+def test_windows_hold_what_brute_force_finds(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, features=features(*NUMBERS), windows=WINDOWS)
+    found, frame = related(spec, tmp_path), trips()
+    assert len(found["rows"]) == len(frame)
+    for row in range(0, len(frame), 7):
+        for window in WINDOWS:
+            for name, call in window["make"].items():  # type: ignore[attr-defined]
+                if name == "last_taxi":
+                    continue
+                expected = naive(frame, row, window, call)
+                value = found[name][row]
+                if expected is None:
+                    assert value is None, (row, name)
+                else:
+                    assert value == pytest.approx(float(expected), rel=1e-6), (row, name)
+
+
+def test_a_window_never_sees_its_own_moment_or_a_later_one(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"taxi": ["a"] * 4, "start": pd.to_datetime(["2024-01-01", "2024-01-02", "2024-01-02", "2024-01-03"]),
+         "fare": [1.0, 2.0, 4.0, 8.0], "tip": [1.0, 3.0, 1.0, 3.0]}
+    )  # fmt: skip
+    window = {"by": "taxi", "make": {"before": "sum(fare)", "n": "count()"}}
+    found = related(
+        spec_of(tmp_path, frame=frame, features=features("before", "n"), windows=[window]), tmp_path
+    )
+    assert found["before"] == [None, 1.0, 1.0, 7.0]
+    assert found["n"] == [0, 1, 1, 3]
+
+
+def test_an_as_of_join_finds_the_newest_row_that_is_not_newer(tmp_path: Path) -> None:
+    join = {
+        "with": "rates",
+        "on": "zone",
+        "as_of": {"column": "start", "there": "since"},
+        "columns": ["rate"],
+    }
+    tables = {"trips": str(tmp_path / "trips.parquet"), "rates": str(tmp_path / "rates.parquet")}
+    found = related(spec_of(tmp_path, tables=tables, joins=[join], features=features("rate")), tmp_path)
+    left = trips().reset_index().sort_values("start")
+    expected = pd.merge_asof(
+        left, rates().sort_values("since"), left_on="start", right_on="since", by="zone"
+    ).sort_values("index")
+    assert found["rate"] == [None if np.isnan(rate) else rate for rate in expected["rate"]]
+    strict = join | {"as_of": {"column": "start", "there": "since", "within": "2h", "strict": True}}
+    found = related(spec_of(tmp_path, tables=tables, joins=[strict], features=features("rate")), tmp_path)
+    expected = pd.merge_asof(
+        left, rates().sort_values("since"), left_on="start", right_on="since", by="zone",
+        tolerance=pd.Timedelta("2h"), allow_exact_matches=False,
+    ).sort_values("index")  # fmt: skip
+    assert found["rate"] == [None if np.isnan(rate) else rate for rate in expected["rate"]]
+
+
+def test_an_as_of_join_without_keys_goes_by_time_alone() -> None:
+    index = AsOfIndex(np.asarray([0, 0, -1]), np.asarray([10, 20, 15]))
+    times = np.asarray([9, 10, 16, 25])
+    assert index.find(np.zeros(4, np.int64), times, strict=False, within=None).tolist() == [-1, 0, 0, 1]
+
+
+def test_two_partners_at_the_same_moment_are_refused(tmp_path: Path) -> None:
+    tables = {"trips": str(tmp_path / "trips.parquet"), "rates": str(tmp_path / "rates.parquet")}
+    join = {"with": "rates", "as_of": {"column": "start", "there": "since"}, "columns": ["rate"]}
+    spec = spec_of(tmp_path, tables=tables, joins=[join], features=features("rate"))
+    with pytest.raises(JoinNotManyToOne, match=r"key \(since=2024-01-\d\d .*\) stands 3 times in 'rates'"):
+        related(spec, tmp_path)
+
+
+@pytest.mark.parametrize("keep", ["first", "last"])
+def test_rows_are_taken_once_by_time(tmp_path: Path, keep: str) -> None:
+    found = related(spec_of(tmp_path, unique={"by": "trip", "keep": keep}), tmp_path)
+    ordered = trips().reset_index().sort_values(["start", "index"])
+    assert found["rows"] == sorted(ordered.drop_duplicates("trip", keep=keep)["index"].tolist())  # type: ignore[call-overload]
+
+
+def test_a_filter_keeps_the_rows_for_which_it_is_true(tmp_path: Path) -> None:
+    where = "taxi in ('t1', 'ü4') and people > 2 and start >= '2024-01-10'"
+    frame = trips()
+    truth = (
+        frame["taxi"].isin(["t1", "ü4"])
+        & (frame["people"] > 2).fillna(False)
+        & (frame["start"] >= "2024-01-10")
+    )
+    found = related(spec_of(tmp_path, where=where), tmp_path)
+    assert found["rows"] == frame.index[truth.astype(bool)].tolist()
+    assert found["fare"] == [None if np.isnan(fare) else fare for fare in frame["fare"][truth.astype(bool)]]
+
+
+EVERYTHING: dict[str, Any] = {
+    "joins": [
+        {"with": "rates", "on": "zone", "as_of": {"column": "start", "there": "since"}, "columns": ["rate"]}
+    ],
+    "derived": {
+        "per_head": "fare / people",
+        "dear": "per_head > 5 or taxi == 't1'",
+        "above": "fare - total / max(n, 1)",
+        "answer": "tip",
+    },
+    "where": "fare > 1 or is_null(fare)",
+    "unique": {"by": "trip", "keep": "last"},
+    "windows": WINDOWS[:2],
+    "target": {"expression": "answer > 2", "task": "binary"},
+    "split": {"gap": "1d"},
+    "id": "trip",
+}
+
+
+def everything(folder: Path) -> PipelineSpec:
+    tables = {"trips": str(folder / "trips.parquet"), "rates": str(folder / "rates.parquet")}
+    chosen = [
+        *features("fare", "rate", "per_head", "above", "n", "mean3", "most3"),
+        {"columns": ["dear", "taxi"], "steps": ["categorify"]},
+    ]
+    return spec_of(folder, features=chosen, tables=tables, **EVERYTHING)
+
+
+def test_all_of_it_gives_one_digest_from_any_engine_and_cut(tmp_path: Path) -> None:
+    spec = everything(tmp_path)
+    first = build(spec, Store(str(tmp_path / "0")))
+    cuts = {
+        build(spec, Store(str(tmp_path / f"c{rows}")), piece_rows=rows).digest for rows in (1, 300, 10**9)
+    }
+    assert cuts == {first.digest}
+    with local_cluster(2) as client:
+        etl = EtlSpec(engine=client.scheduler.address)
+        assert build(spec, Store(str(tmp_path / "dask")), etl=etl, piece_rows=300).digest == first.digest
+
+
+def test_a_derived_feature_asks_clients_for_what_it_is_made_of(tmp_path: Path) -> None:
+    described = read_dataset(build(everything(tmp_path), Store(str(tmp_path / "store"))).path)
+    names = {column.name for column in described.inputs}
+    assert names == {"fare", "rate", "people", "total", "n", "mean3", "most3", "taxi"}
+    assert [each.name for each in described.derived] == ["per_head", "dear", "above"]
+    assert described.dropped["duplicate"] > 0
+    assert described.dropped["gap"] > 0
+    assert described.dropped["filtered"] > 0
+
+
+@pytest.mark.parametrize(
+    ("says", "data"),
+    [
+        ("'fare' already; rename", {"derived": {"fare": "people + 1"}}),
+        (
+            "data.derived.a: is a feature, but .* goes by the order of texts",
+            {"derived": {"a": "taxi > 't2'"}},
+        ),
+        ("text cannot be calculated", {"derived": {"a": "taxi + 1"}}),
+        ("sum needs numbers, and 'taxi' is text", {"windows": [{"by": "zone", "make": {"a": "sum(taxi)"}}]}),
+        ("'fare' is a float, which is no key", {"windows": [{"by": "fare", "make": {"a": "count()"}}]}),
+        ("'fare' is a float, which is no key", {"unique": {"by": "fare"}, "derived": {"a": "fare"}}),
+    ],
+)
+def test_what_does_not_fit_the_tables_is_refused(tmp_path: Path, says: str, data: dict[str, Any]) -> None:
+    chosen = features("fare" if "fare" in data.get("derived", {}) else "a")
+    with pytest.raises(SpecError, match=says):
+        related(spec_of(tmp_path, features=chosen, **data), tmp_path)
