@@ -16,11 +16,11 @@ from serin.rollout.histogram import WIDTH, quantile_bins, slower_than
 from serin.rollout.plan import Plan
 
 ALPHA = 0.01
-PLAN = Plan(false_rollback=ALPHA, margin=MARGIN, bad_margin=2 * MARGIN, slo_ms=200.0)
+PLAN = Plan(false_rollback=ALPHA, margin=MARGIN, bad_margin=2 * MARGIN, slo_ms=110.0)
 TICK_S = 0.7  # the log is written, and the controller looks
 
-_BINS = 160  # of Serin's width, from 1 ms: enough for what is simulated
-_PROMISED = math.ceil(math.log(PLAN.slo_ms or math.inf) / WIDTH)
+_BINS, _LOWEST = 104, math.log(2)  # of Serin's width, from 2 to 128 ms: enough for what is simulated
+_PROMISED = math.ceil((math.log(PLAN.slo_ms or math.inf) - _LOWEST) / WIDTH)
 _PEERS_S = 660  # what the peers have not found by then they do not find
 _WARM_S = 60  # stable's traffic before the rollout
 _ENOUGH = 100  # requests per second of the rest of stable: more would only tell its quantiles a little better
@@ -151,7 +151,7 @@ class Simulation:
         return self._counted(run, log_ms)
 
     def _counted(self, run: Array, log_ms: Array) -> Array:
-        bins = np.clip(log_ms * (1 / WIDTH), 0, _BINS - 1).astype(np.int64)
+        bins = np.clip((log_ms - _LOWEST) * (1 / WIDTH), 0, _BINS - 1).astype(np.int64)
         return np.bincount(run * _BINS + bins, minlength=self._cell.runs * _BINS).reshape(-1, _BINS)
 
 
@@ -168,5 +168,5 @@ def _p95_ms(counts: Array) -> Array:
     inside = np.take_along_axis(counts, place, axis=1)
     before = np.take_along_axis(up_to, place, axis=1) - inside
     part = (wanted - before) / np.maximum(inside, 1)
-    p95: Array = np.exp((place + part) * WIDTH)[:, 0]
+    p95: Array = np.exp(_LOWEST + (place + part) * WIDTH)[:, 0]
     return np.where(up_to[:, -1] > 0, p95, np.nan)

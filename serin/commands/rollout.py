@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serin import environment
+from serin.commands import rollout_story
 from serin.commands.output import Json, say, show, show_json, show_table, when
 from serin.errors import NotFound, RolloutError, RolloutFailed, RolloutRefused
 
@@ -29,6 +31,8 @@ _POLL_S = 0.3
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Bring a model version to its clients, step by step.", no_args_is_help=True)
     for command in (start, status, watch, pause, resume, approve, promote, abort, back):
+        group.command()(command)
+    for command in (rollout_story.report, rollout_story.replay):
         group.command()(command)
     app.add_typer(group, name="rollout")
 
@@ -88,8 +92,18 @@ def status(
 
 
 def watch(model: Model) -> None:
-    """Every decision about the model's newest rollout, until it has ended. Exit code 0: promoted."""
-    _follow(model)
+    """The model's newest rollout until it has ended: live on a terminal, else line by line. Exit code 0: promoted."""
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        from rich.console import Console
+
+        from serin.commands.rollout_view import watch_live
+        from serin.stack.parts import request_log
+
+        home, (now,) = environment.home(), _statuses(model)
+        watch_live(home, request_log(home), model, now.rollout.id, Console())
+        _end(model, now.rollout.id)
+    else:
+        _follow(model)
 
 
 def pause(model: Model, why: Why = "") -> None:
@@ -210,6 +224,13 @@ def _follow(model: str, *, returning: bool = False) -> None:
         if not now.rollout.running or now.rollout.id != rollout:
             break
         time.sleep(_POLL_S)
+    _end(model, rollout, returning=returning)
+
+
+def _end(model: str, rollout: str, *, returning: bool = False) -> None:
+    from serin.rollout.status import history
+
+    (now,), home = _statuses(model), environment.home()
     if now.rollout.phase != "promoted" and not returning:
         turned = [decision for decision in history(home, model, rollout) if decision.phase == "aborting"]
         reason = turned[0].reason if turned else now.rollout.reason

@@ -19,7 +19,7 @@ from serin.rollout.record import decision2rollout, rollout2decision
 from serin.rollout.state import Phase, Rollout
 from serin.rollout.world import FOREIGN, World
 
-_RECORD_S: Final = 60.0  # evidence that grows without a decision is journaled this often
+_RECORD_S: Final = 10.0  # evidence that grows without a decision is journaled this often
 
 
 @dataclass(slots=True)

@@ -129,7 +129,7 @@ def test_between_any_two_servers_an_equal_one_takes_over_and_a_slow_one_is_sent_
         scene() as stack,
         serving(delay_s=0.004) as stable,
         serving(delay_s=0.004) as equal,
-        serving(delay_s=0.03) as slow,
+        serving(delay_s=0.08) as slow,
     ):
         stack.start(stable)
         stack.until(Phase.PROMOTED, version=1, within_s=15)

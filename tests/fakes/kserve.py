@@ -29,6 +29,8 @@ class KServe(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet: else every answer waits 40 ms for an acknowledgement
+    disable_nagle_algorithm = True
     server: KServe
 
     def do_GET(self) -> None:

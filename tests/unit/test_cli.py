@@ -40,6 +40,8 @@ COMMAND_LINE = {
     "rollout approve": "[MODEL] [--why]",
     "rollout promote": "[MODEL] [--why]",
     "rollout abort": "[MODEL] [--why]",
+    "rollout report": "[MODEL] [--rollout] [--out]",
+    "rollout replay": "[MODEL] [--rollout] [--margin] [--false-rollback] [--error-tolerance] [--log] [--json]",
     "rollout back": "[MODEL] [--to] [--why] [--follow --no-follow]",
     "models list": "[--json]",
     "models show": "[MODEL] [VERSION] [--json]",

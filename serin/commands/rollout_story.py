@@ -1,0 +1,134 @@
+"""What became of a rollout: its page, and its log judged again with other settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serin import environment
+from serin.commands.output import Json, show, show_json, when
+from serin.errors import NotFound
+
+if TYPE_CHECKING:
+    from serin.formats.journal import Decision
+    from serin.rollout.plan import Plan
+    from serin.rollout.replay import Replay
+
+Model = Annotated[str, typer.Argument(help="The model's name.")]
+Which = Annotated[
+    str | None,
+    typer.Option("--rollout", metavar="ID", help="An earlier one. [default: the newest]", show_default=False),
+]
+
+
+def report(
+    model: Model,
+    rollout: Which = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to. [default: MODEL-rollout.html]", show_default=False)
+    ] = None,
+) -> None:
+    """The story of a rollout as one HTML file: evidence over time, both arms' latencies, every decision."""
+    from serin.rollout.page import story2html
+    from serin.rollout.story import tell
+
+    path = out or Path(f"{model}-rollout.html")
+    path.write_text(story2html(tell(_decisions(model, rollout))), encoding="utf-8")
+    show(str(path))
+
+
+def replay(
+    model: Model,
+    rollout: Which = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(help="Judge with this margin of latency instead.", min=0, show_default=False),
+    ] = None,
+    false_rollback: Annotated[
+        float | None,
+        typer.Option(help="... with this chance of a false rollback.", min=1e-9, max=0.5, show_default=False),
+    ] = None,
+    error_tolerance: Annotated[
+        float | None,
+        typer.Option(help="... with failures so many times as often allowed.", min=1, show_default=False),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", help="Another request log. [default: the gateway's]", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge the stored requests of a rollout again, second by second, with other settings. Changes nothing."""
+    from serin.rollout.replay import replay as judge_again
+    from serin.stack.parts import request_log
+
+    decisions = _decisions(model, rollout)
+    change = _changed(margin, false_rollback, error_tolerance)
+    found = judge_again(decisions, log or request_log(environment.home()), change)
+    if as_json:
+        show_json(_as_json(found))
+        return
+    _show(found, decisions)
+
+
+def _changed(
+    margin: float | None, false_rollback: float | None, error_tolerance: float | None
+) -> Callable[[Plan], Plan]:
+    changes: dict[str, float] = {}
+    if margin is not None:
+        changes |= {"margin": margin, "bad_margin": 2 * margin}
+    if false_rollback is not None:
+        changes["false_rollback"] = false_rollback
+    if error_tolerance is not None:
+        changes["error_tolerance"] = error_tolerance
+    return lambda plan: dataclasses.replace(plan, **changes)  # type: ignore[arg-type]
+
+
+def _decisions(model: str, rollout: str | None) -> list[Decision]:
+    from serin.rollout.status import history, model_status
+
+    home = environment.home()
+    now = model_status(home, model)
+    if now is None:
+        raise NotFound(kind="rollout of", name=model, known=[])
+    decisions = history(home, model, rollout or now.rollout.id)
+    if not decisions:
+        known = {decision.rollout for decision in history(home, model)}
+        raise NotFound(kind=f"rollout of {model!r}:", name=str(rollout), known=sorted(known))
+    return decisions
+
+
+def _show(found: Replay, decisions: list[Decision]) -> None:
+    if not found.requests:
+        show("the request log holds nothing of this rollout any more")
+        return
+    last, failed = found.moments[-1], found.failed
+    turned = next((decision for decision in decisions if decision.phase == "aborting"), None)
+    show(f"judged again: {found.requests} requests, {len(found.moments)} s")
+    show(
+        f"then:  {f'back at {when(turned.t)}: {turned.reason}' if turned else f'ended {decisions[-1].phase}'}"
+    )
+    if failed:
+        show(f"now:   back at {when(failed.point.t)}: {failed.reason}")
+    else:
+        show(f"now:   not rolled back; at its end {last.verdict}: {last.reason}")
+
+
+def _as_json(found: Replay) -> dict[str, object]:
+    rows = [
+        {
+            "t": moment.point.t,
+            "weight_percent": moment.point.weight_percent,
+            "evidence": moment.point.weighed.total,
+            "guards": dict(moment.point.weighed.worths),
+            "verdict": moment.verdict.value,
+            "reason": moment.reason,
+        }
+        for moment in found.moments
+    ]
+    failed = found.failed
+    return {"requests": found.requests, "failed_at": failed.point.t if failed else None, "seconds": rows}

@@ -1,0 +1,118 @@
+"""A rollout on a terminal, live: who has how much traffic, what the evidence is, how fast both arms answer.
+
+What it shows beyond the journal it works out itself, from the request log and the journal's newest line, exactly as the
+controller does. It writes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from serin.commands.output import when
+from serin.formats.journal import Decision
+from serin.rollout.evidence import Evidence
+from serin.rollout.guards import latency_name
+from serin.rollout.histogram import quantiles_us
+from serin.rollout.judge import LogJudge
+from serin.rollout.record import decision2rollout
+from serin.rollout.state import Phase, Rollout
+from serin.rollout.status import history
+from serin.rollout.story import Point, point, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_EVERY_S: Final = 0.5
+_BAR: Final = 30
+_DECISIONS: Final = 6
+_COLOURS: Final = {Phase.PROMOTED: "green", Phase.ROLLED_BACK: "red", Phase.ABORTING: "red"}
+
+
+def watch_live(home: Path, log: Path, model: str, rollout: str, console: Console) -> None:
+    """Until the rollout has ended."""
+    judge = LogJudge(log)
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        while True:
+            decisions = history(home, model, rollout)
+            live.update(frame(decisions, judge, time.time()), refresh=True)
+            if Phase(decisions[-1].phase).final:
+                return
+            time.sleep(_EVERY_S)
+
+
+def frame(decisions: Sequence[Decision], judge: LogJudge, t: float) -> RenderableType:
+    now = decision2rollout(decisions[-1])
+    evidence, reason = Evidence.from_json(now.evidence.get("guards", {})), now.reason
+    if now.phase in (Phase.SHIFTING, Phase.BAKING):
+        found = judge.judge(now, t)
+        evidence = Evidence.from_json(found.evidence.get("guards", {}))
+        reason = reason if now.hold else found.reason
+    parts: list[RenderableType] = [_head(now, t), Text(reason)]
+    if evidence.blocks:
+        parts += [_evidence(now, point(now, evidence, t)), _arms(now, evidence)]
+    parts.append(_story(tell(decisions).decisions))
+    return Panel(Group(*parts), title=f"rollout of {now.candidate.name}", title_align="left")
+
+
+def _head(now: Rollout, t: float) -> RenderableType:
+    filled = round(_BAR * now.weight_percent / 100)
+    line = Text()
+    line.append(f"{now.phase}".ljust(12), style=f"bold {_COLOURS.get(now.phase, 'cyan')}")
+    line.append("█" * filled, style="yellow")
+    line.append("█" * (_BAR - filled), style="blue")
+    stable = now.stable.name if now.stable else "nothing"
+    line.append(f"  {now.candidate.name} {now.weight_percent:g}%, {stable} {100 - now.weight_percent:g}%")
+    line.append(f"   for {max(t - now.since, 0):.0f} s")
+    if now.hold:
+        line.append(f"   held: {now.hold}", style="bold red")
+    return line
+
+
+def _evidence(now: Rollout, seen: Point) -> RenderableType:
+    """Bars on a scale of powers of ten: full is enough."""
+    table = Table("against the candidate", "", "evidence", "enough", box=None, pad_edge=False)
+    rows = [("all together", seen.weighed.total), *seen.weighed.worths.items()]
+    for name, worth in rows:
+        style = "bold" if name == "all together" else ""
+        bar = _bar(worth, now.plan.rollback_at, "red")
+        table.add_row(Text(name, style=style), bar, f"{worth:.3g}", f"{now.plan.rollback_at:g}")
+    for name, worth in seen.proofs.items():
+        table.add_row(Text(f"for it: {name}"), _bar(worth, now.plan.promote_at, "green"), f"{worth:.3g}",
+                      f"{now.plan.promote_at:g}")  # fmt: skip
+    return table
+
+
+def _bar(worth: float, enough: float, colour: str) -> Text:
+    share = min(max(math.log(max(worth, 1e-300)) / math.log(enough), 0.0), 1.0)
+    filled = round(_BAR * share)
+    return Text("━" * filled, style=colour).append("─" * (_BAR - filled), style="dim")
+
+
+def _arms(now: Rollout, evidence: Evidence) -> RenderableType:
+    names = [latency_name(quantile) for quantile in now.plan.quantiles]
+    table = Table("arm", "requests", "failed", *names, box=None, pad_edge=False)
+    for name, counts, row in (
+        ("candidate", evidence.candidate, evidence.seen[1]),
+        ("stable", evidence.stable, evidence.seen[0]),
+    ):
+        quantiles = quantiles_us(row, now.plan.quantiles)
+        shown = ["-" if us is None else f"{us / 1000:.3g} ms" for us in quantiles]
+        table.add_row(name, str(counts.requests), str(counts.errors), *shown)
+    return table
+
+
+def _story(decisions: Sequence[Decision]) -> RenderableType:
+    table = Table("when", "phase", "traffic", "why", "by", box=None, pad_edge=False)
+    for decision in decisions[-_DECISIONS:]:
+        why = Text(decision.reason, overflow="ellipsis", no_wrap=True)
+        table.add_row(when(decision.t)[11:], decision.phase, f"{decision.weight:g}%", why, decision.by)
+    return table

@@ -1,0 +1,75 @@
+"""A rollout's story as one HTML file that needs nothing beside itself: no script, no font, no network. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from html import escape
+from typing import Final
+
+from serin.formats.journal import Decision
+from serin.rollout.drawing import ALARM, INK, evidence_drawing, latency_drawing
+from serin.rollout.state import Phase
+from serin.rollout.story import Story
+
+_STYLE: Final = f"""
+body {{ font: 15px/1.5 system-ui, sans-serif; color: {INK}; max-width: 980px; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ font-size: 1.5rem; margin-bottom: 0; }} h2 {{ font-size: 1.1rem; margin-top: 2rem; }}
+svg {{ width: 100%; height: auto; font: 11px system-ui, sans-serif; }}
+table {{ border-collapse: collapse; width: 100%; font-size: 13px; }}
+td, th {{ text-align: left; vertical-align: top; padding: 4px 10px 4px 0; border-bottom: 1px solid #d8dde3; }}
+.lead {{ font-size: 1.05rem; }}
+.bad {{ color: {ALARM}; font-weight: bold; }} .good {{ color: #2a8c6a; font-weight: bold; }}
+.note {{ color: #5b6570; font-size: 13px; }}
+"""
+_ENDS: Final = {Phase.PROMOTED: ("good", "promoted"), Phase.ROLLED_BACK: ("bad", "rolled back")}
+
+
+def story2html(story: Story) -> str:
+    now = story.rollout
+    kind, word = _ENDS.get(now.phase, ("", f"{now.phase}{f', held ({now.hold})' if now.hold else ''}"))
+    title = f"{now.candidate.name} against {story.stable_name}"
+    turned = next((found for found in story.decisions if found.phase == Phase.ABORTING), story.decisions[-1])
+    return "".join(
+        (
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+            f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>",
+            f'<p class="lead"><span class="{kind}">{escape(word)}</span>: {escape(turned.reason)}</p>',
+            f'<p class="note">{_time(story.began)} to {_time(story.ended) if story.ended else "now"} UTC; steps ',
+            f"{escape(', '.join(f'{step:g}%' for step in story.plan.steps))}; a candidate no worse than allowed is ",
+            f"rolled back with a chance of at most {story.plan.false_rollback:g}.</p>",
+            _section(
+                "Evidence against the candidate",
+                evidence_drawing(story),
+                "Each line is what bets against the candidate have become: 1 at the start, less while it does well.",
+            ),
+            _section("Latency of both arms", latency_drawing(story), "All requests that were judged."),
+            f"<h2>Decisions</h2>{_table(story)}</body></html>",
+        )
+    )
+
+
+def _section(title: str, drawing: str, note: str) -> str:
+    shown = drawing or "<p>Nothing was measured.</p>"
+    return f'<h2>{escape(title)}</h2>{shown}<p class="note">{escape(note)}</p>'
+
+
+def _table(story: Story) -> str:
+    head = "".join(f"<th>{name}</th>" for name in ("UTC", "phase", "traffic", "verdict", "reason", "by"))
+    return f"<table><tr>{head}</tr>{''.join(map(_row, story.decisions))}</table>"
+
+
+def _row(decision: Decision) -> str:
+    hold = decision.state.get("hold")
+    cells = (
+        _time(decision.t),
+        f"{decision.phase}, held: {hold}" if hold else decision.phase,
+        f"{decision.weight:g}%",
+        decision.verdict or "",
+        decision.reason,
+        decision.by,
+    )
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _time(t: float) -> str:
+    return f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M:%S}"

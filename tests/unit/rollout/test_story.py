@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from serin.commands.rollout_view import frame
+from serin.formats.journal import Decision
+from serin.rollout.judge import LogJudge
+from serin.rollout.page import story2html
+from serin.rollout.plan import Plan
+from serin.rollout.replay import replay
+from serin.rollout.state import Phase, Rollout
+from serin.rollout.status import history
+from serin.rollout.story import tell
+from serin.rollout.verdict import Verdict
+from tests.fakes.traffic import Traffic
+from tests.unit.rollout.conftest import Scene
+
+PLAN = Plan(steps=(20.0, 50.0, 100.0), step_s=5.0, min_requests=30, bake_s=3.0, drain_s=2.0, slo_ms=50.0)
+
+
+@dataclass
+class Course:
+    """A rollout that was judged from requests, and what it left."""
+
+    scene: Scene
+    log: Path
+    decisions: list[Decision]
+    while_shifting: list[Decision]
+
+
+def run(scene: Scene, log: Path, traffic: Traffic) -> Course:
+    scene.judge = LogJudge(log)  # type: ignore[assignment]
+    scene.promote_first()
+    started = scene.command("start", 2, plan=PLAN)
+    shifting: list[Decision] = []
+    for second in range(150):
+        scene.tick()
+        (now,) = scene.controller.rollouts()
+        if now.id == started and now.phase.final:
+            break
+        decisions = history(scene.home, "flights", started)
+        if now.phase is Phase.SHIFTING and len(decisions) > 5:
+            shifting = shifting or decisions
+        write(log, now, traffic, scene.clock.t, second)
+        scene.clock.t += 0.5
+    return Course(scene, log, history(scene.home, "flights", started), shifting)
+
+
+def write(log: Path, now: Rollout, traffic: Traffic, t: float, seed: int) -> None:
+    traffic = replace(traffic, epoch=now.epoch, share=now.weight_percent / 100)
+    with log.open("a") as file:
+        for request in traffic.requests(t, 1.0, seed=seed):
+            line: dict[str, Any] = request._asdict() | {"t": f"{request.t:.6f}"}
+            if request.t + (request.us or 0) / 1e6 < t + 1.0:
+                file.write(json.dumps(line) + "\n")
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
+    home = tmp_path_factory.mktemp("bad")
+    scene = Scene(home)
+    yield run(scene, home / "requests.jsonl", Traffic(slower=2.0))
+    scene.kill()
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
+    home = tmp_path_factory.mktemp("good")
+    scene = Scene(home)
+    yield run(scene, home / "requests.jsonl", Traffic())
+    scene.kill()
+
+
+def test_a_slow_candidate_is_rolled_back_and_an_equal_one_promoted(bad: Course, good: Course) -> None:
+    assert bad.decisions[-1].phase == Phase.ROLLED_BACK
+    assert good.decisions[-1].phase == Phase.PROMOTED
+
+
+def test_a_story_has_the_evidence_over_time_and_the_decisions_that_changed_something(bad: Course) -> None:
+    story = tell(bad.decisions)
+    assert len(story.points) > 3
+    assert max(point.weighed.total for point in story.points) >= PLAN.rollback_at
+    assert len(story.decisions) <= len(bad.decisions)
+    assert [decision.phase for decision in story.decisions][-2:] == [Phase.ABORTING, Phase.ROLLED_BACK]
+    assert story.latencies is not None
+    assert all(counts.sum() > 100 for counts in story.latencies)
+
+
+def test_the_page_stands_alone_and_its_drawings_are_well_formed(bad: Course) -> None:
+    page = story2html(tell(bad.decisions))
+    assert "rolled back" in page
+    assert "flights-v2 against flights-v1" in page
+    assert not re.search(r"<script|<link|src=|@import|https?://(?!www\.w3\.org)", page)
+    drawings = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    assert len(drawings) == 2
+    for drawing in drawings:
+        lines = ET.fromstring(drawing).findall("{http://www.w3.org/2000/svg}polyline")
+        assert len(lines) > 3
+
+
+def test_what_people_wrote_is_shown_as_text(good: Course) -> None:
+    first = replace(good.decisions[0], reason="<script>alert(1)</script>")
+    page = story2html(tell([first, *good.decisions[1:]]))
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_a_story_without_measurements_can_be_told(good: Course) -> None:
+    assert "Nothing was measured" in story2html(tell(good.decisions[:2]))
+
+
+def test_a_replay_with_the_same_settings_comes_to_the_same_end(bad: Course, good: Course) -> None:
+    found = replay(bad.decisions, bad.log, lambda plan: plan)
+    turned = next(decision for decision in bad.decisions if decision.phase == Phase.ABORTING)
+    assert found.failed is not None
+    assert abs(found.failed.point.t - turned.t) <= 4
+    assert replay(good.decisions, good.log, lambda plan: plan).failed is None
+
+
+def test_a_replay_with_a_wider_margin_lets_the_candidate_pass(bad: Course) -> None:
+    found = replay(bad.decisions, bad.log, lambda plan: replace(plan, margin=1.5, bad_margin=3.0))
+    assert found.failed is None
+    assert found.moments[-1].verdict in (Verdict.PASS, Verdict.WAIT)
+
+
+def test_a_replay_without_the_log_says_so(bad: Course, tmp_path: Path) -> None:
+    assert replay(bad.decisions, tmp_path / "none.jsonl", lambda plan: plan).requests == 0
+
+
+@pytest.mark.parametrize("when", ["shifting", "ended"])
+def test_the_live_view_shows_weights_evidence_and_both_arms(bad: Course, when: str) -> None:
+    decisions = bad.while_shifting if when == "shifting" else bad.decisions
+    console = Console(record=True, width=140, height=50)
+    console.print(frame(decisions, LogJudge(bad.log), decisions[-1].t + 5))
+    text = console.export_text()
+    for word in ("rollout of flights-v2", "all together", "p95", "candidate", "stable"):
+        assert word in text
+    assert ("20%" if when == "shifting" else "rolled_back") in text
