@@ -25,7 +25,7 @@ for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"),
 print(name)
 endef
 export LIBPYTHON
-.PHONY: help install demo test lint format bench bench-setup system-deps clean
+.PHONY: help install demo test soak lint format bench bench-setup system-deps clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ demo: $(INSTALLED) $(TRITON) ## raw tables to a served model on this machine, wi
 
 test: $(INSTALLED) $(TRITON) lint ## lint and all tests; says what was skipped and why
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers
+	$(BIN)/python -m tests.soak.larger_than_memory $(ARGS)
 
 lint: $(INSTALLED) ## ruff, mypy --strict on the core, import rules
 	$(BIN)/ruff check .

@@ -59,7 +59,7 @@ def cuda_cluster(workers: int) -> Iterator[Any]:
         LocalCUDACluster(
             n_workers=workers,
             threads_per_worker=4,
-            rmm_pool_size=0.5,
+            rmm_async=True,  # takes what is used, no more
             rmm_allocator_external_lib_list=["cupy"],
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
@@ -85,6 +85,12 @@ def every_worker_has_a_gpu(client: Any) -> bool:
     """One each, as dask-cuda gives them."""
     found = client.run(usable_gpus).values()
     return bool(found) and all(gpus.count == 1 for gpus in found)
+
+
+def memory_bytes(client: Any) -> int:
+    """What all workers together may use."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return sum(worker["memory_limit"] or 2**62 for worker in workers)
 
 
 class DaskEngine:

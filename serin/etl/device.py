@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,13 +66,13 @@ def memory_pool() -> Iterator[None]:
     import rmm
     from rmm.allocators.cupy import rmm_cupy_allocator
 
-    size = int(free_gpu_bytes() * _POOL_SHARE) // 256 * 256
     before, allocator = rmm.mr.get_current_device_resource(), cupy.cuda.get_allocator()
-    rmm.mr.set_current_device_resource(rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), size))
+    rmm.mr.set_current_device_resource(rmm.mr.CudaAsyncMemoryResource())  # takes what is used, no more
     cupy.cuda.set_allocator(rmm_cupy_allocator)
     try:
         yield
     finally:
+        gc.collect()  # arrays in cycles would keep the pool
         cupy.cuda.set_allocator(allocator)
         rmm.mr.set_current_device_resource(before)
 

@@ -61,6 +61,7 @@ class Choice:
     workers: int
     keep: bool
     why: str
+    needed_bytes: int = 0  # to keep all pieces
 
 
 def choose_engine(etl: EtlSpec, *, rows: int, needed_bytes: int, free_bytes: int, gpus: Gpus) -> Choice:
@@ -81,10 +82,10 @@ def choose_engine(etl: EtlSpec, *, rows: int, needed_bytes: int, free_bytes: int
             raise EngineFailed(engine=kind, reason="no GPU that cupy could use is here; use engine: auto")
         keep = roomy and needed_bytes < gpus.memory_bytes // 3
         if gpus.count > 1 or kind == "dask-cuda":
-            return Choice(kind="dask-cuda", workers=gpus.count, keep=keep, why=why)
+            return Choice(kind="dask-cuda", workers=gpus.count, keep=keep, why=why, needed_bytes=needed_bytes)
         workers = min(_GPU_THREADS, cores) if etl.workers == "auto" else etl.workers
         return Choice(kind="cuda", workers=workers, keep=keep, why=why)
-    return Choice(kind=kind, workers=cores, keep=roomy, why=why)
+    return Choice(kind=kind, workers=cores, keep=roomy, why=why, needed_bytes=needed_bytes)
 
 
 @contextmanager
@@ -111,4 +112,5 @@ def open_engine(choice: Choice, scratch: Path) -> Iterator[Engine]:
         gpu = choice.kind == "dask-cuda" or (
             choice.kind != "dask" and dask_engine.every_worker_has_a_gpu(client)
         )
-        yield dask_engine.DaskEngine(client, scratch=scratch, keep=choice.keep, gpu=gpu)
+        keep = choice.keep and choice.needed_bytes < dask_engine.memory_bytes(client) // 4
+        yield dask_engine.DaskEngine(client, scratch=scratch, keep=keep, gpu=gpu)

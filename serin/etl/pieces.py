@@ -42,13 +42,16 @@ def _regrouped(
     given = {key for key, _ in file.partition}
     own = {read.column: read for read in reads if read.column not in given}
     names = list(own)
-    source = open_parquet(file, [name for name, read in own.items() if read.kind in ("string", "timestamp")])
+    texts = [name for name, read in own.items() if read.kind in ("string", "timestamp")]
+    source = open_parquet(file, texts)
     schema = pa.schema([source.schema_arrow.field(name) for name in names])
     made: list[RowGroup] = []
     first_row = groups[0].first_row
     share = sum(group.bytes for group in groups) / max(1, sum(group.rows for group in groups))
     try:
-        with pq.ParquetWriter(target, schema, compression="lz4") as writer:
+        with pq.ParquetWriter(
+            target, schema, compression="none", use_dictionary=texts, write_statistics=False
+        ) as writer:
             indices = [group.index for group in groups]
             for batch in source.iter_batches(rows, row_groups=indices, columns=names, use_threads=False):
                 for start in range(0, batch.num_rows, rows):

@@ -24,6 +24,7 @@ from serin.etl.spill import Spilled, spill
 from serin.etl.tables import open_table, read_piece
 from serin.features.column import Column, column_from_arrow
 from serin.spec.stages import EtlSpec
+from tests.soak import larger_than_memory
 from tests.unit.etl.flights import digest, spec_of
 
 
@@ -165,6 +166,23 @@ def test_a_worker_killed_in_the_middle_changes_nothing(
         etl = EtlSpec(engine=two_workers.scheduler.address)
         assert digest(spec_of(few_flights), etl, tmp_path, 3000) == expected
     assert killed.is_set()
+
+
+def test_workers_with_less_memory_than_the_table_has_run_through(tmp_path: Path, two_workers: Any) -> None:
+    """A small version of tests/soak: pieces go to disk, and no worker comes near its limit."""
+    spec, _ = larger_than_memory.write_table(tmp_path / "table", 150_000)
+    expected = digest(spec, EtlSpec(engine="process"), tmp_path / "one")
+    said: list[str] = []
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        larger_than_memory.watched(two_workers) as largest,
+    ):
+        patch.setattr("serin.etl.dask_engine.memory_bytes", lambda _: 1)  # as if there were more rows
+        patch.setattr("serin.etl.dask_engine._WORKER_SHARE", 0.05)
+        etl = EtlSpec(engine=two_workers.scheduler.address)
+        assert digest(spec, etl, tmp_path / "two", say=said.append) == expected
+    print("largest worker", max(largest.values()))
+    assert max(largest.values()) < 380_000_000
 
 
 @pytest.mark.timeout(60)
