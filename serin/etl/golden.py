@@ -21,7 +21,7 @@ from serin.features.murmur3 import hash_ints
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DerivedDescription, LookupDescription
 from serin.formats.schema import InputColumn, Kind
-from serin.formats.ulps import ulps_apart
+from serin.formats.ulps import alike
 
 MOST_ROWS = 256
 _CHANGED_ROWS = 64
@@ -187,12 +187,11 @@ def _assert_served_alike(
     for index, name in enumerate(plan.numeric):
         wanted = real.column(f"num__{name}").to_numpy()
         found = np.ascontiguousarray(num[:, index])
-        alike = (
-            ulps_apart(found, wanted) <= 1
-            if name in plan.approximate
-            else found.view(np.int32) == wanted.view(np.int32)
-        )
-        assert alike.all(), f"{name}: served otherwise"
+        if name in plan.approximate:
+            same = alike(found, wanted, plan.approximate[name])
+        else:
+            same = found.view(np.int32) == wanted.view(np.int32)
+        assert same.all(), f"{name}: served otherwise"
     for index, output in enumerate(plan.categorical):
         wanted = real.column(f"cat__{output.name}").to_numpy()
         assert np.array_equal(cat[:, index], wanted), f"{output.name}: served otherwise"

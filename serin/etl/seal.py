@@ -32,7 +32,7 @@ def seal_dataset(
     def seal(part: tuple[str, int]) -> str:
         name, index = part
         rows = description.splits[name].rows
-        return seal_part(folder / name, index, rows, plan.numeric, categorical, plan.approximate)
+        return seal_part(folder / name, index, rows, plan.numeric, categorical, list(plan.approximate))
 
     with ThreadPoolExecutor(threads) as pool:
         parts_digests = list(pool.map(seal, parts))

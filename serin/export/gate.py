@@ -12,7 +12,7 @@ because an optimised kernel may be right for one row and wrong for eight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from serin.export.fuse import with_tensors
 from serin.export.golden import GoldenRows
 from serin.export.session import open_session, run_in_batches
 from serin.formats.schema import Schema, Task
-from serin.formats.ulps import ulps_apart
+from serin.formats.ulps import alike
 from serin.formats.wire import Array
 
 BATCHES = (1, 7, 8, 64)
@@ -36,6 +36,7 @@ METRICS: Mapping[Task, tuple[str, ...]] = {
     "multiclass": ("accuracy", "logloss"),
     "regression": ("rmse",),
 }
+NOTHING: Mapping[str, float] = {}
 Batch = tuple[Array, Array, Array]  # num float32[n, k], cat int64[n, m], target[n]
 
 
@@ -62,9 +63,12 @@ def batch_sizes(rows: int) -> tuple[int, ...]:
 
 
 def check_features(
-    model: onnx.ModelProto, tensors: tuple[str, str], golden: GoldenRows, approximate: Collection[str] = ()
+    model: onnx.ModelProto,
+    tensors: tuple[str, str],
+    golden: GoldenRows,
+    approximate: Mapping[str, float] = NOTHING,
 ) -> None:
-    """The fused graph's own feature tensors against the ETL's columns; those in `approximate` within 1 ulp."""
+    """The fused graph's own feature tensors against the ETL's columns; some may be a little apart, by `approximate`."""
     num, cat = tensors
     session = open_session(with_tensors(model, tensors))
     for size in batch_sizes(len(golden)):
@@ -79,7 +83,7 @@ def _same_bits(
     columns: Sequence[str],
     rows: Array,
     size: int,
-    approximate: Collection[str] = (),
+    approximate: Mapping[str, float] = NOTHING,
 ) -> None:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         raise GateFailed(
@@ -89,7 +93,11 @@ def _same_bits(
         )
     for position, column in enumerate(columns):
         ours, theirs = found[:, position], wanted[:, position]
-        different = ulps_apart(ours, theirs) > 1 if column in approximate else _bits(ours) != _bits(theirs)
+        different = (
+            ~alike(ours, theirs, approximate[column])
+            if column in approximate
+            else _bits(ours) != _bits(theirs)
+        )
         if different.any():
             first = int(np.argmax(different))
             raise GateFailed(

@@ -72,6 +72,7 @@ class Cyclical:
 
     name: ClassVar[str] = "cyclical"
     exact: ClassVar[bool] = False
+    slack: ClassVar[float] = 2.0**-46  # next to 0 a sine is as good as its angle: so far off in float64
     inner: Numbers
     period: float
 

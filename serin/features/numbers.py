@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from serin.features.graph import GraphBuilder
 
 _FLOAT = 1  # onnx.TensorProto.FLOAT
+_LARGEST_LOG = 89.0  # no float32 has a larger logarithm
 Made = dict[int, tuple[Any, ...]]  # what encodings made of a sample, or of a graph's inputs, by their id
 
 
@@ -41,6 +42,24 @@ class Numbers:
     @property
     def exact(self) -> bool:
         return all(step.exact for step in self.steps) and (self.encoding is None or self.encoding.exact)
+
+    @property
+    def slack(self) -> float:
+        """How far apart two results may be beyond 1 ulp: what 1 ulp of a logarithm becomes when a later step takes a
+        difference from it and divides it. 0 when no step follows the function."""
+        if self.exact:
+            return 0.0
+        largest, scale, inexact = 1.0, 1.0, self.encoding is not None and not self.encoding.exact
+        later = False
+        for step in self.steps:
+            if not step.exact:
+                largest, scale, inexact, later = _LARGEST_LOG, 1.0, True, False
+            elif inexact:
+                later = True
+                scale *= getattr(step, "scale", 1.0)
+        if later:
+            return float(np.spacing(np.float32(largest))) / scale
+        return float(getattr(self.encoding, "slack", 0.0))
 
     @property
     def start(self) -> Numbers:

@@ -50,9 +50,11 @@ class FeaturePlan:
         return tuple(output for feature in self.categories for output in feature.outputs)
 
     @property
-    def approximate(self) -> tuple[str, ...]:
-        """The numeric features that hold results of logarithms or sines: equal within 1 ulp, not bit by bit."""
-        return tuple(feature.name for feature in self.numbers if not feature.numbers.exact)
+    def approximate(self) -> dict[str, float]:
+        """The numeric features that hold results of logarithms or sines, which are equal within 1 ulp, not bit by bit;
+        and how far apart they may be beyond that, because of steps that follow the function."""
+        inexact = (feature for feature in self.numbers if not feature.numbers.exact)
+        return {feature.name: feature.numbers.slack for feature in inexact}
 
     @property
     def columns(self) -> dict[str, Kind]:

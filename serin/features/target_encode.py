@@ -54,7 +54,7 @@ class TargetEncode:
             exponent = target.exponent()
         sums: GroupTable = yield GroupSums(column, TARGET, exponent, step.folds, classes)
         unit = 1.0 if classes else 2.0 ** (exponent - FIXED_BITS)
-        order = np.append(np.asarray(pc.sort_indices(sums.keys).to_numpy()), len(sums.keys))
+        order = np.append(pc.sort_indices(sums.keys).to_numpy(), len(sums.keys)).astype(np.int64)
         counts = sums.counts[order]
         totals = sums.sums[order][:, :, : classes or 1]
         whole = _smoothed(counts.sum(axis=1), totals.sum(axis=1), unit, step.smoothing)

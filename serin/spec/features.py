@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny, mo
 from serin.spec.parse_steps import dump_step, parse_step
 from serin.spec.section import Section
 from serin.spec.step import Step
-from serin.spec.steps import Cyclical, DateParts, FillStep, GroupStats
+from serin.spec.steps import Cyclical, DateParts, FillStep, GroupStats, NumberStep
 
 StepField = Annotated[
     SerializeAsAny[Step], BeforeValidator(parse_step), PlainSerializer(dump_step, return_type=Any)
@@ -65,6 +65,7 @@ class FeatureSpec(Section):
         for before, step in pairwise(self.steps):
             if before.made not in step.can_follow:
                 raise ValueError(_misfit(before, step))
+        self._check_fills()
         self._check_exactness()
         if len(self._keys()) > 1:
             raise ValueError("group_stats stands twice; give each a feature of its own")
@@ -72,14 +73,25 @@ class FeatureSpec(Section):
             raise ValueError("a column stands twice in `columns`; name each once")
         return self
 
+    def _check_fills(self) -> None:
+        earlier: Step | None = None
+        for step in self.steps:
+            if isinstance(step, FillStep) and earlier is not None:
+                raise ValueError(f"nothing is null after {earlier.label}; take {step.label} out")
+            if isinstance(step, FillStep):
+                earlier = step
+            elif not isinstance(step, NumberStep):  # what it makes may be null again
+                earlier = None
+
     def _check_exactness(self) -> None:
-        """A code must be the same everywhere, so it cannot rest on a number that may differ in its last bit."""
+        """A code must be the same everywhere, so it cannot rest on a number that may differ in its last bit; and a
+        sine would make more of that bit."""
         inexact = None
         for step in self.steps:
-            if step.made == "codes" and inexact is not None:
+            if inexact is not None and (step.made == "codes" or isinstance(step, Cyclical)):
                 raise ValueError(
                     f"{step.label} after {inexact.label}: a logarithm or a sine may differ in its last bit between "
-                    f"machines, and a code must not; {_instead(inexact, step)}"
+                    f"machines, and what is made of it must not; {_instead(inexact, step)}"
                 )
             inexact = inexact or (None if step.is_exact else step)
 
