@@ -27,7 +27,9 @@ from serin.etl.engine import Engine, Held
 from serin.etl.golden import Candidates, Made, choose_golden
 from serin.etl.layout import DerivedLayout, Layout, lay_out
 from serin.etl.leaks import judge_leaks
+from serin.etl.relate_target import relate_to_target
 from serin.etl.relation import LoadedJoin, load_join
+from serin.etl.report import Heard, Report, shown_target, write_report
 from serin.etl.seal import canonical, seal_dataset
 from serin.etl.sources import find_files
 from serin.etl.split import split_rule
@@ -95,11 +97,12 @@ def build_dataset(
         partners = "".join(f", joined with {join.layout.spec.table}" for join in joins)
         say(f"{main.rows:,} rows in {main.name}{partners}")
         previous = find_previous(store, data)
+        heard = Heard(say)
 
         def run(engine: Engine, pieces: Sequence[Piece]) -> str:
             _empty(result)
             held = hold_pieces(engine, pieces, data, features, layout, joins, main, scratch)
-            build = _Build(data=data, features=features, layout=layout, joins=joins, engine=engine, say=say)
+            build = _Build(data=data, features=features, layout=layout, joins=joins, engine=engine, say=heard)
             return build.run(held, result, files, previous)
 
         digest = run_with_room(
@@ -128,7 +131,7 @@ class _Build:
     layout: Layout
     joins: Sequence[LoadedJoin]
     engine: Engine
-    say: Say
+    say: Heard
 
     def run(self, held: Held, folder: Path, files: Sequence[SourceFile], previous: Dataset | None) -> str:
         """Fills `folder`; the dataset's digest."""
@@ -171,7 +174,22 @@ class _Build:
         )
         tables = [table for _, table in lookups]
         digest = seal_dataset(folder, description, plan, tables, threads=self.engine.workers)
-        self.say(f"dataset {digest[:12]}: {totals.rows:,} rows written")
+        times = [name for name in self.layout.kept if self.layout.kinds[name] == "timestamp"]
+        label = {"binary": 1, "multiclass": 0, "regression": None}[self.data.target.task]
+        write_report(
+            folder,
+            Report(
+                description=description,
+                digest=digest,
+                statistics=statistics,
+                bins=relate_to_target(self.engine, held, statistics, times, label, rows["train"]),
+                kinds=self.layout.kinds,
+                sources={name: self.data.source_of(name) for name in self.layout.kept},
+                shown=shown_target(self.data.target, totals.classes),
+                warnings=self.say.warnings,
+            ),
+        )
+        self.say(f"dataset {digest[:12]}: {sum(rows.values()):,} rows written")
         return digest
 
     def _judge_leaks(self, held: Held, totals: Totals) -> None:

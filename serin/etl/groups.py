@@ -77,6 +77,14 @@ class AsOfIndex:
         return rows
 
 
+def sampled(rows: Int64, share: float) -> npt.NDArray[np.intp]:
+    """The places of about this share of the rows: by row id alone, so that pieces do not show."""
+    if share >= 1:
+        return np.arange(len(rows))
+    spread = (rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+    return np.flatnonzero(spread < np.uint64(int(share * 2**32)))
+
+
 def group_hashes(column: Column) -> npt.NDArray[np.uint32]:
     """Equal for equal values, whatever else is in the piece. All nulls are one group."""
     if column.dictionary is not None:

@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from serin.errors import LeakFound
 from serin.etl.engine import Engine, Held
-from serin.etl.groups import group_codes, joined
+from serin.etl.groups import group_codes, joined, sampled
 from serin.features.column import Column
-from serin.features.murmur3 import hash_ints
 from serin.formats.dataset import SPLITS
 from serin.metrics import auc
 from serin.spec.data import DataSpec
@@ -24,7 +23,7 @@ from serin.spec.data import DataSpec
 if TYPE_CHECKING:
     from serin.etl.transform import Divided
 
-SAMPLE_ROWS = 100_000
+SAMPLE_ROWS = 20_000
 _FEWEST = 100  # rows below which nothing can be said
 _ALMOST = 0.99
 _NULLS_ALMOST = 0.95
@@ -68,8 +67,7 @@ def judge_leaks(
         for name in names:
             counts = [part[name] for part in unknown if name in part]  # a GPU's own columns are not counted
             leaks += _missing_together(name, counts, without_target) if counts else ()
-        limit = min(2**32, -(-SAMPLE_ROWS * 2**32 // max(rows, 1)))
-        parts = engine.collect(sample, held, tuple(names), limit)
+        parts = engine.collect(sample, held, tuple(names), SAMPLE_ROWS / rows)
         target = np.concatenate([own for own, _ in parts]).astype(np.float64)
         for name in names:
             leaks += _tells(name, joined([own[name] for _, own in parts]), target, data.target.task)
@@ -79,10 +77,12 @@ def judge_leaks(
         raise LeakFound(leaks=leaks)
 
 
-def sample(divided: Divided, names: Sequence[str], limit: int) -> tuple[npt.NDArray[Any], dict[str, Column]]:
-    """The training rows whose hash is below `limit`: their target and columns."""
+def sample(
+    divided: Divided, names: Sequence[str], share: float
+) -> tuple[npt.NDArray[Any], dict[str, Column]]:
+    """About this share of the training rows: their target and columns."""
     train = divided.span(0)
-    chosen = np.flatnonzero(hash_ints(divided.rows[train]).astype(np.int64) < limit)
+    chosen = sampled(divided.rows[train], share)
     return divided.target[train][chosen], {name: divided.columns[name][train][chosen] for name in names}
 
 

@@ -115,7 +115,7 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
     time = None if data.time is None else columns[data.time].values
     keep = ~target.null
     dropped = dict(related.dropped) | {"null_target": len(rows) - int(keep.sum())}
-    unknown = count_unknown(columns, layout.kept, target.null)
+    unknown = {} if data.time is None else count_unknown(columns, layout.kept, target.null)
     if time is not None:
         timed = time != INT64_NULL
         dropped["null_time"] = int((keep & ~timed).sum())

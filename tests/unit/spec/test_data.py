@@ -1,0 +1,143 @@
+"""What a data section may say: every problem at once, each with its key and its mend."""
+
+from typing import Any
+
+import pytest
+
+from serin.errors import SpecError
+from serin.spec.load import load_spec
+from serin.spec.pipeline import PipelineSpec
+from serin.spec.relation import WindowColumn, window_column
+
+
+def spec_with(features: Any = ("x",), **data: Any) -> PipelineSpec:
+    section = {"tables": {"main": "main.parquet"}, "target": {"expression": "y > 1", "task": "binary"}} | data
+    chosen = [{"columns": list(features), "steps": ["normalize"]}]
+    return load_spec({"name": "m", "data": section, "features": chosen})
+
+
+WINDOW = {"by": "k", "make": {"n": "count()"}}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "changes"),
+    [
+        ("data.tables.a/b", "is no table name", {"tables": {"a/b": "x.parquet"}}),
+        ("data.tables...", "is no table name", {"tables": {"..": "x.parquet"}}),
+        ("features[0].columns", "no request column may be called 'score'", {"features": ["score"]}),
+        ("features[0].columns", "may be called 'row'", {"features": ["a"], "derived": {"a": "row + 1"}}),
+        ("features[0].columns", "may be called 'num__x'", {"features": ["num__x"]}),
+        (
+            "features[0].columns",
+            "'x' makes the target",
+            {"derived": {"z": "x"}, "target": {"expression": "z", "task": "binary"}},
+        ),
+        ("features[0].columns", "'a' is training_only", {"features": ["a"], "derived": {"a": "y + 1"}}),
+        (
+            "features[0].columns",
+            "'n' is training_only",
+            {"features": ["n"], "time": "t", "windows": [WINDOW | {"source": "training_only"}]},
+        ),
+        ("data.derived", "'1 +'", {"derived": {"a": "1 +"}}),
+        ("data.derived", "reads no column", {"derived": {"a": "1 + 2"}}),
+        ("data.derived.a", "reads 'b' before it is made", {"derived": {"a": "b", "b": "a"}}),
+        (
+            "data.derived.n",
+            "comes from 'windows[0]' too",
+            {"derived": {"n": "x"}, "time": "t", "windows": [WINDOW]},
+        ),
+        ("data.where", "'n' is made by windows", {"where": "n > 1", "time": "t", "windows": [WINDOW]}),
+        ("data.windows", "need data.time", {"windows": [WINDOW]}),
+        ("data.windows[0]", "`rows` or `span`, not both", {"windows": [WINDOW | {"rows": 2, "span": "1d"}]}),
+        (
+            "data.windows[0].make",
+            "'median(x)' is none of",
+            {"windows": [{"by": "k", "make": {"n": "median(x)"}}]},
+        ),
+        ("data.windows[0].make", "names no column", {"windows": [{"by": "k", "make": {"n": "sum()"}}]}),
+        ("data.windows[0].source", "request", {"windows": [WINDOW | {"source": "lookup"}]}),
+        ("data.split", "needs `group: column`", {"split": {"kind": "group"}}),
+        ("data.split.kind", "temporal needs data.time", {"split": {"kind": "temporal"}}),
+        ("data.split.gap", "needs data.time", {"split": {"gap": "1d"}}),
+        (
+            "data.split.kind",
+            "stratified needs classes",
+            {"split": {"kind": "stratified"}, "target": {"expression": "y", "task": "regression"}},
+        ),
+        ("data.split", "`gap` has no meaning", {"split": {"kind": "random", "gap": "1d"}}),
+        ("data.checks[0]", "min_rows is about the whole table", {"checks": [{"column": "x", "min_rows": 1}]}),
+        ("data.checks[0]", "max needs a column", {"checks": [{"max": 1}]}),
+        ("data.checks[0]", "a check needs", {"checks": [{"column": "x"}]}),
+        (
+            "data.joins[0]",
+            "cannot be source: lookup",
+            {"joins": [{"with": "r", "on": "k", "as_of": "t", "columns": ["c"], "source": "lookup"}]},
+        ),
+        ("data.joins[0]", "a join needs `on", {"joins": [{"with": "r", "columns": ["c"]}]}),
+        (
+            "data.joins[0].on",
+            "made after the joins",
+            {
+                "tables": {"main": "m.csv", "r": "r.csv"},
+                "derived": {"k": "x"},
+                "joins": [{"with": "r", "on": "k", "columns": ["c"]}],
+            },
+        ),
+    ],
+)
+def test_a_problem_is_named_by_key_and_mend(key: str, text: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec_with(**changes)
+    assert any(found == key and text in said for found, said in caught.value.fields["problems"]), str(
+        caught.value
+    )
+
+
+def test_all_problems_come_at_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        spec_with(features=["score"], tables={"a/b": "x"}, windows=[WINDOW], split={"gap": "1d"})
+    assert len(caught.value.fields["problems"]) == 4
+
+
+def test_what_a_request_holds_follows_derived_columns_and_lookups() -> None:
+    data = spec_with(
+        features=["c"],
+        tables={"main": "m.csv", "side": "s.csv"},
+        joins=[{"with": "side", "on": "k", "columns": ["size"], "source": "lookup"}],
+        derived={"b": "x / size", "c": "b * z"},
+    ).data
+    assert data.request_columns("c") == ("x", "k", "z")
+    assert [data.source_of(name) for name in ("x", "size", "c", "y")] == [
+        "request",
+        "lookup",
+        "derived",
+        "training_only",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("count()", WindowColumn("count", None)),
+        ("lag( price , 3 )", WindowColumn("lag", "price", 3)),
+        ("mean(`net price`)", WindowColumn("mean", "net price")),
+    ],
+)
+def test_window_calls_are_read(call: str, expected: WindowColumn) -> None:
+    assert window_column(call) == expected
+
+
+def test_a_full_data_section_survives_the_way_to_yaml(tmp_path: Any) -> None:
+    spec = spec_with(
+        time="t",
+        derived={"a": "x + 1"},
+        where="a > 2",
+        unique={"by": "k", "keep": "last"},
+        windows=[WINDOW | {"span": "7d", "delay": "1h"}],
+        split={"gap": "1d"},
+        checks=[{"column": "x", "values": [1, 2], "otherwise": "warn"}],
+        allow_leaks=["x"],
+        id="k",
+    )
+    (tmp_path / "spec.yaml").write_text(spec.to_yaml())
+    assert load_spec(tmp_path / "spec.yaml") == spec
