@@ -13,7 +13,12 @@ import pytest
 
 from serin.artifacts import Dataset
 from serin.etl.build import build_dataset
+from serin.export.features2onnx import features2onnx
+from serin.export.gate import check_features
+from serin.export.golden import read_golden_rows
+from serin.features.plan import FeaturePlan
 from serin.formats.dataset import read_dataset
+from serin.formats.schema import Schema, outputs_of
 from serin.formats.shards import read_split
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
@@ -101,3 +106,14 @@ def test_the_digest_covers_what_is_equal_everywhere(table: Path, tmp_path: Path)
     made = build(table, tmp_path, 1000)
     header = json.loads((Path(made.path) / "train/part-00000/header.json").read_text())
     assert header["approximate"] == ["f", "h_sin", "h_cos", "s_count", "t_hour_sin", "t_hour_cos"]
+
+
+def test_the_graph_passes_the_gate_with_every_operator(table: Path, tmp_path: Path) -> None:
+    made = build(table, tmp_path, 1000)
+    folder = Path(made.path)
+    dataset = read_dataset(folder)
+    plan = FeaturePlan.from_json(json.loads((folder / "features.json").read_text()))
+    graph = features2onnx(plan, dataset, folder)
+    schema = Schema(task=dataset.task, inputs=dataset.inputs, outputs=outputs_of(dataset.task))
+    golden = read_golden_rows(folder, schema, dataset.numeric, [each.name for each in dataset.categorical])
+    check_features(graph.model, (graph.num, graph.cat), golden, plan.approximate)
