@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from prefect import flow
+from prefect.flow_runs import pause_flow_run
 
 from serin.artifacts import Release
-from tasks.roll_out import roll_out_release
+from tasks.approval import Approval
+from tasks.roll_out import answer_rollout, begin_rollout, follow_rollout
 from tasks.versions import find_version
+
+APPROVAL_S = 7 * 86400  # a run that waits longer fails; the rollout stays held, and a new run asks again
+_POLL_S = 2
 
 
 @flow(name="roll_out", persist_result=True, result_serializer="json")
 async def roll_out(model: str, version: int | None = None) -> Release:
     """A version (the newest, when none is named) rolled out as its own spec says, followed to the end."""
     release, spec = find_version(model, version)
-    return await roll_out_release(spec.serving, spec.rollout, release)
+    rollout = await begin_rollout(spec.serving, spec.rollout, release)
+    while rollout and (question := await follow_rollout(release, rollout)):
+        form = Approval.with_initial_data(description=question, approve=True, why="")
+        answer = await pause_flow_run(wait_for_input=form, timeout=APPROVAL_S, poll_interval=_POLL_S)
+        await answer_rollout(release, rollout, answer)
+    return release

@@ -13,17 +13,20 @@ from datetime import UTC, datetime
 from prefect import get_run_logger, task
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
 from prefect.runtime import flow_run
 
 from serin import environment
 from serin.artifacts import Release
 from serin.errors import RolloutFailed, RolloutRefused, RolloutUnfinished
 from serin.formats.journal import Decision
-from serin.rollout.commands import Command, ask
+from serin.rollout.commands import Command, Kind, ask
 from serin.rollout.plan import Plan
-from serin.rollout.state import Phase
+from serin.rollout.state import Hold, Phase
 from serin.rollout.status import history, model_status
+from serin.rollout.story import tell
 from serin.spec.stages import RolloutSpec, ServingSpec
+from tasks.approval import Approval
 from tasks.markdown import table
 from tasks.retry import error_is_retryable
 
@@ -41,24 +44,71 @@ Say = Callable[[str], None]
 async def roll_out_release(serving: ServingSpec, rollout: RolloutSpec, release: Release) -> Release:
     """The release, live for all clients. RolloutFailed with the reason when it was rolled back."""
     say = get_run_logger().info
+    running = await _begin(serving, rollout, release, say)
+    if running is None:
+        return release
+    decisions = await _follow(release, running, say)
+    await _publish(release, decisions)
+    return _outcome(release, decisions)
+
+
+@task(
+    task_run_name="begin_rollout {release.name}",
+    retries=3,
+    retry_delay_seconds=2,
+    retry_condition_fn=error_is_retryable,
+    cache_policy=NO_CACHE,
+)
+async def begin_rollout(serving: ServingSpec, rollout: RolloutSpec, release: Release) -> str | None:
+    """The rollout of the release that runs now, begun if there was none. None: the release is live already."""
+    return await _begin(serving, rollout, release, get_run_logger().info)
+
+
+@task(task_run_name="follow_rollout {release.name}", cache_policy=NO_CACHE)
+async def follow_rollout(release: Release, rollout: str) -> str | None:
+    """What a person is asked, once the rollout waits for approval; None once it has ended well."""
+    decisions = await _follow(release, rollout, get_run_logger().info, until_asked=True)
+    await _publish(release, decisions)
+    if decisions[-1].state.get("hold") == Hold.APPROVAL:
+        return decisions[-1].reason
+    _outcome(release, decisions)
+    return None
+
+
+@task(task_run_name="answer_rollout {release.name}", cache_policy=NO_CACHE)
+async def answer_rollout(release: Release, rollout: str, answer: Approval) -> None:
+    """Tells the controller what a person said. Nothing, when somebody has said it elsewhere meanwhile."""
+    status = model_status(environment.home(), release.model)
+    if status is None or status.rollout.id != rollout or status.rollout.hold != Hold.APPROVAL:
+        get_run_logger().info("the rollout does not wait for approval any more")
+        return
+    kind: Kind = "approve" if answer.approve else "abort"
+    command = Command(kind=kind, model=release.model, by=_who(), why=answer.why)
+    said = await asyncio.to_thread(ask, environment.home(), command)
+    if not said.accepted:
+        raise RolloutRefused(model=release.model, command=kind, reason=said.reason)
+
+
+async def _begin(serving: ServingSpec, rollout: RolloutSpec, release: Release, say: Say) -> str | None:
     status = model_status(environment.home(), release.model)
     if status is not None and status.live == release.version and not status.rollout.running:
         say(f"{release.name} is live already")
-        return release
+        return None
     if status is not None and status.rollout.running and status.rollout.version == release.version:
-        running = status.rollout.id
         say(f"the rollout of {release.name} is under way; following it")
-    else:
-        plan = Plan.from_spec(rollout, serving)
-        running = await asyncio.to_thread(_start, release, plan)
-        say(f"the controller has accepted {release.name}")
-    decisions = await _follow(release, running, say)
+        return status.rollout.id
+    plan = Plan.from_spec(rollout, serving)
+    running = await asyncio.to_thread(_start, release, plan)
+    say(f"the controller has accepted {release.name}")
+    return running
+
+
+async def _publish(release: Release, decisions: list[Decision]) -> None:
     await acreate_markdown_artifact(
         key=f"{release.model}-rollout",
         markdown=_page(release, decisions),
         description=f"How {release.name} was rolled out",
     )
-    return _outcome(release, decisions)
 
 
 def _start(release: Release, plan: Plan) -> str:
@@ -67,7 +117,7 @@ def _start(release: Release, plan: Plan) -> str:
         kind="start",
         model=release.model,
         version=release.version,
-        by=f"{environment.user()} (flow run {flow_run.name})",
+        by=_who(),
         plan=plan,
     )
     answer = ask(environment.home(), command)
@@ -76,19 +126,38 @@ def _start(release: Release, plan: Plan) -> str:
     return answer.rollout
 
 
-async def _follow(release: Release, rollout: str, say: Say) -> list[Decision]:
+def _who() -> str:
+    return f"{environment.user()} (flow run {flow_run.name})"
+
+
+async def _follow(release: Release, rollout: str, say: Say, *, until_asked: bool = False) -> list[Decision]:
     """Every decision, once the last one is made, or once the plan could not have lasted so long by itself."""
     shown, began = 0, time.monotonic()
     while True:
         decisions = await asyncio.to_thread(history, environment.home(), release.model, rollout)
         for decision in decisions[shown:]:
             say(f"{release.name}: {describe(decision)}")
+            _emit(release, decision)
         shown = len(decisions)
         if decisions and Phase(decisions[-1].phase).final:
+            return decisions
+        if until_asked and decisions and decisions[-1].state.get("hold") == Hold.APPROVAL:
             return decisions
         if decisions and time.monotonic() - began > _longest_s(Plan.from_json(decisions[0].state["plan"])):
             return decisions
         await asyncio.sleep(_POLL_S)
+
+
+def _emit(release: Release, decision: Decision) -> None:
+    """For automations of the Prefect server: one event for each decision, named by the phase."""
+    emit_event(
+        event=f"serin.rollout.{decision.phase}",
+        resource={
+            "prefect.resource.id": f"serin.model.{release.model}",
+            "prefect.resource.name": release.name,
+        },
+        payload={"weight_percent": decision.weight, "verdict": decision.verdict, "reason": decision.reason},
+    )
 
 
 def _longest_s(plan: Plan) -> float:
@@ -124,7 +193,7 @@ def _page(release: Release, decisions: list[Decision]) -> str:
             decision.reason,
             decision.by,
         )
-        for decision in decisions
+        for decision in tell(decisions).decisions
     ]
     story = table(("UTC", "phase", "traffic", "held", "verdict", "reason", "by"), rows)
     return f"# Rollout of {release.name}\n\n{story}"

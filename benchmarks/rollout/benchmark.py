@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
 import numpy as np
@@ -74,18 +74,20 @@ def run(wanted: Sequence[Cell], *, say: Callable[[str], None]) -> Found:
         os.environ[name] = "1"
     found: Found = {}
     begin = time.monotonic()
-    with ProcessPoolExecutor(cores()) as pool:
-        under_way = {pool.submit(simulate, cell): cell for cell in wanted}
-        for done, future in enumerate(as_completed(under_way), 1):
-            cell = under_way[future]
+    with multiprocessing.Pool(cores()) as pool:  # ends its processes when it is left, also by an interrupt
+        for done, (cell, part) in enumerate(pool.imap_unordered(_part, wanted), 1):
             decided = found.setdefault(
                 (cell.scenario.name, cell.requests_per_s), {judge: [] for judge in JUDGES}
             )
-            for judge, seconds in future.result().items():
+            for judge, seconds in part.items():
                 decided[judge] += seconds
             if done % 10 == 0 or done == len(wanted):
                 say(f"{done} of {len(wanted)} parts, {time.monotonic() - begin:.0f} s")
     return found
+
+
+def _part(cell: Cell) -> tuple[Cell, dict[str, list[float]]]:
+    return cell, simulate(cell)
 
 
 def figures(decided: Mapping[str, Sequence[float]]) -> dict[str, Any]:

@@ -6,11 +6,15 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState
+from prefect.flow_runs import resume_flow_run
 
+from flows import roll_out as flow_module
 from flows.roll_out import roll_out
 from serin.artifacts import Release
-from serin.errors import NotFound
-from serin.rollout.status import model_status
+from serin.errors import NotFound, RolloutFailed
+from serin.rollout.status import history, model_status
 from serin.store import Store
 from tests.fakes.running_controller import running_controller
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
@@ -19,23 +23,66 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 @pytest.fixture(autouse=True)
-def two_versions(home: Path, tmp_path: Path) -> None:
+def versions(home: Path, tmp_path: Path) -> None:
     store = Store.open()
-    for steps in ([100], [25, 100]):
+    for steps, approve in (([100], []), ([25, 100], []), ([25, 100], [100])):
         with store.workspace() as folder:
-            rollout = {"steps": steps, "step_time": "0s", "bake": "0s", "min_requests": 0}
+            rollout = {"steps": steps, "approve": approve, "step_time": "0s", "bake": "0s", "min_requests": 0}
             write_spec(folder, small_spec(tmp_path / "data", rows=10, rollout=rollout))
             (folder / "manifest.json").write_text("{}")
             store.publish_bundle(NAME, store.reserve_version(NAME), folder)
 
 
-def test_the_newest_version_is_rolled_out_by_the_steps_of_its_own_spec(home: Path) -> None:
+def test_a_version_is_rolled_out_by_the_steps_of_its_own_spec(home: Path) -> None:
     with running_controller(home, NAME):
         assert asyncio.run(roll_out(NAME, 1)) == Release(model=NAME, version=1)
-        assert asyncio.run(roll_out(NAME)) == Release(model=NAME, version=2)
+        assert asyncio.run(roll_out(NAME, 2)) == Release(model=NAME, version=2)
     status = model_status(home, NAME)
     assert status is not None
     assert status.rollout.steps == (25.0, 100.0)
+
+
+async def _roll_out_and_answer(**answer: object) -> Release:
+    """The newest version; what its run asks is answered as a person would in Prefect's page."""
+    running = asyncio.create_task(roll_out(NAME))
+    async with get_client() as client:
+        wanted = FlowRunFilter(state=FlowRunFilterState(name={"any_": ["Paused"]}))
+        for _ in range(300):
+            if running.done() or (paused := await client.read_flow_runs(flow_run_filter=wanted)):
+                break
+            await asyncio.sleep(0.1)
+        assert not running.done(), running.exception() or running.result()
+        assert len(paused) == 1
+        await resume_flow_run(paused[0].id, run_input=answer)
+    return await running
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_module, "_POLL_S", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_newest_version_waits_for_the_approval_its_spec_asks_for(home: Path) -> None:
+    with running_controller(home, NAME):
+        asyncio.run(roll_out(NAME, 1))
+        assert asyncio.run(_roll_out_and_answer(approve=True, why="looks good")) == Release(
+            model=NAME, version=3
+        )
+    approved = [decision for decision in history(home, NAME) if decision.reason == "looks good"]
+    assert len(approved) == 1
+    assert "flow run" in approved[0].by
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_approval_that_is_denied_ends_the_rollout(home: Path) -> None:
+    with running_controller(home, NAME):
+        asyncio.run(roll_out(NAME, 1))
+        with pytest.raises(RolloutFailed, match="not today"):
+            asyncio.run(_roll_out_and_answer(approve=False, why="not today"))
+    status = model_status(home, NAME)
+    assert status is not None
+    assert status.live == 1
 
 
 def test_a_model_that_is_not_there_is_named_with_those_that_are() -> None:
