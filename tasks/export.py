@@ -19,10 +19,10 @@ from serin.artifacts import Bundle, Checkpoint, Dataset
 from serin.errors import NotFound
 from serin.receipt import Receipt, measure
 from serin.spec.pipeline import PipelineSpec
+from serin.stage_results import find_result, keep_result, one_at_a_time, stage_key
 from serin.store import Store
 from tasks.markdown import receipt_table, table
 from tasks.retry import error_is_retryable
-from tasks.stage_results import find_result, keep_result, one_at_a_time, stage_key
 
 Say = Callable[[str], None]
 

@@ -1,5 +1,4 @@
-"""A dataset to trained weights. The folder is named by what is trained, so that a second try, after whatever ended the
-first one, takes the training up at its last checkpoint, and a third run finds it done."""
+"""A dataset to trained weights, on leased GPUs; taken up where an earlier run of the same stopped."""
 
 from __future__ import annotations
 
@@ -16,15 +15,14 @@ from prefect.runtime import flow_run
 
 from serin import environment
 from serin.artifacts import Checkpoint, Dataset
-from serin.hardware import inventory, lease
-from serin.runs import run_folder
+from serin.hardware import lease
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.stage_results import find_result, keep_result, one_at_a_time
 from serin.training import launch
+from serin.training.place import devices_wanted, training_folder, training_key
 from tasks.markdown import receipt_table, table
 from tasks.retry import error_is_retryable
-from tasks.stage_results import find_result, keep_result, one_at_a_time, stage_key
 
-_FORMAT = 1  # raise it when the same inputs must give another result
 Say = Callable[[str], None]
 
 
@@ -39,7 +37,9 @@ async def train_model(
     model: ModelSpec, training: TrainingSpec, dataset: Dataset, *, name: str, fresh: bool = False
 ) -> Checkpoint:
     """Trained weights; found when they were trained before, unless `fresh`."""
-    folder = training_folder(model, training, dataset, attempt=str(flow_run.id) if fresh else None)
+    folder = training_folder(
+        environment.home(), model, training, dataset, attempt=str(flow_run.id) if fresh else None
+    )
     say, stop = get_run_logger().info, threading.Event()
     try:
         checkpoint, page = await asyncio.to_thread(
@@ -56,30 +56,8 @@ async def train_model(
 
 def find_checkpoint(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> Checkpoint | None:
     """Weights that were trained before from the same dataset in the same way, when they are still there."""
-    found = find_result(environment.home(), "train", _key(model, training, dataset), Checkpoint)
+    found = find_result(environment.home(), "train", training_key(model, training, dataset), Checkpoint)
     return found if found is not None and Path(found.path).is_dir() else None
-
-
-def training_folder(
-    model: ModelSpec, training: TrainingSpec, dataset: Dataset, *, attempt: str | None = None
-) -> Path:
-    """The same for the same training; `attempt` sets one apart that must not take up an older one."""
-    apart = f"-{attempt[:8]}" if attempt else ""
-    return run_folder(environment.home(), f"train-{_key(model, training, dataset)}{apart}", create=True)
-
-
-def devices_wanted(training: TrainingSpec) -> int:
-    """How many GPUs to lease: one for each process, all that are here for `auto`, none where there are none."""
-    present = len(inventory())
-    if not present:
-        return 0
-    return present if training.processes == "auto" else training.processes
-
-
-def _key(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> str:
-    """Of what decides the weights; over how many processes they are computed does not."""
-    decides = training.model_copy(update={"processes": "auto", "checkpoint_every_steps": "auto"})
-    return stage_key(_FORMAT, model, decides, dataset.digest)
 
 
 def _train(
@@ -103,7 +81,7 @@ def _train(
             checkpoint = launch.train(
                 model, training, dataset, folder=folder, devices=held.ids, stop=stop, say=say
             )
-        keep_result(home, "train", _key(model, training, dataset), checkpoint)
+        keep_result(home, "train", training_key(model, training, dataset), checkpoint)
     return checkpoint, _page(folder, checkpoint)
 
 

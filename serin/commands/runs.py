@@ -128,7 +128,7 @@ def _trainings() -> list[RunEntry]:
 
     found = []
     for name in runs(environment.home()):
-        folder = _training_folder(environment.home() / "runs" / name)
+        folder = environment.home() / "runs" / name
         receipt = _read(folder / "receipt.json")
         file = folder / "training.json"
         found.append(
@@ -148,7 +148,7 @@ def _training_details(name: str) -> dict[str, Any] | None:
 
     if name not in runs(environment.home()):
         return None
-    folder = _training_folder(environment.home() / "runs" / name)
+    folder = environment.home() / "runs" / name
     return {
         "run": name,
         "state": _training_state(folder),
@@ -157,10 +157,6 @@ def _training_details(name: str) -> dict[str, Any] | None:
         "receipt": _read(folder / "receipt.json"),
         "log": _last_lines(folder / "progress.jsonl"),
     }
-
-
-def _training_folder(run: Path) -> Path:
-    return run / "training" if (run / "training").is_dir() else run
 
 
 def _training_state(folder: Path) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +10,11 @@ from typing import TYPE_CHECKING
 from serin import environment
 from serin.artifacts import Bundle, Checkpoint, Dataset
 from serin.errors import NotTrained
-from serin.hardware import inventory, lease
-from serin.receipt import measure
-from serin.runs import run_folder
+from serin.hardware import lease
 from serin.spec.pipeline import PipelineSpec
+from serin.stage_results import find_result, keep_result, one_at_a_time
 from serin.store import Store
+from serin.training.place import devices_wanted, training_folder, training_key
 
 if TYPE_CHECKING:
     from serin.etl.layout import Layout
@@ -41,50 +39,32 @@ def look_at_tables(spec: PipelineSpec) -> Layout:
 def make_dataset(spec: PipelineSpec, *, say: Say) -> Dataset:
     from serin.etl.build import build_dataset
 
-    folder = _run(spec)
-    with measure("etl") as measurement:
-        dataset = build_dataset(spec.data, spec.features, spec.etl, store=Store.open(), say=say)
-        measurement.rows = sum(dataset.rows.values())
-    assert measurement.receipt is not None
-    measurement.receipt.write(folder / "etl.json")
-    return dataset
+    return build_dataset(spec.data, spec.features, spec.etl, store=Store.open(), say=say)
 
 
 def train_model(spec: PipelineSpec, *, say: Say) -> Checkpoint:
-    """Trained weights, from where an earlier call stopped. GPUs are leased for the time it takes."""
+    """Trained weights, from where an earlier call or run stopped. GPUs are leased for the time it takes."""
     from serin.training.launch import train
 
-    dataset = make_dataset(spec, say=say)
-    devices = len(inventory())
-    wanted = devices if spec.training.processes == "auto" else min(spec.training.processes, devices)
-    with lease(wanted, home=environment.home(), purpose=f"training of {spec.name}", say=say) as held:
-        folder = _run(spec) / "training"
-        return train(spec.model, spec.training, dataset, folder=folder, devices=held.ids, say=say)
+    dataset, home = make_dataset(spec, say=say), environment.home()
+    folder = training_folder(home, spec.model, spec.training, dataset)
+    with (
+        one_at_a_time(home, "train", folder.name, say=say),
+        lease(devices_wanted(spec.training), home=home, purpose=f"training of {spec.name}", say=say) as held,
+    ):
+        checkpoint = train(spec.model, spec.training, dataset, folder=folder, devices=held.ids, say=say)
+        keep_result(home, "train", training_key(spec.model, spec.training, dataset), checkpoint)
+    return checkpoint
 
 
 def publish_model(spec: PipelineSpec, *, say: Say) -> Bundle:
     """A version from the weights `train_model` left; NotTrained when there are none."""
     from serin.export.build import export_model
-    from serin.training.job import result_folder
-    from serin.training.launch import train
 
-    folder = _run(spec)
-    if not result_folder(folder / "training").exists():
+    dataset, home = make_dataset(spec, say=say), environment.home()
+    key = training_key(spec.model, spec.training, dataset)
+    checkpoint = find_result(home, "train", key, Checkpoint)
+    if checkpoint is None or not Path(checkpoint.path).is_dir():
         raise NotTrained(spec=spec.name)
-    dataset = make_dataset(spec, say=say)
-    checkpoint = train(spec.model, spec.training, dataset, folder=folder / "training", say=say)
-    lineage = {"run": folder.name}
-    with measure("export") as measurement:
-        bundle = export_model(spec, checkpoint, dataset, store=Store.open(), lineage=lineage, say=say)
-    assert measurement.receipt is not None
-    measurement.receipt.write(folder / "export.json")
-    return bundle
-
-
-def _run(spec: PipelineSpec) -> Path:
-    """The run folder of everything that decides the weights: the same spec goes on where it stopped."""
-    sections = spec.model_dump(mode="json", by_alias=True, include={"data", "features", "model", "training"})
-    digest = hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()[:12]
-    folder = run_folder(environment.home(), f"{spec.name}-{digest}", create=True)
-    (folder / "spec.yaml").write_text(spec.to_yaml(), encoding="utf-8")
-    return folder
+    lineage = {"training": Path(checkpoint.path).parent.name}
+    return export_model(spec, checkpoint, dataset, store=Store.open(), lineage=lineage, say=say)

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
+from serin import environment
 from serin.artifacts import Checkpoint, Dataset
 from serin.hardware import holders
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training.place import devices_wanted, training_folder
 from tasks import train as task_module
-from tasks.train import devices_wanted, find_checkpoint, train_model, training_folder
+from tasks.train import find_checkpoint, train_model
 
 MODEL, TRAINING = ModelSpec(hidden=(8,)), TrainingSpec(epochs=2)
 DATASET = Dataset(path="/datasets/1", digest="0123abcd", rows={"train": 8, "valid": 1, "test": 1})
@@ -63,17 +65,17 @@ def train(*, fresh: bool = False) -> Checkpoint:
 
 
 def test_the_same_training_has_the_same_folder_and_another_has_its_own(home: Path) -> None:
-    here = training_folder(MODEL, TRAINING, DATASET)
-    assert training_folder(MODEL, TRAINING, DATASET) == here
+    here = training_folder(environment.home(), MODEL, TRAINING, DATASET)
+    assert training_folder(environment.home(), MODEL, TRAINING, DATASET) == here
     other = Dataset(path=DATASET.path, digest="4567cdef", rows=DATASET.rows)
-    assert training_folder(MODEL, TRAINING, other) != here
-    assert training_folder(MODEL, TrainingSpec(epochs=3), DATASET) != here
+    assert training_folder(environment.home(), MODEL, TRAINING, other) != here
+    assert training_folder(environment.home(), MODEL, TrainingSpec(epochs=3), DATASET) != here
 
 
 def test_how_many_processes_train_does_not_make_it_another_training(home: Path) -> None:
-    here = training_folder(MODEL, TRAINING, DATASET)
+    here = training_folder(environment.home(), MODEL, TRAINING, DATASET)
     wider = TRAINING.model_copy(update={"processes": 2, "checkpoint_every_steps": 7})
-    assert training_folder(MODEL, wider, DATASET) == here
+    assert training_folder(environment.home(), MODEL, wider, DATASET) == here
 
 
 def test_a_training_that_was_done_is_found(prefect_server: None, launch: FakeLaunch) -> None:

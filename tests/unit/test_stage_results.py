@@ -11,7 +11,7 @@ import pytest
 
 from serin.artifacts import Bundle, Checkpoint
 from serin.spec.stages import ModelSpec, TrainingSpec
-from tasks.stage_results import find_result, keep_result, one_at_a_time, stage_key
+from serin.stage_results import find_result, keep_result, one_at_a_time, stage_key
 
 CHECKPOINT = Checkpoint(path="/runs/train-1/result", step=12, metrics={"valid_auc": 0.75})
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +95,7 @@ def test_a_run_that_is_told_to_stop_does_not_wait_any_longer(tmp_path: Path) -> 
 
 def test_another_process_makes_the_same_key() -> None:
     program = (
-        "from serin.spec.stages import ModelSpec; from tasks.stage_results import stage_key; "
+        "from serin.spec.stages import ModelSpec; from serin.stage_results import stage_key; "
         "print(stage_key(1, (ModelSpec(hidden=(8,)),), 'digest'))"
     )
     command = [sys.executable, "-c", program]

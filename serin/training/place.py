@@ -1,0 +1,39 @@
+"""Where a training lies and what it may take: for the command as for the flows, so that each finds the other's.
+
+The folder is named by what is trained. A second try, after whatever ended the first one, takes the training up at its
+last checkpoint, and a third finds it done.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from serin.artifacts import Dataset
+from serin.hardware import inventory
+from serin.runs import run_folder
+from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.stage_results import stage_key
+
+_FORMAT = 1  # raise it when the same inputs must give another result
+
+
+def training_key(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> str:
+    """Of what decides the weights; over how many processes they are computed does not."""
+    decides = training.model_copy(update={"processes": "auto", "checkpoint_every_steps": "auto"})
+    return stage_key(_FORMAT, model, decides, dataset.digest)
+
+
+def training_folder(
+    home: Path, model: ModelSpec, training: TrainingSpec, dataset: Dataset, *, attempt: str | None = None
+) -> Path:
+    """The same for the same training; `attempt` sets one apart that must not take up an older one."""
+    apart = f"-{attempt[:8]}" if attempt else ""
+    return run_folder(home, f"train-{training_key(model, training, dataset)}{apart}", create=True)
+
+
+def devices_wanted(training: TrainingSpec) -> int:
+    """How many GPUs to lease: one for each process, all that are here for `auto`, none where there are none."""
+    present = len(inventory())
+    if not present:
+        return 0
+    return present if training.processes == "auto" else training.processes
