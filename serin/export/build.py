@@ -124,11 +124,17 @@ def _load_network(folder: Path, data: DatasetDescription) -> tuple[torch.nn.Modu
     """The trained network, once it is sure that it was trained on a table of this form."""
     weights = read_weights(folder)
     recorded = weights.model.shape
-    shape = TableShape(numeric=recorded.numeric, sizes=recorded.sizes, outputs=recorded.outputs)
+    shape = TableShape(
+        numeric=recorded.numeric,
+        sizes=recorded.sizes,
+        outputs=recorded.outputs,
+        units=weights.model.task == "regression",
+    )
     wanted = TableShape(
         numeric=len(data.numeric),
         sizes=tuple(column.size for column in data.categorical),
         outputs=1 if data.classes is None or data.task != "multiclass" else len(data.classes),
+        units=data.task == "regression",
     )
     if shape != wanted or weights.model.task != data.task:
         raise ExportFailed(

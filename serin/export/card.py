@@ -44,7 +44,8 @@ def model_card(
 
 
 def _what(spec: PipelineSpec, dataset: DatasetDescription, schema: Schema) -> str:
-    network = f"{spec.model.kind}, hidden layers {', '.join(map(str, spec.model.hidden))}"
+    layers = f"{spec.model.kind}, hidden layers {', '.join(map(str, spec.model.hidden))}"
+    network = _code(spec.model.module) if spec.model.module is not None else layers
     answer = _ANSWER[schema.task]
     if schema.classes is not None:
         answer += ", ".join(map(_code, schema.classes)) + "."

@@ -194,7 +194,7 @@ class Loop:
 
     def _talk(self, step: int) -> tuple[bool, bool]:
         """Look at the losses since the last talk, agree with the other ranks: (stop now?, save now?)."""
-        losses = self._losses[: self._filled].tolist()
+        losses = self._world.mean(self._losses[: self._filled].tolist())  # each rank knows its own rows'
         now = time.perf_counter()
         self.work_s += now - self._window_began
         for ago, loss in zip(range(len(losses) - 1, -1, -1), losses, strict=True):

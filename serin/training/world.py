@@ -38,6 +38,14 @@ class World:
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return [int(value) for value in shared.tolist()]
 
+    def mean(self, values: Sequence[float]) -> list[float]:
+        """Of each value over all ranks, the same on all of them."""
+        if self.size == 1:
+            return list(values)
+        shared = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(shared)
+        return [float(value) for value in (shared / self.size).tolist()]
+
     def gather(self, piece: Tensor) -> list[Tensor]:
         """The pieces of all ranks, equal in shape and type, on the host of the first; nothing on the others."""
         mine = piece.cpu().contiguous()

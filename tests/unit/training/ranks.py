@@ -1,0 +1,59 @@
+"""Ranks of a training without torchrun: forked from one process that has loaded torch already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+WAIT_S = 120.0
+
+
+def run_ranks(count: int, work: Callable[..., None], *arguments: object) -> list[int]:
+    """Runs `work(*arguments)` in so many processes that torch.distributed can find each other; their exit codes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["serin.training.worker"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        context.Process(target=_rank, args=(rank, count, port, work, arguments), daemon=True)
+        for rank in range(count)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(WAIT_S)
+        if rank.is_alive():
+            rank.kill()
+            rank.join()
+    return [rank.exitcode or 0 for rank in ranks]
+
+
+def train_rank(job_json: str, folder: Path, stop_at: int | None) -> None:
+    """One rank of a training on the CPU. The second rank alone asks to stop, after so many looks."""
+    from serin.errors import Preempted
+    from serin.training import worker
+    from serin.training.job import TrainingJob
+    from serin.training.world import open_world
+
+    looks = iter(range(10**9 if stop_at is None else stop_at))
+    with open_world(gpu=False) as world:
+        job = TrainingJob.model_validate_json(job_json)
+        try:
+            worker.train(job, folder, world, lambda: world.rank == 1 and next(looks, None) is None)
+        except Preempted:
+            os._exit(Preempted.exit_code)
+
+
+def _rank(rank: int, count: int, port: int, work: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(count),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    work(*arguments)
