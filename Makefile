@@ -38,8 +38,9 @@ demo: $(INSTALLED) $(TRITON) ## raw tables to a served model on this machine, wi
 test: $(INSTALLED) $(TRITON) lint ## lint and all tests; says what was skipped and why
 	$(BIN)/python -m pytest $(ARGS)
 
-soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers
+soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers, thousands of random tables
 	$(BIN)/python -m tests.soak.larger_than_memory $(ARGS)
+	$(BIN)/python -m pytest tests/unit/features --hypothesis-profile=soak --timeout=0
 
 lint: $(INSTALLED) ## ruff, mypy --strict on the core, import rules
 	$(BIN)/ruff check .

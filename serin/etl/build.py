@@ -119,6 +119,7 @@ def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence
         "format": [FORMAT, VERSION, _FIT_VERSION],
         "data": data.model_dump(mode="json", by_alias=True),
         "features": [feature.model_dump(mode="json", by_alias=True) for feature in features],
+        "operators": [feature.operators for feature in features],
         "files": [[file.table, file.path, file.size, file.modified] for file in files],
     }
     return hashlib.sha256(canonical(document)).hexdigest()

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny, model_validator
 
-from serin.spec.parse_steps import dump_step, parse_step
+from serin.spec.own import fingerprint
+from serin.spec.parse_steps import Own, dump_step, parse_step
 from serin.spec.section import Section
 from serin.spec.step import Step
 from serin.spec.steps import Cyclical, DateParts, FillStep, GroupStats, NumberStep
@@ -45,6 +46,11 @@ class FeatureSpec(Section):
         )
         return self.columns if reads_times else ()
 
+    @property
+    def operators(self) -> dict[str, str]:
+        """The user's own operators, and what tells their versions apart."""
+        return {step.path: fingerprint(step.path) for step in self.steps if isinstance(step, Own)}
+
     def outputs(self, column: str) -> tuple[tuple[Makes, str], ...]:
         """What the steps make of a column, as far as it is known before they are fitted."""
         names: tuple[str, ...] = (column,)
@@ -75,13 +81,21 @@ class FeatureSpec(Section):
 
     def _check_fills(self) -> None:
         earlier: Step | None = None
+        indicator = False
         for step in self.steps:
-            if isinstance(step, FillStep) and earlier is not None:
-                raise ValueError(f"nothing is null after {earlier.label}; take {step.label} out")
             if isinstance(step, FillStep):
-                earlier = step
+                if earlier is not None:
+                    raise ValueError(f"nothing is null after {earlier.label}; take {step.label} out")
+                if indicator and step.indicator:
+                    raise ValueError("two fills would make the same indicator; leave one indicator out")
+                earlier, indicator = step, indicator or step.indicator
             elif not isinstance(step, NumberStep):  # what it makes may be null again
                 earlier = None
+            if isinstance(step, GroupStats) and indicator:
+                raise ValueError(
+                    "an indicator tells of the column itself, which group_stats do not need from clients; "
+                    "give the fill with its indicator a feature of its own"
+                )
 
     def _check_exactness(self) -> None:
         """A code must be the same everywhere, so it cannot rest on a number that may differ in its last bit; and a

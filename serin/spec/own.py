@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +29,14 @@ def load_class(path: str) -> type[Any]:
         raise ValueError(f"own operator {path!r} is no class")  # noqa: TRY004 - pydantic shows ValueErrors
     _check(path, found)
     return found
+
+
+def fingerprint(path: str) -> str:
+    """sha256 of the class's source, so that a changed operator makes a new dataset; "" where there is no source."""
+    try:
+        return hashlib.sha256(inspect.getsource(load_class(path)).encode()).hexdigest()
+    except (OSError, TypeError):
+        return ""
 
 
 def load_operator(path: str, arguments: Mapping[str, Any]) -> Any:

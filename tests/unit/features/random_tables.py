@@ -124,7 +124,14 @@ chains_on_times = st.one_of(
 
 
 def _feature(columns: list[str], chains: st.SearchStrategy[list[Any]]) -> st.SearchStrategy[FeatureSpec]:
-    return chains.map(lambda steps: FeatureSpec(columns=columns, steps=steps))
+    return chains.filter(_one_indicator).map(lambda steps: FeatureSpec(columns=columns, steps=steps))
+
+
+def _one_indicator(steps: list[Any]) -> bool:
+    """What the spec refuses: two indicators, or one before group_stats."""
+    marked = [place for place, step in enumerate(steps) if "indicator" in str(step)]
+    grouped = [place for place, step in enumerate(steps) if "group_stats" in str(step)]
+    return len(marked) < 2 and not (marked and grouped and marked[0] < grouped[0])
 
 
 joint = st.integers(1, 3).map(

@@ -25,6 +25,11 @@ OWN = "tests.fakes.own_operators"
         (["fill_median", "normalize", "fill_mode"], "nothing is null after fill_median; take fill_mode out"),
         (["log1p", {"bucketize": [1, 2]}], "take log1p out"),
         ([{"bucketize": [2, 1]}], "must rise"),
+        (
+            [{"fill_median": {"indicator": True}}, {"group_stats": {"by": "k"}}],
+            "an indicator tells of the column",
+        ),
+        (["log1p", {"cyclical": {"period": 3}}], "cyclical after log1p"),
         (["bucketize"], "give either edges"),
         ([{"cyclical": {"parts": ["hour"], "period": 3}}], "give either parts"),
         ([{"ordinal": ["a", 1]}], "mixes text and numbers"),
@@ -60,12 +65,19 @@ def test_a_step_is_written_back_as_it_can_be_read(step: Any, written: Any) -> No
 
 
 def test_a_feature_says_what_it_makes_and_what_it_needs() -> None:
-    feature = FeatureSpec(
-        columns=["x"],
-        steps=[{"fill_median": {"indicator": True}}, {"group_stats": {"by": "k", "stats": ["mean", "max"]}}],
-    )
+    stats = {"group_stats": {"by": "k", "stats": ["mean", "max"]}}
+    feature = FeatureSpec(columns=["x"], steps=["fill_median", stats, {"fill_missing": 0}])
     assert (feature.inputs, feature.served) == (("x", "k"), ("k",))
-    assert [name for _, name in feature.outputs("x")] == ["x_mean_by_k", "x_max_by_k", "x_missing"]
+    assert [name for _, name in feature.outputs("x")] == ["x_mean_by_k", "x_max_by_k"]
+    marked = FeatureSpec(columns=["x"], steps=[{"fill_mode": {"indicator": True}}, {"bucketize": [1]}])
+    assert marked.outputs("x") == (("categorical", "x"), ("numeric", "x_missing"))
+
+
+def test_a_changed_operator_is_told_apart() -> None:
+    (digest,) = FeatureSpec(columns=["x"], steps=[f"{OWN}:Squash"]).operators.values()
+    (other,) = FeatureSpec(columns=["x"], steps=[f"{OWN}:AboveMost"]).operators.values()
+    assert digest
+    assert digest != other
 
 
 def test_every_step_is_documented() -> None:
