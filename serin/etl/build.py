@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from serin.etl.engine import Engine, Held
 from serin.etl.golden import Candidates, Made, choose_golden
 from serin.etl.layout import DerivedLayout, Layout, lay_out
 from serin.etl.leaks import judge_leaks
+from serin.etl.progress import Progress
 from serin.etl.relate_target import relate_to_target
 from serin.etl.relation import LoadedJoin, load_join
 from serin.etl.report import Heard, Report, shown_target, write_report
@@ -54,7 +55,7 @@ from serin.formats.dataset import (
 )
 from serin.formats.schema import DTYPE_OF_KIND
 from serin.formats.shards import count_parts
-from serin.formats.statistics import write_statistics
+from serin.formats.statistics import ColumnStatistics, write_statistics
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.stages import EtlSpec
@@ -101,8 +102,18 @@ def build_dataset(
 
         def run(engine: Engine, pieces: Sequence[Piece]) -> str:
             _empty(result)
+            engine.tell = progress = Progress(say)
+            progress.begin("read and joined")
             held = hold_pieces(engine, pieces, data, features, layout, joins, main, scratch)
-            build = _Build(data=data, features=features, layout=layout, joins=joins, engine=engine, say=heard)
+            build = _Build(
+                data=data,
+                features=features,
+                layout=layout,
+                joins=joins,
+                engine=engine,
+                say=heard,
+                progress=progress,
+            )
             return build.run(held, result, files, previous)
 
         digest = run_with_room(
@@ -133,18 +144,22 @@ class _Build:
     joins: Sequence[LoadedJoin]
     engine: Engine
     say: Heard
+    progress: Progress
 
     def run(self, held: Held, folder: Path, files: Sequence[SourceFile], previous: Dataset | None) -> str:
         """Fills `folder`; the dataset's digest."""
         totals = total_up(self.data, self.engine, held, self.say)
+        self.progress.begin("divided into splits")
         rule = split_rule(self.data, self.engine, held, totals.rows, totals.classes)
         held = self.engine.then(divide, held, rule, totals.classes)
         sizes = self._sizes(held, totals)
         self._judge_leaks(held, totals)
         rows = {name: int(sizes[:, split].sum()) for split, name in enumerate(SPLITS)}
+        self.progress.begin("measured for the fit")
         answer = _Answers(self.engine, held)
         plan = FeaturePlan.fit(self.features, self.layout.kinds, answer, classes=len(totals.classes))
         self.say(f"fitted {len(plan.numeric)} numeric and {len(plan.categorical)} categorical features")
+        self.progress.begin("made into features and written")
         candidates = self._write_rows(held, plan, folder, sizes, totals)
         lookups = [
             self._write_lookup(join, folder) for join in self.joins if join.layout in self.layout.lookups
@@ -175,23 +190,32 @@ class _Build:
         )
         tables = [table for _, table in lookups]
         digest = seal_dataset(folder, description, plan, tables, threads=self.engine.workers)
-        times = [name for name in self.layout.kept if self.layout.kinds[name] == "timestamp"]
-        label = {"binary": 1, "multiclass": 0, "regression": None}[self.data.target.task]
-        write_report(
-            folder,
-            Report(
-                description=description,
-                digest=digest,
-                statistics=statistics,
-                bins=relate_to_target(self.engine, held, statistics, times, label, rows["train"]),
-                kinds=self.layout.kinds,
-                sources={name: self.data.source_of(name) for name in self.layout.kept},
-                shown=shown_target(self.data.target, totals.classes),
-                warnings=self.say.warnings,
-            ),
-        )
+        self._write_report(held, folder, replace(description, digest=digest), statistics, totals)
         self.say(f"dataset {digest[:12]}: {sum(rows.values()):,} rows written")
         return digest
+
+    def _write_report(
+        self,
+        held: Held,
+        folder: Path,
+        description: DatasetDescription,
+        statistics: Mapping[str, ColumnStatistics],
+        totals: Totals,
+    ) -> None:
+        times = [name for name in self.layout.kept if self.layout.kinds[name] == "timestamp"]
+        label = {"binary": 1, "multiclass": 0, "regression": None}[self.data.target.task]
+        self.progress.begin("held against the target")
+        trained = description.rows["train"]
+        report = Report(
+            description=description,
+            statistics=statistics,
+            bins=relate_to_target(self.engine, held, statistics, times, label, trained),
+            kinds=self.layout.kinds,
+            sources={name: self.data.source_of(name) for name in self.layout.kept},
+            shown=shown_target(self.data.target, totals.classes),
+            warnings=self.say.warnings,
+        )
+        write_report(folder, report)
 
     def _judge_leaks(self, held: Held, totals: Totals) -> None:
         missing = totals.dropped["null_target"]

@@ -19,10 +19,12 @@ from distributed.scheduler import KilledWorker
 
 from serin.errors import EngineFailed
 from serin.etl.device import OnGpu, take_rescues, usable_gpus
+from serin.etl.progress import untold
 from serin.etl.spill import Spilled, loaded, spill
 
 _LocalCluster: Any = distributed.LocalCluster
 _Client: Any = distributed.Client
+_as_completed: Any = distributed.as_completed
 CONNECT_S = 10.0
 _FAN_IN = 8  # partial results merged at once
 _WORKER_SHARE = 0.25  # of what a worker has free: Dask stops giving it work at 0.8, and ends it at 0.95
@@ -98,6 +100,7 @@ class DaskEngine:
 
     def __init__(self, client: Any, *, scratch: Path, keep: bool = True, gpu: bool = False) -> None:
         self._client = client
+        self.tell: Callable[[int, int], None] = untold
         self._scratch = str(scratch)
         self._keep = keep
         self.gpu = gpu
@@ -164,6 +167,8 @@ class DaskEngine:
 
     def _gather(self, futures: list[Any]) -> list[Any]:
         try:
+            for done, _ in enumerate(_as_completed(futures, loop=self._client.loop), 1):
+                self.tell(done, len(futures))
             return list(self._client.gather(futures))
         except KilledWorker as error:
             raise WorkersLost(str(error)) from error

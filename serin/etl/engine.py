@@ -27,6 +27,7 @@ class Engine(Protocol):
     workers: int
     gpu: bool  # pieces go to a GPU
     room_bytes: int  # that one worker may use for a piece
+    tell: Callable[[int, int], None]  # called with (done, all) as the pieces of a pass are finished
 
     def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> Held:
         """function(item, *shared) for each item, kept."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from serin.etl.device import OnGpu, free_gpu_bytes, take_rescues
+from serin.etl.progress import untold
 from serin.etl.room import available_bytes
 from serin.etl.spill import Spilled, loaded, spill
 
@@ -26,6 +27,7 @@ class ProcessEngine:
         self.gpu = gpu
         free = available_bytes() // 2
         self.room_bytes = (min(free, free_gpu_bytes() // 2) if gpu else free) // workers
+        self.tell: Callable[[int, int], None] = untold
         self._scratch = None if scratch is None else str(scratch)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="etl")
 
@@ -68,9 +70,11 @@ class ProcessEngine:
         safe = self._safe(function)
         waiting = {self._threads.submit(_call, safe, value, *shared) for value in held}
         merged: list[Any] = []
+        total = len(waiting)
         try:
             while waiting:
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                self.tell(total - len(waiting), total)
                 for future in done:
                     merged = [merge(merged[0], future.result())] if merged else [future.result()]
         except BaseException:
@@ -91,7 +95,11 @@ class ProcessEngine:
     def _run(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         futures = [self._threads.submit(task) for task in tasks]
         try:
-            return [future.result() for future in futures]
+            results = []
+            for future in futures:
+                results.append(future.result())
+                self.tell(len(results), len(futures))
+            return results
         except BaseException:
             _cancel(futures)
             raise

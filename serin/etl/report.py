@@ -31,7 +31,6 @@ class Report:
     """What the page shows. `shown`: whose share is drawn, or that it is the target's mean."""
 
     description: DatasetDescription
-    digest: str
     statistics: Mapping[str, ColumnStatistics]
     bins: Mapping[str, Bins]
     kinds: Mapping[str, Kind]
@@ -67,7 +66,7 @@ def write_report(folder: Path, report: Report) -> None:
 def render(report: Report) -> str:
     ordered = sorted(report.bins, key=lambda name: -report.bins[name].explained())
     cards = "\n".join(_card(report, name) for name in ordered)
-    title = f"Dataset {report.digest[:12]}"
+    title = f"Dataset {report.description.digest[:12]}"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
