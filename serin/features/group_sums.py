@@ -150,20 +150,18 @@ def _sum(cells: Any, weights: Any, size: int) -> Counts:
 
 def _ends(groups: Any, values: Any, size: int) -> Floats:
     """The smallest and the largest value of each group, by sorting (group, value) as one whole number."""
+    ends = np.full((size, 2), np.nan, np.float32)
+    if not len(values):
+        return ends
     xp = array_module(groups, values)
     bits = xp.ascontiguousarray(values).view(np.uint32)
     keys = xp.where(bits >> np.uint32(31) != 0, ~bits, bits | np.uint32(0x80000000)).astype(np.uint64)
     ordered = xp.sort((groups.astype(np.uint64) << np.uint64(32)) | keys)
-    firsts = xp.asarray(np.arange(size + 1, dtype=np.uint64) << np.uint64(32))
-    starts = xp.searchsorted(ordered, firsts)
-    ends = np.full((size, 2), np.nan, np.float32)
-    if len(values):
-        low, high = ordered[xp.minimum(starts[:-1], len(ordered) - 1)], ordered[xp.maximum(starts[1:] - 1, 0)]
-        starts, low, high = (
-            each if isinstance(each, np.ndarray) else each.get() for each in (starts, low, high)
-        )
-        seen = starts[1:] > starts[:-1]
-        ends[seen] = np.stack([_values(low[seen]), _values(high[seen])], axis=1)
+    starts = xp.searchsorted(ordered, xp.asarray(np.arange(size + 1, dtype=np.uint64) << np.uint64(32)))
+    low, high = ordered[xp.minimum(starts[:-1], len(ordered) - 1)], ordered[xp.maximum(starts[1:] - 1, 0)]
+    starts, low, high = (each if isinstance(each, np.ndarray) else each.get() for each in (starts, low, high))
+    seen = starts[1:] > starts[:-1]
+    ends[seen] = np.stack([_values(low[seen]), _values(high[seen])], axis=1)
     return ends
 
 

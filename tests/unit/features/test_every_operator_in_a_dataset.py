@@ -13,6 +13,7 @@ import pytest
 
 from serin.artifacts import Dataset
 from serin.etl.build import build_dataset
+from serin.etl.dask_engine import local_cluster
 from serin.export.features2onnx import features2onnx
 from serin.export.gate import check_features
 from serin.export.golden import read_golden_rows
@@ -22,6 +23,7 @@ from serin.formats.schema import Schema, outputs_of
 from serin.formats.shards import read_split
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.stages import EtlSpec
 from serin.store import Store
 
 OWN = "tests.fakes.own_operators"
@@ -89,6 +91,15 @@ def test_cuts_and_threads_do_not_show_in_any_operator(table: Path, tmp_path: Pat
         ours, theirs = read_split(one.path, split).whole(), read_split(many.path, split).whole()
         assert ours.num.tobytes() == theirs.num.tobytes()
         assert ours.cat.tobytes() == theirs.cat.tobytes()
+
+
+def test_workers_of_a_cluster_do_not_show_in_any_operator(table: Path, tmp_path: Path) -> None:
+    expected = build(table, tmp_path / "one", 10**9).digest
+    spec = spec_of(table)
+    with local_cluster(2) as client:
+        etl = EtlSpec(engine=client.scheduler.address)
+        store = Store(str(tmp_path / "cluster"))
+        assert build_dataset(spec.data, spec.features, etl, store=store, piece_rows=500).digest == expected
 
 
 def test_clients_send_what_features_need_and_no_more(table: Path, tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Every operator on a real GPU: the host's fits and features. Skipped without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from serin.etl.device import usable_gpus
+from serin.features.column import Column
+from serin.features.plan import FeaturePlan
+from serin.features.requests import Request
+from serin.features.sample import Sample
+from serin.formats.ulps import alike, ulps_apart
+from serin.spec.features import FeatureSpec
+from tests.unit.features.measured import columns_of
+from tests.unit.features.random_tables import KINDS, features, tables, wire, with_values
+
+cupy = pytest.importorskip("cupy", reason="cupy is not installed")
+pytestmark = pytest.mark.skipif(not usable_gpus().count, reason="no GPU")
+
+
+@pytest.mark.timeout(600)
+@settings(max_examples=60, deadline=None)
+@given(tables, features)
+def test_features_are_the_host_s(training: Any, specs: Any) -> None:
+    table = with_values(training)
+    ids = np.arange(len(table))
+    columns = columns_of(wire(table), KINDS)
+    host = Sample(columns=columns, rows=ids, target=(ids % 3).astype(np.float32), training=len(ids))
+    with np.errstate(all="ignore"):
+        compare(host, specs, ids)
+
+
+def test_many_rows_are_the_host_s_and_logarithms_within_an_ulp() -> None:
+    random = np.random.default_rng(1)
+    rows = 1_000_000
+    columns = {"f": Column(kind="float", values=random.lognormal(0, 9, rows).astype(np.float32))}
+    host = Sample(columns=columns, rows=np.arange(rows), target=np.zeros(rows, np.float32), training=rows)
+    apart = compare(host, [FeatureSpec(columns=["f"], steps=["log1p"])], np.arange(rows))
+    print(f"log1p: {int((apart > 0).sum())} of {rows} differ, at most {int(apart.max())} ulp")
+
+
+def compare(host: Sample, specs: Any, ids: Any) -> Any:
+    there = replace(
+        host,
+        columns={
+            name: Column(kind=column.kind, values=cupy.asarray(column.values), dictionary=column.dictionary)
+            for name, column in host.columns.items()
+        },
+    )
+
+    def answer(requests: tuple[Request, ...]) -> list[Any]:
+        return [each.measure(there if getattr(each, "on_gpu", False) else host) for each in requests]
+
+    kinds = {name: column.kind for name, column in host.columns.items()}
+    plan = FeaturePlan.fit(specs, kinds, answer)
+    expected = FeaturePlan.fit(specs, kinds, lambda requests: [each.measure(host) for each in requests])
+    assert plan.to_json(exact_only=True) == expected.to_json(exact_only=True)
+    num, cat = (array.get() for array in plan.transform(there.columns, ids))  # type: ignore[attr-defined]
+    wanted_num, wanted_cat = expected.transform(host.columns, ids)
+    assert np.array_equal(cat, wanted_cat)
+    apart = np.zeros(1, np.int64)
+    for place, name in enumerate(expected.numeric):
+        ours, theirs = np.ascontiguousarray(num[:, place]), np.ascontiguousarray(wanted_num[:, place])
+        if name in expected.approximate:
+            assert alike(ours, theirs, expected.approximate[name]).all(), name
+            apart = ulps_apart(ours, theirs)
+        else:
+            assert ours.tobytes() == theirs.tobytes(), name
+    return apart
