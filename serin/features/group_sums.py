@@ -90,7 +90,8 @@ class GroupSums:
     def measure(self, sample: Sample) -> GroupTable:
         groups, keys = group_rows(sample.columns[self.key])
         values = self.numbers.of(sample)
-        xp = array_module(groups, values)
+        xp = array_module(groups, values)  # one of them may be on a GPU and the other not
+        groups, values = xp.asarray(groups), xp.asarray(values)
         finite = xp.isfinite(values)
         cells = (groups.astype(np.int64) * self.folds + xp.asarray(self._folds(sample)))[finite]
         groups, values = groups[finite], values[finite] + np.float32(0)

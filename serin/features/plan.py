@@ -106,7 +106,7 @@ class FeaturePlan:
             start = 0
             for values in number.numbers.blocks(sample, block_rows, made):
                 null = np.isnan(values)
-                final = xp.where(null, np.float32(0), values) if null.any() else values
+                final = array_module(values).where(null, np.float32(0), values) if null.any() else values
                 num[start : start + len(values), index] = xp.asarray(final)
                 start += len(values)
         cat = xp.empty((rows, len(self.categorical)), np.int32)
