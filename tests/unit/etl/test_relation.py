@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from serin.errors import JoinNotManyToOne, SpecError
+from serin.errors import JoinNotManyToOne, SpecError, TableEmpty
 from serin.etl.dask_engine import local_cluster
 from serin.etl.groups import AsOfIndex
 from serin.etl.layout import lay_out
@@ -94,7 +94,7 @@ def test_windows_hold_what_brute_force_finds(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, features=features(*NUMBERS), windows=WINDOWS)
     found, frame = related(spec, tmp_path), trips()
     assert len(found["rows"]) == len(frame)
-    for row in range(0, len(frame), 7):
+    for row in range(0, len(frame), 29):
         for window in WINDOWS:
             for name, call in window["make"].items():  # type: ignore[attr-defined]
                 if name == "last_taxi":
@@ -245,3 +245,47 @@ def test_what_does_not_fit_the_tables_is_refused(tmp_path: Path, says: str, data
     chosen = features("fare" if "fare" in data.get("derived", {}) else "a")
     with pytest.raises(SpecError, match=says):
         related(spec_of(tmp_path, features=chosen, **data), tmp_path)
+
+
+def test_pieces_without_rows_and_columns_without_values_do_no_harm(tmp_path: Path) -> None:
+    frame = trips().assign(fare=np.float32("nan"), taxi=pd.array([None] * 900, dtype="string"))
+    windows = [
+        {
+            "by": "zone",
+            "span": "1d",
+            "make": {"a": "sum(fare)", "b": "max(fare)", "c": "lag(taxi)", "d": "count(fare)"},
+        }
+    ]
+    late = {"where": "trip >= 800", "unique": {"by": ["taxi", "trip"]}, "windows": windows}
+    chosen = [
+        {"columns": ["a", "b", "d"], "steps": ["fill_missing"]},
+        {"columns": ["c"], "steps": ["categorify"]},
+    ]
+    found = related(spec_of(tmp_path, frame=frame, features=chosen, **late), tmp_path, piece_rows=1)
+    assert len(found["rows"]) == 50
+    assert set(found["a"]) == set(found["b"]) == set(found["c"]) == {None}
+    assert set(found["d"]) == {0}
+
+
+def test_a_filter_that_leaves_no_row_is_said(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, where="zone > 100", windows=WINDOWS[:1], features=features("n"))
+    with pytest.raises(TableEmpty, match=r"900 rows that data\.where leaves out"):
+        build(spec, Store(str(tmp_path / "store")))
+
+
+def test_rows_with_the_same_key_may_lie_in_any_order(tmp_path: Path) -> None:
+    shuffled = trips().sample(frac=1.0, random_state=2).reset_index(drop=True)
+    one = spec_of(tmp_path, features=features("total", "n"), windows=WINDOWS[:1])
+    before = related(one, tmp_path)
+    after = related(
+        spec_of(tmp_path, frame=shuffled, features=features("total", "n"), windows=WINDOWS[:1]), tmp_path
+    )
+    key = [(row.trip, row.fare) for row in shuffled.itertuples()]
+    expected = {
+        (row.trip, row.fare): (total, n)
+        for row, total, n in zip(trips().itertuples(), before["total"], before["n"], strict=True)
+        if row.fare == row.fare
+    }
+    for pair, total, n in zip(key, after["total"], after["n"], strict=True):
+        if pair[1] == pair[1]:
+            assert (total, n) == expected[pair]  # to the bit: sums do not depend on the order of rows
