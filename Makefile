@@ -25,7 +25,7 @@ for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"),
 print(name)
 endef
 export LIBPYTHON
-.PHONY: help install demo test soak lint format bench bench-setup system-deps clean
+.PHONY: help install demo test chaos soak lint format bench bench-setup system-deps clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test: $(INSTALLED) $(TRITON) lint ## lint and all tests; says what was skipped a
 soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers, thousands of random tables
 	$(BIN)/python -m tests.soak.larger_than_memory $(ARGS)
 	$(BIN)/python -m pytest tests/unit/features --hypothesis-profile=soak --timeout=0
+
+chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose, on real parts under load: what was decided, how soon, what clients saw
+	$(BIN)/python -m tests.chaos.rollout
 
 lint: $(INSTALLED) ## ruff, mypy --strict on the core, import rules
 	$(BIN)/ruff check .

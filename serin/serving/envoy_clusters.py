@@ -26,14 +26,18 @@ def aggregate_name(candidate: Release, stable: Release, protocol: Protocol) -> s
 
 
 def clusters(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> list[Document]:
-    """Two clusters per running release, and for a candidate one that falls back to the stable release."""
+    """Two clusters per running release, and for a candidate one that falls back to the stable release.
+
+    That one stays while the route names the candidate, also without weight: what is under way at a candidate that
+    hangs is tried again through it.
+    """
     found = []
     for name, endpoint in sorted(endpoints.items()):
         release = Release.parse(name)
         found.append(_release_cluster(release, "http", endpoint.http))
         found.append(_release_cluster(release, "grpc", endpoint.grpc))
     for route in routes:
-        if route.stable and route.candidate and candidate_weight(route):
+        if route.stable and route.candidate:
             found += [
                 _aggregate(route.candidate, route.stable, "http"),
                 _aggregate(route.candidate, route.stable, "grpc"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,7 +67,11 @@ def test_a_candidate_falls_back_to_the_stable_release_and_nobody_else_does() -> 
         "m-v2_grpc",
         "m-v1_grpc",
     ]
-    assert len(clusters([split(0)], ENDPOINTS)) == 4
+
+
+def test_a_candidate_without_weight_keeps_its_way_back_until_its_route_forgets_it() -> None:
+    assert len(clusters([split(0)], ENDPOINTS)) == 6
+    assert len(clusters([replace(split(0), candidate=None)], ENDPOINTS)) == 4
 
 
 def test_every_inference_route_carries_model_and_epoch() -> None:
