@@ -13,7 +13,13 @@ from benchmarks.child import ContenderFailed
 from benchmarks.race import Unequal
 from benchmarks.report import show, write
 
-BENCHMARKS = {"etl": "benchmarks.etl.benchmark", "rollout": "benchmarks.rollout.benchmark"}
+BENCHMARKS = {
+    "etl": "benchmarks.etl.benchmark",
+    "loader": "benchmarks.loader.benchmark",
+    "quality": "benchmarks.quality.benchmark",
+    "rollout": "benchmarks.rollout.benchmark",
+    "training": "benchmarks.training.benchmark",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,52 @@
+"""The loader benchmark: one shuffled epoch of a resident table, against torch's DataLoader and index_select alone."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import Child
+from benchmarks.machine import cores, machine
+from benchmarks.race import Lap, Role, Unequal, race
+from benchmarks.report import Report
+from benchmarks.training.table import make_table
+
+ROLES: dict[str, Role] = {"ours": "ours", "dataloader": "peer", "batchsampler": "peer", "limit": "limit"}
+BATCH_ROWS = 8192
+
+
+def measure(*, full: bool, say: Callable[[str], None]) -> Report:
+    rows = BATCH_ROWS * (64 if full else 8)
+    versions: dict[str, dict[str, str]] = {}
+    expected: list[float] = []
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        table = Path(scratch) / "table"
+        make_table(table, rows)
+        runners = {}
+        for name, role in ROLES.items():
+            child = stack.enter_context(
+                Child("benchmarks.loader.contenders", python=sys.executable, threads=cores())
+            )
+            versions[name] = child.versions
+            runners[name] = (role, child)
+
+        def request(name: str, turn: int) -> Mapping[str, Any]:
+            return {"who": name, "table": str(table), "batch_rows": BATCH_ROWS, "epoch": turn}
+
+        def accept(name: str, _asked: Mapping[str, Any], lap: Lap) -> None:
+            expected.append(lap.answer["ones"])
+            if lap.answer != {"rows": rows, "ones": expected[0]}:
+                raise Unequal(f"{name} gave {lap.answer}, not {rows} rows with {expected[0]:.0f} ones")
+
+        results = race(runners, request, accept, say=say)
+    return Report(
+        benchmark="loader",
+        mode="full" if full else "quick",
+        environment={"machine": machine(), "threads": cores(), "versions": versions, "rows": rows},
+        cases={"resident": results},
+        line={name: results[name].times_as_long_as(results["ours"]) for name in ROLES if name != "ours"},
+    )

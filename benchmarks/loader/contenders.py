@@ -1,0 +1,92 @@
+"""One shuffled epoch as batches of tensors: ours, torch's DataLoader in its two usual forms, and index_select alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+from benchmarks.training.table import NUMERIC, read_table
+from serin.formats.shards import SplitArrays
+from serin.training.loader import Loader
+from serin.training.tables import ResidentTable
+
+Columns = tuple[Tensor, Tensor, Tensor]
+_made: dict[str, Any] = {}
+
+
+class Batches(TensorDataset):
+    """A data set that is asked for whole lists of rows."""
+
+    def __getitem__(self, rows: list[int]) -> tuple[Tensor, ...]:
+        return tuple(tensor[rows] for tensor in self.tensors)
+
+
+def ours(request: dict[str, Any]) -> Iterator[Columns]:
+    if "ours" not in _made:
+        num, cat, target = read_table(request["table"])
+        split = SplitArrays(num=(num,), cat=(cat,), target=(target,), rows=(target.astype("int64"),))
+        table = ResidentTable(split, torch.device("cpu"))
+        _made["ours"] = Loader(table, batch_rows=request["batch_rows"], seed=1)
+    loader, begin = _made["ours"], request["epoch"] * _made["ours"].steps_per_epoch
+    for batch in loader.batches(begin, begin + loader.steps_per_epoch):
+        yield batch.num, batch.cat, batch.target
+
+
+def limit(request: dict[str, Any]) -> Iterator[Columns]:
+    """index_select alone, out of rows that lie in one piece, in an order that is known beforehand."""
+    packed, order = _made["packed"], _made["order"]
+    for start in range(0, len(packed) - request["batch_rows"] + 1, request["batch_rows"]):
+        rows = packed.index_select(0, order[start : start + request["batch_rows"]])
+        yield (
+            rows[:, :NUMERIC].view(torch.float32),
+            rows[:, NUMERIC:-1].long(),
+            rows[:, -1].view(torch.float32),
+        )
+
+
+def dataloader(request: dict[str, Any]) -> Iterator[Columns]:
+    for num, cat, target in DataLoader(
+        TensorDataset(*_tensors(request)), batch_size=request["batch_rows"], shuffle=True, drop_last=True
+    ):
+        yield num, cat.long(), target
+
+
+def batchsampler(request: dict[str, Any]) -> Iterator[Columns]:
+    rows = Batches(*_tensors(request))
+    sampler = BatchSampler(RandomSampler(rows), request["batch_rows"], drop_last=True)
+    for num, cat, target in DataLoader(rows, sampler=sampler, batch_size=None):
+        yield num, cat.long(), target
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Every batch is looked at once, as a step would."""
+    source = {"ours": ours, "limit": limit, "dataloader": dataloader, "batchsampler": batchsampler}[
+        request["who"]
+    ]
+    rows, ones = 0, 0.0
+    for num, cat, target in source(request):
+        assert cat.dtype == torch.int64
+        rows += len(num)
+        ones += float(target.sum())
+    return {"rows": rows, "ones": ones}
+
+
+def _tensors(request: dict[str, Any]) -> Columns:
+    if "tensors" not in _made:
+        _made["tensors"] = tuple(torch.from_numpy(array) for array in read_table(request["table"]))
+    found: Columns = _made["tensors"]
+    return found
+
+
+def prepare(request: dict[str, Any]) -> None:
+    if request["who"] == "ours":
+        next(ours(request))
+        return
+    num, cat, target = _tensors(request)
+    if request["who"] == "limit":
+        _made["packed"] = torch.cat([num.view(torch.int32), cat, target[:, None].view(torch.int32)], dim=1)
+        _made["order"] = torch.randperm(len(target))
