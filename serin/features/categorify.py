@@ -59,6 +59,8 @@ class Categorify:
         xp = array_module(column.values)
         if column.dictionary is not None:
             table = np.append(self._codes(column.dictionary), 0).astype(np.int32)
+            if xp is np:  # the code -1 of a null finds the last entry; twice as fast as an index
+                return (np.take(table, column.values, mode="wrap"),)
             return (xp.asarray(table)[column.values],)
         values, null = column.values.astype(np.int64, copy=False), column.null
         present = values[~null] if null.any() else values

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PART_SIZES: Mapping[str, int] = {"minute": 60, "hour": 24, "weekday": 7, "day": 31, "month": 12, "quarter": 4}
 _MINUTE, _HOUR, _DAY = 60_000_000, 3_600_000_000, 86_400_000_000
 # Some 146,000 years before 1970: what is earlier counts as this, so that nothing overflows.
+_BLOCK = 2**14  # rows that stay in the processor's cache from one operation to the next
 _EARLIEST = -(2**62)
 
 
@@ -37,9 +38,30 @@ class DateParts:
 
     def transform(self, column: Column) -> tuple[Codes, ...]:
         xp = array_module(column.values)
+        if xp is np:
+            return self._on_host(column)
         null = column.null
         times = xp.maximum(xp.where(null, 0, column.values), _EARLIEST)
         return tuple(xp.where(null, 0, part_code(part, times)).astype(np.int32) for part in self.parts)
+
+    def _on_host(self, column: Column) -> tuple[Codes, ...]:
+        """The same codes, block by block, and from hours in 32 bits where these suffice: half the time and less."""
+        made = tuple(np.empty(len(column), np.int32) for _ in self.parts)
+        start = 0
+        for block in column.blocks(_BLOCK):
+            null = block.null
+            times = np.maximum(np.where(null, 0, block.values), _EARLIEST)
+            hours = times // _HOUR
+            narrow = hours.astype(np.int32) if int(hours.max()) < 2**31 else hours
+            days = narrow // 24
+            for part, codes in zip(self.parts, made, strict=True):
+                if part == "minute":
+                    code = part_code(part, times)
+                else:
+                    code = narrow - days * 24 + 1 if part == "hour" else _code_of_days(part, days)
+                codes[start : start + len(block)] = np.where(null, 0, code)
+            start += len(block)
+        return made
 
     def to_onnx(self, graph: GraphBuilder, values: str, kind: Kind) -> tuple[str, ...]:  # noqa: ARG002
         from serin.features.graph import Whole  # onnx is loaded only where a graph is built
@@ -67,7 +89,10 @@ def part_code(part: str, times: Any) -> Any:
         return times // _MINUTE % 60 + 1
     if part == "hour":
         return times // _HOUR % 24 + 1
-    days = times // _DAY
+    return _code_of_days(part, times // _DAY)
+
+
+def _code_of_days(part: str, days: Any) -> Any:
     if part == "weekday":  # 1 is Monday; 1970 began on a Thursday
         return (days + 3) % 7 + 1
     day, month = _civil(days)
