@@ -1,29 +1,43 @@
 """What rows decide about each other: which of several equal ones stays, and windows over the past.
 
-Keys, times and values of all rows come together here; the results lie in files that every piece maps, by row id. So
-neither the cut into pieces nor the engine shows.
+Keys, times and values of all rows come together here, a part of the keys at a time when memory is short; the results
+lie in files that every piece maps, by row id. So neither pieces nor parts nor the engine show.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from serin.etl.engine import Engine, Held
-from serin.etl.groups import Int64, group_codes, joined
+from serin.etl.groups import Int64, group_codes, group_hashes, joined
 from serin.etl.layout import Layout
 from serin.etl.relation import LoadedJoin, Prepared, Related, finish, prepare, relate
+from serin.etl.room import available_bytes
 from serin.etl.tables import Piece
 from serin.etl.windows import look_back
 from serin.features.column import Column, null_of
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.data import DataSpec
-from serin.spec.relation import UniqueSpec
+from serin.spec.relation import UniqueSpec, WindowSpec
+
+Floats = npt.NDArray[np.float64]
+ROW_BYTES = 200  # what a row takes while it is looked at: keys, times, values, their order and the results
+
+
+class Part(NamedTuple):
+    """The rows whose keys' hash, divided by `parts`, leaves `number`."""
+
+    number: int
+    parts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +68,8 @@ def hold_prepared(
         return engine.hold(prepare, pieces, data, layout, joins)
     held = engine.hold(relate, pieces, layout, joins)
     rows = max(piece.first_row + piece.rows for piece in pieces)
-    past = _look_at_all(engine, held, data, layout, rows, scratch)
+    everyone = _Everyone(engine=engine, held=held, data=data, total=rows, scratch=scratch)
+    past = _look_at_all(everyone, layout)
     return engine.then(finish_with_past, held, data, layout, past)
 
 
@@ -70,36 +85,117 @@ def finish_with_past(related: Related, data: DataSpec, layout: Layout, past: Pas
     return finish(Related(columns=columns, rows=rows, dropped=dropped), data, layout)
 
 
-def some_columns(related: Related, names: Sequence[str]) -> tuple[Int64, dict[str, Column]]:
-    return related.rows, {name: related.columns[name] for name in names}
+def some_columns(
+    related: Related, names: Sequence[str], by: Sequence[str], part: Part, kept: str | None
+) -> tuple[Int64, dict[str, Column]]:
+    """The rows of this piece that stay and whose keys belong to the part, with these columns."""
+    rows = related.rows
+    chosen = np.ones(len(rows), bool) if kept is None else np.asarray(np.load(kept, mmap_mode="r")[rows])
+    if part.parts > 1:
+        mixed = np.zeros(len(rows), np.uint32)
+        for name in by:
+            mixed = mixed * np.uint32(31) + group_hashes(related.columns[name])
+        chosen &= mixed % part.parts == part.number
+    return rows[chosen], {name: related.columns[name][chosen] for name in names}
 
 
-def _look_at_all(
-    engine: Engine, held: Held, data: DataSpec, layout: Layout, total: int, scratch: Path
-) -> Past:
-    names = {data.time} | set(data.unique.by if data.unique else ())
-    for window in layout.windows:
-        names |= {*window.by, *(column.column for column in window.columns.values())}
-    wanted = tuple(sorted(name for name in names if name is not None))
-    parts = engine.collect(some_columns, held, wanted)
-    rows = np.concatenate([own for own, _ in parts])
-    columns = {name: joined([own[name] for _, own in parts]) for name in wanted}
-    times = None if data.time is None else columns[data.time].values
-    kept = None
-    if data.unique is not None:
-        keep = keep_one(data.unique, columns, times, rows)
-        kept = _write(scratch / "kept.npy", np.zeros(total, bool), rows, keep)
-        rows = rows[keep]
-        columns = {name: column[keep] for name, column in columns.items()}
-        times = None if times is None else times[keep]
+def largest_values(related: Related, names: Sequence[str], kept: str | None) -> Floats:
+    """The largest finite magnitude of each column, of the rows that stay."""
+    _, columns = some_columns(related, names, (), Part(0, 1), kept)
+    values = [columns[name].values for name in names]
+    return np.asarray([np.abs(own[np.isfinite(own)]).max(initial=0.0) for own in values], np.float64)
+
+
+def texts_of(related: Related, names: Sequence[str]) -> list[pa.Array]:
+    return [related.columns[name].dictionary for name in names]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Everyone:
+    """All rows, seen a part of the keys at a time, so that no more is in memory than there is room for."""
+
+    engine: Engine
+    held: Held
+    data: DataSpec
+    total: int
+    scratch: Path
+
+    def parts(self) -> list[Part]:
+        number = max(1, -(-self.total * ROW_BYTES // max(available_bytes() // 4, 1)))
+        return [Part(each, number) for each in range(number)]
+
+    def columns(
+        self, names: Sequence[str], by: Sequence[str], part: Part, kept: str | None
+    ) -> tuple[Int64, dict[str, Column]]:
+        parts = self.engine.collect(some_columns, self.held, tuple(names), tuple(by), part, kept)
+        rows = np.concatenate([own for own, _ in parts])
+        return rows, {name: joined([own[name] for _, own in parts]) for name in names}
+
+    def unique(self, unique: UniqueSpec) -> str:
+        """The file that says which rows stay."""
+        file = self._new_file()
+        kept = np.lib.format.open_memmap(file, mode="w+", dtype=np.bool_, shape=(self.total,))
+        time = self.data.time
+        for part in self.parts():
+            names = dict.fromkeys([*unique.by, *([time] if time else [])])
+            rows, columns = self.columns(tuple(names), unique.by, part, None)
+            kept[rows] = keep_one(unique, columns, columns[time].values if time else None, rows)
+        kept.flush()
+        return str(file)
+
+    def window(
+        self, window: WindowSpec, kinds: Mapping[str, Kind], kept: str | None
+    ) -> dict[str, MadeColumn]:
+        """One file for each column of the window."""
+        time = self.data.time
+        assert time is not None
+        read = [column.column for column in window.columns.values() if column.column is not None]
+        names = tuple(dict.fromkeys([*window.by, time, *read]))
+        floats = tuple(name for name in names if kinds[name] == "float")
+        texts = {name: self._texts(name) for name in names if kinds[name] == "string"}
+        found = self.engine.reduce(largest_values, np.maximum, self.held, floats, kept)
+        largest = dict(zip(floats, found.tolist(), strict=True))
+        made: dict[str, MadeColumn] = {}
+        files: dict[str, Any] = {}
+        for part in self.parts():
+            rows, columns = self.columns(names, window.by, part, kept)
+            columns |= {name: _with_dictionary(columns[name], texts[name]) for name in texts}
+            for name, column in look_back(window, columns, columns[time].values, largest).items():
+                if name not in made:
+                    file = self._new_file()
+                    made[name] = MadeColumn(file=str(file), kind=column.kind, dictionary=column.dictionary)
+                    dtype = column.values.dtype
+                    files[name] = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=(self.total,))
+                    files[name][:] = null_of(column.kind)
+                files[name][rows] = column.values
+        for file in files.values():
+            file.flush()
+        return made
+
+    def _new_file(self) -> Path:
+        return self.scratch / f"{uuid.uuid4().hex}.npy"  # never one that somebody still maps
+
+    def _texts(self, name: str) -> pa.Array:
+        """Every text of a column, each once."""
+        parts = self.engine.collect(texts_of, self.held, (name,))
+        return pc.unique(pa.concat_arrays([texts for (texts,) in parts]))
+
+
+def _look_at_all(everyone: _Everyone, layout: Layout) -> Past:
+    unique = everyone.data.unique
+    kept = None if unique is None else everyone.unique(unique)
     made: dict[str, MadeColumn] = {}
     for window in layout.windows:
-        assert times is not None
-        for name, column in look_back(window, columns, times).items():
-            empty = np.full(total, null_of(column.kind), column.values.dtype)
-            file = _write(scratch / f"window-{len(made)}.npy", empty, rows, column.values)
-            made[name] = MadeColumn(file=file, kind=column.kind, dictionary=column.dictionary)
+        made |= everyone.window(window, layout.kinds, kept)
     return Past(columns=made, kept=kept)
+
+
+def _with_dictionary(column: Column, texts: pa.Array) -> Column:
+    """The same texts as codes into another dictionary."""
+    assert column.dictionary is not None
+    place = pc.index_in(column.dictionary, value_set=texts).to_numpy(zero_copy_only=False)
+    codes = np.append(place, -1).astype(np.int32)
+    return Column(kind="string", values=codes[column.values], dictionary=texts)
 
 
 def keep_one(
@@ -118,9 +214,3 @@ def keep_one(
     keep = np.zeros(len(rows), bool)
     keep[order[chosen[: len(order)]]] = True
     return keep
-
-
-def _write(file: Path, values: npt.NDArray[np.generic], rows: Int64, own: npt.NDArray[np.generic]) -> str:
-    values[rows] = own
-    np.save(file, values)
-    return str(file)

@@ -37,8 +37,11 @@ def window_kind(column: WindowColumn, kind: Kind | None) -> Kind:
     return kind
 
 
-def look_back(spec: WindowSpec, columns: Mapping[str, Column], times: Int64) -> dict[str, Column]:
-    """The window's columns for all rows. Rows with a null in the key or in the time get nulls."""
+def look_back(
+    spec: WindowSpec, columns: Mapping[str, Column], times: Int64, largest: Mapping[str, float]
+) -> dict[str, Column]:
+    """The window's columns for all rows. Rows with a null in the key or in the time get nulls. `largest`: the largest
+    finite magnitude of each column of fractions, of all rows there are, also of those that are not here."""
     known = (times != INT64_NULL) & ~np.any([columns[key].null for key in spec.by], axis=0)
     rows = np.flatnonzero(known)
     groups, moments = group_codes([columns[key][rows] for key in spec.by]), times[rows]
@@ -55,7 +58,7 @@ def look_back(spec: WindowSpec, columns: Mapping[str, Column], times: Int64) -> 
     made = {}
     for name, asked in spec.columns.items():
         past = None if asked.column is None else columns[asked.column][rows][line.order]
-        result = window.column(asked, past)
+        result = window.column(asked, past, largest.get(asked.column or "", 0.0))
         place = np.full(len(times), -1, np.int64)
         place[rows] = np.arange(len(rows))
         made[name] = result.take_or_null(place)
@@ -70,7 +73,7 @@ class _Window:
     stop: Int64
     first: Int64
 
-    def column(self, asked: WindowColumn, past: Column | None) -> Column:
+    def column(self, asked: WindowColumn, past: Column | None, largest: float) -> Column:
         if asked.function == "lag":
             assert past is not None
             at = self.stop - asked.back
@@ -84,7 +87,7 @@ class _Window:
         if asked.function == "count":
             return Column(kind="int", values=count)
         if asked.function in ("sum", "mean"):
-            return self._total(asked.function, past, usable, count)
+            return self._total(asked.function, past, usable, count, largest)
         return self._extreme(asked.function, past, usable, count)
 
     def _sum(self, values: Int64) -> Int64:
@@ -92,7 +95,9 @@ class _Window:
         running = np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
         return np.asarray(running[self.stop] - running[self.start])
 
-    def _total(self, function: str, past: Column, usable: npt.NDArray[np.bool_], count: Int64) -> Column:
+    def _total(
+        self, function: str, past: Column, usable: npt.NDArray[np.bool_], count: Int64, largest: float
+    ) -> Column:
         none = count == 0
         if past.kind != "float":
             whole = self._sum(np.where(usable, past.values, 0).astype(np.int64))
@@ -100,7 +105,6 @@ class _Window:
                 return Column(kind="int", values=np.where(none, INT64_NULL, whole))
             return _fractions(whole / np.maximum(count, 1), none)
         values = np.where(usable, past.values, 0).astype(np.float64)
-        largest = float(np.abs(values).max(initial=0.0))
         exponent = int(np.frexp(largest)[1])
         fixed = np.rint(np.ldexp(values, _FIXED_BITS - exponent)).astype(np.int64)
         total = np.ldexp(self._sum(fixed).astype(np.float64), exponent - _FIXED_BITS)

@@ -217,6 +217,16 @@ def test_all_of_it_gives_one_digest_from_any_engine_and_cut(tmp_path: Path) -> N
         assert build(spec, Store(str(tmp_path / "dask")), etl=etl, piece_rows=300).digest == first.digest
 
 
+def test_keys_may_be_looked_at_in_parts_when_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(tmp_path, features=features(*NUMBERS), windows=WINDOWS, unique={"by": ["trip", "taxi"]})
+    expected = related(spec, tmp_path)
+    monkeypatch.setattr("serin.etl.past.ROW_BYTES", 200)
+    monkeypatch.setattr("serin.etl.past.available_bytes", lambda: 4 * 200 * 150)  # six parts
+    assert related(spec, tmp_path) == expected
+
+
 def test_a_derived_feature_asks_clients_for_what_it_is_made_of(tmp_path: Path) -> None:
     described = read_dataset(build(everything(tmp_path), Store(str(tmp_path / "store"))).path)
     names = {column.name for column in described.inputs}
