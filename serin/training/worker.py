@@ -23,6 +23,7 @@ from serin.errors import LossNotFinite, Preempted, SerinError, TrainingRefused
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import SplitArrays, read_split
 from serin.models.build import build_model
+from serin.models.module import ANY_FAULT
 from serin.models.shape import TableShape
 from serin.training.batch_size import choose_batch_rows, choose_threads
 from serin.training.evaluate import evaluate
@@ -81,10 +82,22 @@ def main() -> None:
         except SerinError as error:
             write_status(folder, Status(state="refused", reason=str(error)))
             raise
+        except ANY_FAULT as error:
+            if _is_the_users(error, job):
+                reason = f"model.module {job.model.module} raises {type(error).__name__}: {error}"
+                write_status(folder, Status(state="refused", reason=reason))
+            raise
         if world.first:
             write_status(folder, status)
         world.wait_for_all()
     sys.exit(0 if status.state == "done" else Preempted.exit_code)
+
+
+def _is_the_users(error: BaseException, job: TrainingJob) -> bool:
+    """Would it come again at every attempt? With several ranks it may as well be the loss of another one."""
+    return (
+        job.model.module is not None and job.processes == 1 and not isinstance(error, torch.OutOfMemoryError)
+    )
 
 
 def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[], bool]) -> Status:

@@ -13,11 +13,11 @@ import torch
 from pydantic import ValidationError
 
 from serin.artifacts import Dataset
-from serin.errors import NetworkUnfit, StoreNotWritable
+from serin.errors import NetworkUnfit, StoreNotWritable, TrainingRefused
 from serin.models.build import build_model, load_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training import checkpoint, worker
+from serin.training import checkpoint, launch, worker
 from serin.training.checkpoint import Checkpoints
 from serin.training.job import TrainingJob
 from serin.training.losses import class_weights, loss_of
@@ -51,6 +51,12 @@ class Hungry(Net):
 class Raises(Net):
     def forward(self, num, cat):
         raise KeyError("no such layer")
+
+class Late(Net):
+    def forward(self, num, cat):
+        if self.training and bool(num.any()):
+            raise ValueError("cannot cope with these rows")
+        return super().forward(num, cat)
 
 class Flat(Net):
     def forward(self, num, cat):
@@ -163,6 +169,16 @@ def test_one_s_own_network_is_trained_and_read_back(tmp_path: Path, dataset: Dat
 def test_an_unfit_network_is_refused_with_what_is_wrong(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(NetworkUnfit, match=reason):
         build_model(own(tmp_path, name), TableShape(numeric=3, sizes=(7, 40), outputs=1))
+
+
+def test_a_network_that_raises_in_the_middle_is_refused_and_not_tried_again(
+    tmp_path: Path, dataset: Dataset
+) -> None:
+    with pytest.raises(
+        TrainingRefused, match="Late raises ValueError: cannot cope with these rows"
+    ) as refused:
+        launch.train(own(tmp_path, "Late"), TrainingSpec(epochs=1), dataset, folder=tmp_path / "run")
+    assert not refused.value.retryable
 
 
 def test_a_module_needs_no_kind_and_must_name_a_class() -> None:
