@@ -14,14 +14,12 @@ import numpy as np
 from serin.features.column import Column
 from serin.hardware import inventory
 from serin.spec.features import FeatureSpec
+from serin.spec.parse_steps import STEPS
 
 F = TypeVar("F", bound=Callable[..., Any])
 _rescued: list[int] = []  # appending is safe from any thread
-# Steps whose work per row is the same on a GPU, bit for bit. A column with any other step stays on the host.
-GPU_STEPS = frozenset({"fill_median", "clip", "normalize", "categorify", "date_parts"})
-_POOL_SHARE = (
-    0.5  # of the GPU's free memory, taken at once: the driver's own allocation is slow and synchronises
-)
+# Steps whose work per row is the same on a GPU: all of ours. A column with one's own step stays on the host.
+GPU_STEPS = frozenset(STEPS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,8 @@ def _main(random: np.random.Generator, rows: int, first: int, *, targets: bool =
     return pa.table(
         {
             "ordinary": _some_null(random, random.normal(3, 2, rows).astype(np.float32)),
+            "second": _some_null(random, random.exponential(2, rows).astype(np.float32)),
+            "third": _some_null(random, random.integers(0, 30, rows).astype(np.int8)),
             "extreme": _some_null(random, floats.astype(np.float32)),
             "wide": _some_null(random, numbers * 1e5),  # float64, some beyond float32
             "large": _some_null(random, large),
@@ -105,6 +107,18 @@ def _spec(folder: Path) -> PipelineSpec:
                     "steps": [{"categorify": {"min_count": 2, "buckets": 3}}],
                 },
                 {"columns": ["level"], "steps": ["categorify"]},
+                {
+                    "columns": ["second"],
+                    "steps": [{"fill_median": {"indicator": True}}, "log1p", "min_max"],
+                },
+                {"columns": ["third"], "steps": ["fill_mode", "robust_scale"]},
+                {"columns": ["wide"], "steps": [{"bucketize": {"quantiles": 5}}]},
+                {"columns": ["name"], "steps": [{"target_encode": {"smoothing": 5}}, "normalize"]},
+                {"columns": ["word"], "steps": ["count_encode", "log1p"]},
+                {"columns": ["ordinary"], "steps": [{"group_stats": {"by": "name"}}, "normalize"]},
+                {"columns": ["word"], "steps": [{"one_hot": {"max_size": 4}}]},
+                {"columns": ["large"], "steps": [{"hash_bucket": 16}]},
+                {"columns": ["seen"], "steps": [{"cyclical": ["hour"]}]},
                 {"columns": ["when", "seen"], "steps": [{"date_parts": ["hour", "weekday", "day", "month"]}]},
             ],
         }
