@@ -132,12 +132,13 @@ def count_strata(prepared: Prepared, prefixes: Int64, digit: int, classes: Seque
 def time_split(split: SplitSpec, engine: Engine, held: Held, total: int) -> TimeSplit:
     """Cuts the rows in order of (time, row id) by their number: the earliest train, the latest test."""
     ranks = [min(total - 1, math.floor(share * total + Fraction(1, 2))) for share in _shares(split)]
-    found = [_Search(rank) for rank in ranks]
-    for digit in (3, 2, 1, 0):
-        counts = engine.reduce(count_digits, np.add, held, tuple(search.prefix for search in found), digit)
-        for search, own in zip(found, counts, strict=True):
+    low, high = engine.reduce(time_range, _wider, held)
+    found = [_Search(rank, low, (high - low).bit_length()) for rank in ranks]
+    while any(search.bits for search in found):
+        asked = tuple((search.start, search.bits) for search in found)
+        for search, own in zip(found, engine.reduce(count_times, np.add, held, asked), strict=True):
             search.descend(own)
-    moments = [search.moment() for search in found]
+    moments = [search.start for search in found]
     ties = engine.collect(rows_at, held, tuple(moments))
     starts = []
     for index, (search, moment) in enumerate(zip(found, moments, strict=True)):
@@ -146,18 +147,31 @@ def time_split(split: SplitSpec, engine: Engine, held: Held, total: int) -> Time
     return TimeSplit((starts[0], starts[1]), round(split.gap * 1_000_000))
 
 
-def count_digits(prepared: Prepared, prefixes: Sequence[int], digit: int) -> Int64:
-    """For each prefix (the upper digits, 16 bits each): how many times that start with it have which next digit."""
+def time_range(prepared: Prepared) -> tuple[int, int]:
+    """The earliest and the latest time; an empty range when there is no row."""
     assert prepared.time is not None
-    keys = prepared.time.view(np.uint64) ^ np.uint64(2**63)  # order of times = order of keys
-    counts = np.zeros((len(prefixes), 65536), np.int64)
-    for index, prefix in enumerate(prefixes):
-        if index and prefix == prefixes[0]:
+    times = prepared.time
+    return (int(times.min()), int(times.max())) if len(times) else (2**63 - 1, -(2**63))
+
+
+def _wider(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+    return min(left[0], right[0]), max(left[1], right[1])
+
+
+def count_times(prepared: Prepared, ranges: Sequence[tuple[int, int]]) -> Int64:
+    """For each range (its start, and the logarithm of its width): how many times are in which 65536th of it."""
+    assert prepared.time is not None
+    counts = np.zeros((len(ranges), 65536), np.int64)
+    for index, (start, bits) in enumerate(ranges):
+        if index and ranges[index] == ranges[0]:
             counts[index] = counts[0]
             continue
-        chosen = keys if digit == 3 else keys[(keys >> np.uint64(16 * (digit + 1))) == np.uint64(prefix)]
-        digits = (chosen >> np.uint64(16 * digit)).astype(np.uint16)
-        counts[index] = np.bincount(digits, minlength=65536)
+        places = prepared.time.view(np.uint64) - np.uint64(
+            start % 2**64
+        )  # what is before the range comes out large
+        if bits < 64:
+            places = places[places < np.uint64(2**bits)]
+        counts[index] = np.bincount((places >> np.uint64(max(0, bits - 16))).view(np.int64), minlength=65536)
     return counts
 
 
@@ -167,20 +181,21 @@ def rows_at(prepared: Prepared, moments: Sequence[int]) -> list[Int64]:
 
 
 class _Search:
-    """The time at a rank, found digit by digit; then `rank` counts among the rows with that time."""
+    """The time at a rank, found in ranges that get narrower; then `rank` counts among the rows with that time."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, start: int, bits: int) -> None:
         self.rank = rank
-        self.prefix = 0
+        self.start = start
+        self.bits = bits  # the range is 2^bits wide
 
     def descend(self, counts: Int64) -> None:
+        if self.bits == 0:
+            return
         ends = np.cumsum(counts)
-        digit = int(np.searchsorted(ends, self.rank, side="right"))
-        self.rank -= int(ends[digit - 1]) if digit else 0
-        self.prefix = self.prefix << 16 | digit
-
-    def moment(self) -> int:
-        return self.prefix - 2**63
+        place = int(np.searchsorted(ends, self.rank, side="right"))
+        self.rank -= int(ends[place - 1]) if place else 0
+        self.bits = max(0, self.bits - 16)
+        self.start += place << self.bits
 
 
 def _places(hashes: Int64, first: int | Int64, second: int | Int64) -> npt.NDArray[np.uint8]:
