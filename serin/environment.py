@@ -47,7 +47,8 @@ def user() -> str:
 
 def torchrun_place() -> tuple[int, int, int]:
     """(rank, local rank, number of ranks) as torchrun gave them to this worker; (0, 0, 1) outside of torchrun."""
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    get = os.environ.get
+    return int(get("RANK", "0")), int(get("LOCAL_RANK", "0")), int(get("WORLD_SIZE", "1"))
 
 
 def search_path() -> str:

@@ -222,7 +222,9 @@ class LeakFound(DataError):
         names = ", ".join(dict.fromkeys(column for column, _ in found))
         lines = [f"  column {column!r} {why}" for column, why in found]
         super().__init__(
-            "the data gives the answer away:\n" + "\n".join(lines) + "\n  leave these columns out, or, when they are "
+            "the data gives the answer away:\n"
+            + "\n".join(lines)
+            + "\n  leave these columns out, or, when they are "
             f"truly known before the answer is, let them pass by name: data.allow_leaks: [{names}]",
             leaks=found,
             columns=[column for column, _ in found],
@@ -314,7 +316,9 @@ class WorkerFailed(TrainingError):
 
 class NotTrained(TrainingError):
     def __init__(self, *, spec: str) -> None:
-        super().__init__(f"{spec!r} has not been trained as its spec says now; run `serin train` on it first", spec=spec)
+        super().__init__(
+            f"{spec!r} has not been trained as its spec says now; run `serin train` on it first", spec=spec
+        )
 
 
 class Preempted(TrainingError):
@@ -351,7 +355,9 @@ class ExportError(SerinError):
 
 class ExportFailed(ExportError):
     def __init__(self, *, what: str, reason: str) -> None:
-        super().__init__(f"export of {what} failed: {reason}; nothing was published", what=what, reason=reason)
+        super().__init__(
+            f"export of {what} failed: {reason}; nothing was published", what=what, reason=reason
+        )
 
 
 class GateFailed(ExportError):
@@ -443,8 +449,8 @@ class RolloutFailed(RolloutError):
 class RolloutUnfinished(RolloutError):
     def __init__(self, *, release: str, phase: str) -> None:
         super().__init__(
-            f"release {release} is still {phase}; the rollout goes on without this run: `serin rollout watch` shows it, "
-            "`serin rollout promote` or `abort` decides it",
+            f"release {release} is still {phase}; the rollout goes on without this run: "
+            "`serin rollout watch` shows it, `serin rollout promote` or `abort` decides it",
             release=release,
             phase=phase,
         )

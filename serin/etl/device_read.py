@@ -68,7 +68,9 @@ def hold_pieces(
     scratch: Path,
 ) -> Held:
     """The prepared pieces, held by the engine; on its GPU what is made into features there."""
-    if not engine.gpu or data.unique is not None or layout.windows:  # these need the rows of all pieces, on the host
+    if (
+        not engine.gpu or data.unique is not None or layout.windows
+    ):  # these need the rows of all pieces, on the host
         return hold_prepared(engine, pieces, data, layout, joins, scratch)
     placement = place_columns(data, features, layout, table)
     return engine.hold(prepare_on_gpu, pieces, data, layout, joins, placement)

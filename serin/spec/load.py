@@ -81,7 +81,9 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?:true|True|false|False)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("(?:true|True|false|False)$"), list("tTfF")
+)
 
 
 def _absolute(path: str, base: Path) -> str:
