@@ -14,12 +14,19 @@ from serin.formats.schema import Schema
 
 
 def answers(address: str, release: Release, schema: Schema, *, timeout_s: float = 2.0) -> bool:
-    """The release is loaded under its version and scores a row. A timeout is tried once more: busy is not dead."""
-    for _ in range(2):
+    """The release is loaded under its version and scores a row.
+
+    A timeout is tried once more, a row that is not scored twice: busy is not dead, nor is one that fails now and then.
+    How often it may fail is for the evidence to say.
+    """
+    timeouts = refusals = 0
+    while timeouts < 2 and refusals < 3:
         try:
-            return _asked(address, release, schema, timeout_s)
+            if _asked(address, release, schema, timeout_s):
+                return True
+            refusals += 1
         except TimeoutError:
-            continue
+            timeouts += 1
         except (OSError, http.client.HTTPException):
             return False
     return False
