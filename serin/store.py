@@ -197,7 +197,9 @@ class Store:
         if (target / marker).is_file():
             return target  # the same content was published by somebody else meanwhile
         target.parent.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:  # a disk's journal takes several at the price of one
+        with ThreadPoolExecutor(
+            _SYNCS_AT_ONCE
+        ) as threads:  # a disk's journal takes several at the price of one
             list(threads.map(_sync, folder.rglob("*")))
         _sync(folder)
         try:
