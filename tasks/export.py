@@ -99,6 +99,10 @@ def _key(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> str:
 def _page(bundle: Bundle, receipt: Receipt | None) -> str:
     gate: dict[str, Any] = json.loads((Path(bundle.path) / "gate.json").read_text(encoding="utf-8"))
     batches = ", ".join(str(size) for size in gate["batch_rows"])
+    rounded = [
+        ("logarithms and sines equal the ETL's within the last place", gate["golden_rows"], column)
+        for column in gate["rounded_columns"]
+    ]
     proofs = table(
         ("proof", "rows", "found"),
         [
@@ -107,6 +111,7 @@ def _page(bundle: Bundle, receipt: Receipt | None) -> str:
                 gate["golden_rows"],
                 f"{gate['feature_columns']} columns",
             ),
+            *rounded,
             (
                 f"scores equal torch's within {gate['tolerance']:g} (batches of {batches})",
                 gate["golden_rows"],

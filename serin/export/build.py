@@ -110,7 +110,8 @@ def _prove(
     report = GateReport(
         golden_rows=len(golden),
         batch_rows=batch_sizes(len(golden)),
-        feature_columns=len(golden.numeric) + len(golden.categorical),
+        feature_columns=len(golden.numeric) + len(golden.categorical) - len(plan.approximate),
+        rounded_columns=tuple(plan.approximate),
         tolerance=spec.export.tolerance,
         largest_score_difference=largest,
         test_rows=rows,

@@ -93,10 +93,15 @@ def _gate(report: GateReport, schema: Schema) -> str:
         for name, value in report.test_onnx.items()
     )
     names = _words([output.name for output in schema.outputs])
+    rounded = (
+        f"- {_words(report.rounded_columns)} equal them within the last place\n"
+        if report.rounded_columns
+        else ""
+    )
     return (
         "## What was proven before it was published\n\n"
         f"- {report.feature_columns} feature columns equal the training's bit for bit on {report.golden_rows} golden "
-        f"rows, at batch sizes {sizes}\n"
+        f"rows, at batch sizes {sizes}\n{rounded}"
         f"- {names} within {report.largest_score_difference:.2g} of torch (allowed {report.tolerance:g})\n"
         f"- on {report.test_rows:,} test rows the exported network has {measured}"
     )

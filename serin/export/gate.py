@@ -46,7 +46,8 @@ class GateReport:
 
     golden_rows: int
     batch_rows: tuple[int, ...]
-    feature_columns: int
+    feature_columns: int  # equal bit for bit
+    rounded_columns: tuple[str, ...]  # logarithms and sines: equal within their last place
     tolerance: float
     largest_score_difference: float
     test_rows: int
