@@ -7,7 +7,7 @@ almost without fault; one whose nulls do; one that is missing just where the tar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,12 @@ import numpy.typing as npt
 from serin.errors import LeakFound
 from serin.etl.engine import Engine, Held
 from serin.etl.groups import group_codes, joined, sampled
+from serin.etl.transform import ID, Divided
+from serin.etl.unknown import Unknown
 from serin.features.column import Column
 from serin.formats.dataset import SPLITS
 from serin.metrics import auc
 from serin.spec.data import DataSpec
-
-if TYPE_CHECKING:
-    from serin.etl.transform import Divided
 
 SAMPLE_ROWS = 20_000
 _FEWEST = 100  # rows below which nothing can be said
@@ -30,24 +29,6 @@ _NULLS_ALMOST = 0.95
 _BINS = 64
 
 Floats = npt.NDArray[np.float64]
-
-
-class Unknown(NamedTuple):
-    """Rows in which a column is null, and in which the target is null too."""
-
-    rows: int
-    null: int
-    both: int
-
-
-def count_unknown(
-    columns: Mapping[str, Column], names: Sequence[str], target_null: npt.NDArray[np.bool_]
-) -> dict[str, Unknown]:
-    found = {}
-    for name in names:
-        null = np.asarray(columns[name].null)
-        found[name] = Unknown(len(null), int(null.sum()), int((null & target_null).sum()))
-    return found
 
 
 def judge_leaks(
@@ -88,7 +69,6 @@ def sample(
 
 def ids_by_split(divided: Divided) -> list[tuple[Column, npt.NDArray[np.int64]]]:
     """For each split its ids and rows."""
-    from serin.etl.transform import ID
 
     spans = [divided.span(split) for split in range(len(SPLITS))]
     return [(divided.columns[ID][span], divided.rows[span]) for span in spans]

@@ -16,9 +16,9 @@ from serin.errors import JoinNotManyToOne
 from serin.etl.checks import CheckCounts, count_checks
 from serin.etl.groups import AsOfIndex, group_hashes, joined
 from serin.etl.layout import DerivedLayout, JoinLayout, Layout
-from serin.etl.leaks import Unknown, count_unknown
 from serin.etl.tables import Piece, Table, cut, read_piece
 from serin.etl.target import TargetPart, evaluate_target
+from serin.etl.unknown import Unknown, count_unknown
 from serin.features.column import Column
 from serin.features.derived import derive, evaluate_columns
 from serin.features.keys import KeyIndex

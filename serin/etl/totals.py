@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from serin.errors import TableEmpty
 from serin.etl.checks import CheckCounts, judge_checks, newest_times
 from serin.etl.engine import Engine, Held
-from serin.etl.leaks import Unknown
 from serin.etl.relation import Prepared
 from serin.etl.target import Class, merge_classes
+from serin.etl.unknown import Unknown
 from serin.spec.data import DataSpec
 
 Say = Callable[[str], None]

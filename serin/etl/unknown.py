@@ -1,0 +1,30 @@
+"""How often a column is missing together with the target: counted before the rows without a target are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from serin.features.column import Column
+
+
+class Unknown(NamedTuple):
+    """Rows in which a column is null, and in which the target is null too."""
+
+    rows: int
+    null: int
+    both: int
+
+
+def count_unknown(
+    columns: Mapping[str, Column], names: Sequence[str], target_null: npt.NDArray[np.bool_]
+) -> dict[str, Unknown]:
+    """For the columns `names` of one piece."""
+    found = {}
+    for name in names:
+        null = np.asarray(columns[name].null)
+        found[name] = Unknown(len(null), int(null.sum()), int((null & target_null).sum()))
+    return found
