@@ -69,7 +69,6 @@ def sample(
 
 def ids_by_split(divided: Divided) -> list[tuple[Column, npt.NDArray[np.int64]]]:
     """For each split its ids and rows."""
-
     spans = [divided.span(split) for split in range(len(SPLITS))]
     return [(divided.columns[ID][span], divided.rows[span]) for span in spans]
 
