@@ -65,11 +65,9 @@ def _build(
 
 def find_dataset(data: DataSpec, features: tuple[FeatureSpec, ...]) -> Dataset | None:
     """The dataset that was made from the same files by the same rules, when there is one."""
-    from serin.etl.build import dataset_key
-    from serin.etl.sources import find_files
+    from serin.etl import build
 
-    files = [file for table, url in data.tables.items() for file in find_files(table, url)]
-    return Store.open().find_dataset(dataset_key(data, features, files))
+    return build.find_dataset(data, features, Store.open())
 
 
 def _page(dataset: Dataset, receipt: Receipt | None) -> str:

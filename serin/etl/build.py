@@ -79,7 +79,7 @@ def build_dataset(
     piece_rows: int | None = None,
 ) -> Dataset:
     """The dataset of these sections: found when it is there already, else computed and published."""
-    sources = {name: find_files(name, url) for name, url in data.tables.items()}
+    sources = _sources(data)
     files = [file for found in sources.values() for file in found]
     key = dataset_key(data, features, files)
     known = store.find_dataset(key)
@@ -122,6 +122,16 @@ def build_dataset(
         published = store.publish_dataset(key, digest, result)
         store.remember_dataset(family_key(data), digest)
         return published
+
+
+def find_dataset(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> Dataset | None:
+    """The dataset that was made from the same files by the same rules, when there is one."""
+    files = [file for found in _sources(data).values() for file in found]
+    return store.find_dataset(dataset_key(data, features, files))
+
+
+def _sources(data: DataSpec) -> dict[str, tuple[SourceFile, ...]]:
+    return {name: find_files(name, url) for name, url in data.tables.items()}
 
 
 def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence[SourceFile]) -> str:

@@ -26,6 +26,9 @@ def is_free(port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
+            probe.listen(
+                1
+            )  # a port that somebody bound and does not listen on yet lets itself be bound again
         except OSError:
             return False
     return True

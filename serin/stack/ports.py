@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from serin.errors import PortTaken
+from serin.serving.ports import is_free
 
 
 class Claims:
@@ -46,17 +47,6 @@ def port_claims() -> Iterator[Claims]:
         yield claims
     finally:
         claims.release()
-
-
-def is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-            probe.listen(1)
-        except OSError:
-            return False
-    return True
 
 
 def choose_port(claims: Claims, *, asked: int | None, option: str, preferred: tuple[int, ...]) -> int:

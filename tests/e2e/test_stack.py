@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from serin.serving.ports import is_free
 
 PARTS = {"prefect", "worker-cpu", "worker-gpu", "gateway", "controller"}
 
@@ -106,16 +107,6 @@ def lets_in(api: str, origin: str) -> bool:
             return response.headers.get("Access-Control-Allow-Origin") in (origin, "*")
     except urllib.error.HTTPError as refusal:
         return refusal.headers.get("Access-Control-Allow-Origin") in (origin, "*")
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 @pytest.mark.timeout(400)  # two cold starts of Prefect: a minute on two idle cores

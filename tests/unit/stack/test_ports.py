@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from serin.errors import PortTaken
-from serin.stack.ports import choose_port, is_free, port_claims
+from serin.serving.ports import is_free
+from serin.stack.ports import choose_port, port_claims
 
 
 def listening() -> socket.socket:
