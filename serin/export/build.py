@@ -12,25 +12,20 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
 
 from serin.artifacts import Bundle, Checkpoint, Dataset, Release
-from serin.errors import ExportFailed
 from serin.export.card import model_card
 from serin.export.features2onnx import features2onnx
 from serin.export.fuse import fuse, name_model
 from serin.export.gate import Batch, GateReport, batch_sizes, check_features, check_metric, check_scores
 from serin.export.golden import GoldenRows, read_golden_rows, write_golden
-from serin.export.torch2onnx import torch2onnx
+from serin.export.network import read_network
 from serin.features.plan import FeaturePlan
 from serin.formats.bundle import MODEL, write_manifest
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
 from serin.formats.schema import Schema, outputs_of, write_schema
 from serin.formats.shards import read_split
-from serin.formats.weights import read_weights
 from serin.formats.wire import Array
-from serin.models.build import build_model
-from serin.models.shape import TableShape
 from serin.spec.pipeline import PipelineSpec
 from serin.store import Store
 
@@ -92,20 +87,19 @@ def _prove(
 ) -> Proven:
     outputs = outputs_of(data.task, len(data.classes or ()))
     schema = Schema(task=data.task, inputs=data.inputs, outputs=outputs, classes=data.classes)
-    module, shape = _load_network(Path(checkpoint.path), data)
     say("writing the network as ONNX")
-    network = torch2onnx(module, shape, tolerance=spec.export.tolerance)
+    network = read_network(Path(checkpoint.path), data, tolerance=spec.export.tolerance)
     say("writing the features as ONNX")
     plan = FeaturePlan.from_json(json.loads((folder / FEATURES).read_text(encoding="utf-8")))
     features = features2onnx(plan, data, folder)
-    model = fuse(features, network, schema)
+    model = fuse(features, network.graph, schema)
     golden = read_golden_rows(folder, schema, data.numeric, [column.name for column in data.categorical])
     say(f"gate: features and scores of {len(golden)} golden rows")
     check_features(model, (features.num, features.cat), golden, plan.approximate)
-    answers, largest = check_scores(model, module, schema, golden, spec.export.tolerance)
+    answers, largest = check_scores(model, network, schema, golden, spec.export.tolerance)
     say(f"gate: metrics on {data.rows['test']:,} test rows")
     rows, by_torch, by_onnx = check_metric(
-        network, module, _test_batches(folder), data.task, spec.export.tolerance, checkpoint.metrics
+        network, _test_batches(folder), data.task, spec.export.tolerance, checkpoint.metrics
     )
     report = GateReport(
         golden_rows=len(golden),
@@ -119,46 +113,6 @@ def _prove(
         test_onnx=by_onnx,
     )
     return Proven(model=model, plan=plan, schema=schema, golden=golden, outputs=answers, report=report)
-
-
-def _load_network(folder: Path, data: DatasetDescription) -> tuple[torch.nn.Module, TableShape]:
-    """The trained network, once it is sure that it was trained on a table of this form."""
-    weights = read_weights(folder)
-    recorded = weights.model.shape
-    shape = TableShape(
-        numeric=recorded.numeric,
-        sizes=recorded.sizes,
-        outputs=recorded.outputs,
-        units=weights.model.task == "regression",
-    )
-    wanted = TableShape(
-        numeric=len(data.numeric),
-        sizes=tuple(column.size for column in data.categorical),
-        outputs=1 if data.classes is None or data.task != "multiclass" else len(data.classes),
-        units=data.task == "regression",
-    )
-    if shape != wanted or weights.model.task != data.task:
-        raise ExportFailed(
-            what=f"the network in {folder}",
-            reason=f"it was trained for {weights.model.task} on {shape}, the dataset is {data.task} with {wanted}; "
-            "give the checkpoint and the dataset of the same run",
-        )
-    _check_dataset(folder, data)
-    module = build_model(weights.model.model, shape)
-    module.load_state_dict(weights.state)
-    return module.eval(), shape
-
-
-def _check_dataset(folder: Path, data: DatasetDescription) -> None:
-    """Weights that say which dataset they were trained on must have been trained on this one."""
-    state = folder / "state.json"
-    trained_on = json.loads(state.read_text(encoding="utf-8")).get("dataset") if state.is_file() else None
-    if trained_on not in (None, data.digest):
-        raise ExportFailed(
-            what=f"the network in {folder}",
-            reason=f"it was trained on dataset {trained_on[:12]}, not on {data.digest[:12]}; "
-            "give the checkpoint and the dataset of the same run",
-        )
 
 
 def _test_batches(folder: Path) -> Iterator[Batch]:

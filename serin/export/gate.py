@@ -24,6 +24,7 @@ from serin import metrics
 from serin.errors import GateFailed
 from serin.export.fuse import with_tensors
 from serin.export.golden import GoldenRows
+from serin.export.network import Network
 from serin.export.session import open_session, run_in_batches
 from serin.formats.schema import Schema, Task
 from serin.formats.ulps import alike
@@ -119,13 +120,11 @@ def _bits(values: Array) -> Array:
 
 
 def check_scores(
-    model: onnx.ModelProto, module: torch.nn.Module, schema: Schema, golden: GoldenRows, tolerance: float
+    model: onnx.ModelProto, network: Network, schema: Schema, golden: GoldenRows, tolerance: float
 ) -> tuple[dict[str, Array], float]:
     """The graph's answers against torch's. Returns the answers for all rows at once, and the largest difference."""
     session = open_session(model)
-    with torch.inference_mode():
-        logits = module(torch.from_numpy(golden.num), torch.from_numpy(golden.cat.astype(np.int64)))
-    wanted = answers(logits.numpy(), schema.task)
+    wanted = answers(network.reference(golden.num, golden.cat.astype(np.int64)), schema.task)
     names, largest = [output.name for output in schema.outputs], 0.0
     found: dict[str, Array] = {}
     for size in batch_sizes(len(golden)):
@@ -187,21 +186,19 @@ def answers(logits: Array, task: Task) -> dict[str, Array]:
 
 
 def check_metric(
-    network: onnx.ModelProto,
-    module: torch.nn.Module,
+    network: Network,
     batches: Iterable[Batch],
     task: Task,
     tolerance: float,
     reported: Mapping[str, float],
 ) -> tuple[int, dict[str, float], dict[str, float]]:
     """Rows of the test split, torch's metrics and the exported network's. `reported`: what training measured."""
-    session = open_session(network)
+    session = open_session(network.graph)
     targets, ours, theirs = [], [], []
     for num, cat, target in batches:
         (logits,) = session.run(["logits"], {"num": num, "cat": cat})
         ours.append(logits)
-        with torch.inference_mode():
-            theirs.append(module(torch.from_numpy(num), torch.from_numpy(cat)).numpy())
+        theirs.append(network.reference(num, cat))
         targets.append(target)
     if not targets:
         raise GateFailed(stage="metric", what="the test split", found="is empty, nothing can be measured")

@@ -12,6 +12,7 @@ from serin.export.features2onnx import FeatureGraph
 from serin.export.fuse import fuse
 from serin.export.gate import batch_sizes, check_features, check_metric, check_scores
 from serin.export.golden import GoldenRows
+from serin.export.network import Network, torch_reference
 from serin.features.graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.formats.schema import Schema, Task, input_columns, outputs_of
 
@@ -30,25 +31,29 @@ class Weighing(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    module: Weighing
-    network: onnx.ModelProto
+    network: Network
     model: onnx.ModelProto
     features: FeatureGraph
     schema: Schema
     golden: GoldenRows
 
 
-def network_of(module: Weighing) -> onnx.ModelProto:
+def network_of(module: Weighing) -> Network:
     """The module as ONNX, by hand: what the exporter makes is tested elsewhere."""
     graph = GraphBuilder("n/")
     weight = graph.constant(module.weigh.weight.detach().numpy())
     bias = graph.constant(module.weigh.bias.detach().numpy())
     both = graph.op("Concat", "num", graph.op("Cast", "cat", to=onnx.TensorProto.FLOAT), axis=1)
     graph.nodes.append(helper.make_node("Gemm", [both, weight, bias], ["logits"], transB=1))
-    return graph.to_model(
+    model = graph.to_model(
         {"num": (onnx.TensorProto.FLOAT, ("batch", 1)), "cat": (onnx.TensorProto.INT64, ("batch", 1))},
         {"logits": (onnx.TensorProto.FLOAT, ("batch", len(module.weigh.bias)))},
     )
+    return Network(graph=model, reference=torch_reference(module), made_by="torch")
+
+
+def with_reference(network: Network, module: Weighing) -> Network:
+    return replace(network, reference=torch_reference(module))
 
 
 def make_case(task: Task = "binary", outputs: int = 1) -> Case:
@@ -78,8 +83,8 @@ def make_case(task: Task = "binary", outputs: int = 1) -> Case:
         cat=c.astype(np.int32),
         row=np.arange(100, 100 + ROWS),
     )
-    model = fuse(features, network, schema)
-    return Case(module=module, network=network, model=model, features=features, schema=schema, golden=golden)
+    model = fuse(features, network.graph, schema)
+    return Case(network=network, model=model, features=features, schema=schema, golden=golden)
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +137,9 @@ def test_an_honest_graph_passes_and_its_answers_are_given_back(case: Case, task:
     golden = case.golden
     if task == "regression":  # a score that is not a number can prove nothing
         with pytest.raises(GateFailed, match="first in row 103: torch itself answers nan"):
-            check_scores(case.model, case.module, case.schema, golden, 1e-4)
+            check_scores(case.model, case.network, case.schema, golden, 1e-4)
         golden.inputs["x"][3] = golden.num[3] = 1.0
-    found, largest = check_scores(case.model, case.module, case.schema, golden, 1e-4)
+    found, largest = check_scores(case.model, case.network, case.schema, golden, 1e-4)
     assert largest < 1e-6
     assert {name: values.shape for name, values in found.items()} == {
         output.name: (ROWS, *output.dims) for output in case.schema.outputs
@@ -142,9 +147,8 @@ def test_an_honest_graph_passes_and_its_answers_are_given_back(case: Case, task:
 
 
 def test_a_module_with_other_weights_is_told_apart(case: Case) -> None:
-    other = Weighing()
     with pytest.raises(GateFailed, match="export gate, scores: 'score' differs from torch in"):
-        check_scores(case.model, other, case.schema, case.golden, 1e-4)
+        check_scores(case.model, with_reference(case.network, Weighing()), case.schema, case.golden, 1e-4)
 
 
 def wrong_from(rows: int, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -168,7 +172,7 @@ def wrong_from(rows: int, model: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize(("rows", "caught_at"), [(1, 1), (5, 7), (8, 8), (20, 20)])
 def test_a_graph_that_goes_wrong_at_some_batch_size_is_refused(case: Case, rows: int, caught_at: int) -> None:
     with pytest.raises(GateFailed, match=f"at batch size {caught_at}, first in row 100"):
-        check_scores(wrong_from(rows, case.model), case.module, case.schema, case.golden, 1e-4)
+        check_scores(wrong_from(rows, case.model), case.network, case.schema, case.golden, 1e-4)
 
 
 def test_every_batch_size_is_tried_that_the_golden_rows_can_fill() -> None:
@@ -182,7 +186,7 @@ def split(case: Case, target: Callable[[np.ndarray], np.ndarray]) -> list[tuple[
 
 def test_the_test_split_is_measured_by_both(case: Case) -> None:
     batches = split(case, lambda x: (x > 0).astype(np.float32))
-    rows, by_torch, by_onnx = check_metric(case.network, case.module, batches, "binary", 1e-4, {})
+    rows, by_torch, by_onnx = check_metric(case.network, batches, "binary", 1e-4, {})
     assert rows == ROWS
     assert by_torch.keys() == by_onnx.keys() == {"auc", "logloss"}
 
@@ -190,17 +194,17 @@ def test_the_test_split_is_measured_by_both(case: Case) -> None:
 def test_weights_that_do_not_measure_as_training_said_are_refused(case: Case) -> None:
     batches = split(case, lambda x: (x > 0).astype(np.float32))
     with pytest.raises(GateFailed, match="export gate, checkpoint: logloss on the test split: training 9"):
-        check_metric(case.network, case.module, batches, "binary", 1e-4, {"test_logloss": 9.0})
+        check_metric(case.network, batches, "binary", 1e-4, {"test_logloss": 9.0})
 
 
 def test_a_network_that_measures_otherwise_than_torch_is_refused(case: Case) -> None:
     batches = split(case, lambda x: (x > 0).astype(np.float32))
     with pytest.raises(GateFailed, match=r"export gate, metric: .* on the test split: exported network"):
-        check_metric(case.network, Weighing(), batches, "binary", 1e-4, {})
+        check_metric(with_reference(case.network, Weighing()), batches, "binary", 1e-4, {})
 
 
 def test_a_split_with_one_class_is_measured_without_auc_and_an_empty_one_not_at_all(case: Case) -> None:
-    _, by_torch, _ = check_metric(case.network, case.module, split(case, np.zeros_like), "binary", 1e-4, {})
+    _, by_torch, _ = check_metric(case.network, split(case, np.zeros_like), "binary", 1e-4, {})
     assert by_torch.keys() == {"logloss"}
     with pytest.raises(GateFailed, match="is empty"):
-        check_metric(case.network, case.module, [], "binary", 1e-4, {})
+        check_metric(case.network, [], "binary", 1e-4, {})

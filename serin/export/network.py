@@ -1,0 +1,113 @@
+"""What everything behind training needs of a model, whoever trained it: its graph from `num` and `cat` to `logits`.
+
+`read_network` is the one place that knows kinds of checkpoints; features, gate, variants and champion know `Network`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+
+from serin.errors import ExportFailed
+from serin.export.session import open_session
+from serin.export.torch2onnx import torch2onnx
+from serin.formats.dataset import DatasetDescription
+from serin.formats.weights import read_weights
+from serin.formats.wire import Array
+from serin.models.build import build_model
+from serin.models.shape import TableShape
+
+Reference = Callable[[Array, Array], Array]
+"""num float32[n, k] and cat int64[n, m] to logits float32[n, outputs], as the trainer itself computes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """`graph`: num float32[batch, k], cat int64[batch, m] -> logits float32[batch, outputs] (both inputs declared, also
+    one of no columns). Logits are what a sigmoid or softmax makes probabilities of; a regression's value as it is.
+
+    `made_by` is named in messages and reports. `smaller`: other graphs of the same form that training left beside the
+    first, by the name of the variant they may become ("pruned").
+    """
+
+    graph: onnx.ModelProto
+    reference: Reference
+    made_by: str
+    smaller: Mapping[str, onnx.ModelProto] = field(default_factory=dict)
+
+
+def read_network(folder: Path, data: DatasetDescription, *, tolerance: float) -> Network:
+    """The model of a training's result folder, once it is sure that it was trained on a table of this form."""
+    _check_dataset(folder, data)
+    return _torch_network(folder, data, tolerance)
+
+
+def graph_network(graph: onnx.ModelProto, made_by: str) -> Network:
+    """A model that is nothing but its graph: it is its own reference."""
+    session = open_session(graph)
+
+    def reference(num: Array, cat: Array) -> Array:
+        (logits,) = session.run(["logits"], {"num": num, "cat": cat})
+        return np.asarray(logits)
+
+    return Network(graph=graph, reference=reference, made_by=made_by)
+
+
+def shape_of(data: DatasetDescription) -> TableShape:
+    """What a model must take and give to fit the dataset."""
+    return TableShape(
+        numeric=len(data.numeric),
+        sizes=tuple(column.size for column in data.categorical),
+        outputs=1 if data.classes is None or data.task != "multiclass" else len(data.classes),
+        units=data.task == "regression",
+    )
+
+
+def _torch_network(folder: Path, data: DatasetDescription, tolerance: float) -> Network:
+    weights = read_weights(folder)
+    recorded = weights.shape
+    shape = TableShape(
+        numeric=recorded.numeric,
+        sizes=recorded.sizes,
+        outputs=recorded.outputs,
+        units=weights.model.task == "regression",
+    )
+    wanted = shape_of(data)
+    if shape != wanted or weights.model.task != data.task:
+        raise ExportFailed(
+            what=f"the network in {folder}",
+            reason=f"it was trained for {weights.model.task} on {shape}, the dataset is {data.task} with {wanted}; "
+            "give the checkpoint and the dataset of the same run",
+        )
+    module = build_model(weights.model.model, shape)
+    module.load_state_dict(weights.state)
+    module.eval()
+    graph = torch2onnx(module, shape, tolerance=tolerance)
+    return Network(graph=graph, reference=torch_reference(module), made_by="torch")
+
+
+def torch_reference(module: torch.nn.Module) -> Reference:
+    def reference(num: Array, cat: Array) -> Array:
+        with torch.inference_mode():
+            logits: Array = module(torch.from_numpy(num), torch.from_numpy(cat)).numpy()
+        return logits
+
+    return reference
+
+
+def _check_dataset(folder: Path, data: DatasetDescription) -> None:
+    """Weights that say which dataset they were trained on must have been trained on this one."""
+    state = folder / "state.json"
+    trained_on = json.loads(state.read_text(encoding="utf-8")).get("dataset") if state.is_file() else None
+    if trained_on not in (None, data.digest):
+        raise ExportFailed(
+            what=f"the network in {folder}",
+            reason=f"it was trained on dataset {trained_on[:12]}, not on {data.digest[:12]}; "
+            "give the checkpoint and the dataset of the same run",
+        )
