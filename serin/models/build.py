@@ -32,9 +32,9 @@ def load_model(folder: Path) -> nn.Module:
     """The trained network of a result folder, on the CPU, ready to score."""
     weights = read_weights(folder)
     shape = TableShape(
-        numeric=weights.model.shape.numeric,
-        sizes=weights.model.shape.sizes,
-        outputs=weights.model.shape.outputs,
+        numeric=weights.shape.numeric,
+        sizes=weights.shape.sizes,
+        outputs=weights.shape.outputs,
         units=weights.model.task == "regression",
     )
     network = build_model(weights.model.model, shape)

@@ -1,0 +1,71 @@
+"""model.json of a training's result: which model it is, of what form, and the digest of the file that holds it.
+
+The file beside it is weights.safetensors (a network), trees.ubj (XGBoost) or model.onnx (a script's, or one trained
+elsewhere). No torch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from serin.errors import CheckpointBroken
+from serin.spec.stages import ModelSpec
+
+RECORD = "model.json"
+WEIGHTS, TREES, GRAPH = "weights.safetensors", "trees.ubj", "model.onnx"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ShapeRecord(_Record):
+    numeric: int
+    sizes: tuple[int, ...]
+    outputs: int
+
+
+class ModelRecord(_Record):
+    """model.json. `shape` and `task` are None for a model with inputs of its own, which its schema.json describes."""
+
+    format: Literal["serin.weights"] = "serin.weights"
+    version: Literal[1] = 1
+    model: ModelSpec
+    shape: ShapeRecord | None = None
+    task: Literal["binary", "multiclass", "regression"] | None = None
+    file: Literal["weights.safetensors", "trees.ubj", "model.onnx"] = WEIGHTS
+    weights_sha256: str = ""  # of the file
+
+
+def write_trained(folder: Path, data: bytes, model_json: Mapping[str, Any]) -> None:
+    """The file and model.json into an existing folder. `model_json` holds the other fields; the digest is added."""
+    record = ModelRecord.model_validate({**model_json, "weights_sha256": hashlib.sha256(data).hexdigest()})
+    (folder / record.file).write_bytes(data)
+    (folder / RECORD).write_text(record.model_dump_json(indent=1) + "\n")
+
+
+def read_record(folder: Path | str) -> ModelRecord:
+    """What model.json says. Says nothing about the file beside it: `read_trained` does."""
+    place = Path(folder)
+    try:
+        return ModelRecord.model_validate(json.loads((place / RECORD).read_text()))
+    except (OSError, ValidationError, json.JSONDecodeError) as error:
+        raise CheckpointBroken(path=place, reason=str(error)) from error
+
+
+def read_trained(folder: Path | str) -> tuple[ModelRecord, bytes]:
+    """The record and the file it speaks of, or CheckpointBroken when they do not belong together."""
+    place, record = Path(folder), read_record(folder)
+    try:
+        data = (place / record.file).read_bytes()
+    except OSError as error:
+        raise CheckpointBroken(path=place, reason=str(error)) from error
+    if hashlib.sha256(data).hexdigest() != record.weights_sha256:
+        raise CheckpointBroken(path=place, reason=f"{record.file} does not match the digest in {RECORD}")
+    return record, data
