@@ -36,7 +36,7 @@ demo: $(INSTALLED) $(TRITON) ## raw tables to a served model on this machine, wi
 	@$(BIN)/python examples/flights/demo.py
 
 test: $(INSTALLED) $(TRITON) lint ## lint and all tests; says what was skipped and why
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --no-loadscope-reorder $(ARGS)
 
 soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers, thousands of random tables
 	$(BIN)/python -m tests.soak.larger_than_memory $(ARGS)

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,18 @@ os.environ["SERIN_HOME"] = str(_STATE / "serin")
 os.environ["PREFECT_HOME"] = str(_STATE / "prefect")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ["DO_NOT_TRACK"] = "1"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    from tests.scheduling import ByScope
+
+    return ByScope(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow ones first, so that no worker is left with them at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(("tests/e2e/", "tests/flows/", "tests/tasks/")))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
