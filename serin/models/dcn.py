@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from serin.models.shape import TableShape
-from serin.models.table import TableNetwork, dense_layers
+from serin.models.table import Cut, TableNetwork, chain_cuts, dense_layers, linear_chain
 from serin.spec.stages import ModelSpec
 
 _LARGEST_RANK = 256  # of a cross layer: wider rows go through two thin matrices, as the paper proposes
@@ -39,3 +41,16 @@ class Dcn(TableNetwork):
         for cross in self.crosses:
             crossed = cross(row, crossed)
         return self.in_units(self.head(torch.cat([crossed, self.layers(row)], dim=1)))
+
+    def cuts(self, ranks: int) -> dict[str, Cut]:
+        cuts = super().cuts(ranks) | chain_cuts(linear_chain("layers", self.layers), ranks)
+        for number, cross in enumerate(self.crosses):
+            name = f"crosses.{number}.mix"
+            mix = cross.get_submodule("mix")
+            chain = (
+                [(name, mix)]
+                if isinstance(mix, nn.Linear)
+                else linear_chain(name, cast("nn.Sequential", mix))
+            )
+            cuts |= chain_cuts(chain, ranks)
+        return cuts

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from serin.models.shape import TableShape
-from serin.models.table import TableNetwork
+from serin.models.stages import Stage
+from serin.models.table import Cut, TableNetwork
 from serin.spec.stages import ModelSpec
 
 _AUTO_WIDTH = 64
@@ -18,11 +19,11 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.head_width, self.dropout = heads, width // heads, dropout
         self.before_attention, self.before_dense = nn.LayerNorm(width), nn.LayerNorm(width)
         self.queries_keys_values = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        inside = _WIDER_INSIDE * width
+        self.inside = inside = _WIDER_INSIDE * width
         self.dense = nn.Sequential(
             nn.Linear(width, inside), nn.GELU(), nn.Dropout(dropout), nn.Linear(inside, width)
         )
@@ -33,7 +34,8 @@ class Block(nn.Module):
         return result
 
     def _attend(self, tokens: Tensor) -> Tensor:
-        split = self.queries_keys_values(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        # By head first: a rank that holds some of the heads has whole ones.
+        split = self.queries_keys_values(tokens).unflatten(2, (-1, 3, self.head_width)).permute(3, 0, 2, 1, 4)
         dropout = self.dropout if self.training else 0.0
         seen = nn.functional.scaled_dot_product_attention(split[0], split[1], split[2], dropout_p=dropout)
         return seen.transpose(1, 2).flatten(2)
@@ -51,9 +53,30 @@ class FtTransformer(TableNetwork):
         self.head = nn.Sequential(nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, shape.outputs))
 
     def forward(self, num: Tensor, cat: Tensor) -> Tensor:
+        return self.answer(self.blocks(self.tokens(num, cat)))
+
+    def tokens(self, num: Tensor, cat: Tensor) -> Tensor:
         columns = [num.unsqueeze(2) * self.slopes] if self.numeric else []
         if self.categories is not None:
             columns.append(self.categories(cat))
         tokens = torch.cat(columns, dim=1) + self.biases
-        tokens = torch.cat([self.reader.expand(tokens.shape[0], -1, -1), tokens], dim=1)
-        return self.in_units(self.head(self.blocks(tokens)[:, 0]))
+        return torch.cat([self.reader.expand(tokens.shape[0], -1, -1), tokens], dim=1)
+
+    def answer(self, tokens: Tensor) -> Tensor:
+        return self.in_units(self.head(tokens[:, 0]))
+
+    def stages(self) -> list[Stage]:
+        blocks = [Stage(run=block, owns=(f"blocks.{number}.",)) for number, block in enumerate(self.blocks)]
+        first = Stage(run=self.tokens, owns=("slopes", "biases", "reader", "categories."))
+        return [first, *blocks, Stage(run=self.answer, owns=("head.",))]
+
+    def cuts(self, ranks: int) -> dict[str, Cut]:
+        cuts = super().cuts(ranks)
+        for number, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            if block.heads % ranks == 0:
+                cuts[f"blocks.{number}.queries_keys_values"] = "outputs"
+                cuts[f"blocks.{number}.out"] = "inputs"
+            if block.inside % ranks == 0:
+                cuts |= {f"blocks.{number}.dense.0": "outputs", f"blocks.{number}.dense.3": "inputs"}
+        return cuts

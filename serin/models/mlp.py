@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from serin.models.shape import TableShape
-from serin.models.table import TableNetwork, dense_layers
+from serin.models.table import Cut, TableNetwork, chain_cuts, dense_layers, linear_chain
 from serin.spec.stages import ModelSpec
 
 
@@ -17,3 +17,7 @@ class Mlp(TableNetwork):
 
     def forward(self, num: Tensor, cat: Tensor) -> Tensor:
         return self.in_units(self.head(self.layers(self.flat(num, cat))))
+
+    def cuts(self, ranks: int) -> dict[str, Cut]:
+        chain = [*linear_chain("layers", self.layers), ("head", self.head)]
+        return super().cuts(ranks) | chain_cuts(chain, ranks)

@@ -5,7 +5,8 @@
 
 `sizes` holds the number of codes of each categorical column, `options` are those of the spec. The answer is logits for
 a classification and, for a regression, the value in standard units (mean 0, deviation 1): the target's own unit is put
-back around the network. It is tried on a few rows before a training begins.
+back around the network. It is tried on a few rows before a training begins. One that can be cut for a pipeline names
+its parts: `stages = ("embed", "body", "head")` (serin.models.stages).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from serin.errors import NetworkUnfit
 from serin.models.shape import TableShape
+from serin.models.stages import Stage, named_stages
 from serin.spec.stages import ModelSpec
 
 # What code that is not ours may raise. Not everything: memory and signals have their own meaning.
@@ -56,7 +58,16 @@ class OwnNetwork(nn.Module):
         _try(self.network, spec.module, shape)
 
     def forward(self, num: Tensor, cat: Tensor) -> Tensor:
-        values: Tensor = self.network(num, cat)
+        return self._in_units(self.network(num, cat))
+
+    def stages(self) -> list[Stage]:
+        names = getattr(self.network, "stages", None)
+        if not isinstance(names, list | tuple) or not names:
+            return []
+        *others, last = named_stages(self.network, names, "network.")
+        return [*others, Stage(run=lambda *given: self._in_units(last.run(*given)), owns=last.owns)]
+
+    def _in_units(self, values: Tensor) -> Tensor:
         return values * self.scale + self.shift if self.has_units else values
 
 

@@ -13,6 +13,10 @@ from serin.models.shape import TableShape
 
 _WIDEST_AUTO = 32
 
+# How several ranks may cut a layer: a table by its rows; a matrix by its outputs, which stay cut for the next layer or
+# are gathered; or by its inputs, which come cut from the layer before.
+Cut = Literal["table", "outputs", "outputs_gathered", "inputs"]
+
 
 def auto_embedding(sizes: Sequence[int]) -> int:
     """Numbers per category, by the largest vocabulary: 4 for ten codes, 16 for four thousand, at most 32."""
@@ -78,6 +82,33 @@ class TableNetwork(nn.Module):
 
     def in_units(self, values: Tensor) -> Tensor:
         return values * self.scale + self.shift if self.has_units else values
+
+    def cuts(self, ranks: int) -> dict[str, Cut]:
+        """How so many ranks may share the layers, by name; what is not named is the same on all of them."""
+        enough = self.categories is not None and len(self.categories.weight) >= ranks
+        return {"categories": "table"} if enough else {}
+
+
+def chain_cuts(chain: Sequence[tuple[str, nn.Linear]], ranks: int) -> dict[str, Cut]:
+    """For matrices one after the other: two by two, so that ranks talk once for two of them, where they divide."""
+    cuts: dict[str, Cut] = {}
+    at = 0
+    while at < len(chain):
+        name, layer = chain[at]
+        if at + 1 < len(chain) and layer.out_features % ranks == 0:
+            cuts |= {name: "outputs", chain[at + 1][0]: "inputs"}
+            at += 2
+            continue
+        if layer.out_features % ranks == 0:
+            cuts[name] = "outputs_gathered"
+        at += 1
+    return cuts
+
+
+def linear_chain(prefix: str, layers: nn.Sequential) -> list[tuple[str, nn.Linear]]:
+    return [
+        (f"{prefix}.{number}", layer) for number, layer in enumerate(layers) if isinstance(layer, nn.Linear)
+    ]
 
 
 def dense_layers(width: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:
