@@ -1,0 +1,181 @@
+"""From prepared pieces to a dataset's folder: split, look for leaks, fit, write, describe, seal, report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from serin.artifacts import Dataset
+from serin.errors import TableEmpty
+from serin.etl.answers import Answers
+from serin.etl.checks import write_freshness
+from serin.etl.compare import judge_against
+from serin.etl.engine import Engine, Held
+from serin.etl.golden import Candidates, Made, choose_golden
+from serin.etl.layout import DerivedLayout, Layout
+from serin.etl.leaks import judge_leaks
+from serin.etl.lookups import write_lookup
+from serin.etl.progress import Progress
+from serin.etl.relate_target import relate_to_target
+from serin.etl.relation import LoadedJoin
+from serin.etl.report import Heard, Report, shown_target, write_report
+from serin.etl.seal import seal_dataset
+from serin.etl.split import split_rule
+from serin.etl.statistics import collect_statistics
+from serin.etl.target import check_classes
+from serin.etl.totals import Totals, total_up
+from serin.etl.transform import count_rows, divide, write_piece
+from serin.features.plan import FeaturePlan
+from serin.formats.dataset import (
+    GOLDEN,
+    SPLITS,
+    STATISTICS,
+    DatasetDescription,
+    DerivedDescription,
+    SourceFile,
+    SplitDescription,
+)
+from serin.formats.shards import count_parts
+from serin.formats.statistics import ColumnStatistics, write_statistics
+from serin.spec.data import DataSpec
+from serin.spec.features import FeatureSpec
+
+Sizes = npt.NDArray[np.int64]  # rows by piece and split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """One build. `previous`: the dataset before this one, which checks may compare with."""
+
+    data: DataSpec
+    features: Sequence[FeatureSpec]
+    layout: Layout
+    joins: Sequence[LoadedJoin]
+    files: Sequence[SourceFile]
+    previous: Dataset | None
+    engine: Engine
+    say: Heard
+    progress: Progress
+
+    def fill(self, held: Held, folder: Path) -> str:
+        """Fills `folder`; the dataset's digest."""
+        totals = total_up(self.data, self.engine, held, self.say)
+        held, sizes = self._split(held, totals)
+        self._judge_leaks(held, totals)
+        answer = Answers(self.engine, held)
+        plan = self._fit(answer, totals)
+        candidates = self._write_rows(held, plan, folder, sizes, totals)
+        rows = {name: int(sizes[:, split].sum()) for split, name in enumerate(SPLITS)}
+        lookups = [
+            write_lookup(join, self.layout.kinds, folder)
+            for join in self.joins
+            if join.layout in self.layout.lookups
+        ]
+        derived = tuple(_describe_derived(each) for each in self.layout.derived if each.served)
+        golden = choose_golden(self.layout.inputs, plan, Made(lookups=lookups, derived=derived), candidates)
+        pq.write_table(golden, folder / GOLDEN)
+        statistics = collect_statistics(plan, answer)
+        judge_against(self.previous, self.data.checks, rows, statistics, self.say)
+        write_statistics(folder / STATISTICS, statistics)
+        write_freshness(folder, totals.newest)
+        described = replace(
+            self._describe(plan, totals, rows),
+            lookups=tuple(lookup for lookup, _ in lookups),
+            derived=derived,
+        )
+        tables = [table for _, table in lookups]
+        digest = seal_dataset(folder, described, plan, tables, threads=self.engine.workers)
+        self._write_report(held, folder, replace(described, digest=digest), statistics, totals)
+        self.say(f"dataset {digest[:12]}: {sum(rows.values()):,} rows written")
+        return digest
+
+    def _split(self, held: Held, totals: Totals) -> tuple[Held, Sizes]:
+        """The pieces with their rows in split order; how many go where. None of the splits is empty."""
+        self.progress.begin("divided into splits")
+        rule = split_rule(self.data, self.engine, held, totals.rows, totals.classes)
+        held = self.engine.then(divide, held, rule, totals.classes)
+        counted = self.engine.collect(count_rows, held, totals.labels)
+        sizes = np.asarray([sizes for sizes, _ in counted])
+        for split, name in enumerate(SPLITS):
+            if not sizes[:, split].any():
+                reason = f"the {name} split got none of {totals.rows} rows; bring more rows or give it a larger share"
+                raise TableEmpty(table=self.data.main, why=reason)
+        check_classes(self.data.target, sum(seen for _, seen in counted), totals.classes)
+        shown = (f"{name} {sizes[:, split].sum():,}" for split, name in enumerate(SPLITS))
+        self.say(", ".join(shown) + " rows")
+        return held, sizes
+
+    def _judge_leaks(self, held: Held, totals: Totals) -> None:
+        judge_leaks(
+            self.data,
+            self.layout.kept,
+            self.engine,
+            held,
+            rows=totals.rows,
+            unknown=totals.unknown,
+            without_target=totals.dropped["null_target"],
+        )
+
+    def _fit(self, answer: Answers, totals: Totals) -> FeaturePlan:
+        self.progress.begin("measured for the fit")
+        plan = FeaturePlan.fit(self.features, self.layout.kinds, answer, classes=len(totals.classes))
+        self.say(f"fitted {len(plan.numeric)} numeric and {len(plan.categorical)} categorical features")
+        return plan
+
+    def _write_rows(
+        self, held: Held, plan: FeaturePlan, folder: Path, sizes: Sizes, totals: Totals
+    ) -> list[Candidates]:
+        self.progress.begin("made into features and written")
+        starts = (np.cumsum(sizes, axis=0) - sizes).tolist()
+        shared = (plan, str(folder), self.layout.inputs, totals.labels)
+        return self.engine.collect(write_piece, held, *shared, each=starts)
+
+    def _describe(self, plan: FeaturePlan, totals: Totals, rows: Mapping[str, int]) -> DatasetDescription:
+        gap = {"gap": totals.rows - sum(rows.values())} if self.data.split.gap else {}
+        return DatasetDescription(
+            task=self.data.target.task,
+            target=self.data.target.expression,
+            numeric=plan.numeric,
+            categorical=plan.categorical,
+            classes=tuple(str(each) for each in totals.classes) or None,
+            splits={
+                name: SplitDescription(rows=count, parts=count_parts(count)) for name, count in rows.items()
+            },
+            inputs=self.layout.inputs,
+            lookups=(),
+            sources=tuple(self.files),
+            digest="",
+            dropped=totals.dropped | gap,
+        )
+
+    def _write_report(
+        self,
+        held: Held,
+        folder: Path,
+        description: DatasetDescription,
+        statistics: Mapping[str, ColumnStatistics],
+        totals: Totals,
+    ) -> None:
+        times = [name for name in self.layout.kept if self.layout.kinds[name] == "timestamp"]
+        label = {"binary": 1, "multiclass": 0, "regression": None}[self.data.target.task]
+        self.progress.begin("held against the target")
+        trained = description.rows["train"]
+        report = Report(
+            description=description,
+            statistics=statistics,
+            bins=relate_to_target(self.engine, held, statistics, times, label, trained),
+            kinds=self.layout.kinds,
+            sources={name: self.data.source_of(name) for name in self.layout.kept},
+            shown=shown_target(self.data.target, totals.classes),
+            warnings=self.say.warnings,
+        )
+        write_report(folder, report)
+
+
+def _describe_derived(layout: DerivedLayout) -> DerivedDescription:
+    return DerivedDescription(name=layout.name, expression=layout.text, kinds=dict(layout.expression.kinds))
