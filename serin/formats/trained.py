@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -18,7 +18,9 @@ from serin.errors import CheckpointBroken
 from serin.spec.stages import ModelSpec
 
 RECORD = "model.json"
-WEIGHTS, TREES, GRAPH = "weights.safetensors", "trees.ubj", "model.onnx"
+WEIGHTS: Final = "weights.safetensors"
+TREES: Final = "trees.ubj"
+GRAPH: Final = "model.onnx"
 
 
 class _Record(BaseModel):

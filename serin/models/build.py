@@ -26,6 +26,8 @@ def build_model(spec: ModelSpec, shape: TableShape) -> nn.Module:
             return FtTransformer(spec, shape)
         case "module":
             return OwnNetwork(spec, shape)
+        case "xgboost" | "script" | "onnx":
+            raise ValueError(f"{spec.kind} is no network that is built here")
 
 
 def load_model(folder: Path) -> nn.Module:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from serin.errors import SpecError, nearest
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.stages import ModelSpec
 
 
 def load_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:
@@ -32,10 +33,18 @@ def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> Pipe
         raise SpecError(where=where, problems=_problems(error)) from error
     tables = {name: _absolute(path, base) for name, path in spec.data.tables.items()}
     changes: dict[str, Any] = {"data": spec.data.model_copy(update={"tables": tables})}
-    own = spec.model.module
-    if own is not None and own.rpartition(":")[0].endswith(".py"):  # a file, not the name of a module
-        changes["model"] = spec.model.model_copy(update={"module": _absolute(own, base)})
+    changes["model"] = spec.model.model_copy(update=_own_files(spec.model, base))
     return spec.model_copy(update=changes)
+
+
+def _own_files(model: ModelSpec, base: Path) -> dict[str, str]:
+    """A model of one's own lies beside the spec too."""
+    files = {"script": model.script, "onnx": model.onnx, "golden": model.golden}
+    if model.module is not None and model.module.rpartition(":")[0].endswith(
+        ".py"
+    ):  # a file, not a module's name
+        files["module"] = model.module
+    return {key: _absolute(path, base) for key, path in files.items() if path is not None}
 
 
 def _read(path: Path) -> Mapping[str, Any]:

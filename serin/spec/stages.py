@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from serin.spec import doors
 from serin.spec.section import Duration, Section
 
 
@@ -28,36 +29,35 @@ class EtlSpec(Section):
 
 
 class ModelSpec(Section):
-    """A network of ours by its kind, or one's own: `module: pkg.mod:Net`, or `module: net.py:Net` beside the spec."""
+    """A model of ours by its kind, or a door for one's own: module, script or onnx, which need no kind."""
 
-    kind: Literal["mlp", "dcn", "ft_transformer", "module"] = "mlp"
+    kind: Literal["mlp", "dcn", "ft_transformer", "xgboost", "module", "script", "onnx"] = "mlp"
     hidden: tuple[int, ...] = Field(default=(256, 128), min_length=1)
     embedding: int | Literal["auto"] = "auto"  # numbers per category; auto: by the size of the vocabulary
     dropout: float = Field(default=0.0, ge=0, lt=1)
     cross_layers: int = Field(default=3, ge=1)  # dcn
     blocks: int = Field(default=3, ge=1)  # ft_transformer
     heads: int = Field(default=8, ge=1)  # ft_transformer
-    module: str | None = None
-    options: dict[str, JsonValue] = Field(default_factory=dict)  # given to one's own network
+    rounds: int = Field(default=500, ge=1)  # xgboost: at most so many, fewer when the valid rows say so
+    module: str | None = None  # pkg.mod:Net, or net.py:Net beside the spec
+    script: str | None = None  # a program that trains, beside the spec
+    onnx: str | None = None  # a file that was trained elsewhere, beside the spec
+    options: dict[str, JsonValue] = Field(default_factory=dict)  # for module, script, XGBoost's own settings
+    answer: Literal["logits", "probabilities"] = "logits"  # what script's or onnx's graph gives
+    # Without a data section a script or an ONNX file has inputs of its own, and must say what it answers:
+    task: Literal["binary", "multiclass", "regression"] | None = None
+    classes: tuple[str, ...] | None = None  # the meaning of a multiclass model's labels, in order
+    golden: str | None = None  # onnx: rows (.npz) to prove it with, with its answers where they are known
 
     @model_validator(mode="before")
     @classmethod
-    def _module_is_a_kind(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("module") is not None and "kind" not in given:
-            return {**given, "kind": "module"}
-        return given
+    def _a_door_is_a_kind(cls, given: Any) -> Any:
+        return doors.kind_of(given)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if (self.kind == "module") != (self.module is not None):
-            raise ValueError("model.module names one's own network, such as pkg.mod:Net; it needs no kind")
-        if self.module is not None and not all(self.module.rpartition(":")[::2]):
-            raise ValueError(f"model.module={self.module!r} names no class; write pkg.mod:Net or net.py:Net")
-        if self.kind == "ft_transformer" and self.embedding != "auto" and self.embedding % self.heads:
-            raise ValueError(
-                f"model.embedding={self.embedding} does not divide over model.heads={self.heads}; "
-                f"nearest that does: {max(self.embedding // self.heads, 1) * self.heads}"
-            )
+        if found := list(doors.problems(self)):
+            raise ValueError("; ".join(found))
         return self
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from serin import metrics
 from serin.formats.schema import Task
-from serin.formats.shards import Array
+from serin.training.judge import judge_scores
 from serin.training.precision import matrix_products
 from serin.training.tables import MappedTable, ResidentTable
 from serin.training.world import World
@@ -60,22 +59,6 @@ def evaluate(
     if _NOT_FINITE in found:
         raise FloatingPointError("a score is not finite")
     return found
-
-
-def judge_scores(target: Array, scores: Array, task: Task) -> dict[str, float]:
-    """Metrics by name. AUC is left out where only one class is there: it cannot be measured."""
-    match task:
-        case "binary":
-            chance = np.ascontiguousarray(scores[:, 0])
-            known = {"logloss": metrics.log_loss(target, chance)}
-            return {"auc": metrics.auc(target, chance), **known} if target.min() != target.max() else known
-        case "multiclass":
-            return {
-                "logloss": metrics.log_loss(target, scores),
-                "accuracy": metrics.accuracy(target, scores.argmax(axis=1)),
-            }
-        case "regression":
-            return {"rmse": metrics.rmse(target, scores[:, 0])}
 
 
 def goodness(found: dict[str, float]) -> float:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from serin.formats.schema import Task
-from serin.formats.shards import Array
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -26,28 +23,6 @@ def loss_of(task: Task, *, scale: Tensor | None = None, weights: Tensor | None =
         case "regression":  # in standard units, so that the learning rate does not depend on the target's
             unit = torch.ones(()) if scale is None else scale
             return lambda values, target: functional.mse_loss(values[:, 0].float() / unit, target / unit)
-
-
-def class_weights(
-    wanted: Sequence[float] | Literal["balanced"] | None, target: Sequence[Array], classes: int
-) -> list[float] | None:
-    """One weight per class, whose mean over the training rows is 1, so that the learning rate keeps its meaning.
-
-    ValueError when their number is not that of the classes.
-    """
-    if wanted is None:
-        return None
-    counts = sum(np.bincount(part.astype(np.int64), minlength=classes) for part in target)
-    shares = np.asarray(counts, np.float64) / np.sum(counts)
-    if wanted == "balanced":
-        chosen = 1.0 / np.maximum(shares, 1.0 / np.sum(counts))
-    elif len(wanted) != classes:
-        raise ValueError(
-            f"training.class_weights holds {len(wanted)} weights, the target has {classes} classes"
-        )
-    else:
-        chosen = np.asarray(wanted, np.float64)
-    return [float(weight) for weight in chosen / np.sum(chosen * shares)]
 
 
 def _weighted(each: Callable[[Tensor, Tensor, str], Tensor], weights: Tensor | None) -> Loss:

@@ -26,6 +26,7 @@ from serin.models.build import build_model
 from serin.models.module import ANY_FAULT
 from serin.models.shape import TableShape
 from serin.training.batch_size import choose_batch_rows, choose_threads
+from serin.training.class_weights import class_weights
 from serin.training.evaluate import evaluate
 from serin.training.files import only_one, write_whole
 from serin.training.full import full
@@ -33,7 +34,7 @@ from serin.training.job import Choices, TrainingJob, choices_file, training_file
 from serin.training.lifeline import die_with_parent
 from serin.training.loader import Loader, stream_seed
 from serin.training.loop import Loop
-from serin.training.losses import Loss, class_weights, loss_of
+from serin.training.losses import Loss, loss_of
 from serin.training.precision import choose_precision
 from serin.training.result import write_result
 from serin.training.status import Status, write_status

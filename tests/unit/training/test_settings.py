@@ -19,8 +19,9 @@ from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training import checkpoint, launch, worker
 from serin.training.checkpoint import Checkpoints
+from serin.training.class_weights import class_weights
 from serin.training.job import TrainingJob
-from serin.training.losses import class_weights, loss_of
+from serin.training.losses import loss_of
 from serin.training.schedule import epochs_since_best, learning_rate_at
 from serin.training.updates import by_row_pays
 from serin.training.world import World
