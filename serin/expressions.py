@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -72,9 +74,9 @@ def parse(text: str) -> Expression:
 
 def evaluate(expression: Expression, columns: Mapping[str, Masked]) -> Masked:
     """One value per row. Integers stay integers under + - * % min max; all other numbers are float64."""
-    rows = next((len(column.values) for column in columns.values()), 0)
+    like = next((column.null for column in columns.values()), np.zeros(0, bool))
     with np.errstate(all="ignore"):
-        return _evaluate(expression.root, columns, rows)
+        return _evaluate(expression.root, columns, like)
 
 
 def _columns(node: Node) -> list[str]:
@@ -223,34 +225,39 @@ class _Parser:
         return Node(name, children=tuple(arguments))
 
 
-def _evaluate(node: Node, columns: Mapping[str, Masked], rows: int) -> Masked:
+def _evaluate(node: Node, columns: Mapping[str, Masked], like: Array) -> Masked:
+    """New arrays are made as long as `like`, and where it is: on the host or on a GPU."""
     if node.kind == "column":
         if node.value not in columns:
             raise ExpressionError(f"no column {node.value!r}{nearest(node.value, columns)}")
         return columns[node.value]
     if node.kind == "literal":
         value = 0.0 if node.value is None else node.value
-        return Masked(np.full(rows, value), np.full(rows, node.value is None))
+        return Masked(_constant(like, value), np.full_like(like, node.value is None))
     if node.kind == "in":
-        return _member(node, columns, rows)
-    parts = [_evaluate(child, columns, rows) for child in node.children]
+        return _member(node, columns, like)
+    parts = [_evaluate(child, columns, like) for child in node.children]
     if node.kind == "is_null":
-        return Masked(parts[0].null.copy(), np.zeros(rows, bool))
+        return Masked(parts[0].null.copy(), np.zeros_like(like))
     if node.kind in ("and", "or", "not"):
         return _logic(node.kind, parts)
-    null = np.logical_or.reduce([part.null for part in parts])
+    null = reduce(or_, [part.null for part in parts])
     values = [part.values for part in parts]
     if node.kind in _COMPARISONS:
         return Masked(_compare(node.kind, *values), null)
     return _arithmetic(node.kind, [_numeric(part) for part in values], null)
 
 
-def _member(node: Node, columns: Mapping[str, Masked], rows: int) -> Masked:
-    column = _evaluate(node.children[0], columns, rows)
-    found = np.zeros(rows, bool)
+def _member(node: Node, columns: Mapping[str, Masked], like: Array) -> Masked:
+    column = _evaluate(node.children[0], columns, like)
+    found = np.zeros_like(like)
     for option in node.children[1:]:
-        found |= _compare("==", column.values, np.full(rows, option.value))
+        found |= _compare("==", column.values, _constant(like, option.value))
     return Masked(found, column.null)
+
+
+def _constant(like: Array, value: Any) -> Array:
+    return np.full_like(like, value, dtype=np.asarray(value).dtype)
 
 
 def _logic(kind: str, parts: list[Masked]) -> Masked:
@@ -276,7 +283,7 @@ def _compare(sign: str, left: Array, right: Array) -> Array:
     }  # fmt: skip
     if _is_text(left):
         left, right = left.astype(str), right.astype(str)
-    return np.asarray(operations[sign](left, right), bool)
+    return operations[sign](left, right).astype(bool, copy=False)
 
 
 def _arithmetic(kind: str, values: list[Array], null: npt.NDArray[np.bool_]) -> Masked:
@@ -286,10 +293,20 @@ def _arithmetic(kind: str, values: list[Array], null: npt.NDArray[np.bool_]) -> 
     if kind in ("/", "%"):
         zero = right == 0
         divisor = np.where(zero, 1, right)
-        quotient = left.astype(np.float64) / divisor if kind == "/" else np.mod(left, divisor)
+        quotient = left.astype(np.float64) / divisor if kind == "/" else _remainder(left, divisor)
         return Masked(quotient, null | zero)
     operations = {"+": np.add, "-": np.subtract, "*": np.multiply, "min": np.minimum, "max": np.maximum}
     return Masked(operations[kind](left, right), null)
+
+
+def _remainder(left: Any, right: Any) -> Any:
+    """What is left by a division. Of fractions always on the host: a GPU's may differ in the last bit."""
+    if isinstance(left, np.ndarray) or "f" not in left.dtype.kind + right.dtype.kind:
+        return np.mod(left, right)
+    host = np.mod(left.get(), right.get())
+    made = np.empty_like(left, dtype=host.dtype)
+    made.set(host)
+    return made
 
 
 def _numeric(values: Array) -> Array:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from serin.errors import CheckFailed, SpecError
 from serin.etl.groups import group_codes, joined
-from serin.features.column import Column
+from serin.features.column import Column, beside, on_host
 from serin.formats.schema import Kind
 from serin.spec.checks import CheckSpec
 
@@ -162,18 +162,16 @@ def _table_failures(check: CheckSpec, total: int) -> list[CheckFailed]:
 
 
 def _count(column: Column, rows: Rows, check: CheckSpec) -> CheckCounts:
-    null = np.asarray(column.null)
-    outside = np.zeros(len(column), bool)
+    null = column.null
+    outside = np.zeros_like(null)
     if check.min is not None or check.max is not None:
         outside |= _out_of_range(column, check) & ~null
     if check.values is not None:
         outside |= ~_among(column, check) & ~null
-    shown = np.flatnonzero(outside)[:_EXAMPLES]
-    examples = [(int(rows[place]), _text(column, int(place))) for place in shown]
-    if check.max_nulls is not None:
-        examples += [
-            (int(rows[place]), "null") for place in np.flatnonzero(null)[:_EXAMPLES] if not len(shown)
-        ]
+    shown = _first(outside)
+    examples = [(int(rows[place]), _text(column, place)) for place in shown]
+    if check.max_nulls is not None and not shown:
+        examples += [(int(rows[place]), "null") for place in _first(null)]
     newest = None
     if check.newest_within is not None:
         if column.kind != "timestamp":
@@ -186,14 +184,20 @@ def _count(column: Column, rows: Rows, check: CheckSpec) -> CheckCounts:
         outside=int(outside.sum()),
         examples=tuple(examples),
         newest=newest,
-        values=(column[~null], rows[~null]) if check.unique else None,
+        values=(column[~null].on_host(), on_host(rows[beside(~null, rows)])) if check.unique else None,
     )
+
+
+def _first(chosen: npt.NDArray[np.bool_]) -> list[int]:
+    """The places of the first rows that are chosen."""
+    places: list[int] = on_host(np.flatnonzero(chosen)[:_EXAMPLES]).tolist()
+    return places
 
 
 def _out_of_range(column: Column, check: CheckSpec) -> npt.NDArray[np.bool_]:
     if column.kind in ("string", "timestamp"):
         raise _misfit(check, f"column {check.column!r} is a {column.kind}; min and max need a number")
-    values, outside = column.values, np.zeros(len(column), bool)
+    values, outside = column.values, np.zeros_like(column.null)
     if check.min is not None:
         outside |= values < _bound(values, check.min)
     if check.max is not None:
@@ -206,12 +210,12 @@ def _among(column: Column, check: CheckSpec) -> npt.NDArray[np.bool_]:
     if column.dictionary is not None:
         allowed = pa.array([str(value) for value in check.values], pa.string())
         entries = np.asarray(pc.is_in(column.dictionary, value_set=allowed).to_numpy(zero_copy_only=False))
-        return np.append(entries, True)[column.values]
+        return beside(np.append(entries, True), column.values)[column.values]  # type: ignore[no-any-return]
     if column.kind not in ("int", "bool") or any(isinstance(value, str) for value in check.values):
         raise _misfit(
             check, f"column {check.column!r} is a {column.kind}; values must be texts or whole numbers alike"
         )
-    return np.isin(column.values, np.asarray(check.values, np.int64))
+    return np.isin(column.values, beside(np.asarray(check.values, np.int64), column.values))
 
 
 def _repeated(parts: Sequence[tuple[Column, Rows]]) -> tuple[int, list[str]]:
@@ -234,7 +238,7 @@ def _misfit(check: CheckSpec, problem: str) -> SpecError:
 
 
 def _text(column: Column, place: int) -> str:
-    value = column[place : place + 1].to_arrow().to_pylist()[0]
+    value = column[place : place + 1].on_host().to_arrow().to_pylist()[0]
     return repr(value) if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from serin.features.column import Column, column_from_arrow
+from serin.features.column import Column, beside, column_from_arrow
 from serin.features.murmur3 import hash_ints, hash_strings
 
 Int64 = npt.NDArray[np.int64]
@@ -80,7 +80,7 @@ class AsOfIndex:
 def sampled(rows: Int64, share: float) -> npt.NDArray[np.intp]:
     """The places of about this share of the rows: by row id alone, so that pieces do not show."""
     if share >= 1:
-        return np.arange(len(rows))
+        return beside(np.arange(len(rows)), rows)  # type: ignore[no-any-return]
     spread = (rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
     return np.flatnonzero(spread < np.uint64(int(share * 2**32)))
 
@@ -89,5 +89,5 @@ def group_hashes(column: Column) -> npt.NDArray[np.uint32]:
     """Equal for equal values, whatever else is in the piece. All nulls are one group."""
     if column.dictionary is not None:
         texts = hash_strings(pa.concat_arrays([column.dictionary, pa.array([""], pa.string())]))
-        return texts[column.values]  # a null's code is -1: the last
+        return beside(texts, column.values)[column.values]  # type: ignore[no-any-return]  # a null's code is -1: the last
     return hash_ints(column.values.astype(np.int64))

@@ -19,7 +19,7 @@ from serin.etl.layout import DerivedLayout, JoinLayout, Layout
 from serin.etl.tables import Piece, Table, cut, read_piece
 from serin.etl.target import TargetPart, evaluate_target
 from serin.etl.unknown import Unknown, count_unknown
-from serin.features.column import Column
+from serin.features.column import Column, beside, on_host, take
 from serin.features.derived import derive, evaluate_columns
 from serin.features.keys import KeyIndex
 from serin.formats.schema import INT64_NULL
@@ -95,14 +95,22 @@ def prepare(piece: Piece, data: DataSpec, layout: Layout, joins: Sequence[Loaded
 def relate(piece: Piece, layout: Layout, joins: Sequence[LoadedJoin]) -> Related:
     columns = read_piece(piece, layout.reads)
     rows = np.arange(piece.first_row, piece.first_row + piece.rows, dtype=np.int64)
+    return relate_columns(columns, rows, layout, joins)
+
+
+def relate_columns(
+    columns: Mapping[str, Column], rows: Rows, layout: Layout, joins: Sequence[LoadedJoin]
+) -> Related:
+    """The columns as they were read, wherever they are, to those after joins, derived columns and the filter."""
+    read = len(rows)
     columns, rows = join_tables(columns, rows, joins)
-    dropped = {"no_partner": piece.rows - len(rows)}
+    dropped = {"no_partner": read - len(rows)}
     columns = with_derived(columns, len(rows), [each for each in layout.derived if not each.late])
     if layout.where is not None:
         truth = evaluate_columns(layout.where, columns, len(rows))
         keep = (truth.values != 0) & ~truth.null
         dropped["filtered"] = len(rows) - int(keep.sum())
-        columns, rows = {name: column[keep] for name, column in columns.items()}, rows[keep]
+        columns, rows = take(columns, keep), rows[keep]
     return Related(columns=columns, rows=rows, dropped=dropped)
 
 
@@ -112,7 +120,7 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
     columns = with_derived(related.columns, len(rows), [each for each in layout.derived if each.late])
     checks = count_checks(columns, rows, data.checks)
     target = evaluate_target(data.target, columns, len(rows))
-    time = None if data.time is None else columns[data.time].values
+    time = None if data.time is None else beside(columns[data.time].values, target.null)
     keep = ~target.null
     dropped = dict(related.dropped) | {"null_target": len(rows) - int(keep.sum())}
     unknown = {} if data.time is None else count_unknown(columns, layout.kept, target.null)
@@ -120,7 +128,7 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
         timed = time != INT64_NULL
         dropped["null_time"] = int((keep & ~timed).sum())
         keep &= timed
-    group = None if data.split.group is None else group_hashes(columns[data.split.group])
+    group = None if data.split.group is None else beside(group_hashes(columns[data.split.group]), target.null)
     found = Prepared(
         columns={name: columns[name] for name in layout.kept},
         rows=rows,
@@ -138,12 +146,12 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
 def _only(prepared: Prepared, keep: npt.NDArray[np.bool_]) -> Prepared:
     return replace(
         prepared,
-        columns={name: column[keep] for name, column in prepared.columns.items()},
+        columns=take(prepared.columns, keep),
         rows=prepared.rows[keep],
         target=prepared.target[keep],
         time=None if prepared.time is None else prepared.time[keep],
         group=None if prepared.group is None else prepared.group[keep],
-        id=None if prepared.id is None else prepared.id[keep],
+        id=None if prepared.id is None else take({"id": prepared.id}, keep)["id"],
     )
 
 
@@ -166,8 +174,8 @@ def join_tables(
         found = _find(join, known)
         if join.layout.spec.how == "inner" and (found < 0).any():
             keep = found >= 0
-            known = {name: column[keep] for name, column in known.items()}
-            rows, found = rows[keep], found[keep]
+            known = take(known, keep)
+            rows, found = rows[beside(keep, rows)], found[keep]
         for name, column in join.columns.items():
             known[name] = column.take_or_null(found)
     return known, rows
@@ -180,13 +188,15 @@ def _find(join: LoadedJoin, columns: Mapping[str, Column]) -> Rows:
         assert join.index is not None
         return join.index.find([columns[key] for key in spec.on])
     assert spec.as_of is not None
-    times = columns[spec.as_of.column].values
-    groups = (
-        join.index.find([columns[key] for key in spec.on]) if join.index else np.zeros(len(times), np.int64)
-    )
+    moments = columns[spec.as_of.column].values
+    times = on_host(moments)  # as of a time only the host looks
+    groups = np.zeros(len(times), np.int64)
+    if join.index:
+        groups = on_host(join.index.find([columns[key] for key in spec.on]))
     within = None if spec.as_of.within is None else round(spec.as_of.within * _US)
     known = np.where(times == INT64_NULL, -1, groups)
-    return join.moments.find(known, times, strict=spec.as_of.strict, within=within)
+    found: Rows = beside(join.moments.find(known, times, strict=spec.as_of.strict, within=within), moments)
+    return found
 
 
 def _shown(column: Column, row: int) -> Any:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from serin.errors import TargetUnusable
 from serin.expressions import ExpressionError, Masked
-from serin.features.column import Column
+from serin.features.column import Column, array_module, beside
 from serin.features.derived import evaluate_columns, typed
 from serin.spec.data import TargetSpec
 
@@ -38,7 +38,9 @@ class TargetPart:
         if self.classes is None:
             return self.values.astype(np.float32, copy=False)
         place = {each: index for index, each in enumerate(classes)}
-        return np.asarray([place.get(each, -1) for each in self.classes], np.float32)[self.values]
+        table = np.asarray([place.get(each, -1) for each in self.classes], np.float32)
+        coded: npt.NDArray[np.float32] = beside(table, self.values)[self.values]
+        return coded
 
 
 def evaluate_target(target: TargetSpec, columns: Mapping[str, Column], rows: int) -> TargetPart:
@@ -61,9 +63,10 @@ def evaluate_target(target: TargetSpec, columns: Mapping[str, Column], rows: int
     if target.task == "binary":
         other = ~null & (values != 0) & (values != 1)
         if other.any():
+            first = float(values[other][0])
             raise TargetUnusable(
                 expression=target.expression,
-                reason=f"gives {values[other][0]:g}, and task: binary needs true and false; compare it with a number, "
+                reason=f"gives {first:g}, and task: binary needs true and false; compare it with a number, "
                 "or use task: regression",
             )
     return TargetPart(values=np.where(null, 0, values).astype(np.float32), null=null)
@@ -99,12 +102,18 @@ def _classes(result: Masked) -> TargetPart:
     present = result.values[~result.null]
     if result.values.dtype.kind == "f":
         whole = present.astype(np.int64)
-        if not np.array_equal(whole, present):
+        if (whole != present).any():
             raise ExpressionError("classes are text or whole numbers, not fractions")
         present = whole
     elif result.values.dtype.kind == "b":
         present = present.astype(np.int64)
-    encoded = pa.array(present).dictionary_encode()
-    values = np.zeros(len(result.values), np.int64)
-    values[~result.null] = encoded.indices.to_numpy()
-    return TargetPart(values=values, null=result.null, classes=tuple(encoded.dictionary.to_pylist()))
+    xp = array_module(present)
+    if xp is np:
+        encoded = pa.array(present).dictionary_encode()
+        classes, places = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    else:
+        distinct, places = xp.unique(present, return_inverse=True)
+        classes = distinct.get().tolist()
+    values = xp.zeros(len(result.values), np.int64)
+    values[~result.null] = places
+    return TargetPart(values=values, null=result.null, classes=tuple(classes))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from serin.features.column import Column
+from serin.features.column import Column, beside
 
 
 class Unknown(NamedTuple):
@@ -25,6 +25,7 @@ def count_unknown(
     """For the columns `names` of one piece."""
     found = {}
     for name in names:
-        null = np.asarray(columns[name].null)
-        found[name] = Unknown(len(null), int(null.sum()), int((null & target_null).sum()))
+        null = columns[name].null
+        together = null & beside(target_null, null)
+        found[name] = Unknown(len(null), int(null.sum()), int(together.sum()))
     return found

@@ -17,7 +17,7 @@ from serin.features.label_encoder import label_encoder
 from serin.features.murmur3 import hash_ints, hash_strings
 from serin.features.requests import Fit
 from serin.features.steps import Codes
-from serin.features.value_counts import ValueCounts, ValueTable, merge_tables
+from serin.features.value_counts import ValueCounts, ValueTable, merge_tables, span_of
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec import steps as spec
@@ -63,22 +63,34 @@ class Categorify:
                 return (np.take(table, column.values, mode="wrap"),)
             return (xp.asarray(table)[column.values],)
         values, null = column.values.astype(np.int64, copy=False), column.null
+        if xp is not np:
+            return (self._codes_on_gpu(values, null),)
         present = values[~null] if null.any() else values
-        codes = xp.zeros(len(values), np.int32)
+        codes = np.zeros(len(values), np.int32)
         codes[~null] = self._codes_of_ints(present)
         return (codes,)
 
     def _codes_of_ints(self, values: Any) -> Codes:
-        xp = array_module(values)
         low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
         if high - low >= _DENSE or high - low > 4 * len(values):
-            if xp is np:
-                return self._codes(pa.array(values))
-            distinct, place = xp.unique(values, return_inverse=True)
-            sparse: Codes = xp.asarray(self._codes(pa.array(distinct.get())))[place]
-            return sparse
-        dense: Codes = xp.asarray(self._codes(pa.array(np.arange(low, high + 1))))[values - low]
+            return self._codes(pa.array(values))
+        dense: Codes = self._codes(pa.array(np.arange(low, high + 1)))[values - low]
         return dense
+
+    def _codes_on_gpu(self, values: Any, null: Any) -> Codes:
+        """By a table over the values' range, or over the values that occur."""
+        xp = array_module(values)
+        low, high = span_of(values, null)
+        if high < low:
+            nothing: Codes = xp.zeros(len(values), np.int32)
+            return nothing
+        if high - low < _DENSE:
+            table, place = self._codes(pa.array(np.arange(low, high + 1))), xp.where(null, 0, values - low)
+        else:
+            distinct, place = xp.unique(values, return_inverse=True)
+            table = self._codes(pa.array(distinct.get()))
+        codes: Codes = xp.where(null, np.int32(0), xp.asarray(table)[place])
+        return codes
 
     def _codes(self, values: pa.Array) -> Codes:
         """One code per value; none of the values null."""

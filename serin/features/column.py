@@ -46,8 +46,7 @@ class Column:
         """The column with its values in this machine's memory; itself when they are there."""
         if array_module(self.values) is np:
             return self
-        values: Any = self.values
-        return Column(kind=self.kind, values=values.get(), dictionary=self.dictionary)
+        return Column(kind=self.kind, values=on_host(self.values), dictionary=self.dictionary)
 
     def blocks(self, rows: int) -> Iterator[Column]:
         """The column in blocks of so many rows, the last one shorter: views, small enough for a processor's cache."""
@@ -62,7 +61,7 @@ class Column:
         """The rows at these positions; -1 gives a null."""
         xp = array_module(self.values)
         extended = xp.append(self.values, xp.asarray([null_of(self.kind)], dtype=self.values.dtype))
-        return Column(kind=self.kind, values=extended[rows], dictionary=self.dictionary)
+        return Column(kind=self.kind, values=beside(extended, rows)[rows], dictionary=self.dictionary)
 
     def floats(self) -> npt.NDArray[np.float32]:
         """Numbers as float32 with NaN for null. A string or a time has no such form (ValueError)."""
@@ -103,13 +102,26 @@ def array_module(*arrays: Any) -> Any:
     return np
 
 
+def on_host(array: Any) -> Array:
+    """The array in this machine's memory."""
+    return array if isinstance(array, np.ndarray) else np.asarray(array.get())
+
+
+def beside(array: Any, other: Any) -> Any:
+    """The array where the other one is."""
+    xp = array_module(other)
+    return on_host(array) if xp is np else xp.asarray(array)
+
+
 def take(columns: Mapping[str, Column], rows: Array) -> dict[str, Column]:
     """The same rows of every column, by mask or positions; these go to each device once."""
+    if array_module(rows) is not np and rows.dtype == bool:
+        rows = np.flatnonzero(rows)  # a mask would be counted anew for every column
     places: dict[Any, Any] = {}
     for column in columns.values():
         xp = array_module(column.values)
         if xp not in places:
-            places[xp] = xp.asarray(rows)
+            places[xp] = beside(rows, column.values)
     return {name: column[places[array_module(column.values)]] for name, column in columns.items()}
 
 

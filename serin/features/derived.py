@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from serin.expressions import Expression, ExpressionError, Masked, Node, evaluate, parse
-from serin.features.column import Column, column_from_arrow
+from serin.features.column import Column, array_module, beside, column_from_arrow, on_host
 from serin.formats.schema import INT64_NULL, Kind
 
 COMPARISONS = frozenset(("<", "<=", ">", ">=", "==", "!="))
@@ -46,10 +46,13 @@ def typed(text: str, kinds: Mapping[str, Kind]) -> Typed:
 
 def derive(expression: Typed, columns: Mapping[str, Column], rows: int, *, exact: bool = False) -> Column:
     """The column an expression makes. `exact` keeps float64, for what only the target is made of."""
-    result = evaluate_columns(expression, columns, rows)
     if expression.kind == "string":
+        own = {name: columns[name].on_host() for name in expression.kinds}
+        result = evaluate_columns(expression, own, rows)
         texts = np.where(result.null, "", result.values.astype(object))
-        return column_from_arrow(pa.array(texts, pa.string()), "string")
+        made_of_text = column_from_arrow(pa.array(texts, pa.string()), "string")
+        return replace(made_of_text, values=_beside_all(made_of_text.values, columns))
+    result = evaluate_columns(expression, columns, rows)
     if expression.kind == "float":
         values = result.values.astype(np.float64)
         values = np.where(values == 0, 0.0, values)
@@ -57,22 +60,34 @@ def derive(expression: Typed, columns: Mapping[str, Column], rows: int, *, exact
             made = np.where(result.null, np.nan, values).astype(np.float64 if exact else np.float32)
         return Column(kind="float", values=made)
     if expression.kind == "bool":
-        return Column(kind="bool", values=np.where(result.null, -1, result.values != 0).astype(np.int8))
-    return Column(
-        kind=expression.kind, values=np.where(result.null, INT64_NULL, result.values.astype(np.int64))
-    )
+        truth = (result.values != 0).astype(np.int8)
+        return Column(kind="bool", values=np.where(result.null, np.int8(-1), truth))
+    whole = result.values.astype(np.int64)
+    return Column(kind=expression.kind, values=np.where(result.null, np.int64(INT64_NULL), whole))
 
 
 def evaluate_columns(expression: Typed, columns: Mapping[str, Column], rows: int) -> Masked:
     """The expression over columns; what is asked of one text column is worked out once per different text."""
     given: dict[str, Masked] = {}
     root = _by_text(expression.root, columns, given)
-    for name in Expression("", root).columns:
-        if name not in given:
-            given[name] = Masked(columns[name].to_wire(), np.asarray(columns[name].null))
+    own = {name: columns[name] for name in Expression("", root).columns if name not in given}
+    apart = {type(column.values) for column in own.values()} | {type(each.values) for each in given.values()}
+    if any(column.kind == "string" for column in own.values()) or len(apart) > 1:
+        # texts beside each other, or columns in two places: on the host
+        own = {name: column.on_host() for name, column in own.items()}
+        given = {name: Masked(on_host(each.values), on_host(each.null)) for name, each in given.items()}
+    given |= {name: Masked(column.to_wire(), column.null) for name, column in own.items()}
     result = evaluate(Expression("", root), given)
     assert len(result.values) == rows
-    return result
+    if result.values.dtype.kind in "USOT":
+        return result
+    return Masked(_beside_all(result.values, columns), _beside_all(result.null, columns))
+
+
+def _beside_all(array: Any, columns: Mapping[str, Column]) -> Any:
+    """The array on the GPU when one of the columns is there."""
+    xp = array_module(*(column.values for column in columns.values()))
+    return array if xp is np else xp.asarray(array)
 
 
 def kind_of_node(node: Node, kinds: Mapping[str, Kind]) -> Kind:
@@ -142,6 +157,7 @@ def _by_text(node: Node, columns: Mapping[str, Column], given: dict[str, Masked]
         null = np.arange(len(texts)) == len(texts) - 1
         answers = evaluate(Expression("", node), {names[0]: Masked(texts, null)})
         place = f"\0{len(given)}"
-        given[place] = Masked(answers.values[column.values], answers.null[column.values])
+        values, null = (beside(each, column.values) for each in answers)
+        given[place] = Masked(values[column.values], null[column.values])
         return Node("column", place)
     return replace(node, children=tuple(_by_text(child, columns, given) for child in node.children))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from serin.features.column import array_module
+from serin.features.column import array_module, beside, on_host
 from serin.features.murmur3 import hash_ints
 from serin.features.number_requests import FIXED_BITS
 from serin.features.numbers import Numbers
@@ -42,8 +42,7 @@ class Target:
 
     def transform(self, sample: Sample) -> tuple[Floats, ...]:
         assert sample.target is not None
-        xp = array_module(*(column.values for column in sample.columns.values()))
-        return (xp.asarray(sample.target),)
+        return (sample.target,)
 
     def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
         raise AssertionError("a request holds no target")
@@ -93,7 +92,7 @@ class GroupSums:
         xp = array_module(groups, values)  # one of them may be on a GPU and the other not
         groups, values = xp.asarray(groups), xp.asarray(values)
         finite = xp.isfinite(values)
-        cells = (groups.astype(np.int64) * self.folds + xp.asarray(self._folds(sample)))[finite]
+        cells = (groups.astype(np.int64) * self.folds + beside(self._folds(sample), groups))[finite]
         groups, values = groups[finite], values[finite] + np.float32(0)
         size = len(keys) + 1
         counts = _sum(cells, None, size * self.folds).reshape(size, self.folds)
@@ -140,13 +139,13 @@ def folds_of(rows: npt.NDArray[np.int64], folds: int) -> npt.NDArray[np.int64]:
 
 def _sum(cells: Any, weights: Any, size: int) -> Counts:
     """The weights of each cell, added up without rounding; None: how many there are."""
-    total = np.zeros(size, np.int64)
+    xp = array_module(cells)
+    total = xp.zeros(size, np.int64)
     for start in range(0, len(cells), _BLOCK):
         part = slice(start, start + _BLOCK)
         own = None if weights is None else weights[part].astype(np.float64)
-        found = array_module(cells).bincount(cells[part], own, minlength=size)
-        total += (found if isinstance(found, np.ndarray) else found.get()).astype(np.int64)
-    return total
+        total += xp.bincount(cells[part], own, minlength=size).astype(np.int64)
+    return on_host(total)
 
 
 def _ends(groups: Any, values: Any, size: int) -> Floats:
@@ -160,7 +159,7 @@ def _ends(groups: Any, values: Any, size: int) -> Floats:
     ordered = xp.sort((groups.astype(np.uint64) << np.uint64(32)) | keys)
     starts = xp.searchsorted(ordered, xp.asarray(np.arange(size + 1, dtype=np.uint64) << np.uint64(32)))
     low, high = ordered[xp.minimum(starts[:-1], len(ordered) - 1)], ordered[xp.maximum(starts[1:] - 1, 0)]
-    starts, low, high = (each if isinstance(each, np.ndarray) else each.get() for each in (starts, low, high))
+    starts, low, high = (on_host(each) for each in (starts, low, high))
     seen = starts[1:] > starts[:-1]
     ends[seen] = np.stack([_values(low[seen]), _values(high[seen])], axis=1)
     return ends

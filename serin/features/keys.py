@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.features.column import Column
+from serin.features.column import Column, array_module, beside
 
 Positions = npt.NDArray[np.int64]
 _DENSE = 2**24  # up to so many combinations of key values, a table is indexed instead of hashed
@@ -43,9 +44,11 @@ class KeyIndex:
         """For each row of `keys` the position of the row with that key, or -1."""
         codes = self._combined(keys)
         if self._dense is not None:
-            return self._dense[codes]
-        place = _positions(pc.index_in(pa.array(codes), value_set=pa.array(self._codes)))
-        return np.append(self._rows, -1)[place]
+            found: Positions = beside(self._dense, codes)[codes]
+            return found
+        place = _places(codes, pa.array(self._codes))
+        rows: Positions = beside(np.append(self._rows, -1), place)[place]
+        return rows
 
     def _size(self) -> int:
         size = 1
@@ -54,13 +57,14 @@ class KeyIndex:
         return size
 
     def _combined(self, keys: Sequence[Column]) -> Positions:
-        total = np.zeros(len(keys[0]), np.int64)
-        missing = np.zeros(len(keys[0]), bool)
-        for key, distinct in zip(keys, self._distinct, strict=True):
-            code = _codes(key, distinct)
+        codes = [_codes(key, distinct) for key, distinct in zip(keys, self._distinct, strict=True)]
+        total, missing = codes[0], codes[0] < 0
+        for code, distinct in zip(codes[1:], self._distinct[1:], strict=True):
+            code = beside(code, total)
             missing |= code < 0
             total = total * len(distinct) + code
-        total[missing] = -1
+        if len(codes) > 1:
+            total[missing] = -1
         return total
 
 
@@ -75,10 +79,24 @@ def _distinct(key: Column) -> pa.Array:
 
 def _codes(key: Column, distinct: pa.Array) -> Positions:
     if key.dictionary is None:
-        return _positions(
-            pc.index_in(pa.array(key.values), value_set=distinct.cast(pa.array(key.values).type))
-        )
-    return np.append(_positions(pc.index_in(key.dictionary, value_set=distinct)), -1)[key.values]
+        return _places(key.values, distinct)
+    table = np.append(_positions(pc.index_in(key.dictionary, value_set=distinct)), -1)
+    codes: Positions = beside(table, key.values)[key.values]
+    return codes
+
+
+def _places(values: Any, distinct: pa.Array) -> Positions:
+    """For each value its place among the distinct ones, or -1."""
+    xp = array_module(values)
+    if xp is np:
+        own = pa.array(values)
+        return _positions(pc.index_in(own, value_set=distinct.cast(own.type)))
+    if len(distinct) == 0:
+        return xp.full(len(values), -1, np.int64)  # type: ignore[no-any-return]
+    order = np.asarray(pc.sort_indices(distinct).to_numpy()).astype(np.int64)
+    known = xp.asarray(distinct.to_numpy()[order].astype(np.int64))
+    near = xp.minimum(xp.searchsorted(known, values), len(order) - 1)
+    return xp.where(known[near] == values, xp.asarray(order)[near], np.int64(-1))  # type: ignore[no-any-return]
 
 
 def _positions(found: pa.Array) -> Positions:

@@ -18,6 +18,7 @@ from serin.features.value_counts import ValueTable, merge_tables
 Counts = npt.NDArray[np.int64]
 _BLOCK = 2**14  # rows that stay in the processor's cache from one operation to the next
 FIXED_BITS = 31
+_ALL = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,9 @@ def count_codes(codes: Any, size: int) -> Counts:
 
 def _rows(sample: Sample, rows: int) -> int:
     """The size of a block: a GPU has no use for small ones."""
-    on_host = array_module(*(column.values for column in sample.columns.values())) is np
-    return rows if on_host else max(len(sample), 1)
+    arrays = [column.values for column in sample.columns.values()]
+    xp = array_module(*arrays, *(() if sample.target is None else (sample.target,)))
+    return rows if xp is np else _ALL
 
 
 def _host_sums(values: Any, scale: float, buffers: npt.NDArray[np.float64]) -> Sums:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.features.column import array_module
+from serin.features.column import array_module, beside
 from serin.features.distribution import measure_distribution
 from serin.features.group_sums import TARGET, GroupSums, GroupTable, folds_of
 from serin.features.number_requests import FIXED_BITS
@@ -89,7 +89,7 @@ class TargetEncode:
             )
             assert sample.rows is not None
             train = slice(0, sample.training)
-            folds = xp.asarray(folds_of(sample.rows[train], len(self.out_of_fold)))
+            folds = beside(folds_of(sample.rows[train], len(self.out_of_fold)), places)
             numbers[train] = xp.asarray(self.out_of_fold)[folds, places[train]]
         return tuple(xp.ascontiguousarray(numbers[:, place]) for place in range(numbers.shape[1]))
 

@@ -10,10 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.features.column import Column, array_module
+from serin.features.column import Column, array_module, null_of
 from serin.features.sample import Sample
 
 Counts = npt.NDArray[np.int64]
+_DENSE = 2**20  # whole numbers within so wide a range are counted in a table, on a GPU
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,20 +59,40 @@ def group_rows(column: Column) -> tuple[Any, pa.Array]:
     if column.dictionary is not None:
         codes = column.values
         return xp.where(codes < 0, len(column.dictionary), codes), column.dictionary
+    if xp is not np:
+        return _group_on_gpu(column)
     null = column.null
     values = column.values.astype(np.int64, copy=False)
     present = values[~null] if null.any() else values
-    if xp is np:
-        encoded = pa.array(present).dictionary_encode()
-        distinct, place = encoded.dictionary, np.asarray(encoded.indices.to_numpy())
-    else:
-        found, place = xp.unique(present, return_inverse=True)
-        distinct = pa.array(found.get())
+    encoded = pa.array(present).dictionary_encode()
+    distinct, place = encoded.dictionary, np.asarray(encoded.indices.to_numpy())
     if len(present) == len(values):
         return place, distinct
-    groups = xp.full(len(values), len(distinct), np.int64)
+    groups = np.full(len(values), len(distinct), np.int64)
     groups[~null] = place
     return groups, distinct
+
+
+def span_of(values: Any, null: Any) -> tuple[int, int]:
+    """The least and the largest of the whole numbers that are no null, on a GPU; (0, -1) when there is none."""
+    ends = np.iinfo(np.int64)
+    low = int(np.where(null, np.int64(ends.max), values).min()) if len(values) else ends.max
+    high = int(np.where(null, np.int64(ends.min), values).max()) if len(values) else ends.min
+    return (low, high) if low <= high else (0, -1)
+
+
+def _group_on_gpu(column: Column) -> tuple[Any, pa.Array]:
+    """By counting where the values lie close together, else by sorting them."""
+    xp = array_module(column.values)
+    values, null = column.values.astype(np.int64, copy=False), column.null
+    low, high = span_of(values, null)
+    if high - low < _DENSE:
+        return xp.where(null, np.int64(high - low + 1), values - low), pa.array(np.arange(low, high + 1))
+    distinct, places = xp.unique(values, return_inverse=True)
+    host = distinct.get()
+    if host[0] != null_of(column.kind):  # the smallest of all, if it is there
+        return places, pa.array(host)
+    return xp.where(null, np.int64(len(host) - 1), places - 1), pa.array(host[1:])
 
 
 def merge_tables(left: ValueTable, right: ValueTable) -> ValueTable:

@@ -21,11 +21,18 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         out[...] = self._host
         return out
 
+    def set(self, host: Any) -> None:
+        self._host[...] = host
+
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        return wrapped(getattr(function, method)(*unwrapped(inputs), **options))
+        out = options.pop("out", None)
+        if out is not None:  # in place
+            options["out"] = unwrapped(out)
+        made = wrapped(getattr(function, method)(*unwrapped(inputs), **options))
+        return made if out is None else out[0]
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
         return wrapped(function(*unwrapped(inputs), **options))
