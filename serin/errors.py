@@ -15,6 +15,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── CheckFailed             a check of the spec does not hold
 │   ├── LeakFound               a column that knows the answer, or one thing on both sides of the split
 │   └── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
+├── ExtraMissing                a package that only some pipelines need is not installed (exit code 2)
 ├── EngineFailed                the machines that compute a dataset do not answer or died (retryable)
 ├── StoreError                  the store cannot do what was asked
 │   ├── NotFound                no such dataset, model, version, alias or run
@@ -24,6 +25,7 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── TrainingError
 │   ├── TrainingRefused         a training that cannot start as asked: folder in use, other settings, no such GPU
 │   ├── NetworkUnfit            a user's own network that cannot be made, or does not answer as promised
+│   ├── ModelUnfit              a script that leaves no usable model, or an ONNX file that is none
 │   ├── WorkerFailed            a training process died (retryable)
 │   ├── NotTrained              an export that was asked for before there are weights
 │   ├── Preempted               stopped from outside after saving; run again (exit code 75, retryable)
@@ -182,13 +184,14 @@ class JoinNotManyToOne(DataError):
 
 
 class TimeUnparsable(DataError):
-    def __init__(self, *, column: str, example: str, row: int | None = None) -> None:
-        place = "" if row is None else f" (row {row})"
+    def __init__(self, *, column: str, example: str, path: str, row: int | None = None) -> None:
+        place = f" ({path})" if row is None else f" (row {row} of the table, in {path})"
         super().__init__(
             f"data.time: column {column!r} does not parse as a time: {example!r}{place}; store it as a timestamp "
             "or as ISO text such as 2013-01-31T05:00:00Z",
             column=column,
             example=example,
+            path=path,
             row=row,
         )
 
@@ -237,6 +240,15 @@ class RowsUnfit(DataError):
     def __init__(self, *, column: str, reason: str) -> None:
         what = f"column {column!r}" if column else "the table"
         super().__init__(f"rows to score: {what} {reason}", column=column, reason=reason)
+
+
+class ExtraMissing(SerinError):
+    exit_code = 2
+
+    def __init__(self, *, package: str, extra: str) -> None:
+        super().__init__(
+            f"{package} is not installed here; run: pip install 'serin[{extra}]'", package=package, extra=extra
+        )
 
 
 class EngineFailed(SerinError):
@@ -298,6 +310,13 @@ class NetworkUnfit(TrainingError):
             module=module,
             reason=reason,
         )
+
+
+class ModelUnfit(TrainingError):
+    """`what`: the key of the spec and the file it names."""
+
+    def __init__(self, *, what: str, reason: str) -> None:
+        super().__init__(f"{what} gives no usable model: {reason}", what=what, reason=reason)
 
 
 class WorkerFailed(TrainingError):

@@ -29,10 +29,11 @@ def broken_text(file: SourceFile, error: Exception) -> SourceUnreadable:
         for read, trouble in _walk(file):
             lines = read
             if trouble:
+                _unpack_all(file)  # what was packed wrongly looks like a broken line
                 return _unreadable(file, trouble)
     except UnicodeDecodeError as wrong:
         return _unreadable(
-            file, f"row {max(lines - 1, 0)} or one soon after it is no UTF-8 text ({wrong.reason})"
+            file, f"line {_undecodable(file)} is no UTF-8 text ({wrong.reason}); write the file as UTF-8"
         )
     except _UNPACKING as wrong:
         packed = compression_of(file.path) or "data"
@@ -40,6 +41,8 @@ def broken_text(file: SourceFile, error: Exception) -> SourceUnreadable:
             file,
             f"the {packed} is corrupt or cut off after about line {lines} ({wrong}); fetch the file again",
         )
+    if not lines:
+        return _unreadable(file, "it is empty; take it away, or write it with its columns' names")
     return _unreadable(file, str(error))
 
 
@@ -77,6 +80,8 @@ def _walk_json(text: io.TextIOWrapper) -> Iterator[tuple[int, str | None]]:
     for number, line in enumerate(text, 1):
         if not line.strip():
             continue
+        if row == 0 and line.lstrip().startswith("["):
+            yield number, "it is one JSON array; write one object per line (jq -c '.[]' does)"
         try:
             found = json.loads(line)
         except ValueError as error:
@@ -88,6 +93,26 @@ def _walk_json(text: io.TextIOWrapper) -> Iterator[tuple[int, str | None]]:
                 kind and f"row {row} (line {number}) is a {kind}; each line must be an object {{...}}",
             )
         row += 1
+
+
+def _undecodable(file: SourceFile) -> int:
+    """The first line that is no UTF-8."""
+    number = 1
+    with _unpacked(file) as lines:
+        for line in lines:
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                break
+            number += 1
+    return number
+
+
+def _unpack_all(file: SourceFile) -> None:
+    if compression_of(file.path):
+        with _unpacked(file) as content:
+            while content.read(2**20):
+                pass
 
 
 def _unpacked(file: SourceFile) -> Any:

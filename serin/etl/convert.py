@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serin.errors import SourceMissing
+from serin.errors import SourceMissing, SourceUnreadable
 from serin.etl.arrow2parquet import read_arrow
 from serin.etl.broken import broken_text
 from serin.etl.csv2parquet import read_csv
 from serin.etl.json2parquet import read_json
-from serin.etl.sources import format_of
+from serin.etl.sources import format_of, remote_errors
 from serin.formats.dataset import SourceFile
 
 _GROUP_ROWS = 2**18
@@ -29,6 +29,8 @@ def convert(file: SourceFile, target: Path) -> None:
         _READERS[found](file, partial(write_groups, target))
     except FileNotFoundError:
         raise SourceMissing(table=file.table, path=file.path) from None
+    except remote_errors() as error:
+        raise SourceUnreadable(table=file.table, path=file.path, reason=str(error)) from error
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise broken_text(file, error) from error
 

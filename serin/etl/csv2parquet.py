@@ -24,12 +24,20 @@ _TABS = re.compile(r"\.tsv(\.\w+)?$")
 def read_csv(file: SourceFile, write: Write) -> None:
     try:
         with _reader(file, {}) as reader:
+            _refuse_bytes(reader.schema)
             write(reader.schema, reader)
     except pa.ArrowInvalid as error:
         if "conversion error" not in str(error):
             raise
         with _reader(file, _types_of_all_rows(file)) as reader:
             write(reader.schema, reader)
+
+
+def _refuse_bytes(schema: pa.Schema) -> None:
+    """Arrow takes text that is no UTF-8 for bytes, of which nothing can be made."""
+    for field in schema:
+        if pa.types.is_binary(field.type):
+            raise pa.ArrowInvalid(f"column {field.name!r} is no UTF-8 text")
 
 
 def _types_of_all_rows(file: SourceFile) -> dict[str, pa.DataType]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from serin.errors import DataError, SpecError
+from serin.etl.odd_texts import odd_text
 from serin.etl.partitions import Read
 from serin.etl.tables import Table
 from serin.etl.uses import Kinds, find_uses, kind_in
@@ -61,7 +62,7 @@ def lay_out(data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str
     uses, made = find_uses(data, features, tables)
     known = Kinds(data, features, tables, made)
     kinds = {name: known[name] for name in uses}
-    check_kinds(features, kinds)
+    _check_kinds(features, kinds, tables[data.main])
     _check_keys(data, kinds)
     _check_compared(data, features, kinds)
     joins = tuple(_lay_join(join, tables, kinds, uses, data.answers) for join in data.joins)
@@ -87,6 +88,21 @@ def lay_out(data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str
         served=served,
         kept=tuple(dict.fromkeys([*served, *fitted, *(column.name for column in inputs)])),
     )
+
+
+def _check_kinds(features: Sequence[FeatureSpec], kinds: Mapping[str, Kind], main: Table) -> None:
+    """SpecError, with the value that makes a text of a column, where there is one."""
+    try:
+        check_kinds(features, kinds)
+    except SpecError as error:
+        named = dict.fromkeys(column for feature in features for column in feature.columns)
+        texts = [name for name in named if kinds[name] == "string" and name in main.types]
+        files = dict.fromkeys(group.file for group in main.groups)
+        reasons = {name: next(filter(None, (odd_text(file, name) for file in files)), None) for name in texts}
+        problems = [(f"column {name!r}", why) for name, why in reasons.items() if why]
+        raise SpecError(
+            where="features do not fit the tables", problems=[*error.fields["problems"], *problems]
+        ) from error
 
 
 def _lay_join(

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from serin.errors import SourceUnreadable
 from serin.etl.partitions import Read
 from serin.etl.room import MIN_ROWS
-from serin.etl.sources import find_files, open_parquet
+from serin.etl.sources import local_copy, open_parquet, origin_of
 from serin.etl.tables import Piece, RowGroup, Table, cut
 from serin.formats.dataset import SourceFile
 
@@ -67,6 +67,6 @@ def _regrouped(
                     )  # fmt: skip
                     first_row += part.num_rows
     except (OSError, pa.ArrowException) as error:
-        raise SourceUnreadable(table=file.table, path=file.path, reason=str(error)) from error
-    (copy,) = find_files(file.table, str(target))
-    return [replace(group, file=replace(copy, partition=file.partition)) for group in made]
+        raise SourceUnreadable(table=file.table, path=origin_of(file).path, reason=str(error)) from error
+    copy = local_copy(target, file)
+    return [replace(group, file=copy) for group in made]

@@ -6,7 +6,9 @@ Folders named key=value add a column to the files below them.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -24,9 +26,39 @@ _TEXT = re.compile(r"\.(csv|tsv|jsonl|ndjson|json)(\.(gz|bz2|zst))?$")
 _ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 _PARTITION = re.compile(r"([^=/]+)=([^/]*)")
 _MARKS = ("ETag", "etag", "md5", "LastModified", "last_modified", "mtime", "created")
-
+_REMOTE = (
+    ("aiohttp", "ClientError"),
+    ("azure.core.exceptions", "AzureError"),
+    ("botocore.exceptions", "BotoCoreError"),
+    ("google.auth.exceptions", "GoogleAuthError"),
+)
 
 Format = Literal["parquet", "csv", "json", "arrow"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCopy(SourceFile):
+    """What a file was rewritten to, for reading; whoever speaks to people names the origin."""
+
+    origin: SourceFile
+
+
+def origin_of(file: SourceFile) -> SourceFile:
+    """The file as the user knows it."""
+    return origin_of(file.origin) if isinstance(file, LocalCopy) else file
+
+
+def local_copy(path: Path, origin: SourceFile) -> LocalCopy:
+    """The file at `path`, which holds the rows of `origin`."""
+    status = path.stat()
+    return LocalCopy(
+        table=origin.table,
+        path=str(path),
+        size=status.st_size,
+        modified=str(status.st_mtime_ns),
+        partition=origin.partition,
+        origin=origin,
+    )
 
 
 def find_files(table: str, url: str) -> tuple[SourceFile, ...]:
@@ -37,7 +69,9 @@ def find_files(table: str, url: str) -> tuple[SourceFile, ...]:
         return tuple(_describe(table, system, each, _partition(each.removeprefix(root))) for each in paths)
     except FileNotFoundError:
         raise SourceMissing(table=table, path=url) from None
-    except (OSError, ValueError, ImportError) as error:
+    except ImportError as error:
+        raise SourceUnreadable(table=table, path=url, reason=_missing_package(url, error)) from error
+    except remote_errors(OSError, ValueError) as error:
         raise SourceUnreadable(table=table, path=url, reason=str(error)) from error
 
 
@@ -71,9 +105,13 @@ def open_file(path: str) -> Any:
 def open_parquet(file: SourceFile, dictionary: Iterable[str] = ()) -> pq.ParquetFile:
     """`dictionary`: the columns that are read as codes into a dictionary."""
     try:
-        return pq.ParquetFile(open_file(file.path), read_dictionary=list(dictionary))
+        return pq.ParquetFile(
+            open_file(file.path), read_dictionary=list(dictionary), page_checksum_verification=True
+        )
     except FileNotFoundError:
         raise SourceMissing(table=file.table, path=file.path) from None
+    except remote_errors() as error:
+        raise SourceUnreadable(table=file.table, path=file.path, reason=str(error)) from error
     except (OSError, pa.ArrowException) as error:
         raise SourceUnreadable(
             table=file.table,
@@ -81,6 +119,17 @@ def open_parquet(file: SourceFile, dictionary: Iterable[str] = ()) -> pq.Parquet
             reason=f"it is no whole Parquet file ({error}); write it again, or give it the ending of what it is "
             "(.csv, .jsonl, .arrow)",
         ) from error
+
+
+def remote_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """What the object stores in use raise besides OSError (no credentials, no endpoint that answers), and `others`."""
+    own = (getattr(sys.modules[module], name) for module, name in _REMOTE if module in sys.modules)
+    return (*others, *own)
+
+
+def _missing_package(url: str, error: ImportError) -> str:
+    package = "pip install 'serin[s3]'" if url.startswith(("s3:", "s3a:")) else "install that package"
+    return f"{error}; {package} where tables are read (with Dask: on the workers too)"
 
 
 def _expand(system: Any, path: str) -> tuple[str, list[str]]:

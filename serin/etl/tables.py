@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from serin.errors import DataError, SourceUnreadable, TableEmpty, TimeUnparsable
 from serin.etl.convert import convert
+from serin.etl.odd_texts import odd_text
 from serin.etl.partitions import Read, partition_types, split_reads
-from serin.etl.sources import find_files, format_of, open_parquet
+from serin.etl.sources import format_of, local_copy, open_parquet, origin_of, remote_errors
 from serin.features.column import Column, column_from_arrow, kind_of_type
 from serin.formats.dataset import SourceFile
 
@@ -56,14 +57,16 @@ def open_table(name: str, files: Sequence[SourceFile], scratch: Path) -> Table:
     groups: list[RowGroup] = []
     first_row = 0
     folders = partition_types(files)
-    for number, file in enumerate(files):
+    for number, given in enumerate(files):
+        file = given
         if format_of(file.path) not in ("parquet", None):
             file = _converted(file, scratch / f"{name}-{number}.parquet")
         footer = open_parquet(file)
         schema = footer.schema_arrow
         twice = [name for name in schema.names if schema.names.count(name) > 1]
         if twice:
-            raise SourceUnreadable(table=name, path=file.path, reason=f"two columns are called {twice[0]!r}")
+            reason = f"two columns are called {twice[0]!r}; rename one of them"
+            raise SourceUnreadable(table=name, path=given.path, reason=reason)
         own = dict(zip(schema.names, schema.types, strict=True)) | folders
         types = _common(types, own, file, files[number - 1].path if number else "")
         for index in range(footer.metadata.num_row_groups):
@@ -112,9 +115,10 @@ def read_piece(piece: Piece, reads: Iterable[Read]) -> dict[str, Column]:
         table = file.read_row_groups(
             list(piece.groups), columns=[read.column for read in wanted], use_threads=False
         )
-    except (OSError, pa.ArrowException) as error:
+    except remote_errors(OSError, pa.ArrowException) as error:
         rows = f"rows {piece.first_row} to {piece.first_row + piece.rows - 1} of the table: {error}"
-        raise SourceUnreadable(table=piece.file.table, path=piece.file.path, reason=rows) from error
+        path = origin_of(piece.file).path
+        raise SourceUnreadable(table=piece.file.table, path=path, reason=rows) from error
     return constants | {read.column: _column(table.column(read.column), read, piece) for read in wanted}
 
 
@@ -127,8 +131,9 @@ def _column(values: pa.ChunkedArray, read: Read, piece: Piece) -> Column:
     except (pa.ArrowException, ValueError) as error:
         if read.kind == "timestamp":
             raise _unparsable(values, read.column, piece) from error
+        path = origin_of(piece.file).path
         raise DataError(
-            f"{piece.file.path} (table {piece.file.table!r}): column {read.column!r} is no {read.kind}: {error}",
+            f"{path} (table {piece.file.table!r}): column {read.column!r} is no {read.kind}: {error}",
             table=piece.file.table,
             column=read.column,
         ) from error
@@ -136,18 +141,18 @@ def _column(values: pa.ChunkedArray, read: Read, piece: Piece) -> Column:
 
 def _unparsable(values: pa.ChunkedArray, column: str, piece: Piece) -> TimeUnparsable:
     plain = values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
+    path = origin_of(piece.file).path
     for row, text in enumerate(plain.to_pylist()):
         try:
             column_from_arrow(pa.array([text]), "timestamp")
         except (pa.ArrowException, ValueError):
-            return TimeUnparsable(column=column, example=str(text), row=piece.first_row + row)
-    return TimeUnparsable(column=column, example="some values name a zone and some do not")
+            return TimeUnparsable(column=column, example=str(text), path=path, row=piece.first_row + row)
+    return TimeUnparsable(column=column, example="some values name a zone and some do not", path=path)
 
 
 def _converted(file: SourceFile, target: Path) -> SourceFile:
     convert(file, target)
-    (converted,) = find_files(file.table, str(target))
-    return replace(converted, partition=file.partition)
+    return local_copy(target, file)
 
 
 def _common(
@@ -158,12 +163,13 @@ def _common(
         return right
     odd = [name for name in (*left, *right) if (name in left) != (name in right)]
     if odd:
-        has, lacks = (file.path, before) if odd[0] in right else (before, file.path)
+        here = origin_of(file).path
+        has, lacks = (here, before) if odd[0] in right else (before, here)
         reason = (
             f"column {odd[0]!r} is in {has} and not in {lacks}; give all files of a table the same columns, "
             "or name fewer files"
         )
-        raise SourceUnreadable(table=file.table, path=file.path, reason=reason)
+        raise SourceUnreadable(table=file.table, path=here, reason=reason)
     return {name: _wider(name, left[name], right[name], file) for name in left}
 
 
@@ -175,9 +181,10 @@ def _wider(name: str, left: pa.DataType, right: pa.DataType, file: SourceFile) -
         return right
     if kinds == {"int", "float"}:
         return pa.float64()
+    why = odd_text(file, name)
     raise SourceUnreadable(
         table=file.table,
-        path=file.path,
-        reason=f"column {name!r} is {right} here and {left} in the files before; "
+        path=origin_of(file).path,
+        reason=f"column {name!r} is {right} here and {left} in the files before{f' ({why})' if why else ''}; "
         "give all files of a table the same types",
     )

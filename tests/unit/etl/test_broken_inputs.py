@@ -1,0 +1,99 @@
+"""Files that cannot be read: what is said names the file as the user knows it, and the row where there is one."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from serin.errors import SerinError, SourceUnreadable, SpecError, TimeUnparsable
+from serin.store import Store
+from tests.unit.etl.trips import build, spec_of, trips
+
+LINES = [f"{row},{row % 7}.5,word {row}" for row in range(2000)]
+
+
+def refused(path: Path, tmp_path: Path, **data: object) -> str:
+    """What a build of this table says; and it publishes nothing."""
+    spec = spec_of(tmp_path, tables={"trips": str(path)}, **data)
+    store = Store(str(tmp_path / "store"))
+    with pytest.raises(SerinError) as caught:
+        build(spec, store)
+    assert store.datasets() == []
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("t.csv", b"", "t.csv cannot be read: it is empty"),
+        ("t.csv", b"\n\n", "t.csv cannot be read: it is empty"),
+        ("t.csv", b"a,b,a\n1,2,3\n", "t.csv cannot be read: two columns are called 'a'"),
+        ("t.csv", "\n".join(["a,b,c", *LINES[:900]]).encode() + b"\n1,2,\xff\n",
+         "t.csv cannot be read: line 902 is no UTF-8 text"),
+        ("t.json", b'[\n {"a": 1},\n {"a": 2}\n]', "t.json cannot be read: it is one JSON array"),
+        ("t.jsonl", b"", "t.jsonl holds none"),
+        ("t.arrow", b"", "t.arrow cannot be read"),
+        ("t.parquet", b"", "t.parquet cannot be read: it is no whole Parquet file"),
+    ],
+)  # fmt: skip
+def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert says in refused(tmp_path / name, tmp_path)
+
+
+def test_a_packed_file_with_a_wrong_byte_is_called_corrupt_and_no_line_is_blamed(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress("\n".join(["a,b,c", *LINES]).encode()))
+    packed[len(packed) // 2] ^= 0xFF
+    (tmp_path / "t.csv.gz").write_bytes(bytes(packed))
+    assert "t.csv.gz cannot be read: the gzip is corrupt" in refused(tmp_path / "t.csv.gz", tmp_path)
+
+
+def test_a_parquet_page_with_a_wrong_checksum_is_named_with_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    table = pa.table({"fare": np.random.default_rng(1).normal(size=4000), "tip": np.arange(4000.0)})
+    pq.write_table(
+        table, path, row_group_size=1000, use_dictionary=False, write_page_checksum=True, compression="none"
+    )
+    offset = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[offset + 500] ^= 1  # a number like another
+    path.write_bytes(bytes(content))
+    spec = spec_of(tmp_path, tables={"trips": str(path)}, time=None)
+    with pytest.raises(SourceUnreadable, match=r"t\.parquet cannot be read: rows .*checksum"):
+        build(spec, Store(str(tmp_path / "store")), piece_rows=1000)
+
+
+def test_the_value_that_makes_a_text_of_numbers_is_named(tmp_path: Path) -> None:
+    frame = trips()
+    frame["fare"] = frame["fare"].astype(str)
+    frame.loc[700, "fare"] = "about 5"
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    spec = spec_of(tmp_path, tables={"trips": str(tmp_path / "t.csv")})
+    with pytest.raises(SpecError, match=r"row 700 of .*t\.csv holds 'about 5', which is no number"):
+        build(spec, Store(str(tmp_path / "store")))
+
+
+def test_a_type_that_changes_between_files_is_named_with_its_row(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    trips().to_csv(folder / "1.csv", index=False)
+    frame = trips().astype({"people": object})
+    frame.loc[31, "people"] = "two"
+    frame.to_csv(folder / "2.csv", index=False)
+    assert (
+        "2.csv cannot be read: column 'people' is string here and int64 in the files before (row 31"
+        in refused(folder, tmp_path)
+    )
+
+
+def test_a_time_that_does_not_parse_is_named_by_the_file_it_came_in(tmp_path: Path) -> None:
+    frame: pd.DataFrame = trips().astype({"start": str})
+    frame.loc[5, "start"] = "yesterday"
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    spec = spec_of(tmp_path, tables={"trips": str(tmp_path / "t.csv")})
+    with pytest.raises(TimeUnparsable, match=r"'yesterday' \(row 5 of the table, in .*t\.csv\)"):
+        build(spec, Store(str(tmp_path / "store")))
