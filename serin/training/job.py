@@ -21,6 +21,7 @@ class TrainingJob(Section):
     dataset_digest: str
     processes: int  # ranks on this machine
     gpu: bool  # one GPU per rank, else all ranks on the CPU
+    test: bool = True  # are the test rows looked at, at the end? Not by what is chosen among
 
     def differences(self, other: TrainingJob) -> list[str]:
         """What would make `other` end with other weights, as 'training.seed: 0 -> 1'."""

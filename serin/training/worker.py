@@ -173,7 +173,7 @@ def _finish(
         if epoch.step == best
         for name, value in epoch.metrics.items()
     }
-    test = _table(description, job, "test", world, shape)
+    test = _table(description, job, "test", world, shape) if job.test else None
     if test is not None:
         found = evaluate(loop.network, test, description.task, world)
         metrics |= {f"test_{name}": value for name, value in found.items()}
