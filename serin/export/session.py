@@ -1,9 +1,14 @@
-"""ONNX Runtime sessions, all opened in one way: on the CPU, quiet, and with this project's errors."""
+"""ONNX Runtime sessions, all opened in one way: quiet, without spinning threads, and with this project's errors.
+
+A model runs whole in one session, or as a front on the CPU (strings, lookups, features) with a core on an
+accelerator; both answer to the same call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import onnx
@@ -13,7 +18,14 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from serin.errors import ExportFailed
 from serin.formats.wire import Array
 
+Device = Literal["cpu", "cuda", "tensorrt"]
+
 _ERROR = 3  # ONNX Runtime's log levels: 0 verbose .. 4 fatal
+_PROVIDERS: Mapping[Device, str] = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
 RUNTIME_ERRORS: tuple[type[BaseException], ...] = tuple(  # they share no base but Exception
     getattr(ort_errors, name)
     for name in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NotImplemented",
@@ -22,22 +34,67 @@ RUNTIME_ERRORS: tuple[type[BaseException], ...] = tuple(  # they share no base b
 )  # fmt: skip
 
 
-def open_session(model: onnx.ModelProto | Path, *, threads: int | None = None) -> ort.InferenceSession:
-    """A session for a graph in memory or in a file. `threads`: None leaves it to ONNX Runtime (one per core)."""
-    options = ort.SessionOptions()
-    options.log_severity_level = _ERROR
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others need the cores too
+class Runs(Protocol):
+    """What answers: an ONNX Runtime session, or a front and a core that act as one."""
+
+    def run(self, outputs: Sequence[str], feed: Mapping[str, Array]) -> list[Array]: ...
+
+
+def open_session(
+    model: onnx.ModelProto | Path,
+    *,
+    threads: int | None = None,
+    device: Device = "cpu",
+    options: Mapping[str, Any] | None = None,
+) -> ort.InferenceSession:
+    """A session for a graph in memory or in a file. `threads`: None leaves it to ONNX Runtime (one per core).
+
+    What the device's provider cannot run falls to the CPU; a provider that is not here is ExportFailed.
+    """
+    settings = ort.SessionOptions()
+    settings.log_severity_level = _ERROR
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others need the cores too
     if threads is not None:
-        options.intra_op_num_threads = threads
+        settings.intra_op_num_threads = threads
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
+    wanted = _PROVIDERS[device]
+    if wanted not in ort.get_available_providers():
+        raise ExportFailed(what="the graph", reason=f"this ONNX Runtime has no {wanted}")
+    providers: list[Any] = [(wanted, dict(options or {}))]
+    if device != "cpu":
+        providers.append(_PROVIDERS["cpu"])
     try:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(source, settings, providers=providers)
     except RUNTIME_ERRORS as error:
         raise ExportFailed(what="the graph", reason=f"ONNX Runtime does not load it: {error}") from error
+    if wanted not in session.get_providers():
+        raise ExportFailed(
+            what="the graph", reason=f"{wanted} does not start here; its libraries are missing"
+        )
+    return session
+
+
+def has_device(device: Device) -> bool:
+    """Is a provider for it built into this ONNX Runtime? Whether it starts is another question."""
+    return _PROVIDERS[device] in ort.get_available_providers()
+
+
+class FrontAndCore:
+    """Two sessions as one model: the front's outputs are the core's inputs, by name."""
+
+    def __init__(self, front: ort.InferenceSession, core: ort.InferenceSession) -> None:
+        self._front = front
+        self._core = core
+        self._between = [tensor.name for tensor in core.get_inputs()]
+
+    def run(self, outputs: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
+        between = self._front.run(self._between, dict(feed))
+        answer: list[Array] = self._core.run(list(outputs), dict(zip(self._between, between, strict=True)))
+        return answer
 
 
 def run_in_batches(
-    session: ort.InferenceSession, inputs: Mapping[str, Array], outputs: Sequence[str], batch_rows: int
+    session: Runs, inputs: Mapping[str, Array], outputs: Sequence[str], batch_rows: int
 ) -> dict[str, Array]:
     """The outputs for all rows, `batch_rows` at a time; also for no rows at all."""
     rows = len(next(iter(inputs.values())))

@@ -11,12 +11,13 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from serin.errors import NameInvalid
+from serin.errors import NameInvalid, nearest
 from serin.spec.data import RESERVED, DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.names import valid_model_name
 from serin.spec.section import Section
 from serin.spec.stages import (
+    ChampionSpec,
     EtlSpec,
     ExportSpec,
     ModelSpec,
@@ -35,6 +36,7 @@ class PipelineSpec(Section):
     model: ModelSpec = ModelSpec()
     training: TrainingSpec = TrainingSpec()
     export: ExportSpec = ExportSpec()
+    champion: ChampionSpec = ChampionSpec()
     serving: ServingSpec = ServingSpec()
     rollout: RolloutSpec = RolloutSpec()
     monitoring: MonitoringSpec = MonitoringSpec()
@@ -49,7 +51,7 @@ class PipelineSpec(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        found = [*self.data.problems(), *self._feature_problems()]
+        found = [*self.data.problems(), *self._feature_problems(), *self._segment_problems()]
         if found:
             raise PydanticCustomError(
                 "inconsistent",
@@ -80,6 +82,13 @@ class PipelineSpec(Section):
                 earlier = made.setdefault((makes, name), index)
                 if earlier != index:
                     yield key, f"{name!r} is {makes} in features[{earlier}] already; drop one"
+
+    def _segment_problems(self) -> Iterator[tuple[str, str]]:
+        inputs = (column for feature in self.features for column in feature.inputs)
+        asked = {name for column in inputs for name in self.data.request_columns(column)}
+        for segment in self.export.segments:
+            if segment not in asked:
+                yield "export.segments", f"{segment!r} is no column of a request{nearest(segment, asked)}"
 
     def digest(self) -> str:
         """sha256 of what the spec says, independent of how its file is laid out."""

@@ -109,9 +109,59 @@ class TrainingSpec(Section):
         return value
 
 
+Metric = Literal["auc", "logloss", "accuracy", "rmse"]
+
+
+class BudgetSpec(Section):
+    """What a variant may cost in quality against fp32, on the test split. For rmse: as a share of it."""
+
+    metric: Metric | None = None  # None: the task's own (auc, accuracy, rmse)
+    max_drop: float = Field(default=0.002, ge=0)
+    segment_max_drop: float = Field(default=0.01, ge=0)  # ... in each segment
+
+
 class ExportSpec(Section):
-    variants: tuple[Literal["fp32"], ...] = Field(default=("fp32",), min_length=1)
-    tolerance: float = Field(default=1e-4, gt=0)  # largest allowed difference of a score from torch's
+    """`segments`: request columns; how good a model is, is also asked for each of their values by itself."""
+
+    variants: tuple[
+        Literal["fp32", "fp16", "int8", "int8_dynamic", "small_tables", "pruned", "tensorrt"], ...
+    ] = Field(default=("fp32",), min_length=1)
+    tolerance: float = Field(default=1e-4, gt=0)  # largest allowed difference of a score from the trainer's
+    variant_tolerance: float = Field(
+        default=0.05, gt=0
+    )  # ... of a variant's from fp32's; a regression's in standard deviations of its scores
+    target: Literal["auto", "cpu", "gpu"] = "auto"  # auto: a GPU when the exporting machine has one
+    batch_mix: dict[int, float] = Field(
+        default={1: 0.5, 8: 0.3, 64: 0.2}, min_length=1
+    )  # rows in a request: share of the requests
+    segments: tuple[str, ...] = ()
+    budget: BudgetSpec = BudgetSpec()
+
+    @field_validator("variants")
+    @classmethod
+    def _hold_what_the_others_are_judged_by(cls, variants: tuple[str, ...]) -> tuple[str, ...]:
+        if "fp32" not in variants:
+            raise ValueError(f"{list(variants)}: add fp32; the others are judged against it")
+        return tuple(dict.fromkeys(variants))
+
+    @field_validator("batch_mix")
+    @classmethod
+    def _shares_of_one(cls, mix: dict[int, float]) -> dict[int, float]:
+        if min(mix) < 1 or min(mix.values()) <= 0 or abs(sum(mix.values()) - 1) > 1e-6:
+            raise ValueError(
+                f"{mix}: rows are at least 1, shares lie above 0 and add up to 1, as in {{1: 0.8, 64: 0.2}}"
+            )
+        return mix
+
+
+class ChampionSpec(Section):
+    """When a retrained model may take the live one's place: unless it is worse by more than `max_loss`, and that is
+    sure at `confidence`. For rmse: as a share of it."""
+
+    metric: Metric | None = None  # None: the task's own (auc, accuracy, rmse)
+    max_loss: float = Field(default=0.0, ge=0)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    max_rows: int = Field(default=100_000, ge=100)  # the newest of the test split
 
 
 class ServingSpec(Section):

@@ -1,0 +1,72 @@
+"""How much a network calculates for one row: multiplications and additions, counted in its graph.
+
+A matrix product of n by k by m counts 2nkm, whatever the width of its numbers; an operator on elements counts one
+for each; moving data counts nothing; a tree counts its longest path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+
+_PRODUCTS = {"Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul", "FusedMatMul"}
+_FREE = {
+    "Gather", "Reshape", "Concat", "Cast", "Identity", "Transpose", "Squeeze", "Unsqueeze", "Shape", "Expand", "Slice",
+    "Split", "Flatten", "Constant", "ConstantOfShape", "Where", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
+}  # fmt: skip
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+def count_flops(network: onnx.ModelProto) -> int:
+    """Floating-point (or integer) operations for a batch of one row. What has no known shape counts nothing."""
+    model = onnx.ModelProto()
+    model.CopyFrom(network)
+    for tensor in (*model.graph.input, *model.graph.output):
+        for dim in tensor.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = 1
+    del model.graph.value_info[:]
+    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    shapes: dict[str, Sequence[int]] = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        shapes[info.name] = tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim)
+    return sum(_cost(node, shapes) for node in graph.node)
+
+
+def _cost(node: onnx.NodeProto, shapes: Shapes) -> int:
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    if node.op_type == "TreeEnsemble":
+        return _longest_paths(attributes)
+    if node.op_type in _FREE or not node.output:
+        return 0
+    made = shapes.get(node.output[0], ())
+    size = int(np.prod(made)) if made else 0
+    if node.op_type in _PRODUCTS:
+        left = shapes.get(node.input[0], ())
+        if not left:
+            return 0
+        inner = left[-2] if "transA" in attributes and attributes["transA"].i else left[-1]
+        return 2 * size * int(inner)
+    return size
+
+
+def _longest_paths(attributes: Mapping[str, onnx.AttributeProto]) -> int:
+    """The comparisons on the longest way through each tree, and one addition for it."""
+    true, false = attributes["nodes_truenodeids"].ints, attributes["nodes_falsenodeids"].ints
+    true_leaf, false_leaf = attributes["nodes_trueleafs"].ints, attributes["nodes_falseleafs"].ints
+    total = 0
+    for root in attributes["tree_roots"].ints:
+        depth, level = 0, [root]
+        while level:
+            depth += 1
+            level = [
+                child
+                for node in level
+                for child, leaf in ((true[node], true_leaf[node]), (false[node], false_leaf[node]))
+                if not leaf
+            ]
+        total += depth + 1
+    return total

@@ -1,0 +1,59 @@
+"""A network with half the bits: float16 where it is harmless, float32 where operators or values are sensitive.
+
+An operator is kept in float32 when it is one that float16 is known to break (sums, exponentials, normalisations), or
+when a value it takes or gives on the calibration rows is too large for float16 to hold well.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+
+from serin.export.inner import float_tensors, run_with_inner
+from serin.formats.wire import Array
+
+LARGEST = 1024.0  # up to here float16's steps are below one part in a thousand of 1
+SENSITIVE = (
+    "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "BatchNormalization", "InstanceNormalization",
+    "ReduceMean", "ReduceSum", "ReduceL2", "CumSum", "Exp", "Log", "Pow", "Sqrt", "Reciprocal", "Div", "Erf", "Sigmoid",
+)  # fmt: skip
+
+
+def to_fp16(network: onnx.ModelProto, rows: Mapping[str, Array]) -> onnx.ModelProto | str:
+    """The network in mixed precision, with float32 inputs and outputs; or the reason why it cannot be."""
+    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+
+    if not any(node.op_type in ("Gemm", "MatMul") for node in network.graph.node):
+        return "it has no layers of weights to halve"
+    copy = onnx.ModelProto()
+    copy.CopyFrom(network)
+    logger = logging.getLogger("onnxruntime.transformers.float16")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        converted: onnx.ModelProto = convert_float_to_float16(
+            copy,
+            keep_io_types=True,
+            op_block_list=sorted({*DEFAULT_OP_BLOCK_LIST, *SENSITIVE}),
+            node_block_list=large_nodes(network, rows),
+        )
+    finally:
+        logger.setLevel(level)
+    return converted
+
+
+def large_nodes(network: onnx.ModelProto, rows: Mapping[str, Array]) -> list[str]:
+    """The nodes that take or give a value beyond `LARGEST`: their rounding would show."""
+    values = {**rows, **run_with_inner(network, rows, float_tensors(network))}
+    for tensor in network.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            values[tensor.name] = onnx.numpy_helper.to_array(tensor)
+    large = {
+        name
+        for name, array in values.items()
+        if array.dtype == np.float32 and array.size and not np.nanmax(np.abs(array)) <= LARGEST
+    }
+    return [node.name for node in network.graph.node if large & {*node.input, *node.output}]
