@@ -15,6 +15,7 @@ from serin.errors import NameInvalid, nearest
 from serin.spec.data import RESERVED, DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.names import valid_model_name
+from serin.spec.search import SearchSpec, fold_splits
 from serin.spec.section import Section
 from serin.spec.stages import (
     ChampionSpec,
@@ -35,6 +36,7 @@ class PipelineSpec(Section):
     etl: EtlSpec = EtlSpec()
     model: ModelSpec = ModelSpec()
     training: TrainingSpec = TrainingSpec()
+    search: SearchSpec | None = None  # for `serin search` alone
     export: ExportSpec = ExportSpec()
     champion: ChampionSpec = ChampionSpec()
     serving: ServingSpec = ServingSpec()
@@ -51,7 +53,12 @@ class PipelineSpec(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        found = [*self.data.problems(), *self._feature_problems(), *self._segment_problems()]
+        found = [
+            *self.data.problems(),
+            *self._feature_problems(),
+            *self._segment_problems(),
+            *self._search_problems(),
+        ]
         if found:
             raise PydanticCustomError(
                 "inconsistent",
@@ -89,6 +96,19 @@ class PipelineSpec(Section):
         for segment in self.export.segments:
             if segment not in asked:
                 yield "export.segments", f"{segment!r} is no column of a request{nearest(segment, asked)}"
+
+    def _search_problems(self) -> Iterator[tuple[str, str]]:
+        if self.search is None:
+            return
+        yield from self.search.problems(self.model, self.training)
+        if self.search.folds > 1:
+            if self.data.split_kind != "temporal":
+                yield "search.folds", "are blocks of time: they need a split by time (data.time)"
+                return
+            try:
+                fold_splits(self.data.split, self.search.folds)
+            except ValueError as error:
+                yield "search.folds", str(error)
 
     def digest(self) -> str:
         """sha256 of what the spec says, independent of how its file is laid out."""
