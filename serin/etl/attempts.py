@@ -16,17 +16,17 @@ from serin.etl.device import Gpus, usable_gpus
 from serin.etl.engine import Choice, Engine, choose_engine, open_engine
 from serin.etl.layout import Layout
 from serin.etl.pieces import cut_pieces
-from serin.etl.room import MIN_ROWS, available_bytes, needed_bytes, plan_rows
+from serin.etl.room import MIN_ROWS, available_bytes, needed_bytes, plan_gpu_rows, plan_rows
 from serin.etl.tables import Piece, Table
 from serin.spec.stages import EtlSpec
 
 T = TypeVar("T")
-_ROWS = {False: (2**16, 2**19), True: (2**18, 2**22)}  # least and most rows of a piece; True: on a GPU
+_ROWS = (2**16, 2**19)  # least and most rows of a piece on the host
 _GPU_HALVINGS = 2  # then the host
 
 
 def run_with_room(
-    run: Callable[[Engine, Sequence[Piece]], T],
+    run: Callable[[Engine, Sequence[Piece], int], T],
     *,
     table: Table,
     layout: Layout,
@@ -35,7 +35,8 @@ def run_with_room(
     say: Callable[[str], None],
     piece_rows: int | None = None,
 ) -> T:
-    """`run` on the engine that suits spec, machine and table; again, with smaller pieces, whenever memory runs out."""
+    """`run` on the engine that suits spec, machine and table; again, with smaller pieces, whenever memory runs out.
+    It is given the engine, the pieces, and how many rows may be worked on at once."""
     gpus = usable_gpus() if etl.engine in ("auto", "cuda", "dask-cuda") else Gpus(count=0, memory_bytes=0)
     needed = needed_bytes(layout, table)
     choice = choose_engine(etl, rows=table.rows, needed_bytes=needed, free_bytes=available_bytes(), gpus=gpus)
@@ -49,7 +50,7 @@ def run_with_room(
                 rows = piece_rows or _planned(layout, table, engine)
                 rows = max(1, rows >> halvings)
                 pieces = cut_pieces(table, layout.reads, rows, scratch)
-                result = run(engine, pieces)
+                result = run(engine, pieces, rows)
                 if rescued := engine.rescues():
                     say(f"the GPU was full {rescued} times; the host did the work of those pieces")
                 return result
@@ -61,7 +62,9 @@ def run_with_room(
 
 
 def _planned(layout: Layout, table: Table, engine: Engine) -> int:
-    least, most = _ROWS[engine.gpu]
+    if engine.gpu:
+        return plan_gpu_rows(layout, table, room_bytes=engine.room_bytes, gpus=engine.gpus)
+    least, most = _ROWS
     return plan_rows(
         layout, table, room_bytes=engine.room_bytes, workers=engine.workers, least=least, most=most
     )
@@ -69,7 +72,7 @@ def _planned(layout: Layout, table: Table, engine: Engine) -> int:
 
 def _smaller(choice: Choice, rows: int, halvings: int, error: MemoryError) -> tuple[Choice, int]:
     """What to try next: pieces of half the size, kept on disk; after a GPU's last try, the host."""
-    if "cuda" in choice.kind and halvings >= _GPU_HALVINGS:
+    if "cuda" in choice.kind and (halvings >= _GPU_HALVINGS or rows <= MIN_ROWS):
         return replace(choice, kind="process", keep=False, why="the GPU has too little memory"), 0
     if rows <= MIN_ROWS:
         raise EngineFailed(

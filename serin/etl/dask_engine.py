@@ -18,7 +18,7 @@ from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from serin.errors import EngineFailed
-from serin.etl.device import OnGpu, take_rescues, usable_gpus
+from serin.etl.device import OnGpu, free_gpu_bytes, take_rescues, usable_gpus
 from serin.etl.progress import untold
 from serin.etl.spill import Spilled, loaded, spill
 
@@ -104,8 +104,11 @@ class DaskEngine:
         self._scratch = str(scratch)
         self._keep = keep
         self.gpu = gpu
+        self.gpus = len(client.nthreads()) if gpu else 0
         self.workers = max(1, sum(client.nthreads().values()))
         self.room_bytes = _room(client)
+        if gpu:
+            self.room_bytes = min(self.room_bytes, min(client.run(free_gpu_bytes).values()) // 4)
 
     def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
         return self._held(function, [(item,) for item in items], shared)

@@ -1,25 +1,31 @@
-"""The GPU as the engines see it: which columns go there, how they come back, and what is done when it is full."""
+"""The GPU as the engines see it: its memory, the way back from it, and what is done when it is full."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from serin.features.column import Column
+from serin.features.column import Column, array_module, on_host
+from serin.formats.shards import Rows, place_rows, write_at, write_rows
 from serin.hardware import inventory
 from serin.spec.features import FeatureSpec
 from serin.spec.parse_steps import STEPS
 
 F = TypeVar("F", bound=Callable[..., Any])
 _rescued: list[int] = []  # appending is safe from any thread
-# Steps whose work per row is the same on a GPU: all of ours. A column with one's own step stays on the host.
+# Steps whose work per row is the same on a GPU: all of ours. One's own step has its column brought to the host.
 GPU_STEPS = frozenset(STEPS)
+_STAGE_BYTES = 2**23  # of locked memory that a thread copies through
+_WRITERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +40,10 @@ def usable_gpus() -> Gpus:
     return Gpus(count=len(found), memory_bytes=sum(device.memory_bytes for device in found))
 
 
-def gpu_columns(features: Sequence[FeatureSpec]) -> frozenset[str]:
-    """The columns of which every feature can be made on a GPU."""
-    fit: set[str] = set()
-    unfit: set[str] = set()
-    for feature in features:
-        able = all(step.name in GPU_STEPS for step in feature.steps)
-        (fit if able else unfit).update(feature.columns)
-    return frozenset(fit - unfit)
+def host_columns(features: Sequence[FeatureSpec]) -> list[str]:
+    """The columns that have to come to the host, since a step of theirs runs only there."""
+    unfit = [feature for feature in features if any(step.name not in GPU_STEPS for step in feature.steps)]
+    return list(dict.fromkeys(column for feature in unfit for column in feature.columns))
 
 
 def free_gpu_bytes() -> int:
@@ -75,12 +77,6 @@ def memory_pool() -> Iterator[None]:
         rmm.mr.set_current_device_resource(before)
 
 
-def to_gpu(column: Column) -> Column:
-    import cupy
-
-    return replace(column, values=cupy.asarray(column.values))
-
-
 class HostColumns(Mapping[str, Column]):
     """Columns of which each comes from the GPU when it is asked for."""
 
@@ -98,23 +94,37 @@ class HostColumns(Mapping[str, Column]):
 
 
 def to_host(value: Any) -> Any:
-    """A piece whose columns are found in this machine's memory."""
-    return replace(value, columns=HostColumns(value.columns))
+    """A piece, or a part of one, that is found in this machine's memory; its columns come when they are asked for."""
+    if isinstance(value, Column):
+        return value.on_host()
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: to_host(getattr(value, each.name)) for each in fields(value)})
+    if isinstance(value, Mapping) and value and all(isinstance(each, Column) for each in value.values()):
+        return HostColumns(value)
+    return on_host(value) if _is_gpu_array(value) else value
+
+
+def to_gpu(value: Any) -> Any:
+    """A piece, or a part of one, with all its arrays on the GPU."""
+    import cupy
+
+    if isinstance(value, Column):
+        return Column(kind=value.kind, values=cupy.asarray(value.values), dictionary=value.dictionary)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: to_gpu(getattr(value, each.name)) for each in fields(value)})
+    if isinstance(value, Mapping) and value and all(isinstance(each, Column) for each in value.values()):
+        return {name: to_gpu(column) for name, column in value.items()}
+    return cupy.asarray(value) if isinstance(value, np.ndarray) else value
+
+
+def _is_gpu_array(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "cupy"
 
 
 def gpu_aware(function: F) -> F:
-    """Marks a function that works on columns wherever they are; all others are given the host's."""
+    """Marks a function that works on arrays wherever they are; all others are given the host's."""
     function.on_gpu = True  # type: ignore[attr-defined]
     return function
-
-
-def download(array: Any) -> Any:
-    """A GPU's array as one of numpy, through memory that the GPU can write to by itself."""
-    if isinstance(array, np.ndarray):
-        return array
-    import cupyx
-
-    return array.get(out=cupyx.empty_pinned(array.shape, array.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +151,29 @@ def take_rescues() -> int:
     count = len(_rescued)
     del _rescued[:count]
     return count
+
+
+def store_rows(split: Path, start: int, rows: Rows) -> None:
+    """What `write_rows` does, for rows wherever they are: a GPU's go out file by file, through locked memory."""
+    arrays = (rows.num, rows.cat, rows.target, rows.rows)
+    if any(isinstance(array, np.ndarray) for array in arrays):
+        num, cat, target, ids = (on_host(array) for array in arrays)
+        write_rows(split, start, Rows(num=num, cat=cat, target=target, rows=ids))
+        return
+    with ThreadPoolExecutor(_WRITERS, thread_name_prefix="from-gpu") as pool:
+        for done in [pool.submit(_copy_out, *place) for place in place_rows(split, start, rows)]:
+            done.result()
+
+
+def _copy_out(file: Path, array: Any, offset: int) -> None:
+    import cupyx
+
+    content = array_module(array).ascontiguousarray(array).reshape(-1).view(np.uint8)
+    stage = cupyx.empty_pinned(min(_STAGE_BYTES, len(content)), np.uint8)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        for start in range(0, len(content), _STAGE_BYTES):
+            block = content[start : start + _STAGE_BYTES]
+            write_at(descriptor, block.get(out=stage[: len(block)]), offset + start)
+    finally:
+        os.close(descriptor)

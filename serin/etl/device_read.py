@@ -1,60 +1,66 @@
-"""A piece prepared for a GPU: relational work on the host, features' columns on the device.
+"""Pieces prepared on a GPU: read there, joined, filtered and given their target there.
 
-Columns of numbers that no relational work looks at are decoded by cuDF, on the GPU itself; text is read on the host,
-as codes into a dictionary, which costs less than making text of it anywhere.
+cuDF decodes numbers and times on the GPU itself; text is read on the host, as codes into a dictionary, which costs
+less than making text of it anywhere, and so is whatever cuDF cannot read as the host does.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from serin.etl.device import count_rescue, gpu_columns, to_gpu
+from serin.etl.device import host_columns, to_gpu
 from serin.etl.engine import Engine, Held
+from serin.etl.large_joins import Join
 from serin.etl.layout import Layout
 from serin.etl.partitions import Read
 from serin.etl.past import hold_prepared
-from serin.etl.relation import LoadedJoin, Prepared, prepare
-from serin.etl.tables import Piece, Table
-from serin.features.column import Column, take
+from serin.etl.process_engine import available_cores
+from serin.etl.relation import LoadedJoin, Prepared, finish, relate_columns
+from serin.etl.sources import open_parquet
+from serin.etl.tables import Piece, read_piece
+from serin.features.column import Column
 from serin.formats.schema import INT64_NULL
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 
-_NAME = re.compile(r"`[^`]+`|[A-Za-z_][A-Za-z0-9_]*")
+Say = Callable[[str], None]
+_HOST_ROWS = 2**18  # that a thread reads at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """`columns`: those that go to the GPU; `decoded`: those among them that cuDF reads."""
+class Bundle:
+    """Neighbouring pieces, of one file or of several, that a GPU works on as one."""
 
-    columns: frozenset[str]
-    decoded: frozenset[str]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def first_row(self) -> int:
+        return self.pieces[0].first_row
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
 
 
-def place_columns(data: DataSpec, features: Sequence[FeatureSpec], layout: Layout, table: Table) -> Placement:
-    columns = gpu_columns(features)
-    if importlib.util.find_spec("cudf") is None or not all(_local(group.file.path) for group in table.groups):
-        return Placement(columns=columns, decoded=frozenset())
-    seen = _names_in(data) | {key for group in table.groups for key, _ in group.file.partition}
-    decoded = {
-        read.column
-        for read in layout.reads
-        if read.column in columns
-        and read.column not in seen
-        and not read.exact
-        and read.kind in ("float", "int", "bool")
-        and _decodable(table.types[read.column])
-    }
-    return Placement(columns=columns, decoded=frozenset(decoded))
+def bundle(pieces: Sequence[Piece], rows: int) -> list[Bundle]:
+    """The pieces, in order, in bundles of at most so many rows; a piece is never cut."""
+    bundles: list[list[Piece]] = []
+    for piece in pieces:
+        if bundles and sum(each.rows for each in bundles[-1]) + piece.rows <= rows:
+            bundles[-1].append(piece)
+        else:
+            bundles.append([piece])
+    return [Bundle(pieces=tuple(own)) for own in bundles]
 
 
 def hold_pieces(
@@ -63,86 +69,180 @@ def hold_pieces(
     data: DataSpec,
     features: Sequence[FeatureSpec],
     layout: Layout,
-    joins: Sequence[LoadedJoin],
-    table: Table,
+    joins: Sequence[Join],
     scratch: Path,
+    *,
+    rows: int,
+    say: Say,
 ) -> Held:
-    """The prepared pieces, held by the engine; on its GPU what is made into features there."""
-    if (
-        not engine.gpu or data.unique is not None or layout.windows
-    ):  # these need the rows of all pieces, on the host
+    """The prepared pieces, held by the engine; on its GPU when it has one. `rows`: how many go there at once."""
+    if not engine.gpu:
         return hold_prepared(engine, pieces, data, layout, joins, scratch)
-    placement = place_columns(data, features, layout, table)
-    return engine.hold(prepare_on_gpu, pieces, data, layout, joins, placement)
+    whole = [join for join in joins if isinstance(join, LoadedJoin)]
+    if data.unique is not None or layout.windows or len(whole) < len(joins):
+        why = (
+            "data.unique, data.windows and tables too large to be joined at once need the rows of all pieces"
+        )
+        say(f"on the host: relational work, since {why}")
+        small = [part for each in pieces for part in _parts(each)]
+        return engine.then(to_gpu, hold_prepared(engine, small, data, layout, joins, scratch))
+    for note in _host_work(features, layout):
+        say(f"on the host: {note}")
+    return engine.hold(prepare_on_gpu, bundle(pieces, rows), data, layout, whole)
 
 
-def prepare_on_gpu(
-    piece: Piece, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin], placement: Placement
-) -> Prepared:
-    """What `prepare` makes, with the placed columns on the GPU; all on the host when the GPU is full."""
-    try:
-        return _prepare_on_gpu(piece, data, layout, joins, placement)
-    except MemoryError:
-        count_rescue()
-        return prepare(piece, data, layout, joins)
+def _host_work(features: Sequence[FeatureSpec], layout: Layout) -> Iterator[str]:
+    """What is done there although the rows are on a GPU."""
+    own = host_columns(features)
+    if own:
+        yield f"the own steps of {', '.join(own)}"
+    as_of = [join.spec.table for join in layout.joins if join.time is not None]
+    if as_of:
+        yield f"finding the rows of {', '.join(as_of)} as of a time"
 
 
-def _prepare_on_gpu(
-    piece: Piece, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin], placement: Placement
-) -> Prepared:
-    here = tuple(read for read in layout.reads if read.column not in placement.decoded)
-    kept = tuple(name for name in layout.kept if name not in placement.decoded)
-    prepared = prepare(piece, data, replace(layout, reads=here, kept=kept), joins)
-    columns = {
-        name: to_gpu(column) if name in placement.columns else column
-        for name, column in prepared.columns.items()
-    }
-    if placement.decoded:
-        there = _decode(piece, [read for read in layout.reads if read.column in placement.decoded])
-        if len(prepared.rows) < piece.rows:
-            there = take(there, prepared.rows - piece.first_row)
-        columns |= there
-    return replace(prepared, columns={name: columns[name] for name in layout.kept})
+def prepare_on_gpu(piece: Bundle, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin]) -> Prepared:
+    """What `prepare` makes of the pieces, on the GPU; MemoryError when it is too small for them."""
+    import cupy
+
+    columns = read_on_gpu(piece, layout.reads)
+    rows = cupy.arange(piece.first_row, piece.first_row + piece.rows, dtype=np.int64)
+    return finish(relate_columns(columns, rows, layout, joins), data, layout)
 
 
-def _decode(piece: Piece, reads: Sequence[Read]) -> Mapping[str, Column]:
+def read_on_gpu(piece: Bundle, reads: Sequence[Read]) -> dict[str, Column]:
+    """The columns of a bundle, all on the GPU."""
+    types = {each.file: _types(each) for each in piece.pieces}
+    there = [read for read in reads if all(_decodable(own.get(read.column), read) for own in types.values())]
+    columns: dict[str, Column] = {}
+    if there and importlib.util.find_spec("cudf") is not None:
+        try:
+            columns = _decode(piece, there, types)
+        except (
+            OSError,
+            RuntimeError,
+            ValueError,
+        ):  # the host can say what is wrong with the file, if anything
+            columns = {}
+    left = tuple(read for read in reads if read.column not in columns)
+    return {**columns, **_upload(piece, left)} if left else columns
+
+
+def _types(piece: Piece) -> dict[str, pa.DataType]:
+    """What the file itself holds; nothing where cuDF is not to read it."""
+    if "://" in piece.file.path:
+        return {}
+    schema = open_parquet(piece.file).schema_arrow
+    given = {key for key, _ in piece.file.partition}
+    return {name: own for name, own in zip(schema.names, schema.types, strict=True) if name not in given}
+
+
+def _decodable(arrow: pa.DataType | None, read: Read) -> bool:
+    """Whether cuDF gives the values that the host would read."""
+    if arrow is None or read.kind == "string":
+        return False
+    if read.kind == "timestamp":
+        return bool(pa.types.is_timestamp(arrow) and arrow.unit in ("us", "ns"))
+    if pa.types.is_boolean(arrow):
+        return read.kind == "bool"
+    whole = pa.types.is_integer(arrow) and not pa.types.is_uint64(arrow)
+    if read.kind == "int":
+        return bool(whole)
+    return read.kind == "float" and bool(whole or pa.types.is_float32(arrow) or pa.types.is_float64(arrow))
+
+
+def _decode(
+    piece: Bundle, reads: Sequence[Read], types: Mapping[Any, Mapping[str, pa.DataType]]
+) -> dict[str, Column]:
+    """By cuDF; files whose columns have the same types in one go."""
     import cudf
+    import cupy
 
     names = [read.column for read in reads]
-    frame = cudf.read_parquet(
-        piece.file.path, columns=names, row_groups=list(piece.groups), use_pandas_metadata=False
-    )
-    return {read.column: Column(kind=read.kind, values=_values(frame[read.column], read)) for read in reads}
+    parts: dict[str, list[Any]] = {name: [] for name in names}
+    for _, own in groupby(piece.pieces, lambda each: [types[each.file][name] for name in names]):
+        groups: dict[str, list[int]] = {}
+        for each in own:
+            groups.setdefault(each.file.path, []).extend(each.groups)
+        frame = cudf.read_parquet(
+            list(groups),
+            columns=names,
+            row_groups=list(groups.values()),
+            use_pandas_metadata=False,
+            dataset_kwargs={"partitioning": None},  # what folders mean is known already
+        )
+        for read in reads:
+            parts[read.column].append(_values(frame[read.column], read))
+            del frame[read.column]
+    return {
+        read.column: Column(
+            kind=read.kind,
+            values=parts[read.column][0]
+            if len(parts[read.column]) == 1
+            else cupy.concatenate(parts[read.column]),
+        )
+        for read in reads
+    }
 
 
 def _values(series: Any, read: Read) -> Any:
     """The arrays that `column_from_arrow` would make, from a cuDF column."""
     import cupy
 
-    if read.kind == "bool":
-        series = series.astype("int8")
+    scale = 1000 if str(series.dtype).startswith("datetime64[ns") else 1
+    if read.kind in ("bool", "timestamp"):
+        series = series.astype("int8" if read.kind == "bool" else "int64")
     missing: Any = np.int8(-1)
     null = series.isna().values if series.has_nulls else None
     values = (series if null is None else series.fillna(0)).values
     if read.kind == "float":
+        missing = np.float64("nan")
         if values.dtype.kind != "f":  # as the host does: by way of float64
             values = values.astype(np.float64)
-        values, missing = values.astype(np.float32, copy=False), np.float32("nan")
-    elif read.kind == "int":
+            read = replace(read, exact=False)
+        if not (read.exact and values.dtype == np.float64):
+            values, missing = values.astype(np.float32, copy=False), np.float32("nan")
+    elif read.kind in ("int", "timestamp"):
         values, missing = values.astype(np.int64, copy=False), np.int64(INT64_NULL)
+        values = values // scale if scale > 1 else values
     return values if null is None else cupy.where(null, missing, values)
 
 
-def _decodable(arrow: pa.DataType) -> bool:
-    numbers = pa.types.is_float32(arrow) or pa.types.is_float64(arrow) or pa.types.is_integer(arrow)
-    return bool(numbers or pa.types.is_boolean(arrow)) and not pa.types.is_uint64(arrow)
+def _upload(piece: Bundle, reads: tuple[Read, ...]) -> dict[str, Column]:
+    """Read by the host, in threads, and brought to the GPU."""
+    small = [part for each in piece.pieces for part in _parts(each)]
+    with ThreadPoolExecutor(available_cores(), thread_name_prefix="to-gpu") as pool:
+        parts = list(pool.map(lambda part: read_piece(part, reads), small))
+    return {read.column: _joined([part.pop(read.column) for part in parts]) for read in reads}
 
 
-def _local(path: str) -> bool:
-    return "://" not in path
+def _parts(piece: Piece) -> Iterator[Piece]:
+    """The piece's row groups, small ones together."""
+    if piece.rows <= _HOST_ROWS:
+        yield piece
+        return
+    sizes = open_parquet(piece.file).metadata
+    first, groups, rows = piece.first_row, [], 0
+    for group in piece.groups:
+        groups.append(group)
+        rows += sizes.row_group(group).num_rows
+        if rows >= _HOST_ROWS or group == piece.groups[-1]:
+            yield replace(piece, groups=tuple(groups), first_row=first, rows=rows)
+            first, groups, rows = first + rows, [], 0
 
 
-def _names_in(data: DataSpec) -> set[str]:
-    """Every name that stands anywhere in the data section: relational work may look at such a column."""
-    text = json.dumps(data.model_dump(mode="json"), ensure_ascii=False)
-    return {name.strip("`") for name in _NAME.findall(text)} | set(data.target.columns)
+def _joined(parts: Sequence[Column]) -> Column:
+    """The parts of a column as one, on the GPU; texts with one dictionary."""
+    import cupy
+
+    if parts[0].dictionary is None:
+        return Column(
+            kind=parts[0].kind, values=cupy.concatenate([cupy.asarray(part.values) for part in parts])
+        )
+    texts = pc.unique(pa.concat_arrays([part.dictionary for part in parts]))
+    codes = []
+    for part in parts:
+        place = pc.index_in(part.dictionary, value_set=texts).to_numpy(zero_copy_only=False)
+        table = cupy.asarray(np.append(place, -1).astype(np.int32))
+        codes.append(table[cupy.asarray(part.values)])
+    return Column(kind="string", values=cupy.concatenate(codes), dictionary=texts)

@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from serin.features.column import Column, column_from_arrow, column_from_wire, null_of
+from serin.features.column import (
+    Column,
+    array_module,
+    beside,
+    column_from_arrow,
+    column_from_wire,
+    null_of,
+    on_host,
+    take,
+)
 from serin.features.derived import derive, typed
 from serin.features.lookup import lookup
 from serin.features.murmur3 import hash_ints
@@ -63,10 +72,12 @@ def pick_candidates(
 
     def add(reason: str, chosen: npt.NDArray[np.intp], by: npt.NDArray[np.float64], most: int) -> None:
         best = chosen[_smallest(by[chosen], most)]
-        reasons[reason] = [(float(by[place]), int(rows[place])) for place in best]
+        reasons[reason] = list(zip(on_host(by[best]).tolist(), on_host(rows[best]).tolist(), strict=True))
 
     for column in inputs:
         values = columns[column.name]
+        if array_module(rows) is not np:  # and the column perhaps not
+            values = Column(kind=values.kind, values=beside(values.values, rows))
         null = values.null
         add(f"null {column.name}", np.flatnonzero(null), order, 2)
         if values.kind != "string":
@@ -78,14 +89,13 @@ def pick_candidates(
         add(f"rare {output.name}", np.flatnonzero(cat[:, index] == 1), order, 2)
     for label in range(min(classes, 16)):
         add(f"class {label}", np.flatnonzero(target == label), order, 8)
-    add("any", np.arange(len(rows)), order, MOST_ROWS)
-    ids = sorted({row for best in reasons.values() for _, row in best})
-    places = np.searchsorted(rows, np.asarray(ids, np.int64))
-    table = _table(
-        inputs, plan, {name: column[places] for name, column in columns.items()}, num[places], cat[places]
-    )
-    table = table.append_column("target", pa.array(target[places])).append_column(
-        "row", pa.array(rows[places])
+    add("any", beside(np.arange(len(rows)), rows), order, MOST_ROWS)
+    ids = np.asarray(sorted({row for best in reasons.values() for _, row in best}), np.int64)
+    places = np.searchsorted(rows, beside(ids, rows))
+    own = {name: column.on_host() for name, column in take(columns, places).items()}
+    table = _table(inputs, plan, own, on_host(num[places]), on_host(cat[places]))
+    table = table.append_column("target", pa.array(on_host(target[places]))).append_column(
+        "row", pa.array(ids)
     )
     return Candidates(table=table, reasons=reasons)
 
@@ -203,6 +213,10 @@ def _null(column: InputColumn) -> str | float | int:
 
 def _smallest(values: npt.NDArray[np.float64], most: int) -> npt.NDArray[np.intp]:
     """The places of the smallest values, smallest first, ties by place; without sorting all of them."""
+    if array_module(values) is not np:
+        if most == 1 and len(values):
+            return np.argmin(values).reshape(1)
+        return np.argsort(values, kind="stable")[:most]
     if len(values) == 0 or most == 1:
         return np.asarray([np.argmin(values)]) if len(values) else np.empty(0, np.intp)
     places = np.arange(len(values))

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from serin.errors import LeakFound
+from serin.etl.device import gpu_aware
 from serin.etl.engine import Engine, Held
 from serin.etl.groups import group_codes, joined, sampled
 from serin.etl.transform import ID, Divided
 from serin.etl.unknown import Unknown
-from serin.features.column import Column
+from serin.features.column import Column, on_host, take
 from serin.formats.dataset import SPLITS
 from serin.metrics import auc
 from serin.spec.data import DataSpec
@@ -46,8 +47,7 @@ def judge_leaks(
     leaks: list[tuple[str, str]] = []
     if data.time is not None:
         for name in names:
-            counts = [part[name] for part in unknown if name in part]  # a GPU's own columns are not counted
-            leaks += _missing_together(name, counts, without_target) if counts else ()
+            leaks += _missing_together(name, [part[name] for part in unknown], without_target)
         parts = engine.collect(sample, held, tuple(names), SAMPLE_ROWS / rows)
         target = np.concatenate([own for own, _ in parts]).astype(np.float64)
         for name in names:
@@ -58,13 +58,15 @@ def judge_leaks(
         raise LeakFound(leaks=leaks)
 
 
+@gpu_aware
 def sample(
     divided: Divided, names: Sequence[str], share: float
 ) -> tuple[npt.NDArray[Any], dict[str, Column]]:
     """About this share of the training rows: their target and columns."""
     train = divided.span(0)
     chosen = sampled(divided.rows[train], share)
-    return divided.target[train][chosen], {name: divided.columns[name][train][chosen] for name in names}
+    columns = take({name: divided.columns[name][train] for name in names}, chosen)
+    return on_host(divided.target[train][chosen]), {name: own.on_host() for name, own in columns.items()}
 
 
 def ids_by_split(divided: Divided) -> list[tuple[Column, npt.NDArray[np.int64]]]:

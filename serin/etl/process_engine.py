@@ -14,6 +14,8 @@ from serin.etl.progress import untold
 from serin.etl.room import available_bytes
 from serin.etl.spill import Spilled, loaded, spill
 
+_GPU_THREADS = 2  # one prepares what the GPU does next while the other waits for it
+
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0))
@@ -25,11 +27,13 @@ class ProcessEngine:
     def __init__(self, workers: int, *, scratch: Path | None = None, gpu: bool = False) -> None:
         self.workers = workers
         self.gpu = gpu
+        self.gpus = int(gpu)
         free = available_bytes() // 2
-        self.room_bytes = (min(free, free_gpu_bytes() // 2) if gpu else free) // workers
+        threads = min(workers, _GPU_THREADS) if gpu else workers
+        self.room_bytes = (min(free, free_gpu_bytes() // 2) if gpu else free) // threads
         self.tell: Callable[[int, int], None] = untold
         self._scratch = None if scratch is None else str(scratch)
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="etl")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="etl")
 
     def __enter__(self) -> Self:
         return self

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from serin.etl.device import gpu_aware
 from serin.etl.engine import Engine, Held
-from serin.features.column import Column
+from serin.features.column import Column, on_host
 from serin.formats.schema import INT64_NULL
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
 
@@ -84,6 +85,7 @@ def relate_to_target(
     return made
 
 
+@gpu_aware
 def extent(divided: Divided, names: Sequence[str]) -> dict[str, tuple[int, int] | None]:
     """The first and the last moment of times, over the training rows."""
     found: dict[str, tuple[int, int] | None] = {}
@@ -94,16 +96,17 @@ def extent(divided: Divided, names: Sequence[str]) -> dict[str, tuple[int, int] 
     return found
 
 
+@gpu_aware
 def count_bins(
     divided: Divided, plans: Mapping[str, _Plan], label: int | None, step: int
 ) -> dict[str, Floats]:
     """Rows, sums and squares of the target by bin, [3, bins], over every so many of the training rows."""
     train = divided.span(0)
     some = slice(train.start, train.stop, step)
-    target = divided.target[some].astype(np.float64)
+    target = on_host(divided.target[some]).astype(np.float64)
     if label is not None:
         target = (target == label).astype(np.float64)
-    return {name: _count(divided.columns[name][some], plan, target) for name, plan in plans.items()}
+    return {name: _count(divided.columns[name][some].on_host(), plan, target) for name, plan in plans.items()}
 
 
 def _plan(statistics: ColumnStatistics) -> _Plan:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import psutil
 
-from serin.etl.layout import Layout
+from serin.etl.layout import JoinLayout, Layout
 from serin.etl.tables import Table
 
 MIN_ROWS = 2**12  # below this a piece costs more in overhead than it saves
 _CGROUP = Path("/sys/fs/cgroup")
 _WIDTH = {"float": 4, "int": 8, "timestamp": 8, "bool": 1, "string": 4}
+_INDEX = 48  # for each row: distinct keys, codes, positions, and what sorting them takes
+_MOST_GPU_ROWS = 2**28  # cuDF counts rows in 31 bits
 _COPIES = 6  # decoded, as columns, joined, in split order, as features, and on their way to disk
 
 
@@ -36,10 +38,28 @@ def needed_bytes(layout: Layout, table: Table) -> int:
     return 3 * sum(_WIDTH[kind] for kind in layout.kinds.values()) * table.rows
 
 
+def partner_bytes(join: JoinLayout, table: Table) -> int:
+    """What a table to be joined takes in memory: the columns in use, text as in the file unpacked, and its index."""
+    used = sum(_WIDTH[read.kind] for read in join.reads)
+    text = sum(group.bytes for group in table.groups) if any(r.kind == "string" for r in join.reads) else 0
+    return table.rows * (used + _INDEX) + 2 * text
+
+
+def shared_room(room_bytes: int) -> int:
+    """Bytes for what all pieces share, beside the piece that a worker has `room_bytes` for."""
+    return min(2 * room_bytes, available_bytes() // 4)
+
+
 def plan_rows(layout: Layout, table: Table, *, room_bytes: int, workers: int, least: int, most: int) -> int:
     """Rows per piece: enough pieces for all workers, `least` to `most` rows each, and none too large for its room."""
     even = max(least, min(most, -(-table.rows // (2 * workers))))
     return max(MIN_ROWS, min(even, room_bytes // row_bytes(layout, table)))
+
+
+def plan_gpu_rows(layout: Layout, table: Table, *, room_bytes: int, gpus: int) -> int:
+    """Rows that a GPU works on at once: as many as fit, since few of them cost as much as many; some for each GPU."""
+    even = -(-table.rows // max(gpus, 1))
+    return max(MIN_ROWS, min(even, _MOST_GPU_ROWS, room_bytes // row_bytes(layout, table)))
 
 
 def _cgroup_number(name: str) -> int | None:

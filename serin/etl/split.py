@@ -14,9 +14,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from serin.etl.device import gpu_aware
 from serin.etl.engine import Engine, Held
 from serin.etl.relation import Prepared
 from serin.etl.target import Class
+from serin.etl.time_ranks import find_ranks
+from serin.features.column import beside, on_host
 from serin.features.murmur3 import hash_ints
 from serin.formats.dataset import SPLITS
 from serin.spec.data import DataSpec
@@ -57,9 +60,13 @@ class TimeSplit:
     def place(self, prepared: Prepared, labels: Labels) -> npt.NDArray[np.uint8]:  # noqa: ARG002
         rows, time = prepared.rows, prepared.time
         assert time is not None
-        place = np.zeros(len(rows), np.uint8)
+        place = np.zeros_like(time, dtype=np.uint8)
+        first, last = (time.min(), time.max()) if len(time) else (0, 0)
         for moment, row in self.starts:
-            place += (time > moment) | ((time == moment) & (rows >= row))
+            if first > moment:
+                place += np.uint8(1)
+            elif last >= moment:  # else all are before it
+                place += ((time > moment) | ((time == moment) & (rows >= row))).view(np.uint8)
         if self.gap_us:
             close = [
                 (place == split) & (time > moment - self.gap_us)
@@ -77,7 +84,8 @@ class StratifiedSplit:
 
     def place(self, prepared: Prepared, labels: Labels) -> npt.NDArray[np.uint8]:
         own = labels.astype(np.int64)
-        return _places(hash_ints(prepared.rows).astype(np.int64), self.ends[0][own], self.ends[1][own])
+        first, second = (beside(ends, own)[own] for ends in self.ends)
+        return _places(hash_ints(prepared.rows).astype(np.int64), first, second)
 
 
 def split_rule(data: DataSpec, engine: Engine, held: Held, total: int, classes: Sequence[Class]) -> SplitRule:
@@ -91,6 +99,13 @@ def split_rule(data: DataSpec, engine: Engine, held: Held, total: int, classes: 
             return hash_split(data.split, by_group=True)
         case "random":
             return hash_split(data.split)
+
+
+def time_split(split: SplitSpec, engine: Engine, held: Held, total: int) -> TimeSplit:
+    """Cuts the rows in order of (time, row id) by their number: the earliest train, the latest test."""
+    ranks = [min(total - 1, math.floor(share * total + Fraction(1, 2))) for share in _shares(split)]
+    valid, test = find_ranks(ranks, engine, held)
+    return TimeSplit((valid, test), round(split.gap * 1_000_000))
 
 
 def hash_split(split: SplitSpec, *, by_group: bool = False) -> HashSplit:
@@ -116,6 +131,7 @@ def stratified_split(
     return StratifiedSplit(prefixes)
 
 
+@gpu_aware
 def count_strata(prepared: Prepared, prefixes: Int64, digit: int, classes: Sequence[Class]) -> Int64:
     """For each boundary and class: how many hashes that start with its prefix have which next 8 bits."""
     labels = prepared.target.coded(classes).astype(np.int64)
@@ -123,79 +139,10 @@ def count_strata(prepared: Prepared, prefixes: Int64, digit: int, classes: Seque
     size = prefixes.shape[1]
     counts = np.zeros((2, size, 256), np.int64)
     for boundary in range(2):
-        chosen = (hashes >> (8 * (digit + 1))) == prefixes[boundary][labels]
+        chosen = (hashes >> (8 * (digit + 1))) == beside(prefixes[boundary], labels)[labels]
         places = labels[chosen] * 256 + ((hashes[chosen] >> (8 * digit)) & 255)
-        counts[boundary] = np.bincount(places, minlength=size * 256).reshape(size, 256)
+        counts[boundary] = on_host(np.bincount(places, minlength=size * 256)).reshape(size, 256)
     return counts
-
-
-def time_split(split: SplitSpec, engine: Engine, held: Held, total: int) -> TimeSplit:
-    """Cuts the rows in order of (time, row id) by their number: the earliest train, the latest test."""
-    ranks = [min(total - 1, math.floor(share * total + Fraction(1, 2))) for share in _shares(split)]
-    low, high = engine.reduce(time_range, _wider, held)
-    found = [_Search(rank, low, (high - low).bit_length()) for rank in ranks]
-    while any(search.bits for search in found):
-        asked = tuple((search.start, search.bits) for search in found)
-        for search, own in zip(found, engine.reduce(count_times, np.add, held, asked), strict=True):
-            search.descend(own)
-    moments = [search.start for search in found]
-    ties = engine.collect(rows_at, held, tuple(moments))
-    starts = []
-    for index, (search, moment) in enumerate(zip(found, moments, strict=True)):
-        tied = np.sort(np.concatenate([part[index] for part in ties]))
-        starts.append((moment, int(tied[search.rank])))
-    return TimeSplit((starts[0], starts[1]), round(split.gap * 1_000_000))
-
-
-def time_range(prepared: Prepared) -> tuple[int, int]:
-    """The earliest and the latest time; an empty range when there is no row."""
-    assert prepared.time is not None
-    times = prepared.time
-    return (int(times.min()), int(times.max())) if len(times) else (2**63 - 1, -(2**63))
-
-
-def _wider(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
-    return min(left[0], right[0]), max(left[1], right[1])
-
-
-def count_times(prepared: Prepared, ranges: Sequence[tuple[int, int]]) -> Int64:
-    """For each range (its start, and the logarithm of its width): how many times are in which 65536th of it."""
-    assert prepared.time is not None
-    counts = np.zeros((len(ranges), 65536), np.int64)
-    for index, (start, bits) in enumerate(ranges):
-        if index and ranges[index] == ranges[0]:
-            counts[index] = counts[0]
-            continue
-        places = prepared.time.view(np.uint64) - np.uint64(
-            start % 2**64
-        )  # what is before the range comes out large
-        if bits < 64:
-            places = places[places < np.uint64(2**bits)]
-        counts[index] = np.bincount((places >> np.uint64(max(0, bits - 16))).view(np.int64), minlength=65536)
-    return counts
-
-
-def rows_at(prepared: Prepared, moments: Sequence[int]) -> list[Int64]:
-    """The rows with exactly these times."""
-    return [prepared.rows[prepared.time == moment] for moment in moments]
-
-
-class _Search:
-    """The time at a rank, found in ranges that get narrower; then `rank` counts among the rows with that time."""
-
-    def __init__(self, rank: int, start: int, bits: int) -> None:
-        self.rank = rank
-        self.start = start
-        self.bits = bits  # the range is 2^bits wide
-
-    def descend(self, counts: Int64) -> None:
-        if self.bits == 0:
-            return
-        ends = np.cumsum(counts)
-        place = int(np.searchsorted(ends, self.rank, side="right"))
-        self.rank -= int(ends[place - 1]) if place else 0
-        self.bits = max(0, self.bits - 16)
-        self.start += place << self.bits
 
 
 def _places(hashes: Int64, first: int | Int64, second: int | Int64) -> npt.NDArray[np.uint8]:

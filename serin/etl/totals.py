@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from serin.errors import TableEmpty
 from serin.etl.checks import CheckCounts, judge_checks, newest_times
+from serin.etl.device import gpu_aware
 from serin.etl.engine import Engine, Held
 from serin.etl.relation import Prepared
 from serin.etl.target import Class, merge_classes
@@ -66,6 +67,7 @@ def total_up(data: DataSpec, engine: Engine, held: Held, say: Say) -> Totals:
     )
 
 
+@gpu_aware
 def summarise(prepared: Prepared) -> _Summary:
     return _Summary(
         rows=len(prepared.rows),

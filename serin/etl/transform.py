@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from serin.etl.device import HostColumns, download, gpu_aware
+from serin.etl.device import gpu_aware, store_rows, to_host
 from serin.etl.golden import Candidates, pick_candidates
 from serin.etl.relation import Prepared
 from serin.etl.split import LEFT_OUT, SplitRule
 from serin.etl.target import Class
-from serin.features.column import Column, take
+from serin.features.column import Column, array_module, on_host, take
+from serin.features.counted import measure_sample, merge_answers
 from serin.features.plan import FeaturePlan
 from serin.features.requests import Request
 from serin.features.sample import Sample
 from serin.formats.dataset import SPLITS
 from serin.formats.schema import InputColumn
-from serin.formats.shards import Rows, write_rows
+from serin.formats.shards import Rows
 
 ID = "\0id"  # data.id among a piece's columns; no column of a table is called so
 
@@ -44,15 +45,22 @@ def divide(prepared: Prepared, rule: SplitRule, classes: Sequence[Class]) -> Div
     columns, rows, target = prepared.columns, prepared.rows, prepared.target.coded(classes)
     own = {} if prepared.id is None else {ID: prepared.id}
     place = rule.place(prepared, target)
-    first, second, third = (
-        int(end) for end in np.cumsum(np.bincount(place, minlength=LEFT_OUT + 1))[:LEFT_OUT]
-    )
+    counts = on_host(np.bincount(place, minlength=LEFT_OUT + 1))
+    first, second, third = (int(end) for end in np.cumsum(counts)[:LEFT_OUT])
     columns = {**columns, **own}
     if third < len(rows) or (np.diff(place.astype(np.int8)) < 0).any():  # else all are in this order already
-        order = np.argsort(place, kind="stable")[:third]
+        order = _in_order(place)[:third]
         columns = take(columns, order)
         rows, target = rows[order], target[order]
     return Divided(columns=columns, rows=rows, target=target, ends=(first, second, third))
+
+
+def _in_order(place: Any) -> Any:
+    """The rows of the first split, then those of the second and the third; each in its order."""
+    xp = array_module(place)
+    if xp is np:
+        return np.argsort(place, kind="stable")
+    return xp.concatenate([xp.flatnonzero(place == split) for split in range(LEFT_OUT)])
 
 
 @gpu_aware
@@ -60,7 +68,7 @@ def count_rows(divided: Divided, classes: int) -> tuple[list[int], npt.NDArray[n
     """Rows per split, and training rows per class (none for a regression)."""
     sizes = [divided.span(split).stop - divided.span(split).start for split in range(len(SPLITS))]
     training = divided.target[divided.span(0)].astype(np.int64) if classes else np.empty(0, np.int64)
-    return sizes, np.bincount(training, minlength=classes).astype(np.int64)
+    return sizes, on_host(np.bincount(training, minlength=classes)).astype(np.int64)
 
 
 @gpu_aware
@@ -74,8 +82,9 @@ def measure(divided: Divided, requests: tuple[Request, ...]) -> list[Any]:
         target=divided.target[train],
         training=train.stop,
     )
-    on_host = replace(sample, columns=HostColumns(sample.columns))
-    return [request.measure(sample if getattr(request, "on_gpu", False) else on_host) for request in requests]
+    only_host = [request for request in requests if not getattr(request, "on_gpu", False)]
+    there = to_host(sample) if only_host else sample
+    return [measure_sample(request, there if request in only_host else sample) for request in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,8 @@ class Merge:
 
     def __call__(self, left: list[Any], right: list[Any]) -> list[Any]:
         return [
-            request.merge(one, other) for request, one, other in zip(self.requests, left, right, strict=True)
+            merge_answers(request, one, other)
+            for request, one, other in zip(self.requests, left, right, strict=True)
         ]
 
 
@@ -100,17 +110,17 @@ def write_piece(
     classes: int,
 ) -> Candidates:
     """Makes the features and writes each split's rows from its own start on; the rows that may become golden."""
-    num, cat = (download(made) for made in plan.transform(divided.columns, divided.rows[divided.span(0)]))
+    num, cat = plan.transform(divided.columns, divided.rows[divided.span(0)])
     for split, name in enumerate(SPLITS):
         span = divided.span(split)
         if span.stop > span.start:
             made = Rows(num=num[span], cat=cat[span], target=divided.target[span], rows=divided.rows[span])
-            write_rows(Path(folder) / name, starts[split], made)
+            store_rows(Path(folder) / name, starts[split], made)
     span = divided.span(SPLITS.index("test"))
     return pick_candidates(
         inputs,
         plan,
-        {name: column[span].on_host() for name, column in divided.columns.items()},
+        {name: column[span] for name, column in divided.columns.items()},
         divided.rows[span],
         num[span],
         cat[span],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,16 @@ def part_folder(split: Path, index: int) -> Path:
 
 def write_rows(split: Path, start: int, rows: Rows) -> None:
     """Puts rows at their place in the split, over as many parts as they reach. Safe beside writers of other rows."""
+    for file, array, offset in place_rows(split, start, rows):
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            write_at(descriptor, np.ascontiguousarray(array), offset)
+        finally:
+            os.close(descriptor)
+
+
+def place_rows(split: Path, start: int, rows: Rows) -> Iterator[tuple[Path, Array, int]]:
+    """For each file that the rows reach: the file, what belongs there, and from which byte on. Makes folders."""
     done = 0
     while done < len(rows):
         part, offset = divmod(start + done, PART_ROWS)
@@ -106,11 +116,7 @@ def write_rows(split: Path, start: int, rows: Rows) -> None:
             _FILES, (piece.num, piece.cat, piece.target, piece.rows), strict=True
         ):
             width = (array.shape[1] if array.ndim == 2 else 1) * np.dtype(dtype).itemsize
-            _write_at(
-                folder / name,
-                np.ascontiguousarray(array, dtype=dtype),
-                offset * width,
-            )
+            yield folder / name, array.astype(dtype, copy=False), offset * width
         done += count
 
 
@@ -195,12 +201,9 @@ def _digest_columns(digest: Any, num: Array, numeric: Sequence[str], approximate
         digest.update(np.ascontiguousarray(num[start : start + 2**16, exact]).tobytes())
 
 
-def _write_at(file: Path, array: Array, offset: int) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        content = memoryview(array.data).cast("B") if array.size else memoryview(b"")
-        while content:
-            written = os.pwrite(descriptor, content, offset)
-            content, offset = content[written:], offset + written
-    finally:
-        os.close(descriptor)
+def write_at(descriptor: int, array: Array, offset: int) -> None:
+    """All of a contiguous array, from that byte of the file on."""
+    content = memoryview(array.data).cast("B") if array.size else memoryview(b"")
+    while content:
+        written = os.pwrite(descriptor, content, offset)
+        content, offset = content[written:], offset + written

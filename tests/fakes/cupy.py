@@ -72,7 +72,13 @@ def unwrapped(values: Any) -> Any:
     for value in values:
         if isinstance(value, np.ndarray) and value.ndim:
             raise TypeError("Unsupported type <class 'numpy.ndarray'>")
-    return tuple(value._host if isinstance(value, Array) else value for value in values)
+    return tuple(_unwrapped(value) for value in values)
+
+
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, list) and any(isinstance(each, Array) for each in value):
+        return list(unwrapped(value))
+    return value._host if isinstance(value, Array) else value
 
 
 def wrapped(value: Any) -> Any:
