@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -43,25 +44,27 @@ def train(
     folder: Path,
     devices: tuple[str, ...] = (),
     stop: threading.Event | None = None,
+    test: bool = True,
     say: Callable[[str], None] = lambda _: None,
+    hear: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Checkpoint:
     """Trained weights, from scratch or from where an earlier call in `folder` stopped.
 
     `devices` are the leased GPUs, one process each; none means the CPU. Raises Preempted when it was told to stop
     and has saved, WorkerFailed when a process died: both mean that calling again goes on. LossNotFinite and
     TrainingRefused mean that it would not help. It is told to stop by SIGTERM when it runs in the main thread, and by
-    `stop` anywhere.
+    `stop` anywhere. Without `test` the test rows are not looked at. `say` gets progress as text, `hear` as records.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    job = _job(model, training, dataset, devices, folder)
+    job = _job(model, training, dataset, devices, folder, test=test)
     with only_one(folder / "launch.lock", wait_s=0):
         _begin(job, folder)
         if result_folder(folder).exists():
             say(f"already trained: {result_folder(folder)}")
             return _checkpoint(folder)
         with measure("train", _described(devices[: job.processes])) as measurement:
-            end = _run(job, folder, devices, stop or threading.Event(), say)
+            end = _run(job, folder, devices, stop or threading.Event(), say, hear)
             _fill(measurement, end.status, devices)
         assert measurement.receipt is not None
         measurement.receipt.write(folder / "receipt.json")
@@ -79,7 +82,13 @@ class _End:
 
 
 def _job(
-    model: ModelSpec, training: TrainingSpec, dataset: Dataset, devices: tuple[str, ...], folder: Path
+    model: ModelSpec,
+    training: TrainingSpec,
+    dataset: Dataset,
+    devices: tuple[str, ...],
+    folder: Path,
+    *,
+    test: bool,
 ) -> TrainingJob:
     processes = training.processes if training.processes != "auto" else max(1, len(devices))
     if devices and processes > len(devices):
@@ -94,6 +103,7 @@ def _job(
         dataset_digest=dataset.digest,
         processes=processes,
         gpu=bool(devices),
+        test=test,
     )
 
 
@@ -121,6 +131,7 @@ def _run(
     devices: tuple[str, ...],
     stop: threading.Event,
     say: Callable[[str], None],
+    hear: Callable[[dict[str, Any]], None],
 ) -> _End:
     """Start the processes, pass their progress on, wait for their end. Leaves none behind, however it is left."""
     log = _next_log(folder)
@@ -148,13 +159,13 @@ def _run(
             with _sigterm_sets(stop):
                 asked = False
                 while not _ended(agent, _POLL_S):
-                    _pass_on(follower, say)
+                    _pass_on(follower, say, hear)
                     if stop.is_set() and not asked:
                         asked = True
                         agent.terminate()  # a worker saves; torchrun tells its workers
         finally:
             _end_now(agent)
-    _pass_on(follower, say)
+    _pass_on(follower, say, hear)
     return _End(status=read_status(folder), exit_code=agent.returncode, stop_asked=asked, log=log)
 
 
@@ -192,8 +203,9 @@ def _end_now(agent: subprocess.Popen[bytes]) -> None:
             agent.wait()
 
 
-def _pass_on(follower: Follower, say: Callable[[str], None]) -> None:
+def _pass_on(follower: Follower, say: Callable[[str], None], hear: Callable[[dict[str, Any]], None]) -> None:
     for record in follower.read():
+        hear(record)
         line = describe(record)
         if line:
             say(line)
