@@ -1,266 +1,229 @@
-"""Rollouts on real Tritons behind a real Envoy, with candidates that fail on purpose: `python -m tests.chaos.rollout`.
+"""Rollouts under load on real parts, with trouble made on purpose: `python -m tests.chaos.rollout [CASE ...]`.
 
-Prints one line per case: what was decided, how long after the trouble began, what clients saw, and who is live.
+One line per case: what was decided, how long after the trouble began, what clients saw, who is live then.
+`--equal N` rolls out N equal versions in a row instead, and says what that left behind.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
+import argparse
 import os
-import shutil
+import resource
 import signal
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from serin.artifacts import Release
-from serin.rollout.background import BackgroundFleet
-from serin.rollout.commands import Command, Inbox, submit
-from serin.rollout.controller import Controller
-from serin.rollout.judge import LogJudge
 from serin.rollout.plan import Plan
-from serin.rollout.record import JournalFolder
 from serin.rollout.state import Phase, Rollout
-from serin.serving.envoy_routes import Timeouts
-from serin.serving.releases import Releases
-from serin.serving.repository import build_repository
-from serin.stack.controller import Door
-from serin.store import Store
-from tests.e2e.serving_host import ChildHost
-from tests.e2e.serving_stack import PROCESS_NAME, good_inputs, start_gateway
-from tests.unit.serving import bundles
+from serin.serving.gateway import PROCESS_NAME
+from serin.stack.processes import CONTROLLER
+from serin.stack.survivors import group_members, stack_processes
+from tests.chaos.stage import PLAN, Clients, Stage, stage
 
-PLAN = Plan(
-    steps=(10.0, 50.0, 100.0), step_s=3.0, min_requests=20, bake_s=3.0, deadline_s=300.0, drain_s=5.0, load_s=60.0,
-    slo_ms=50.0,
-)  # fmt: skip
+SOON = replace(
+    PLAN, quantiles=(0.5,)
+)  # for cases about crashes: the median is proven in seconds on any machine
+Change = Callable[[str], str]
+Strike = Callable[[Stage, Release], None]
 
 
-@dataclass
-class Clients:
-    """Asks the gateway about 100 times a second, whatever becomes of the answers."""
-
-    port: int
-    answered: int = 0
-    errors: list[str] = field(default_factory=list)
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _threads: list[threading.Thread] = field(default_factory=list)
-
-    def __enter__(self) -> Clients:
-        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(8)]
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(20)
-
-    def _ask(self) -> None:
-        body = json.dumps({"inputs": good_inputs()})
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=15)
-        while not self._stop.wait(0.08):
-            try:
-                connection.request("POST", f"/v2/models/{bundles.MODEL}/infer", body)
-                answer = connection.getresponse()
-                answer.read()
-                self.answered += 1
-                if answer.status != 200:
-                    self.errors.append(str(answer.status))
-            except (OSError, http.client.HTTPException) as error:
-                self.errors.append(repr(error))
-                connection.close()
-        connection.close()
-
-
-@dataclass
-class Scene:
-    home: Path
-    store: Store
-    host: ChildHost
-    releases: Releases
-    controller: Controller
-    port: int
-
-    def publish(self, change: Callable[[str], str] | None = None) -> Release:
-        """The next version; `change` is done to the code that Triton runs for it."""
-        bundle = bundles.publish(self.store, bias=0.1)
-        release = Release(model=bundle.model, version=bundle.version)
-        if change is not None:
-            folder = build_repository(bundle, self.home / "releases" / release.name / "repository")
-            code = folder / release.model / str(release.version) / "model.py"
-            code.chmod(0o644)
-            code.write_text(change(code.read_text()))
-        return release
-
-    def start(self, release: Release) -> None:
-        submit(
-            self.home,
-            Command(kind="start", model=release.model, version=release.version, by="chaos", plan=PLAN),
-        )
-
-    def until(self, release: Release, wanted: Callable[[Rollout], bool], within_s: float) -> Rollout:
-        end = time.monotonic() + within_s
-        while time.monotonic() < end:
-            began = time.monotonic()
-            self.controller.tick()
-            for now in self.controller.rollouts():
-                if now.candidate == release and wanted(now):
-                    return now
-            time.sleep(max(0.0, 0.5 - (time.monotonic() - began)))
-        raise AssertionError(f"not in {within_s} s: {self.controller.rollouts()}")
-
-
-@contextmanager
-def scene() -> Iterator[Scene]:
-    host = ChildHost()
-    home = Path(tempfile.mkdtemp(prefix="serin-chaos-"))  # short: it holds unix sockets
-    store = Store(str(home / "store"))
-    releases = Releases(home / "releases", host=host, store=store)
-    fleet = BackgroundFleet(releases, threads=1)
-    try:
-        gateway, port = start_gateway(home, host)
-        controller = Controller(
-            router=Door(gateway, fleet, lambda _: Timeouts(request_s=4.0, per_try_s=1.0)),
-            fleet=fleet,
-            judge=LogJudge(gateway.log),
-            journals=JournalFolder(home),
-            versions=store,
-            commands=Inbox(home),
-            say=lambda text: print(f"    {text[:200]}", file=sys.stderr, flush=True),
-        )
-        try:
-            yield Scene(home, store, host, releases, controller, port)
-        finally:
-            controller.close()
-            fleet.close()
-    finally:
-        host.stop(PROCESS_NAME)  # Triton waits for open connections, and Envoy keeps some
-        for release in releases.running():
-            releases.stop(release)
-        host.stop_all()
-        shutil.rmtree(home, ignore_errors=True)
+def at_half(now: Rollout) -> bool:
+    return now.weight_percent == 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     name: str
     ends: Phase
-    change: Callable[[str], str] | None = None  # of the candidate's code
-    strike: signal.Signals | None = None  # given to the candidate's processes once it has traffic
-    within_s: float = 120.0
+    change: Change | None = None  # of the code that Triton runs for the candidate
+    strike: Strike | None = None  # done once `when` is so
+    when: Callable[[Rollout], bool] = at_half
+    spares_clients: bool = True  # False: a request under way is lost with the only door
+    plan: Plan = PLAN
+    within_s: float = 400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     case: Case
     phase: Phase
-    seconds: float  # from the trouble (a strike, or the first traffic) to the end of the candidate's traffic
+    seconds: float  # from the trouble (a strike, or the first traffic) until the candidate leaves, or is all there is
     reason: str
     answered: int
-    errors: int
-    kinds: tuple[str, ...]
+    errors: tuple[str, ...]
     live: int
 
+    @property
+    def as_wanted(self) -> bool:
+        return self.phase is self.case.ends and not (self.errors and self.case.spares_clients)
 
-def play(stack: Scene, case: Case) -> Outcome:
-    candidate = stack.publish(case.change)
-    live = stack.controller.rollouts()[0].live
-    assert live is not None
-    with Clients(stack.port) as clients:
-        stack.start(candidate)
-        now = stack.until(candidate, lambda now: now.phase is Phase.SHIFTING or now.phase.final, 90)
+
+def play(scene: Stage, case: Case, requests_per_s: float = 100.0) -> Outcome:
+    candidate = scene.publish(case.change)
+    with Clients(scene.port, requests_per_s) as clients:
+        scene.start(candidate, case.plan)
         began = time.time()
         if case.strike is not None:
-            now = stack.until(candidate, lambda now: now.weight_percent == 50, 90)
-            pid = stack.host.pid(candidate.name)
-            assert pid is not None
+            scene.until(candidate, lambda now: case.when(now) or now.phase.final, 120)
             began = time.time()
-            os.killpg(pid, case.strike)
+            case.strike(scene, candidate)
         leaving = (Phase.ABORTING, Phase.DRAINING)
-        turned = stack.until(candidate, lambda now: now.phase in leaving or now.phase.final, case.within_s)
-        seconds = time.time() - began
-        now = stack.until(candidate, lambda now: now.phase.final, 60)
+        turned = scene.until(candidate, lambda now: now.phase in leaving or now.phase.final, case.within_s)
+        ended = time.time()
+        now = scene.until(candidate, lambda now: now.phase.final, 60)
+    if case.strike is None:
+        began = next((found.t for found in scene.decisions(candidate) if found.weight > 0), began)
     assert now.live is not None
     return Outcome(
         case=case,
         phase=now.phase,
-        seconds=seconds,
+        seconds=ended - began,
         reason=turned.reason,
         answered=clients.answered,
-        errors=len(clients.errors),
-        kinds=tuple(clients.errors),
+        errors=tuple(clients.errors),
         live=now.live.version,
     )
 
 
-def first_release(stack: Scene) -> None:
-    release = stack.publish()
-    stack.start(release)
-    stack.until(release, lambda now: now.phase is Phase.PROMOTED, 90)
-
-
-def _execute(line: str) -> Callable[[str], str]:
+def executes_first(line: str) -> Change:
     """Puts a line at the start of what Triton calls for each batch."""
 
     def change(code: str) -> str:
+        code = code.replace("from __future__ import annotations\n", "")
         head, found, rest = code.partition("    def execute(")
         assert found, "the model has no execute"
         signature, newline, body = rest.partition("\n")
-        return f"import random\nimport time\n{_imports_last(head)}{found}{signature}{newline}        {line}\n{body}"
+        imports = "import random\nimport resource\nimport time\n_kept = []\n"
+        return f"{imports}{head}{found}{signature}{newline}        {line}\n{body}"
 
     return change
 
 
-def _imports_last(head: str) -> str:
-    return head.replace("from __future__ import annotations\n", "")
+def strikes_candidate(number: signal.Signals) -> Strike:
+    """At the whole group of its processes, Triton's Python stub among them."""
+
+    def strike(scene: Stage, candidate: Release) -> None:
+        for pid in group_members(scene.home, scene.pid(candidate.name)):
+            os.kill(pid, number)
+
+    return strike
 
 
-KILLED = Case(name="killed -9", ends=Phase.ROLLED_BACK, strike=signal.SIGKILL)
-HUNG = Case(name="hung (SIGSTOP)", ends=Phase.ROLLED_BACK, strike=signal.SIGSTOP)
-EQUAL = Case(name="equal", ends=Phase.PROMOTED, within_s=240)
+def kills(part: str) -> Strike:
+    def strike(scene: Stage, _: Release) -> None:
+        os.kill(scene.pid(part), signal.SIGKILL)
+
+    return strike
+
+
+def kills_controller_in_each_phase(scene: Stage, candidate: Release) -> None:
+    """Once in each phase the rollout comes through, as soon as that phase is in the journal."""
+    seen: set[Phase] = set()
+    while True:
+        now = scene.until(candidate, lambda now: now.phase not in seen, 240)
+        seen.add(now.phase)
+        if now.phase.final:
+            return
+        victim = scene.pid(CONTROLLER)
+        os.kill(victim, signal.SIGKILL)
+        scene.wait(lambda victim=victim: scene.pid(CONTROLLER) != victim or None, "a new controller", 30)
+
+
+def fills_journal_disk(scene: Stage, _: Release) -> None:
+    """No file of the controller may grow beyond the journal's size for six seconds, as on a full disk: nothing may
+    be decided that cannot be written down."""
+    controller = psutil.Process(scene.pid(CONTROLLER))
+    controller.rlimit(resource.RLIMIT_FSIZE, (scene.journal.stat().st_size, resource.RLIM_INFINITY))
+    until = time.monotonic() + 6
+    before = scene.journal.read_bytes()
+    while time.monotonic() < until:
+        assert scene.journal.read_bytes().startswith(before)
+        time.sleep(0.2)
+    assert scene.journal.read_bytes() == before, "it was written after all"
+    controller.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def truncates_log(scene: Stage, _: Release) -> None:
+    os.truncate(scene.requests, 0)
+
+
+HUNGRY = (
+    "_kept or resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
+    "_kept.append(b'x' * (64 << 20) if len(_kept) >= 200 else b'')"
+)
+KILLED = Case(name="killed -9", ends=Phase.ROLLED_BACK, strike=strikes_candidate(signal.SIGKILL))
+HUNG = Case(name="hung (SIGSTOP)", ends=Phase.ROLLED_BACK, strike=strikes_candidate(signal.SIGSTOP))
+EQUAL = Case(name="equal", ends=Phase.PROMOTED)
 CASES = (
     EQUAL,
     KILLED,
     HUNG,
-    Case(name="30 ms slower", ends=Phase.ROLLED_BACK, change=_execute("time.sleep(0.03)")),
+    Case(name="30 ms slower", ends=Phase.ROLLED_BACK, change=executes_first("time.sleep(0.03)")),
     Case(
-        name="slow in 2%", ends=Phase.ROLLED_BACK, within_s=400,
-        change=_execute("time.sleep(0.2 if random.random() < 0.02 else 0)"),
+        name="slow in 2%", ends=Phase.ROLLED_BACK, within_s=450,
+        change=executes_first("time.sleep(0.2 if random.random() < 0.02 else 0)"),
     ),
     Case(
-        name="fails 5%", ends=Phase.ROLLED_BACK, within_s=240,
-        change=_execute("assert random.random() >= 0.05, 'on purpose'"),
+        name="fails 1%", ends=Phase.ROLLED_BACK, within_s=450,
+        change=executes_first("assert random.random() >= 0.01, 'on purpose'"),
     ),
+    Case(name="out of memory", ends=Phase.ROLLED_BACK, change=executes_first(HUNGRY)),
     Case(name="never ready", ends=Phase.ROLLED_BACK, change=lambda code: code + "\nraise RuntimeError('on purpose')\n"),
+    Case(name="gateway killed -9", ends=Phase.PROMOTED, strike=kills(PROCESS_NAME), spares_clients=False, plan=SOON),
+    Case(
+        name="controller killed -9", ends=Phase.PROMOTED, strike=kills_controller_in_each_phase, plan=SOON,
+        when=lambda now: True, within_s=60,
+    ),
+    Case(name="disk full", ends=Phase.PROMOTED, strike=fills_journal_disk, plan=SOON),
+    Case(name="log truncated", ends=Phase.PROMOTED, strike=truncates_log, plan=SOON),
 )  # fmt: skip
 
 
 def line(outcome: Outcome) -> str:
-    as_wanted = "as wanted" if outcome.phase is outcome.case.ends else f"WANTED {outcome.case.ends}"
+    wanted = "as wanted" if outcome.as_wanted else f"WANTED {outcome.case.ends}"
+    kinds = ", ".join(sorted(set(outcome.errors)))
+    failed = f"{len(outcome.errors)} of {outcome.answered + len(outcome.errors)} requests failed"
     return (
-        f"{outcome.case.name:<16} {outcome.phase:<12} {outcome.seconds:6.1f} s  {outcome.errors} of {outcome.answered} "
-        f"requests failed {sorted(set(outcome.kinds))}  live: v{outcome.live}  {as_wanted}  ({outcome.reason[:90]})"
+        f"{outcome.case.name:<21} {outcome.phase:<12} {outcome.seconds:6.1f} s  {failed}{kinds and f' ({kinds})'}"
+        f"  live: v{outcome.live}  {wanted}  ({outcome.reason[:90]})"
+    )
+
+
+def left_behind(scene: Stage) -> str:
+    """What would grow from rollout to rollout if something leaked."""
+    gateway, controller = (psutil.Process(scene.pid(name)) for name in (PROCESS_NAME, CONTROLLER))
+    shared = len(list(Path("/dev/shm").iterdir()))
+    return (
+        f"{len(stack_processes(scene.home))} processes, {shared} in /dev/shm, gateway {gateway.num_fds()} descriptors "
+        f"and {gateway.memory_info().rss >> 20} MiB, controller {controller.num_fds()} and "
+        f"{controller.memory_info().rss >> 20} MiB"
     )
 
 
 def main() -> int:
-    wanted = set(sys.argv[1:])
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.rollout", description=__doc__)
+    parser.add_argument("cases", nargs="*", choices=[[], *(case.name for case in CASES)])
+    parser.add_argument(
+        "--equal", type=int, default=0, metavar="N", help="N rollouts of equal versions in a row"
+    )
+    parser.add_argument("--requests-per-s", type=float, default=100.0)
+    options = parser.parse_args()
+    cases = [EQUAL] * options.equal or [case for case in CASES if case.name in (options.cases or {case.name})]
     outcomes = []
-    with scene() as stack:
-        first_release(stack)
-        for case in CASES:
-            if not wanted or case.name in wanted:
-                outcomes.append(play(stack, case))
-                print(line(outcomes[-1]), flush=True)
-    return 0 if all(found.phase is found.case.ends and not found.errors for found in outcomes) else 1
+    with stage() as scene:
+        scene.first_release()
+        for case in cases:
+            outcomes.append(play(scene, case, options.requests_per_s))
+            print(line(outcomes[-1]), flush=True)
+            if options.equal:
+                print(f"    {left_behind(scene)}", flush=True)
+    return 0 if all(outcome.as_wanted for outcome in outcomes) else 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,202 @@
+"""Serving as a container runs it (supervisord, Envoy, the controller, a Triton per release), to strike at.
+
+There is no Prefect server, and the one its environment names is down: no rollout may need one.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from serin.artifacts import Release
+from serin.formats.journal import Decision, last_decision, read_decisions
+from serin.rollout.commands import Command, read_answer, submit
+from serin.rollout.plan import Plan
+from serin.rollout.record import decision2rollout
+from serin.rollout.state import Phase, Rollout
+from serin.serving.ports import free_ports
+from serin.serving.repository import build_repository
+from serin.stack.parts import build_gateway, request_log
+from serin.stack.supervisor import Supervisor
+from serin.stack.survivors import stack_processes
+from serin.store import Store
+from tests.e2e.serving_stack import good_inputs
+from tests.unit.serving import bundles
+
+T = TypeVar("T")
+
+MODEL = bundles.MODEL
+PLAN = Plan(
+    steps=(10.0, 50.0, 100.0), step_s=3.0, min_requests=20, bake_s=3.0, deadline_s=400.0, drain_s=5.0, load_s=60.0,
+    slo_ms=50.0,
+)  # fmt: skip
+
+
+@dataclass
+class Clients:
+    """Ask the gateway at a steady rate, each on a connection of its own, whatever becomes of the answers."""
+
+    port: int
+    requests_per_s: float = 100.0
+    count: int = 8
+    answered: int = 0
+    errors: list[str] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> Clients:
+        self._threads = [
+            threading.Thread(target=self._ask, args=(number,), daemon=True) for number in range(self.count)
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(20)
+
+    def _ask(self, number: int) -> None:
+        every_s = self.count / self.requests_per_s
+        at = time.monotonic() + every_s * number / self.count
+        body = json.dumps({"inputs": good_inputs()})
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=15)
+        while not self._stop.wait(max(0.0, at - time.monotonic())):
+            at = max(
+                at + every_s, time.monotonic() - 1.0
+            )  # what could not be asked in time is not made up for later
+            try:
+                connection.request("POST", f"/v2/models/{MODEL}/infer", body)
+                answer = connection.getresponse()
+                answer.read()
+                self.answered += 1
+                if answer.status != 200:
+                    self.errors.append(str(answer.status))
+            except (OSError, http.client.HTTPException) as error:
+                self.errors.append(type(error).__name__)
+                connection.close()
+        connection.close()
+
+
+@dataclass
+class Stage:
+    home: Path
+    store: Store
+    port: int
+    serving: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def journal(self) -> Path:
+        return self.home / "rollouts" / MODEL / "journal.jsonl"
+
+    @property
+    def requests(self) -> Path:
+        return request_log(self.home)
+
+    def now(self) -> Rollout | None:
+        decision = last_decision(self.journal)
+        return decision2rollout(decision) if decision else None
+
+    def decisions(self, release: Release) -> list[Decision]:
+        return [
+            found for found in read_decisions(self.journal) if decision2rollout(found).candidate == release
+        ]
+
+    def publish(self, change: Callable[[str], str] | None = None) -> Release:
+        """The next version; `change` is done to the code that Triton runs for it."""
+        bundle = bundles.publish(self.store, bias=0.1)
+        release = Release(model=bundle.model, version=bundle.version)
+        if change is not None:
+            folder = build_repository(bundle, self.home / "releases" / release.name / "repository")
+            code = folder / release.model / str(release.version) / "model.py"
+            code.chmod(0o644)
+            code.write_text(change(code.read_text()))
+        return release
+
+    def start(self, release: Release, plan: Plan = PLAN) -> None:
+        command = submit(
+            self.home,
+            Command(kind="start", model=release.model, version=release.version, by="chaos", plan=plan),
+        )
+        answer = self.wait(lambda: read_answer(self.home, command), "the controller's answer", 30)
+        assert answer.accepted, answer.reason
+
+    def until(self, release: Release, wanted: Callable[[Rollout], bool], within_s: float) -> Rollout:
+        def look() -> Rollout | None:
+            now = self.now()
+            return now if now and now.candidate == release and wanted(now) else None
+
+        return self.wait(look, f"what was waited for of {release.name}", within_s)
+
+    def wait(self, look: Callable[[], T | None], what: str, within_s: float) -> T:
+        end = time.monotonic() + within_s
+        while (found := look()) is None:
+            assert self.serving.poll() is None, f"serving has ended: {self.log.read_text()[-2000:]}"
+            assert time.monotonic() < end, f"{what}: not in {within_s:g} s; {self._stands()}"
+            time.sleep(0.05)
+        return found
+
+    def _stands(self) -> str:
+        now = self.now()
+        return (
+            f"{now.candidate.name} is {now.phase} at {now.weight_percent:g}%: {now.reason}"
+            if now
+            else "no rollout"
+        )
+
+    def pid(self, name: str) -> int:
+        """Of a running part: "gateway", "controller" or a release's name."""
+        return self.wait(lambda: Supervisor(self.home).pid(name), f"a process {name}", 30)
+
+    def first_release(self) -> Release:
+        release = self.publish()
+        self.start(release)
+        self.until(release, lambda now: now.phase is Phase.PROMOTED, 90)
+        return release
+
+
+@contextmanager
+def stage() -> Iterator[Stage]:
+    home = Path(tempfile.mkdtemp(prefix="serin-chaos-"))  # short: it holds unix sockets
+    port, nobody = free_ports(2)
+    log = home / "serve.log"
+    settings = {
+        **os.environ,
+        "SERIN_HOME": str(home),
+        "SERIN_STORE": str(home / "store"),
+        "PREFECT_API_URL": f"http://127.0.0.1:{nobody}/api",
+    }
+    with log.open("wb") as output:
+        serving = subprocess.Popen(
+            [sys.executable, "-m", "serin.stack.serve", "--port", str(port)],
+            env=settings, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        made = Stage(home, Store(str(home / "store")), port, serving, log)
+        made.wait(lambda: build_gateway(home).ready() or None, "the gateway", 60)
+        yield made
+    finally:
+        serving.send_signal(signal.SIGTERM)
+        try:
+            serving.wait(40)
+        finally:
+            serving.kill()
+            serving.wait()
+            for pid in stack_processes(home):
+                os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(home, ignore_errors=True)
