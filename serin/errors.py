@@ -7,6 +7,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── SourceMissing           a file, glob or URL that matches nothing
 │   ├── SourceUnreadable        a file that is there and cannot be read
 │   ├── TableEmpty              a table without rows, or none left after joins and drops
+│   ├── TableTooLarge           a table to be joined that fits into no memory, and cannot be cut
 │   ├── ColumnMissing           a column that is not there; names the nearest
 │   ├── ColumnClash             two tables bring the same column name
 │   ├── JoinNotManyToOne        a key that matches more than one row
@@ -149,6 +150,15 @@ class TableEmpty(DataError):
         super().__init__(f"table {table!r} has no rows: {why}", table=table, why=why)
 
 
+class TableTooLarge(DataError):
+    """`needed` and `room` in bytes."""
+
+    def __init__(self, *, table: str, needed: int, room: int, advice: str) -> None:
+        size = f"about {needed / 1e6:,.0f} MB, and {room / 1e6:,.0f} MB may be used for it"
+        message = f"table {table!r} is too large to be joined: it takes {size}; {advice}"
+        super().__init__(message, table=table, needed=needed, room=room)
+
+
 class ColumnMissing(DataError):
     def __init__(self, *, column: str, table: str, used_by: str, known: Iterable[str]) -> None:
         columns = sorted(known)
@@ -256,6 +266,13 @@ class EngineFailed(SerinError):
 
     def __init__(self, *, engine: str, reason: str) -> None:
         super().__init__(f"etl.engine {engine}: {reason}", engine=engine, reason=reason)
+
+
+class ClusterNotUp(EngineFailed):
+    """The ETL goes on with one GPU, in its own process."""
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(engine="dask-cuda", reason=f"no cluster of GPUs came up; {reason}")
 
 
 class StoreError(SerinError):

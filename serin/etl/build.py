@@ -17,10 +17,12 @@ from serin.etl.checks import judge_freshness
 from serin.etl.compare import family_key, find_previous
 from serin.etl.device_read import hold_pieces
 from serin.etl.engine import Engine
+from serin.etl.large_joins import load_joins
 from serin.etl.layout import lay_out
 from serin.etl.progress import Progress
-from serin.etl.relation import load_join
+from serin.etl.relation import LoadedJoin
 from serin.etl.report import Heard
+from serin.etl.room import shared_room
 from serin.etl.seal import canonical
 from serin.etl.sources import find_files
 from serin.etl.tables import Piece, open_table
@@ -80,23 +82,25 @@ def _compute(
     """Fills the folder `result`; the dataset's digest."""
     tables = {name: open_table(name, found, scratch) for name, found in sources.items()}
     layout = lay_out(data, features, tables)
-    joins = [load_join(join, tables[join.spec.table]) for join in layout.joins]
     main = tables[data.main]
-    partners = "".join(f", joined with {join.layout.spec.table}" for join in joins)
+    partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
     say(f"{main.rows:,} rows in {main.name}{partners}")
     previous = find_previous(store, data)
     heard = Heard(say)
 
-    def run(engine: Engine, pieces: Sequence[Piece]) -> str:
+    def run(engine: Engine, pieces: Sequence[Piece], rows: int) -> str:
         _empty(result)
         engine.tell = progress = Progress(say)
         progress.begin("read and joined")
-        held = hold_pieces(engine, pieces, data, features, layout, joins, main, scratch)
+        joins = load_joins(
+            layout, tables, room_bytes=shared_room(engine.room_bytes), scratch=scratch, say=say
+        )
+        held = hold_pieces(engine, pieces, data, features, layout, joins, scratch, rows=rows, say=heard)
         assembly = Assembly(
             data=data,
             features=features,
             layout=layout,
-            joins=joins,
+            joins=[join for join in joins if isinstance(join, LoadedJoin)],
             files=[file for found in sources.values() for file in found],
             previous=previous,
             engine=engine,

@@ -85,6 +85,14 @@ def sampled(rows: Int64, share: float) -> npt.NDArray[np.intp]:
     return np.flatnonzero(spread < np.uint64(int(share * 2**32)))
 
 
+def key_hashes(keys: Sequence[Column]) -> npt.NDArray[np.uint32]:
+    """Equal for rows with equal keys, in whatever table or piece they are."""
+    mixed = np.zeros(len(keys[0]) if keys else 0, np.uint32)
+    for key in keys:
+        mixed = mixed * np.uint32(31) + group_hashes(key)
+    return mixed
+
+
 def group_hashes(column: Column) -> npt.NDArray[np.uint32]:
     """Equal for equal values, whatever else is in the piece. All nulls are one group."""
     if column.dictionary is not None:

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.etl.engine import Engine, Held
-from serin.etl.groups import Int64, group_codes, group_hashes, joined
+from serin.etl.groups import Int64, group_codes, joined, key_hashes
+from serin.etl.large_joins import Join, hold_related
 from serin.etl.layout import Layout
 from serin.etl.relation import LoadedJoin, Prepared, Related, finish, prepare, relate
 from serin.etl.room import available_bytes
@@ -60,13 +61,19 @@ def hold_prepared(
     pieces: Sequence[Piece],
     data: DataSpec,
     layout: Layout,
-    joins: Sequence[LoadedJoin],
+    joins: Sequence[Join],
     scratch: Path,
 ) -> Held:
     """The prepared pieces, held by the engine."""
+    whole = [join for join in joins if isinstance(join, LoadedJoin)]
+    if len(whole) < len(joins):
+        held = hold_related(engine, pieces, layout, joins, scratch)
+    elif data.unique is None and not layout.windows:
+        return engine.hold(prepare, pieces, data, layout, whole)
+    else:
+        held = engine.hold(relate, pieces, layout, whole)
     if data.unique is None and not layout.windows:
-        return engine.hold(prepare, pieces, data, layout, joins)
-    held = engine.hold(relate, pieces, layout, joins)
+        return engine.then(finish, held, data, layout)
     rows = max(piece.first_row + piece.rows for piece in pieces)
     everyone = _Everyone(engine=engine, held=held, data=data, total=rows, scratch=scratch)
     past = _look_at_all(everyone, layout)
@@ -92,10 +99,8 @@ def some_columns(
     rows = related.rows
     chosen = np.ones(len(rows), bool) if kept is None else np.asarray(np.load(kept, mmap_mode="r")[rows])
     if part.parts > 1:
-        mixed = np.zeros(len(rows), np.uint32)
-        for name in by:
-            mixed = mixed * np.uint32(31) + group_hashes(related.columns[name])
-        chosen &= mixed % part.parts == part.number
+        keys = [related.columns[name] for name in by]
+        chosen &= key_hashes(keys) % part.parts == part.number if keys else part.number == 0
     return rows[chosen], {name: related.columns[name][chosen] for name in names}
 
 

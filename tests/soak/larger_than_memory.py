@@ -1,6 +1,7 @@
 """python -m tests.soak.larger_than_memory: a table larger than the memory of all workers together, run through.
 
-By default 2 GB of Parquet and two workers of 400 MB. Prints what the workers used at most, and fails when one of them
+By default 2 GB of Parquet and two workers of 400 MB; the table it is joined with has half as many rows, and is larger
+than the memory of a worker too. Prints what the workers used at most, and fails when one of them
 was ended for using too much, or when the dataset differs from what one process with all memory makes of a part of it.
 """
 
@@ -32,7 +33,7 @@ from serin.store import Store
 
 NUMBERS = [f"n{index}" for index in range(10)]
 GROUP_ROWS = 500_000
-ROW_BYTES = 10 * 8 + 8 + 8 + 4  # of Parquet: the numbers are random, so nothing packs them
+ROW_BYTES = 10 * 8 + 8 + 8 + 8 + 4  # of Parquet: the numbers are random, so nothing packs them
 
 
 def main() -> int:
@@ -105,39 +106,60 @@ def _pid() -> int:
 
 
 def write_table(folder: Path, rows: int) -> tuple[PipelineSpec, int]:
-    """Random numbers, a word, a time and a target, in one file per two million rows."""
+    """Random numbers, a word, a place, a time and a target, in one file per two million rows; and the places."""
     folder.mkdir(parents=True)
+    partner = folder.with_name(f"{folder.name}-places.parquet")
+    places = max(1, rows // 2)
+    _write_places(partner, places)
     starts = range(0, rows, 4 * GROUP_ROWS)
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda start: _write(folder, start, min(4 * GROUP_ROWS, rows - start)), starts))
+        list(pool.map(lambda start: _write(folder, start, min(4 * GROUP_ROWS, rows - start), places), starts))
     spec = load_spec(
         {
             "name": "soak",
             "data": {
-                "tables": {"main": str(folder)},
+                "tables": {"main": str(folder), "places": str(partner)},
+                "joins": [
+                    {"with": "places", "on": "place", "columns": ["height", "town"], "source": "request"}
+                ],
                 "target": {"expression": "y > 0.5", "task": "binary"},
                 "time": "t",
             },
             "features": [
-                {"columns": NUMBERS, "steps": ["fill_median", {"clip": {"q": [0.01, 0.99]}}, "normalize"]},
-                {"columns": ["word"], "steps": [{"categorify": {"min_count": 5}}]},
+                {
+                    "columns": [*NUMBERS, "height"],
+                    "steps": ["fill_median", {"clip": {"q": [0.01, 0.99]}}, "normalize"],
+                },
+                {"columns": ["word", "town"], "steps": [{"categorify": {"min_count": 5}}]},
                 {"columns": ["t"], "steps": ["date_parts"]},
             ],
         }
     )
-    return spec, sum(file.stat().st_size for file in folder.iterdir())
+    return spec, sum(file.stat().st_size for file in (partner, *folder.iterdir()))
 
 
-def _write(folder: Path, start: int, rows: int) -> None:
+def _write_places(path: Path, count: int) -> None:
+    schema = pa.schema([("place", pa.int64()), ("height", pa.float64()), ("town", pa.string())])
+    order = np.random.default_rng(7)
+    with pq.ParquetWriter(path, schema, use_dictionary=["town"], compression="none") as writer:
+        for start in range(0, count, GROUP_ROWS):
+            place = order.permutation(np.arange(start, min(start + GROUP_ROWS, count)))
+            towns = pa.array([f"town {number}" for number in range(1000)]).take(pa.array(place % 1000))
+            columns = {"place": place, "height": order.normal(size=len(place)), "town": towns}
+            writer.write_table(pa.table(columns, schema), len(place))
+
+
+def _write(folder: Path, start: int, rows: int, places: int) -> None:
     path = folder / f"part-{start:012d}.parquet"
     numbers = [(name, pa.float64()) for name in (*NUMBERS, "y")]
-    schema = pa.schema([*numbers, ("t", pa.timestamp("us")), ("word", pa.string())])
+    schema = pa.schema([*numbers, ("place", pa.int64()), ("t", pa.timestamp("us")), ("word", pa.string())])
     with pq.ParquetWriter(path, schema, use_dictionary=["word"], compression="none") as writer:
         for first in range(start, start + rows, GROUP_ROWS):
             count = min(GROUP_ROWS, start + rows - first)
             random = np.random.default_rng(first)
             columns: dict[str, Any] = {name: random.normal(size=count) for name in NUMBERS}
             columns["y"] = random.random(count)
+            columns["place"] = random.integers(0, places + places // 10, count)  # some are in no table
             columns["t"] = pa.array(10**15 + random.integers(0, 10**13, count), pa.timestamp("us"))
             columns["word"] = [f"word {number}" for number in random.integers(0, 5000, count)]
             writer.write_table(pa.table(columns, schema), count)
