@@ -34,7 +34,8 @@ SerinError                      what happened, where, what to do next; fields fo
 │   └── CheckpointBroken        a checkpoint that does not match its digest
 ├── ExportError
 │   ├── ExportFailed            a network or a feature that does not become a graph
-│   └── GateFailed              the exported graph does not answer as the trained model does
+│   ├── GateFailed              the exported graph does not answer as the trained model does
+│   └── ChampionRefused         the candidate is worse than the live model, or the two cannot be compared
 ├── ServingError
 │   ├── TritonMissing           no Triton to be found on this machine
 │   ├── TritonInstallFailed     Triton's own environment could not be made
@@ -257,7 +258,9 @@ class ExtraMissing(SerinError):
 
     def __init__(self, *, package: str, extra: str) -> None:
         super().__init__(
-            f"{package} is not installed here; run: pip install 'serin[{extra}]'", package=package, extra=extra
+            f"{package} is not installed here; run: pip install 'serin[{extra}]'",
+            package=package,
+            extra=extra,
         )
 
 
@@ -409,6 +412,21 @@ class GateFailed(ExportError):
             found=found,
             column=column,
             row=row,
+        )
+
+
+class ChampionRefused(ExportError):
+    """`compared`: False when the comparison itself could not be made."""
+
+    def __init__(self, *, model: str, live: int, reason: str, compared: bool) -> None:
+        why = "is worse than" if compared else "cannot be compared with"
+        super().__init__(
+            f"the candidate for {model!r} {why} the live version {live}: {reason}; nothing was published. To publish it "
+            "all the same, somebody must answer for it by name: --override NAME",
+            model=model,
+            live=live,
+            reason=reason,
+            compared=compared,
         )
 
 

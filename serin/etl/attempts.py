@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from serin.errors import EngineFailed
+from serin.errors import ClusterNotUp, EngineFailed
 from serin.etl.device import Gpus, usable_gpus
 from serin.etl.engine import Choice, Engine, choose_engine, open_engine
 from serin.etl.layout import Layout
 from serin.etl.pieces import cut_pieces
+from serin.etl.process_engine import available_cores
 from serin.etl.room import MIN_ROWS, available_bytes, needed_bytes, plan_gpu_rows, plan_rows
 from serin.etl.tables import Piece, Table
 from serin.spec.stages import EtlSpec
@@ -54,6 +55,10 @@ def run_with_room(
                 if rescued := engine.rescues():
                     say(f"the GPU was full {rescued} times; the host did the work of those pieces")
                 return result
+        except ClusterNotUp as error:
+            say(f"{error}; going on with one GPU")
+            why = "no cluster came up"
+            choice = replace(choice, kind="cuda", workers=available_cores(), why=why)
         except MemoryError as error:
             say(f"memory did not suffice for pieces of {rows:,} rows ({type(error).__name__}: {error})")
             choice, halvings = _smaller(choice, rows, halvings, error)

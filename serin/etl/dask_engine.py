@@ -17,8 +17,10 @@ from distributed.client import FutureCancelledError
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker
 
-from serin.errors import EngineFailed
+from serin.errors import ClusterNotUp, EngineFailed
+from serin.etl.cuda_cluster import gpu_cluster
 from serin.etl.device import OnGpu, free_gpu_bytes, take_rescues, usable_gpus
+from serin.etl.process_engine import available_cores
 from serin.etl.progress import untold
 from serin.etl.spill import Spilled, loaded, spill
 
@@ -53,22 +55,16 @@ def local_cluster(workers: int, worker_bytes: int | str = "auto") -> Iterator[An
 
 
 @contextmanager
-def cuda_cluster(workers: int) -> Iterator[Any]:
+def cuda_cluster(workers: int, scratch: Path) -> Iterator[Any]:
     """A client of one process per GPU of this machine, each with a memory pool of its own for cupy and cuDF."""
-    from dask_cuda import LocalCUDACluster
-
     with (
-        LocalCUDACluster(
-            n_workers=workers,
-            threads_per_worker=4,
-            rmm_async=True,  # takes what is used, no more
-            rmm_allocator_external_lib_list=["cupy"],
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.ERROR,
-        ) as cluster,
-        _Client(cluster, set_as_default=False) as client,
+        gpu_cluster(workers, scratch / "gpu-cluster") as address,
+        _Client(address, set_as_default=False, timeout=CONNECT_S) as client,
     ):
+        try:
+            client.wait_for_workers(workers, timeout=CONNECT_S)
+        except TimeoutError as error:
+            raise ClusterNotUp(reason=str(error)) from error
         yield client
 
 
@@ -105,7 +101,7 @@ class DaskEngine:
         self._keep = keep
         self.gpu = gpu
         self.gpus = len(client.nthreads()) if gpu else 0
-        self.workers = max(1, sum(client.nthreads().values()))
+        self.workers = max(1, sum(client.nthreads().values()), available_cores() if gpu else 0)
         self.room_bytes = _room(client)
         if gpu:
             self.room_bytes = min(self.room_bytes, min(client.run(free_gpu_bytes).values()) // 4)

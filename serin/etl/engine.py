@@ -105,7 +105,7 @@ def open_engine(choice: Choice, scratch: Path) -> Iterator[Engine]:
     from serin.etl import dask_engine  # half a second that small tables save
 
     if choice.kind == "dask-cuda":
-        opened = dask_engine.cuda_cluster(choice.workers)
+        opened = dask_engine.cuda_cluster(choice.workers, scratch)
     elif choice.kind == "dask":
         opened = dask_engine.local_cluster(choice.workers)
     else:

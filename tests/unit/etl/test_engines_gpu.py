@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from serin.errors import EngineFailed
+from serin.errors import ClusterNotUp, EngineFailed
+from serin.etl.cuda_cluster import gpu_cluster
 from serin.etl.device import Gpus, host_columns
 from serin.etl.engine import choose_engine
 from serin.spec.load import load_spec
@@ -92,3 +93,26 @@ def test_a_gpu_that_is_asked_for_and_not_here_is_refused() -> None:
         choose_engine(
             EtlSpec(engine="cuda"), rows=1, needed_bytes=1, free_bytes=2, gpus=Gpus(count=0, memory_bytes=0)
         )
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_cluster_of_gpus_that_does_not_come_up_is_named_and_one_gpu_goes_on(
+    few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "host")
+    cupy.install(monkeypatch)
+    said: list[str] = []
+    spec = spec_of(few_flights)
+    assert digest(spec, EtlSpec(engine="dask-cuda"), tmp_path / "gpu", say=said.append) == expected
+    told = "\n".join(said)
+    assert "no cluster of GPUs came up; its process ended with code 1" in told
+    assert "dask_cuda" in told  # is not installed here
+    assert "going on with one GPU" in told
+
+
+def test_a_cluster_that_takes_too_long_is_given_up_and_leaves_nothing(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ClusterNotUp, match="not up after 0 s"),
+        gpu_cluster(1, tmp_path / "cluster", start_s=0),
+    ):
+        pass
