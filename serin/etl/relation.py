@@ -19,6 +19,7 @@ from serin.etl.layout import DerivedLayout, JoinLayout, Layout
 from serin.etl.tables import Piece, Table, cut, read_piece
 from serin.etl.target import TargetPart, evaluate_target
 from serin.etl.unknown import Unknown, count_unknown
+from serin.features.coded import compact, look_up
 from serin.features.column import Column, beside, on_host, take
 from serin.features.derived import derive, evaluate_columns
 from serin.features.keys import KeyIndex
@@ -130,7 +131,7 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
         keep &= timed
     group = None if data.split.group is None else beside(group_hashes(columns[data.split.group]), target.null)
     found = Prepared(
-        columns={name: columns[name] for name in layout.kept},
+        columns={name: compact(columns[name]) for name in layout.kept},
         rows=rows,
         target=target,
         time=time,
@@ -176,8 +177,7 @@ def join_tables(
             keep = found >= 0
             known = take(known, keep)
             rows, found = rows[beside(keep, rows)], found[keep]
-        for name, column in join.columns.items():
-            known[name] = column.take_or_null(found)
+        known |= look_up(join.columns, found)
     return known, rows
 
 

@@ -42,6 +42,11 @@ class Column:
         )
         return null
 
+    @property
+    def xp(self) -> Any:
+        """The module that makes arrays where the values are: numpy or cupy."""
+        return array_module(self.values)
+
     def on_host(self) -> Column:
         """The column with its values in this machine's memory; itself when they are there."""
         if array_module(self.values) is np:
@@ -56,6 +61,11 @@ class Column:
     def __getitem__(self, rows: slice | Array) -> Column:
         """Some of the rows, by slice, mask or positions."""
         return Column(kind=self.kind, values=self.values[rows], dictionary=self.dictionary)
+
+    def taken(self, rows: Array, done: dict[int, Any]) -> Column:
+        """The rows at these positions. `done`: what columns that share their places have taken already."""
+        del done
+        return self[rows]
 
     def take_or_null(self, rows: npt.NDArray[np.integer[Any]]) -> Column:
         """The rows at these positions; -1 gives a null."""
@@ -115,14 +125,14 @@ def beside(array: Any, other: Any) -> Any:
 
 def take(columns: Mapping[str, Column], rows: Array) -> dict[str, Column]:
     """The same rows of every column, by mask or positions; these go to each device once."""
-    if array_module(rows) is not np and rows.dtype == bool:
+    if rows.dtype == bool:
         rows = np.flatnonzero(rows)  # a mask would be counted anew for every column
     places: dict[Any, Any] = {}
+    done: dict[int, Any] = {}
     for column in columns.values():
-        xp = array_module(column.values)
-        if xp not in places:
-            places[xp] = beside(rows, column.values)
-    return {name: column[places[array_module(column.values)]] for name, column in columns.items()}
+        if column.xp not in places:
+            places[column.xp] = on_host(rows) if column.xp is np else column.xp.asarray(rows)
+    return {name: column.taken(places[column.xp], done) for name, column in columns.items()}
 
 
 def null_of(kind: Kind) -> float | int:

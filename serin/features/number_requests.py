@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.features.column import array_module
+from serin.features.counted import Counted
 from serin.features.numbers import Numbers
 from serin.features.sample import Sample
-from serin.features.value_counts import ValueTable, merge_tables
+from serin.features.value_counts import ValueTable, merge_tables, sum_tables
 
 Counts = npt.NDArray[np.int64]
 _BLOCK = 2**14  # rows that stay in the processor's cache from one operation to the next
@@ -22,15 +23,25 @@ _ALL = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class HighBits:
-    """How many rows have which upper 16 bits in their float32 form. int64[65536], by the bits as they are."""
-
+class _OfNumbers:
     on_gpu: ClassVar[bool] = True
     numbers: Numbers
 
     @property
     def columns(self) -> tuple[str, ...]:
         return tuple(self.numbers.columns)
+
+    @property
+    def counted(self) -> str | None:
+        return self.numbers.column if self.numbers.encoding is None else None
+
+    def _of_entries(self, values: Counted) -> Any:
+        return self.numbers.of(Sample(columns={self.numbers.column: values.entries}))
+
+
+@dataclass(frozen=True, slots=True)
+class HighBits(_OfNumbers):
+    """How many rows have which upper 16 bits in their float32 form. int64[65536], by the bits as they are."""
 
     def measure(self, sample: Sample) -> Counts:
         counts = np.zeros(65536, np.int64)
@@ -41,21 +52,19 @@ class HighBits:
                 counts += count_codes(_bits(values) >> np.uint32(16), 65536)
         return counts
 
+    def measure_counted(self, values: Counted) -> Counts:
+        upper = _halves(self._of_entries(values))[1::2]
+        return np.bincount(upper, weights=values.counts, minlength=65536).astype(np.int64)
+
     def merge(self, left: Counts, right: Counts) -> Counts:
         return left + right
 
 
 @dataclass(frozen=True, slots=True)
-class LowBits:
+class LowBits(_OfNumbers):
     """Among the rows with these upper 16 bits, how many have which lower 16 bits. int64[65536]."""
 
-    on_gpu: ClassVar[bool] = True
-    numbers: Numbers
     upper: int
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self.numbers.columns)
 
     def measure(self, sample: Sample) -> Counts:
         counts = np.zeros(65536, np.int64)
@@ -71,6 +80,12 @@ class LowBits:
                 counts += count_codes(chosen & np.uint32(0xFFFF), 65536)
         return counts
 
+    def measure_counted(self, values: Counted) -> Counts:
+        halves = _halves(self._of_entries(values))
+        chosen = halves[1::2] == self.upper
+        weights = values.counts[chosen]
+        return np.bincount(halves[0::2][chosen], weights=weights, minlength=65536).astype(np.int64)
+
     def merge(self, left: Counts, right: Counts) -> Counts:
         return left + right
 
@@ -85,16 +100,10 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedPointSums:
+class FixedPointSums(_OfNumbers):
     """Sums in units of 2^(exponent - 31), where every finite |value| <= 2^exponent."""
 
-    on_gpu: ClassVar[bool] = True
-    numbers: Numbers
     exponent: int
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self.numbers.columns)
 
     def measure(self, sample: Sample) -> Sums:
         sums = Sums(0, 0, 0)
@@ -105,20 +114,24 @@ class FixedPointSums:
             sums = self.merge(sums, block)
         return sums
 
+    def measure_counted(self, values: Counted) -> Sums:
+        numbers = self._of_entries(values)
+        finite = np.isfinite(numbers)
+        counts = values.counts[finite]
+        fixed = np.rint(numbers[finite].astype(np.float64) * 2.0 ** (FIXED_BITS - self.exponent))
+        high = np.floor(fixed * 2.0**-16)
+        low = fixed - high * 2.0**16
+        squares = [_weighed(part, counts) for part in (high * high, high * low, low * low)]
+        total = (squares[0] << 32) + (squares[1] << 17) + squares[2]
+        return Sums(int(counts.sum()), _weighed(fixed, counts), total)
+
     def merge(self, left: Sums, right: Sums) -> Sums:
         return Sums(left.count + right.count, left.total + right.total, left.squares + right.squares)
 
 
 @dataclass(frozen=True, slots=True)
-class NumberCounts:
+class NumberCounts(_OfNumbers):
     """How often each number occurs; -0 counts as 0, and infinite ones take no part."""
-
-    on_gpu: ClassVar[bool] = True
-    numbers: Numbers
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self.numbers.columns)
 
     def measure(self, sample: Sample) -> ValueTable:
         values: Any = self.numbers.of(sample)
@@ -129,6 +142,12 @@ class NumberCounts:
             return ValueTable(table.field("values"), counts, len(values) - len(finite))
         distinct, seen = array_module(finite).unique(finite, return_counts=True)
         return ValueTable(pa.array(distinct.get()), seen.get().astype(np.int64), len(values) - len(finite))
+
+    def measure_counted(self, values: Counted) -> ValueTable:
+        numbers = self._of_entries(values)
+        finite = np.isfinite(numbers)
+        lost = int(values.counts[~finite].sum())
+        return sum_tables(pa.array(numbers[finite] + np.float32(0)), values.counts[finite], lost)
 
     def merge(self, left: ValueTable, right: ValueTable) -> ValueTable:
         return merge_tables(left, right)
@@ -169,6 +188,14 @@ def _sums(values: Any, scale: float) -> Sums:
     parts = [finite, fixed, high * high, high * low, low * low]
     count, total, upper, mixed, lower = (int(part.sum(dtype=np.int64)) for part in parts)
     return Sums(count, total, (upper << 32) + (mixed << 17) + lower)
+
+
+def _weighed(values: npt.NDArray[np.float64], counts: Counts) -> int:
+    """The sum of whole numbers below 2^33, each as often as its count says; exact."""
+    whole = values.astype(np.int64)
+    if int(counts.sum()) < 2**29:
+        return int(np.dot(whole, counts))
+    return int(np.dot(whole.astype(object), counts.astype(object)))
 
 
 def _bits(values: Any) -> Any:

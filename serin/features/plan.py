@@ -19,6 +19,7 @@ from serin.features.column import Column, array_module
 from serin.features.documents import Reader, Writer
 from serin.features.filling import Fill
 from serin.features.fit import Feature, NumericFeature, fit_feature
+from serin.features.making import Maker
 from serin.features.missing import Missing
 from serin.features.numbers import Made, Numbers
 from serin.features.requests import Answer, run_fits
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from serin.features.graph import GraphBuilder
 
 FORMAT, VERSION = "serin.features", 2
-_BLOCK = 2**15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +95,31 @@ class FeaturePlan:
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
         """num float32[n, k] and cat int32[n, m], where the columns are. `train_rows`: the ids of the rows that train;
         they come first."""
+        if any(column.xp is not np for column in columns.values()):
+            return self._transform_on_gpu(columns, train_rows)
+        maker = self.maker(columns, train_rows)
+        rows = len(next(iter(columns.values())))
+        num = np.empty((rows, len(self.numbers)), np.float32)
+        cat = np.empty((rows, len(self.categorical)), np.int32)
+        maker.fill(0, num, cat)
+        return num, cat
+
+    def maker(self, columns: Mapping[str, Column], train_rows: npt.NDArray[np.int64] | None = None) -> Maker:
+        """The same, for columns on the host, to be filled into arrays piece by piece."""
+        return Maker(self.numbers, self.categories, columns, train_rows)
+
+    def _transform_on_gpu(
+        self, columns: Mapping[str, Column], train_rows: npt.NDArray[np.int64] | None
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
         training = 0 if train_rows is None else len(train_rows)
         sample = Sample(columns=columns, rows=train_rows, training=training)
         xp = array_module(*(column.values for column in columns.values()))
         rows = len(sample)
-        block_rows = _BLOCK if xp is np else max(rows, 1)  # a GPU has no use for small blocks
         num = xp.empty((rows, len(self.numbers)), np.float32)
         made: Made = {}
         for index, number in enumerate(self.numbers):
             start = 0
-            for values in number.numbers.blocks(sample, block_rows, made):
+            for values in number.numbers.blocks(sample, max(rows, 1), made):
                 null = np.isnan(values)
                 final = array_module(values).where(null, np.float32(0), values) if null.any() else values
                 num[start : start + len(values), index] = xp.asarray(final)

@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.features.column import Column, array_module, null_of
+from serin.features.counted import Counted
 from serin.features.sample import Sample
 
 Counts = npt.NDArray[np.int64]
+_BLOCK = 2**15
 _DENSE = 2**20  # whole numbers within so wide a range are counted in a table, on a GPU
 
 
@@ -42,8 +44,20 @@ class ValueCounts:
     def columns(self) -> tuple[str, ...]:
         return (self.column,)
 
+    @property
+    def counted(self) -> str:
+        return self.column
+
+    def measure_counted(self, values: Counted) -> ValueTable:
+        null = values.entries.null
+        present = values.entries.values[~null].astype(np.int64)
+        return sum_tables(pa.array(present), values.counts[~null], int(values.counts[null].sum()))
+
     def measure(self, sample: Sample) -> ValueTable:
-        groups, values = group_rows(sample.columns[self.column])
+        column = sample.columns[self.column]
+        if column.dictionary is not None and isinstance(column.values, np.ndarray):
+            return _count_texts(column)
+        groups, values = group_rows(column)
         counts: Any = array_module(groups).bincount(groups, minlength=len(values) + 1)
         counts = np.asarray(counts if isinstance(counts, np.ndarray) else counts.get()).astype(np.int64)
         seen = np.flatnonzero(counts[:-1])
@@ -51,6 +65,16 @@ class ValueCounts:
 
     def merge(self, left: ValueTable, right: ValueTable) -> ValueTable:
         return merge_tables(left, right)
+
+
+def _count_texts(column: Column) -> ValueTable:
+    assert column.dictionary is not None
+    size = len(column.dictionary) + 1
+    counts = np.zeros(size, np.int64)
+    for block in column.blocks(max(_BLOCK, 4 * size)):
+        counts += np.bincount(block.values + 1, minlength=size)  # 0: null
+    seen = np.flatnonzero(counts[1:])
+    return ValueTable(column.dictionary.take(pa.array(seen)), counts[1:][seen], int(counts[0]))
 
 
 def group_rows(column: Column) -> tuple[Any, pa.Array]:
@@ -96,7 +120,13 @@ def _group_on_gpu(column: Column) -> tuple[Any, pa.Array]:
 
 
 def merge_tables(left: ValueTable, right: ValueTable) -> ValueTable:
-    encoded = pa.concat_arrays([left.values, right.values]).dictionary_encode()
-    counts = np.zeros(len(encoded.dictionary), np.int64)
-    np.add.at(counts, encoded.indices.to_numpy(), np.concatenate([left.counts, right.counts]))
-    return ValueTable(encoded.dictionary, counts, left.nulls + right.nulls)
+    values = pa.concat_arrays([left.values, right.values])
+    return sum_tables(values, np.concatenate([left.counts, right.counts]), left.nulls + right.nulls)
+
+
+def sum_tables(values: pa.Array, counts: Counts, nulls: int) -> ValueTable:
+    """The table of values that may stand several times."""
+    encoded = values.dictionary_encode()
+    total = np.zeros(len(encoded.dictionary), np.int64)
+    np.add.at(total, encoded.indices.to_numpy(), counts)
+    return ValueTable(encoded.dictionary, total, nulls)
