@@ -22,8 +22,11 @@ from serin.features.requests import Request
 from serin.features.sample import Sample
 from serin.formats.dataset import SPLITS
 from serin.formats.schema import InputColumn
-from serin.formats.shards import Rows
+from serin.formats.shards import Rows, RowWriter
 
+_TEST = SPLITS.index("test")
+_FEW_CLASSES = 4
+_BLOCK_ROWS = 2**15  # that are written at once
 ID = "\0id"  # data.id among a piece's columns; no column of a table is called so
 
 
@@ -45,30 +48,25 @@ def divide(prepared: Prepared, rule: SplitRule, classes: Sequence[Class]) -> Div
     columns, rows, target = prepared.columns, prepared.rows, prepared.target.coded(classes)
     own = {} if prepared.id is None else {ID: prepared.id}
     place = rule.place(prepared, target)
-    counts = on_host(np.bincount(place, minlength=LEFT_OUT + 1))
-    first, second, third = (int(end) for end in np.cumsum(counts)[:LEFT_OUT])
+    xp = array_module(place)
+    counts = [int((place == split).sum()) for split in range(LEFT_OUT)]
+    first, second, third = (int(end) for end in np.cumsum(counts))
     columns = {**columns, **own}
-    if third < len(rows) or (np.diff(place.astype(np.int8)) < 0).any():  # else all are in this order already
-        order = _in_order(place)[:third]
+    if third < len(rows) or (place[1:] < place[:-1]).any():  # else all are in this order already
+        order = xp.concatenate([xp.flatnonzero(place == split) for split in range(LEFT_OUT)])
         columns = take(columns, order)
         rows, target = rows[order], target[order]
     return Divided(columns=columns, rows=rows, target=target, ends=(first, second, third))
-
-
-def _in_order(place: Any) -> Any:
-    """The rows of the first split, then those of the second and the third; each in its order."""
-    xp = array_module(place)
-    if xp is np:
-        return np.argsort(place, kind="stable")
-    return xp.concatenate([xp.flatnonzero(place == split) for split in range(LEFT_OUT)])
 
 
 @gpu_aware
 def count_rows(divided: Divided, classes: int) -> tuple[list[int], npt.NDArray[np.int64]]:
     """Rows per split, and training rows per class (none for a regression)."""
     sizes = [divided.span(split).stop - divided.span(split).start for split in range(len(SPLITS))]
-    training = divided.target[divided.span(0)].astype(np.int64) if classes else np.empty(0, np.int64)
-    return sizes, on_host(np.bincount(training, minlength=classes)).astype(np.int64)
+    target = divided.target[divided.span(0)]
+    if classes <= _FEW_CLASSES:  # comparing is quicker than counting
+        return sizes, np.asarray([int((target == each).sum()) for each in range(classes)], np.int64)
+    return sizes, on_host(np.bincount(target.astype(np.int64), minlength=classes)).astype(np.int64)
 
 
 @gpu_aware
@@ -110,20 +108,52 @@ def write_piece(
     classes: int,
 ) -> Candidates:
     """Makes the features and writes each split's rows from its own start on; the rows that may become golden."""
+    here = all(column.xp is np for column in divided.columns.values())
+    make = _write_from_host if here else _write_from_gpu
+    num, cat = make(divided, starts, plan, Path(folder))
+    test = divided.span(_TEST)
+    return pick_candidates(
+        inputs,
+        plan,
+        {name: column[test] for name, column in divided.columns.items()},
+        divided.rows[test],
+        num,
+        cat,
+        divided.target[test],
+        classes,
+    )
+
+
+def _write_from_host(
+    divided: Divided, starts: Sequence[int], plan: FeaturePlan, folder: Path
+) -> tuple[Any, Any]:
+    """Block by block; num and cat of the test rows are kept."""
+    maker = plan.maker(divided.columns, divided.rows[divided.span(0)])
+    widths = len(plan.numeric), len(plan.categorical)
+    for split, name in enumerate(SPLITS):
+        span = divided.span(split)
+        size = span.stop - span.start
+        rows = size if split == _TEST else min(size, _BLOCK_ROWS)
+        num, cat = np.empty((rows, widths[0]), np.float32), np.empty((rows, widths[1]), np.int32)
+        with RowWriter(folder / name) as writer:
+            for start in range(0, size, max(rows, 1)):
+                count = min(rows, size - start)
+                part = slice(span.start + start, span.start + start + count)
+                maker.fill(part.start, num[:count], cat[:count])
+                target, ids = divided.target[part], divided.rows[part]
+                made = Rows(num=num[:count], cat=cat[:count], target=target, rows=ids)
+                writer.write(starts[split] + start, made)
+    return num, cat
+
+
+def _write_from_gpu(
+    divided: Divided, starts: Sequence[int], plan: FeaturePlan, folder: Path
+) -> tuple[Any, Any]:
     num, cat = plan.transform(divided.columns, divided.rows[divided.span(0)])
     for split, name in enumerate(SPLITS):
         span = divided.span(split)
         if span.stop > span.start:
             made = Rows(num=num[span], cat=cat[span], target=divided.target[span], rows=divided.rows[span])
-            store_rows(Path(folder) / name, starts[split], made)
-    span = divided.span(SPLITS.index("test"))
-    return pick_candidates(
-        inputs,
-        plan,
-        {name: column[span] for name, column in divided.columns.items()},
-        divided.rows[span],
-        num[span],
-        cat[span],
-        divided.target[span],
-        classes,
-    )
+            store_rows(folder / name, starts[split], made)
+    test = divided.span(_TEST)
+    return num[test], cat[test]

@@ -17,7 +17,7 @@ from serin.formats.schema import INT64_NULL, Kind
 
 Positions = npt.NDArray[np.intp]
 _WIDEST = 2**16  # whole numbers within so wide a range are kept as positions
-_ROWS_PER_ENTRY = 4  # a table with more entries is not worth it
+_ROWS_PER_ENTRY = 2  # a table with more entries is not worth it
 
 
 class Places:

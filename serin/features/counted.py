@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,7 @@ class Counted:
     counts: Counts
 
 
-@runtime_checkable
-class ByValue(Protocol):
+class ByValue(Request, Protocol):
     """A request that looks at the values of one column, row for row, and at nothing else."""
 
     @property
@@ -42,7 +41,8 @@ class ByValue(Protocol):
 
 
 def counted_column(request: Request) -> str | None:
-    return request.counted if isinstance(request, ByValue) else None
+    column: str | None = getattr(request, "counted", None)
+    return column
 
 
 def count_values(column: Column) -> Counted | None:
@@ -85,5 +85,4 @@ def answer_counted(request: Request, answer: Any) -> Any:
     """What the request measures, where the answer is still by value."""
     if not isinstance(answer, Counted):
         return answer
-    assert isinstance(request, ByValue)
-    return request.measure_counted(answer)
+    return cast("ByValue", request).measure_counted(answer)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -95,12 +95,29 @@ def part_folder(split: Path, index: int) -> Path:
 
 def write_rows(split: Path, start: int, rows: Rows) -> None:
     """Puts rows at their place in the split, over as many parts as they reach. Safe beside writers of other rows."""
-    for file, array, offset in place_rows(split, start, rows):
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            write_at(descriptor, np.ascontiguousarray(array), offset)
-        finally:
+    with RowWriter(split) as writer:
+        writer.write(start, rows)
+
+
+class RowWriter:
+    """Puts rows at their places in a split, and keeps its files open until the end of the block."""
+
+    def __init__(self, split: Path) -> None:
+        self._split = split
+        self._open: dict[Path, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._open.values():
             os.close(descriptor)
+
+    def write(self, start: int, rows: Rows) -> None:
+        for file, array, offset in place_rows(self._split, start, rows):
+            if file not in self._open:
+                self._open[file] = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            write_at(self._open[file], np.ascontiguousarray(array), offset)
 
 
 def place_rows(split: Path, start: int, rows: Rows) -> Iterator[tuple[Path, Array, int]]:
