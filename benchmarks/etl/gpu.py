@@ -15,23 +15,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from serin.errors import SerinError
+from benchmarks.etl.sampling import sampled
 
-FAILURES = (
-    SerinError,
-    ArithmeticError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 NEEDED = (
     "cupy",
     "cudf",
@@ -44,7 +35,6 @@ NEEDED = (
     "psutil",
     "yaml",
 )
-PIECES = {"cuda": (None, 700, 1), "dask-cuda": (None, 900)}
 NUMERIC = [f"n{index}" for index in range(13)]
 CATEGORICAL = [f"c{index}" for index in range(8)]
 SIZES = (4, 20, 100, 500, 2_000, 10_000, 50_000, 200_000)
@@ -55,82 +45,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.etl.gpu", description=__doc__)
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--only", choices=("equality", "speed"))
+    parser.add_argument("--only", choices=("cuda", "dask-cuda", "speed"), help="one part alone")
     parser.add_argument("--scratch", type=Path, help="a folder on a fast disk; default: the system's")
+    parser.add_argument("--profile", action="store_true", help="say where ours spends its time")
     chosen = parser.parse_args()
     missing = [name for name in NEEDED if not _importable(name)]
     if missing:
         print(f"cannot be imported here: {', '.join(missing)}")
         return 2
-    failures = 0
     line: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=chosen.scratch) as folder:
-        if chosen.only != "speed":
-            failures = equality(Path(folder) / "one", "cuda", (40, 6_000, 300_000))
-        if chosen.only != "equality":
-            line = speed(Path(folder) / "speed", chosen.rows, chosen.repetitions)
-        if chosen.only != "speed":
-            failures += equality(Path(folder) / "cluster", "dask-cuda", (6_000, 300_000))
-            line["unequal"] = failures
+        for engine in ("cuda", "dask-cuda"):
+            if chosen.only in (None, engine):
+                from benchmarks.etl.gpu_equality import equality
+
+                line[f"unequal_{engine}"] = equality(Path(folder) / engine, engine)
+        if chosen.only in (None, "speed"):
+            line |= speed(Path(folder) / "speed", chosen.rows, chosen.repetitions, profile=chosen.profile)
     print(" ".join(f"{key}={value:.4g}" for key, value in line.items()))
-    return 1 if failures else 0
+    return 1 if any(value for key, value in line.items() if key.startswith("unequal")) else 0
 
 
-def equality(folder: Path, engine: str, sizes: tuple[int, ...]) -> int:
-    """How many runs on this engine gave another digest than the host, or failed."""
-    from serin.etl.build import build_dataset
-    from serin.spec.stages import EtlSpec
-    from serin.store import Store
-    from tests.fakes.awkward_tables import write_awkward_tables
-
-    failures = 0
-    for rows in sizes:
-        spec = write_awkward_tables(folder / f"tables-{rows}", rows)
-
-        def build(engine: str, piece_rows: int | None, rows: int = rows, spec: Any = spec) -> str:
-            store = Store(str(folder / f"{rows}-{engine}-{piece_rows}"))
-            etl = EtlSpec(engine=engine)
-            return build_dataset(spec.data, spec.features, etl, store=store, piece_rows=piece_rows).digest
-
-        expected = build("process", None)
-        for piece_rows in PIECES[engine]:
-            begin = time.perf_counter()
-            try:
-                found = build(engine, piece_rows)
-            except FAILURES as error:  # one failure must not hide what the others give
-                found = f"{type(error).__name__}: {error}"
-                _trace(error)
-            failures += found != expected
-            word = "equal" if found == expected else f"DIFFERENT: {found[:300]}"
-            seconds = time.perf_counter() - begin
-            print(
-                f"{rows:>9,} rows, {engine:<10} pieces {piece_rows!s:>5}: {word} ({seconds:.2f} s)",
-                flush=True,
-            )
-            if found != expected and len(found) == 64:
-                _show_difference(folder, rows, engine, piece_rows)
-    return failures
-
-
-def _show_difference(folder: Path, rows: int, engine: str, piece_rows: int | None) -> None:
-    """The first columns whose bits differ, or the fitted numbers that do."""
-    left, right = (
-        next((folder / f"{rows}-{name}").glob("**/dataset.json")).parent
-        for name in ("process-None", f"{engine}-{piece_rows}")
-    )
-    for file in sorted(path for path in left.rglob("*") if path.is_file()):
-        other = right / file.relative_to(left)
-        if file.suffix not in (".f32", ".i32", ".i64") and file.name != "features.json":
-            continue
-        one, two = file.read_bytes(), other.read_bytes()
-        if one != two:
-            place = next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), -1)
-            print(f"    {file.relative_to(left)} differs at byte {place} of {len(one)} and {len(two)}")
-            if file.name == "features.json":
-                print(f"    {one[place - 80 : place + 40]!r}\n    {two[place - 80 : place + 40]!r}")
-
-
-def speed(folder: Path, rows: int, repetitions: int) -> dict[str, float]:
+def speed(folder: Path, rows: int, repetitions: int, *, profile: bool) -> dict[str, float]:
     from benchmarks.etl import cudf_peer
 
     folder.mkdir()
@@ -162,7 +98,7 @@ def speed(folder: Path, rows: int, repetitions: int) -> dict[str, float]:
         "host": lambda out: _ours(folder / "table", out, "process"),
     }
     laps = _laps(contenders, folder, repetitions)
-    _stages(folder / "table", folder / "stages")
+    _stages(folder / "table", folder / "stages", profile=profile)
     medians = {name: statistics.median(own) for name, own in laps.items()}
     for name, median in medians.items():
         print(
@@ -259,13 +195,16 @@ def _ours(table: Path, out: Path, engine: str, say: Callable[[str], None] = lamb
     return {"path": dataset.path, "numeric": list(description.numeric), "categorical": categorical}
 
 
-def _stages(table: Path, out: Path) -> None:
+def _stages(table: Path, out: Path, *, profile: bool) -> None:
     """Where ours spends its time, by what it says."""
-    begin = time.perf_counter()
-    _ours(
-        table, out, "cuda", lambda text: print(f"  [{time.perf_counter() - begin:6.3f} s] {text}", flush=True)
-    )
-    print(f"  [{time.perf_counter() - begin:6.3f} s] published")
+    with sampled() if profile else nullcontext():
+        begin = time.perf_counter()
+
+        def say(text: str) -> None:
+            print(f"  [{time.perf_counter() - begin:6.3f} s] {text}", flush=True)
+
+        _ours(table, out, "cuda", say)
+        say("published")
     shutil.rmtree(out)
 
 
@@ -276,12 +215,6 @@ def _importable(name: str) -> bool:
         print(f"{name}: {error}")
         return False
     return True
-
-
-def _trace(error: BaseException) -> None:
-    import traceback
-
-    traceback.print_exception(error, limit=-6)
 
 
 if __name__ == "__main__":

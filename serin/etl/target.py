@@ -13,7 +13,7 @@ import pyarrow as pa
 from serin.errors import TargetUnusable
 from serin.expressions import ExpressionError, Masked
 from serin.features.column import Column, array_module, beside
-from serin.features.derived import evaluate_columns, typed
+from serin.features.derived import beside_columns, evaluate_columns, typed
 from serin.spec.data import TargetSpec
 
 MAX_CLASSES = 1000
@@ -49,7 +49,9 @@ def evaluate_target(target: TargetSpec, columns: Mapping[str, Column], rows: int
         expression = typed(target.expression, {name: columns[name].kind for name in target.columns})
         result = evaluate_columns(expression, columns, rows)
         if target.task == "multiclass":
-            return _classes(result)
+            part = _classes(result)
+            values, null = (beside_columns(each, columns) for each in (part.values, part.null))
+            return TargetPart(values=values, null=null, classes=part.classes)
     except ExpressionError as error:
         raise TargetUnusable(expression=target.expression, reason=f"cannot be computed: {error}") from error
     text = result.values.dtype.kind in "USOT"

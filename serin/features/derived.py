@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from serin.expressions import Expression, ExpressionError, Masked, Node, evaluate, parse
-from serin.features.column import Column, array_module, beside, column_from_arrow, on_host
+from serin.features.column import Column, beside, column_from_arrow, on_host
 from serin.formats.schema import INT64_NULL, Kind
 
 COMPARISONS = frozenset(("<", "<=", ">", ">=", "==", "!="))
@@ -51,7 +51,7 @@ def derive(expression: Typed, columns: Mapping[str, Column], rows: int, *, exact
         result = evaluate_columns(expression, own, rows)
         texts = np.where(result.null, "", result.values.astype(object))
         made_of_text = column_from_arrow(pa.array(texts, pa.string()), "string")
-        return replace(made_of_text, values=_beside_all(made_of_text.values, columns))
+        return replace(made_of_text, values=beside_columns(made_of_text.values, columns))
     result = evaluate_columns(expression, columns, rows)
     if expression.kind == "float":
         values = result.values.astype(np.float64)
@@ -81,12 +81,12 @@ def evaluate_columns(expression: Typed, columns: Mapping[str, Column], rows: int
     assert len(result.values) == rows
     if result.values.dtype.kind in "USOT":
         return result
-    return Masked(_beside_all(result.values, columns), _beside_all(result.null, columns))
+    return Masked(beside_columns(result.values, columns), beside_columns(result.null, columns))
 
 
-def _beside_all(array: Any, columns: Mapping[str, Column]) -> Any:
+def beside_columns(array: Any, columns: Mapping[str, Column]) -> Any:
     """The array on the GPU when one of the columns is there."""
-    xp = array_module(*(column.values for column in columns.values()))
+    xp = next((column.xp for column in columns.values() if column.xp is not np), np)
     return array if xp is np else xp.asarray(array)
 
 
