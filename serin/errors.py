@@ -31,6 +31,8 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── NotTrained              an export that was asked for before there are weights
 │   ├── Preempted               stopped from outside after saving; run again (exit code 75, retryable)
 │   ├── LossNotFinite           the loss became NaN or infinite
+│   ├── SearchFailed            a search in which nothing that was tried could be trained
+│   ├── SearchStopped           a search that was told to stop; run again (exit code 75, retryable)
 │   └── CheckpointBroken        a checkpoint that does not match its digest
 ├── ExportError
 │   ├── ExportFailed            a network or a feature that does not become a graph
@@ -372,6 +374,26 @@ class Preempted(TrainingError):
         )
 
 
+class SearchFailed(TrainingError):
+    def __init__(self, *, folder: Path | str, reason: str) -> None:
+        super().__init__(
+            f"no settings could be tried to the end: {reason} ({folder})", folder=str(folder), reason=reason
+        )
+
+
+class SearchStopped(TrainingError):
+    retryable = True
+    exit_code = 75
+
+    def __init__(self, *, folder: Path | str, begun: int) -> None:
+        super().__init__(
+            f"the search was asked to stop after {begun} trial(s) were begun; run the same command again to go on "
+            f"({folder})",
+            folder=str(folder),
+            begun=begun,
+        )
+
+
 class LossNotFinite(TrainingError):
     def __init__(self, *, step: int, value: str, folder: Path | str) -> None:
         super().__init__(
@@ -421,8 +443,8 @@ class ChampionRefused(ExportError):
     def __init__(self, *, model: str, live: int, reason: str, compared: bool) -> None:
         why = "is worse than" if compared else "cannot be compared with"
         super().__init__(
-            f"the candidate for {model!r} {why} the live version {live}: {reason}; nothing was published. To publish it "
-            "all the same, somebody must answer for it by name: --override NAME",
+            f"the candidate for {model!r} {why} the live version {live}: {reason}; nothing was published. To "
+            "publish it all the same, somebody must answer for it by name: --override NAME",
             model=model,
             live=live,
             reason=reason,

@@ -5,7 +5,8 @@ A metric that cannot be computed raises ValueError; it never returns a number th
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -60,6 +61,73 @@ def rmse(target: ArrayLike, prediction: ArrayLike) -> float:
     truth, guess = _pair(target, prediction)
     difference = guess.astype(np.float64) - truth
     return float(np.sqrt(np.mean(difference * difference)))
+
+
+def paired_bootstrap(
+    metric: Literal["auc", "logloss", "accuracy", "rmse"],
+    target: ArrayLike,
+    ours: ArrayLike,
+    theirs: ArrayLike,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> NDArray[np.float64]:
+    """How the two models' metric differs (ours - theirs) in each of many resamples of the same rows, drawn with
+    replacement. Resamples that cannot be measured (AUC with one class) are left out; ValueError when all are.
+
+    `ours`, `theirs`: scores [n], or probabilities [n, k] for the accuracy and log loss of several classes.
+    """
+    measures = [_resampled(metric, *_pair(target, scores)) for scores in (ours, theirs)]
+    rows = len(np.asarray(target))
+    random = np.random.default_rng(seed)
+    differences = np.empty(resamples)
+    for at in range(resamples):
+        weights = np.bincount(random.integers(0, rows, rows), minlength=rows).astype(np.float64)
+        differences[at] = measures[0](weights) - measures[1](weights)
+    known = differences[~np.isnan(differences)]
+    if not known.size:
+        raise ValueError(f"no resample of {rows} rows gives a {metric}")
+    return known
+
+
+def _resampled(
+    metric: str, truth: NDArray[Any], scores: NDArray[Any]
+) -> Callable[[NDArray[np.float64]], float]:
+    """The metric as a function of how often each row was drawn; NaN where it has no value."""
+    if metric == "auc":
+        return _resampled_auc(_binary(truth), scores)
+    if metric == "rmse":
+        squares = (scores.astype(np.float64) - truth) ** 2
+        return lambda weights: float(np.sqrt(weights @ squares / len(squares)))
+    if metric == "accuracy":
+        guess = scores > 0.5 if scores.ndim == 1 else scores.argmax(axis=1)
+        right = (guess == truth).astype(np.float64)
+        return lambda weights: float(weights @ right / len(right))
+    if scores.ndim == 1:
+        given = np.where(_binary(truth), scores, 1.0 - scores)
+    else:
+        given = scores[np.arange(truth.size), _labels(truth, scores.shape[1])]
+    losses = -np.log(np.clip(given.astype(np.float64), _SMALLEST, 1.0))
+    return lambda weights: float(weights @ losses / len(losses))
+
+
+def _resampled_auc(truth: NDArray[np.bool_], scores: NDArray[Any]) -> Callable[[NDArray[np.float64]], float]:
+    """Sorted once; a resample is then two sums along the order."""
+    order = np.argsort(scores, kind="stable")
+    ranked, positive = scores[order], truth[order]
+    starts = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
+
+    def measure(weights: NDArray[np.float64]) -> float:
+        drawn = weights[order]
+        positives = np.add.reduceat(np.where(positive, drawn, 0.0), starts)
+        negatives = np.add.reduceat(np.where(positive, 0.0, drawn), starts)
+        pairs = positives.sum() * negatives.sum()
+        if not pairs:
+            return float("nan")
+        below = np.cumsum(negatives) - negatives
+        return float(positives @ (below + 0.5 * negatives) / pairs)
+
+    return measure
 
 
 def _pair(target: ArrayLike, score: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -113,15 +113,15 @@ def _page(bundle: Bundle, receipt: Receipt | None) -> str:
             ),
             *rounded,
             (
-                f"scores equal torch's within {gate['tolerance']:g} (batches of {batches})",
+                f"scores equal {gate['made_by']}'s within {gate['tolerance']:g} (batches of {batches})",
                 gate["golden_rows"],
                 f"largest difference {gate['largest_score_difference']:.2g}",
             ),
         ],
     )
     metrics = table(
-        ("metric on the test split", "torch", "ONNX"),
-        [(name, value, gate["test_onnx"].get(name, "")) for name, value in gate["test_torch"].items()],
+        ("metric on the test split", gate["made_by"], "ONNX"),
+        [(name, value, gate["test_onnx"].get(name, "")) for name, value in gate["test_trained"].items()],
     )
     parts = [
         f"# {bundle.model} version {bundle.version}\n\nIn `{bundle.path}`.\n",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serin.artifacts import Release
+from serin.export.champion import ChampionReport
 from serin.export.gate import GateReport
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DatasetDescription
@@ -26,6 +27,7 @@ def model_card(
     plan: FeaturePlan,
     schema: Schema,
     report: GateReport,
+    champion: ChampionReport,
     *,
     metrics: Mapping[str, float],
     lineage: Mapping[str, Any],
@@ -38,6 +40,8 @@ def model_card(
         _features(plan),
         _metrics(metrics),
         _gate(report, schema),
+        variants_table(report),
+        _champion(champion),
         _lineage(spec, dataset, lineage),
     ]
     return "\n\n".join(sections) + "\n"
@@ -89,7 +93,7 @@ def _metrics(metrics: Mapping[str, float]) -> str:
 def _gate(report: GateReport, schema: Schema) -> str:
     sizes = ", ".join(map(str, report.batch_rows))
     measured = ", ".join(
-        f"{name} {value:.6g} (torch {report.test_torch[name]:.6g})"
+        f"{name} {value:.6g} ({report.made_by} {report.test_trained[name]:.6g})"
         for name, value in report.test_onnx.items()
     )
     names = _words([output.name for output in schema.outputs])
@@ -102,9 +106,67 @@ def _gate(report: GateReport, schema: Schema) -> str:
         "## What was proven before it was published\n\n"
         f"- {report.feature_columns} feature columns equal the training's bit for bit on {report.golden_rows} golden "
         f"rows, at batch sizes {sizes}\n{rounded}"
-        f"- {names} within {report.largest_score_difference:.2g} of torch (allowed {report.tolerance:g})\n"
+        f"- {names} within {report.largest_score_difference:.2g} of {report.made_by} (allowed {report.tolerance:g})\n"
         f"- on {report.test_rows:,} test rows the exported network has {measured}"
     )
+
+
+def variants_table(report: GateReport) -> str:
+    """Every variant that was asked for: what it weighs, how fast and how good it is, and why it is served or not."""
+    rows = []
+    for one in report.variants:
+        worst = next(iter(one.segments.items()), None)
+        rows.append(
+            (
+                one.name,
+                f"**{one.status}**" if one.status == "chosen" else one.status,
+                _number(one.bytes, "{:,.0f}"),
+                _number(one.flops, "{:,.0f}"),
+                " / ".join(f"{one.latency_us[size]:,.0f}" for size in sorted(one.latency_us)) or "-",
+                _number(one.mix_us, "{:,.0f}"),
+                _number(one.drop, "{:+.5f}"),
+                "-" if worst is None else f"{_escape(worst[0])} {worst[1]:+.5f}",
+                _escape(one.reason) or "-",
+            )
+        )
+    sizes = sorted({size for one in report.variants for size in one.latency_us})
+    times = f"us at {' / '.join(map(str, sizes))} rows" if sizes else "us"
+    head = (
+        "variant",
+        "",
+        "bytes",
+        "operations per row",
+        times,
+        "us at the mix",
+        "drop",
+        "worst segment",
+        "reason",
+    )
+    threads = ", ".join(f"{count}: {micros:,.0f} us" for count, micros in report.runtime.mix_us.items())
+    return (
+        "## Variants\n\n"
+        + _table(head, rows)
+        + "\n\nTimes with one thread, on the machine that exported it. "
+        f"Served with {report.runtime.threads} thread(s) of ONNX Runtime ({threads}); target: {report.target}."
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _champion(champion: ChampionReport) -> str:
+    text = f"## Against the live model\n\n{champion.verdict}: {_escape(champion.reason)}."
+    if champion.overridden_by is not None:
+        text += f" {_code(champion.overridden_by)} answers for publishing it."
+    contests = {} if champion.overall is None else {"all rows": champion.overall}
+    rows = [
+        (_escape(name), f"{c.rows:,}", f"{c.candidate:.5f}", f"{c.live:.5f}", f"{c.loss:+.5f}",
+         f"{c.at_least:+.5f} to {c.at_most:+.5f}")
+        for name, c in {**contests, **champion.segments}.items()
+    ]  # fmt: skip
+    head = ("", "rows", "candidate", f"version {champion.live_version}", "loss", f"at {champion.confidence}")
+    return text + ("\n\n" + _table(head, rows) if rows else "")
 
 
 def _lineage(spec: PipelineSpec, dataset: DatasetDescription, lineage: Mapping[str, Any]) -> str:

@@ -14,7 +14,8 @@ import onnx
 _PRODUCTS = {"Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul", "FusedMatMul"}
 _FREE = {
     "Gather", "Reshape", "Concat", "Cast", "Identity", "Transpose", "Squeeze", "Unsqueeze", "Shape", "Expand", "Slice",
-    "Split", "Flatten", "Constant", "ConstantOfShape", "Where", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
+    "Split", "Flatten", "Constant", "ConstantOfShape", "Where", "QuantizeLinear", "DequantizeLinear",
+    "DynamicQuantizeLinear",
 }  # fmt: skip
 
 Shapes = Mapping[str, Sequence[int]]
@@ -55,18 +56,15 @@ def _cost(node: onnx.NodeProto, shapes: Shapes) -> int:
 
 def _longest_paths(attributes: Mapping[str, onnx.AttributeProto]) -> int:
     """The comparisons on the longest way through each tree, and one addition for it."""
-    true, false = attributes["nodes_truenodeids"].ints, attributes["nodes_falsenodeids"].ints
-    true_leaf, false_leaf = attributes["nodes_trueleafs"].ints, attributes["nodes_falseleafs"].ints
+    children = (
+        (attributes["nodes_truenodeids"].ints, attributes["nodes_trueleafs"].ints),
+        (attributes["nodes_falsenodeids"].ints, attributes["nodes_falseleafs"].ints),
+    )
     total = 0
     for root in attributes["tree_roots"].ints:
-        depth, level = 0, [root]
+        level = {root}
         while level:
-            depth += 1
-            level = [
-                child
-                for node in level
-                for child, leaf in ((true[node], true_leaf[node]), (false[node], false_leaf[node]))
-                if not leaf
-            ]
-        total += depth + 1
+            total += 1
+            level = {ids[node] for node in level for ids, leafs in children if not leafs[node]}
+        total += 1
     return total

@@ -6,7 +6,7 @@ way. The answer is `score` (a probability, or a regression's value), or `label` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import onnx
 from onnx import compose, helper
@@ -46,19 +46,27 @@ def fuse(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> on
     return model
 
 
+def core_of(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> onnx.ModelProto:
+    """The network and the form of the answer without the features, for an accelerator: takes what they give."""
+    prefix = free_prefix("network/", (features.num, features.cat))
+    core = compose.add_prefix(network, prefix)
+    names = {f"{prefix}num": features.num, f"{prefix}cat": features.cat}
+    for tensor in core.graph.input:
+        tensor.name = names[tensor.name]
+    for node in core.graph.node:
+        for position, name in enumerate(node.input):
+            node.input[position] = names.get(name, name)
+    _answer(core.graph, f"{prefix}logits", schema, "answer/")
+    core.ir_version = max(core.ir_version, features.model.ir_version)
+    onnx.checker.check_model(core)
+    return core
+
+
 def name_model(model: onnx.ModelProto, properties: Mapping[str, str]) -> None:
     """Writes into the model who it is. Changes nothing of what it computes."""
     model.graph.name = properties["name"]
     model.producer_name, model.producer_version, model.doc_string = "serin", "", ""
     helper.set_model_props(model, dict(properties))
-
-
-def with_tensors(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
-    """A copy of `model` that also answers with inner tensors, for the gate to look at."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
-    return copy
 
 
 def _answer(graph: onnx.GraphProto, logits: str, schema: Schema, prefix: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,23 @@ class GoldenRows:
 
     def __len__(self) -> int:
         return len(self.row)
+
+    def tiled(self, rows: int) -> GoldenRows:
+        """The same rows again and again until there are `rows`; as they are when there are enough."""
+        if rows <= len(self):
+            return self
+        return replace(
+            self,
+            inputs={name: tile(values, rows) for name, values in self.inputs.items()},
+            num=tile(self.num, rows),
+            cat=tile(self.cat, rows),
+            row=tile(self.row, rows),
+        )
+
+
+def tile(values: Array, rows: int) -> Array:
+    """The first axis repeated to `rows`."""
+    return values if rows <= len(values) else values[np.arange(rows) % len(values)]
 
 
 def read_golden_rows(

@@ -124,15 +124,23 @@ def test_rows_that_bring_a_score_of_their_own_or_none_at_all_are_refused(
 def test_the_bundle_holds_what_it_promises_and_nothing_else(trained: Trained, bundle: Bundle) -> None:
     manifest = verify_bundle(Path(bundle.path))
     assert sorted(manifest.files) == [
-        "card.md", "features.json", "gate.json", "golden.parquet", "lookups/planes.parquet", "metrics.json",
-        "model.onnx", "schema.json", "spec.yaml",
+        "card.md", "champion.json", "features.json", "gate.json", "golden.parquet", "lookups/planes.parquet",
+        "metrics.json", "model.onnx", "schema.json", "spec.yaml",
     ]  # fmt: skip
     assert manifest.lineage == {"run": "r|1", "dataset": trained.dataset.digest, "training_step": 12}
     assert (manifest.digest, bundle.metrics) == (bundle.digest, trained.checkpoint.metrics)
     spec = read_yaml(Path(bundle.path, "spec.yaml").read_text())
     assert spec["name"] == "flights"
     gate = json.loads(Path(bundle.path, "gate.json").read_text())
-    assert (gate["passed"], gate["batch_rows"], gate["feature_columns"]) == (True, [1, 7, 8, 64, 100], 10)
+    assert (gate["passed"], gate["batch_rows"], gate["feature_columns"]) == (
+        True,
+        [1, 2, 3, 7, 8, 9, 16, 63, 64, 65, 100, 1024],
+        10,
+    )
+    assert (gate["chosen"], gate["target"], gate["made_by"]) == ("fp32", "cpu", "torch")
+    assert gate["runtime"]["threads"] >= 1
+    champion = json.loads(Path(bundle.path, "champion.json").read_text())
+    assert (champion["verdict"], champion["reason"]) == ("not compared", "there is no live model")
 
 
 def test_golden_rows_carry_the_scores_of_the_published_graph(bundle: Bundle) -> None:

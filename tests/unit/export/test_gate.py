@@ -176,7 +176,12 @@ def test_a_graph_that_goes_wrong_at_some_batch_size_is_refused(case: Case, rows:
 
 
 def test_every_batch_size_is_tried_that_the_golden_rows_can_fill() -> None:
-    assert [batch_sizes(rows) for rows in (1, 8, 256)] == [(1,), (1, 7, 8), (1, 7, 8, 64, 256)]
+    assert [batch_sizes(rows) for rows in (1, 8, 256)] == [
+        (1,),
+        (1, 2, 3, 7, 8),
+        (1, 2, 3, 7, 8, 9, 16, 63, 64, 65, 256),
+    ]
+    assert batch_sizes(8, 1024)[-2:] == (8, 1024)
 
 
 def split(case: Case, target: Callable[[np.ndarray], np.ndarray]) -> list[tuple[np.ndarray, ...]]:

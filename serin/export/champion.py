@@ -1,0 +1,241 @@
+"""The candidate against the live model: both score the same newest test rows, raw, each through its own graph.
+
+The candidate is refused when it is worse by more than `champion.max_loss` and that is sure at `champion.confidence`
+(paired bootstrap), overall or in a declared segment (where the confidence is shared among the segments). When the two
+cannot be compared it is refused too; a named person may override either. Without a live model, or when the target has
+changed, there is nothing to compare: said, and passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from serin.artifacts import Bundle
+from serin.errors import BundleBroken, ChampionRefused, DataError, ExportFailed, PredictionFailed, SpecError
+from serin.export.predict import Scorer
+from serin.export.quality import HIGHER_IS_BETTER, METRICS
+from serin.export.segments import segment_masks
+from serin.formats.raw_rows import RawRows
+from serin.formats.schema import Schema
+from serin.formats.wire import Array
+from serin.metrics import paired_bootstrap
+from serin.spec.features import FeatureSpec
+from serin.spec.load import load_spec, read_yaml
+from serin.spec.pipeline import PipelineSpec
+from serin.store import Store
+
+RESAMPLES = 1000
+_FEWEST_ROWS = 100
+ReadRows = Callable[[tuple[FeatureSpec, ...], int], RawRows]
+"""(features, most rows) -> the newest rows of the test split, with every request column these features need."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """One comparison: `loss` is what the candidate loses against the live model (below 0: it gains), with its bounds
+    at the confidence. An rmse's loss is a share of the live model's."""
+
+    rows: int
+    candidate: float
+    live: float
+    loss: float
+    at_least: float  # the loss is larger than this, surely
+    at_most: float
+    worse: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChampionReport:
+    """champion.json."""
+
+    verdict: Literal["better or equal", "not compared", "overridden"]
+    reason: str
+    live_version: int | None = None
+    metric: str | None = None
+    max_loss: float | None = None
+    confidence: float | None = None
+    overall: Contest | None = None
+    segments: dict[str, Contest] = field(default_factory=dict)
+    overridden_by: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "serin.champion", "version": 1, **asdict(self)}
+
+
+def meet_champion(
+    spec: PipelineSpec,
+    candidate: Callable[[pa.Table], dict[str, Array]],
+    schema: Schema,
+    *,
+    store: Store,
+    read_rows: ReadRows | None,
+    override: str | None = None,
+    say: Say = lambda _: None,
+) -> ChampionReport:
+    """The report of a candidate that may be published; ChampionRefused for one that may not."""
+    live = store.aliases(spec.name).get("live")
+    if live is None:
+        return ChampionReport(verdict="not compared", reason="there is no live model")
+    try:
+        report, problem = _compare(spec, candidate, schema, store.bundle(spec.name, live), read_rows, say)
+    except _Incomparable as error:
+        report = ChampionReport(verdict="not compared", reason=str(error), live_version=live)
+        problem = str(error)
+    if problem is None:
+        say(f"champion: {report.reason}")
+        return report
+    if override is None:
+        raise ChampionRefused(model=spec.name, live=live, reason=problem, compared=report.overall is not None)
+    say(f"champion: {problem}; overridden by {override}")
+    given = {name: getattr(report, name) for name in ChampionReport.__dataclass_fields__}
+    return ChampionReport(**{**given, "verdict": "overridden", "reason": problem, "overridden_by": override})
+
+
+class _Incomparable(Exception):
+    """Why no comparison could be made. Never leaves this module."""
+
+
+def _compare(
+    spec: PipelineSpec,
+    candidate: Callable[[pa.Table], dict[str, Array]],
+    schema: Schema,
+    live: Bundle,
+    read_rows: ReadRows | None,
+    say: Say,
+) -> tuple[ChampionReport, str | None]:
+    """The report, and what speaks against the candidate."""
+    scorer, before = _open_live(live)
+    changed = _changed_target(spec, schema, before, scorer.schema)
+    if changed:
+        report = ChampionReport(verdict="not compared", reason=changed, live_version=live.version)
+        return report, None
+    if read_rows is None:
+        raise _Incomparable("there are no raw test rows at hand")
+    rows = _rows(spec, before, read_rows)
+    say(f"champion: {len(rows):,} newest test rows through the candidate and version {live.version}")
+    try:
+        ours, theirs = candidate(rows.table), scorer.answers(rows.table)
+    except (DataError, PredictionFailed) as error:
+        raise _Incomparable(f"the live model cannot score these rows: {error}") from error
+    return _report(spec, schema, live.version, rows, ours, theirs)
+
+
+def _open_live(live: Bundle) -> tuple[Scorer, PipelineSpec]:
+    try:
+        scorer = Scorer(live.path)
+        before = load_spec(read_yaml((Path(live.path) / "spec.yaml").read_text(encoding="utf-8")))
+    except (BundleBroken, ExportFailed, SpecError, OSError) as error:
+        raise _Incomparable(f"the live model cannot be opened: {error}") from error
+    return scorer, before
+
+
+def _changed_target(spec: PipelineSpec, schema: Schema, before: PipelineSpec, old: Schema) -> str:
+    now, then = spec.data.target, before.data.target
+    if (now.expression, now.task) != (then.expression, then.task):
+        return f"the target changed from {then.expression!r} ({then.task}) to {now.expression!r} ({now.task})"
+    if schema.classes != old.classes:
+        return f"the classes changed from {old.classes} to {schema.classes}"
+    return ""
+
+
+def _rows(spec: PipelineSpec, before: PipelineSpec, read_rows: ReadRows) -> RawRows:
+    try:
+        rows = read_rows((*spec.features, *before.features), spec.champion.max_rows)
+    except (DataError, SpecError) as error:
+        raise _Incomparable(f"the live model's columns are not in the tables any more: {error}") from error
+    if len(rows) < _FEWEST_ROWS:
+        raise _Incomparable(
+            f"the test split has {len(rows)} rows; {_FEWEST_ROWS} are needed to tell anything"
+        )
+    return rows
+
+
+def _report(
+    spec: PipelineSpec,
+    schema: Schema,
+    live: int,
+    rows: RawRows,
+    ours: Mapping[str, Array],
+    theirs: Mapping[str, Array],
+) -> tuple[ChampionReport, str | None]:
+    asked = spec.champion
+    metric = asked.metric or METRICS[schema.task][0]
+    name = schema.outputs[-1].name
+    first, second = (_flat(answer[name]) for answer in (ours, theirs))
+    overall = _contest(metric, rows.target, first, second, asked.max_loss, asked.confidence)
+    masks = segment_masks(rows.table, spec.export.segments)
+    shared = 1 - (1 - asked.confidence) / max(len(masks), 1)
+    segments = {}
+    for segment, mask in masks.items():
+        try:
+            segments[segment] = _contest(
+                metric, rows.target[mask], first[mask], second[mask], asked.max_loss, shared
+            )
+        except _Incomparable:
+            continue  # a segment with one class has no AUC
+    worse = [f"overall {_told(metric, overall)}"] if overall.worse else []
+    worse += [
+        f"{segment}: {_told(metric, contest)}" for segment, contest in segments.items() if contest.worse
+    ]
+    report = ChampionReport(
+        verdict="better or equal",
+        reason=f"{_told(metric, overall)} on {overall.rows:,} rows",
+        live_version=live,
+        metric=metric,
+        max_loss=asked.max_loss,
+        confidence=asked.confidence,
+        overall=overall,
+        segments=segments,
+    )
+    return report, "; ".join(worse) or None
+
+
+def _flat(values: Array) -> Array:
+    return values[:, 0] if values.shape[1] == 1 else values
+
+
+def _contest(
+    metric: Any, target: Array, ours: Array, theirs: Array, max_loss: float, confidence: float
+) -> Contest:
+    try:
+        mine, other = (_value(metric, target, scores) for scores in (ours, theirs))
+        differences = paired_bootstrap(metric, target, ours, theirs, resamples=RESAMPLES)
+    except ValueError as error:
+        raise _Incomparable(f"{metric} cannot be measured: {error}") from error
+    sign = -1.0 if metric in HIGHER_IS_BETTER else 1.0
+    share = other if metric == "rmse" and other else 1.0
+    losses = sign * differences / share
+    at_least, at_most = (float(np.quantile(losses, q)) for q in (1 - confidence, confidence))
+    return Contest(
+        rows=len(target),
+        candidate=mine,
+        live=other,
+        loss=sign * (mine - other) / share,
+        at_least=at_least,
+        at_most=at_most,
+        worse=at_least > max_loss,
+    )
+
+
+def _value(metric: str, target: Array, scores: Array) -> float:
+    from serin import metrics
+
+    if metric == "accuracy":
+        guess = scores > 0.5 if scores.ndim == 1 else scores.argmax(axis=1)
+        return metrics.accuracy(target, guess.astype(np.int64))
+    compute = {"auc": metrics.auc, "logloss": metrics.log_loss, "rmse": metrics.rmse}
+    return compute[metric](target, scores)
+
+
+def _told(metric: str, contest: Contest) -> str:
+    return (
+        f"{metric} {contest.candidate:.4f} against {contest.live:.4f}, a loss of {contest.loss:.4f} "
+        f"(between {contest.at_least:.4f} and {contest.at_most:.4f})"
+    )

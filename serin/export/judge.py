@@ -1,0 +1,296 @@
+"""Which variant is served: the fastest at the batch mix among those that answer as fp32 does.
+
+scores    on the golden rows a variant's answers are near fp32's at every batch size, and near each other
+metric    on the test rows it loses no more than the budget allows, overall and in each segment
+speed     it is faster than fp32; else fp32 stays
+
+A variant that fails is listed with the reason and the node at which it first leaves fp32, and is never served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import onnx
+
+from serin.errors import ExportFailed
+from serin.export.diverge import first_divergence
+from serin.export.features2onnx import FeatureGraph
+from serin.export.flops import count_flops
+from serin.export.fuse import core_of, fuse
+from serin.export.gate import batch_sizes
+from serin.export.golden import GoldenRows, tile
+from serin.export.judged import Judged
+from serin.export.latency import race
+from serin.export.quality import METRICS, answers, loss, measure
+from serin.export.session import RUNTIME_ERRORS, Device, FrontAndCore, Runs, open_session, run_in_batches
+from serin.export.variants import Unavailable, Variant
+from serin.formats.schema import Schema
+from serin.formats.wire import Array
+from serin.spec.stages import ExportSpec
+
+_STEADY = 1e-3  # a row's score may move so much with the size of its batch: sums are made in another order
+_FASTER = 0.95  # of fp32's time; less of a gain is within the noise of the measurement
+_SLOW = 5.0  # times fp32: such a variant is measured on few rows only
+_SLOW_SIZES = (1, 8)
+_METRIC_SECONDS = 3.0
+_METRIC_BATCH_ROWS = 4096
+_SEGMENT_ROWS = 200  # a segment with fewer says little
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestRows:
+    """The test split as the network takes it; `segments`: for some of them ("carrier=AA") which rows they hold."""
+
+    num: Array
+    cat: Array
+    target: Array
+    segments: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Court:
+    """What every variant is held against."""
+
+    spec: ExportSpec
+    schema: Schema
+    features: FeatureGraph
+    golden: GoldenRows
+    rows: TestRows
+    max_rows: int
+    split: bool = False  # a front on the CPU and a core on the variant's device
+
+    @property
+    def outputs(self) -> list[str]:
+        return [output.name for output in self.schema.outputs]
+
+    @property
+    def metric(self) -> str:
+        return self.spec.budget.metric or METRICS[self.schema.task][0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A variant, ready to run: `model` is the whole graph, `runs` answers as it is served."""
+
+    variant: Variant
+    model: onnx.ModelProto
+    core: onnx.ModelProto
+    runs: Runs
+
+
+class Refused(Exception):
+    """Why a variant is not served, and where it leaves fp32. Never leaves this module."""
+
+    def __init__(self, reason: str, node: str | None = None) -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+def enter(court: Court, variant: Variant) -> Entry:
+    """The variant as a model. ExportFailed when its graph does not load."""
+    model = fuse(court.features, variant.graph, court.schema)
+    core = core_of(court.features, variant.graph, court.schema)
+    runs: Runs
+    if court.split or variant.device != "cpu":
+        runs = front_and_core(court.features, core, variant.device)
+    else:
+        runs = open_session(model, threads=1)
+    return Entry(variant=variant, model=model, core=core, runs=runs)
+
+
+def front_and_core(features: FeatureGraph, core: onnx.ModelProto, device: Device) -> FrontAndCore:
+    return FrontAndCore(open_session(features.model, threads=1), open_session(core, threads=1, device=device))
+
+
+def judge_variants(
+    court: Court,
+    variants: Sequence[Variant | Unavailable],
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Entry, tuple[Judged, ...]]:
+    """The variant to serve, and what was found out about each. The first is fp32, which has passed the gate already."""
+    assert isinstance(variants[0], Variant)
+    entries: dict[str, Entry] = {}
+    judged: dict[str, Judged] = {}
+    for variant in variants:
+        if isinstance(variant, Unavailable):
+            judged[variant.name] = Judged(name=variant.name, status="unavailable", reason=variant.reason)
+            continue
+        try:
+            entries[variant.name] = enter(court, variant)
+        except ExportFailed as error:
+            judged[variant.name] = Judged(name=variant.name, status="unavailable", reason=str(error))
+    timed = _measure_latency(court, entries, judged)
+    base = entries[variants[0].name]
+    for name in timed:
+        judged[name] = _judge(court, base, entries[name], timed[name], timed[base.variant.name])
+        say(f"gate: {name} {judged[name].status}{f': {judged[name].reason}' if judged[name].reason else ''}")
+    chosen = _choose(judged, base.variant.name)
+    judged[chosen] = replace(judged[chosen], status="chosen")
+    return entries[chosen], tuple(judged[variant.name] for variant in variants)
+
+
+def _measure_latency(
+    court: Court, entries: Mapping[str, Entry], judged: dict[str, Judged]
+) -> dict[str, dict[int, float]]:
+    """Microseconds by batch rows for each; what cannot run at all is judged by that."""
+    runnable = {}
+    for name, entry in entries.items():
+        try:
+            entry.runs.run(court.outputs, _feed(court.golden, 1))
+            runnable[name] = entry
+        except RUNTIME_ERRORS as error:
+            reason = f"it does not run here: {str(error).splitlines()[0]}"
+            judged[name] = Judged(name=name, status="unavailable", reason=reason)
+    timed: dict[str, dict[int, float]] = {name: {} for name in runnable}
+    for rows in sorted({*court.spec.batch_mix, 1, 64}):
+        feed = _feed(court.golden, rows)
+        runs = {name: partial(entry.runs.run, court.outputs, feed) for name, entry in runnable.items()}
+        for name, taken in race(runs).items():
+            timed[name][rows] = round(taken, 1)
+    return timed
+
+
+def _feed(golden: GoldenRows, rows: int) -> dict[str, Array]:
+    return {name: tile(values, rows)[:rows] for name, values in golden.inputs.items()}
+
+
+def _judge(
+    court: Court, base: Entry, entry: Entry, timed: dict[int, float], base_timed: dict[int, float]
+) -> Judged:
+    mix = court.spec.batch_mix
+    found = Judged(
+        name=entry.variant.name,
+        status="passed",
+        bytes=entry.variant.graph.ByteSize(),
+        flops=count_flops(entry.variant.graph),
+        latency_us=timed,
+        mix_us=round(sum(share * timed[rows] for rows, share in mix.items()), 1),
+    )
+    base_us = sum(share * base_timed[rows] for rows, share in mix.items())
+    slow = found.mix_us is not None and found.mix_us > _SLOW * base_us
+    try:
+        found = _with_quality(court, base, entry, found, timed[64] / 64)
+        sizes = _SLOW_SIZES if slow else batch_sizes(len(court.golden), court.max_rows)
+        found = replace(found, largest_score_difference=_check_scores(court, base, entry, sizes))
+        _check_budget(court, found)
+        if slow and found.mix_us is not None:
+            raise Refused(f"it takes {found.mix_us:.0f} us where fp32 takes {base_us:.0f}")
+    except Refused as refusal:
+        return replace(found, status="rejected", reason=str(refusal), node=refusal.node)
+    return found
+
+
+def _check_scores(court: Court, base: Entry, entry: Entry, sizes: Sequence[int]) -> float:
+    """The largest difference from fp32 on the golden rows, at any of the sizes. Refused when it is too large."""
+    wanted = run_in_batches(base.runs, court.golden.inputs, court.outputs, len(court.golden))
+    unit = _unit(wanted, court.schema)
+    largest, alone = 0.0, None
+    for size in sizes:
+        rows = court.golden.tiled(size)
+        found = run_in_batches(entry.runs, rows.inputs, court.outputs, size)
+        expected = {name: tile(values, len(rows)) for name, values in wanted.items()}
+        allowed, whom = court.spec.variant_tolerance, "fp32"
+        largest = max(largest, _near(court, entry, base, found, expected, rows, size, unit, allowed, whom))
+        alone = found if alone is None else alone
+        if entry.variant.steady:
+            itself = {name: tile(values, len(rows)) for name, values in alone.items()}
+            whom = f"itself at batch size {sizes[0]}"
+            _near(court, entry, base, found, itself, rows, size, unit, _STEADY, whom)
+    return largest
+
+
+def _unit(scores: Mapping[str, Array], schema: Schema) -> float:
+    """In what differences are counted: probabilities as they are, a regression's values by how they vary."""
+    if schema.task != "regression":
+        return 1.0
+    return float(np.std(scores["score"], dtype=np.float64)) or 1.0
+
+
+def _near(
+    court: Court,
+    entry: Entry,
+    base: Entry,
+    found: Mapping[str, Array],
+    wanted: Mapping[str, Array],
+    rows: GoldenRows,
+    size: int,
+    unit: float,
+    allowed: float,
+    whom: str,
+) -> float:
+    """The largest difference; Refused with the row, the batch size and the node when it is above `allowed`."""
+    name = court.outputs[-1]  # the score, or the probabilities, which decide the label
+    difference = np.abs(found[name].astype(np.float64) - wanted[name]) / unit
+    wrong = ~(difference <= allowed)
+    if not wrong.any():
+        return float(difference.max(initial=0.0))
+    places = np.flatnonzero(wrong.any(axis=1))
+    first = int(places[0])
+    start = first - first % size
+    inside = slice(start, min(start + size, len(rows)))
+    feed = {"num": rows.num[inside], "cat": rows.cat[inside].astype(np.int64)}
+    node = first_divergence(
+        base.variant.graph, entry.variant.graph, feed, allowed=allowed, device=entry.variant.device
+    )
+    raise Refused(
+        f"{name!r} differs from {whom} in {len(places)} of {len(rows)} golden rows at batch size {size}, first in row "
+        f"{rows.row[first]}: by {difference[first].max():.3g}, allowed {allowed:g}"
+        + (f"; {node}" if node is not None else ""),
+        None if node is None else node.node,
+    )
+
+
+def _with_quality(court: Court, base: Entry, entry: Entry, found: Judged, row_us: float) -> Judged:
+    """The metrics on the test rows, and what is lost against fp32. One that is slow is measured on fewer rows."""
+    rows = court.rows
+    count = min(len(rows.target), max(200, int(_METRIC_SECONDS * 1e6 / row_us)))
+    target = rows.target[:count]
+    ours, theirs = (_scores(court, each, count) for each in (entry, base))
+    if not all(np.isfinite(values).all() for values in ours.values()):
+        raise Refused(f"it answers with no number for some of {count:,} test rows")
+    task = court.schema.task
+    measured, reference = measure(target, ours, task), measure(target, theirs, task)
+    metric = court.metric
+    drop = loss(metric, reference[metric], measured[metric]) if metric in reference else None
+    segments = {}
+    for name, mask in rows.segments.items():
+        inside = mask[:count]
+        if np.count_nonzero(inside) < _SEGMENT_ROWS:
+            continue
+        own = measure(target[inside], {key: values[inside] for key, values in ours.items()}, task)
+        other = measure(target[inside], {key: values[inside] for key, values in theirs.items()}, task)
+        if metric in own and metric in other:
+            segments[name] = loss(metric, other[metric], own[metric])
+    worst_first = dict(sorted(segments.items(), key=lambda pair: -pair[1]))
+    return replace(found, test_rows=count, metrics=measured, drop=drop, segments=worst_first)
+
+
+def _scores(court: Court, entry: Entry, count: int) -> dict[str, Array]:
+    session = open_session(entry.variant.graph, device=entry.variant.device)
+    feed = {"num": court.rows.num[:count], "cat": court.rows.cat[:count].astype(np.int64)}
+    logits = run_in_batches(session, feed, ["logits"], _METRIC_BATCH_ROWS)["logits"]
+    return answers(logits, court.schema.task)
+
+
+def _check_budget(court: Court, found: Judged) -> None:
+    budget = court.spec.budget
+    if found.drop is not None and not found.drop <= budget.max_drop:
+        raise Refused(f"{court.metric} on {found.test_rows:,} test rows drops by {found.drop:.4g}, "
+                      f"allowed {budget.max_drop:g}")  # fmt: skip
+    for segment, drop in found.segments.items():
+        if not drop <= budget.segment_max_drop:
+            raise Refused(
+                f"{court.metric} of {segment} drops by {drop:.4g}, allowed {budget.segment_max_drop:g}"
+            )
+
+
+def _choose(judged: Mapping[str, Judged], base: str) -> str:
+    """The fastest that passed; fp32 unless another is faster by more than the noise."""
+    passed = {name: one for name, one in judged.items() if one.status == "passed" and one.mix_us is not None}
+    fastest = min(passed, key=lambda name: passed[name].mix_us or 0.0)
+    limit = _FASTER * (judged[base].mix_us or 0.0)
+    return fastest if (passed[fastest].mix_us or 0.0) < limit else base

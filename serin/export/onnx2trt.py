@@ -1,0 +1,95 @@
+"""A network as a TensorRT engine, through TensorRT's own Python API or ONNX Runtime's provider for it.
+
+Needs a GPU and TensorRT's libraries. An engine is good for one kind of GPU, one TensorRT and one driver: the key
+says which, and another machine builds its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from serin.errors import ExportFailed
+from serin.export.session import has_device
+
+PROFILE_ROWS = (1, 8, 64)
+_WORKSPACE_BYTES = 1 << 30
+
+
+def missing_tensorrt() -> str:
+    """Why no engine can be built here; empty when one can."""
+    if importlib.util.find_spec("tensorrt") is None and not has_device("tensorrt"):
+        return "TensorRT is not here: neither its Python package nor ONNX Runtime's provider for it"
+    return ""
+
+
+def engine_key(gpu: str, driver: str, network: onnx.ModelProto) -> str:
+    """Equal when an engine that was built before may be used: same GPU, TensorRT, driver and network."""
+    import tensorrt
+
+    parts = (gpu, driver, str(tensorrt.__version__))
+    digest = hashlib.sha256(network.SerializeToString(deterministic=True)).hexdigest()
+    return hashlib.sha256("\n".join((*parts, digest)).encode()).hexdigest()
+
+
+def provider_options(cache: Path, columns: dict[str, int], max_rows: int) -> dict[str, Any]:
+    """ONNX Runtime's TensorRT provider, set to build as `build_plan` does. `columns`: name -> width of each input."""
+
+    def shapes(rows: int) -> str:
+        return ",".join(f"{name}:{rows}x{width}" for name, width in columns.items())
+
+    return {
+        "trt_fp16_enable": True,
+        "trt_engine_cache_enable": True,
+        "trt_engine_cache_path": str(cache),
+        "trt_timing_cache_enable": True,
+        "trt_profile_min_shapes": shapes(1),
+        "trt_profile_opt_shapes": shapes(64),
+        "trt_profile_max_shapes": shapes(max_rows),
+    }
+
+
+def build_plan(network: onnx.ModelProto, *, max_rows: int, timing_cache: Path, fp16: bool = True) -> bytes:
+    """A serialised engine with one profile for each of 1, 8, 64 and `max_rows` rows."""
+    import tensorrt
+
+    logger = tensorrt.Logger(tensorrt.Logger.ERROR)
+    builder = tensorrt.Builder(logger)
+    definition = builder.create_network(0)
+    parser = tensorrt.OnnxParser(definition, logger)
+    if not parser.parse(network.SerializeToString()):
+        reasons = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
+        raise ExportFailed(what="the network as a TensorRT engine", reason=reasons)
+    config = builder.create_builder_config()
+    config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, _WORKSPACE_BYTES)
+    if fp16:
+        config.set_flag(tensorrt.BuilderFlag.FP16)
+    known = timing_cache.read_bytes() if timing_cache.is_file() else b""
+    timings = config.create_timing_cache(known)
+    config.set_timing_cache(timings, ignore_mismatch=False)
+    for profile in _profiles(builder, definition, (*PROFILE_ROWS, max_rows)):
+        config.add_optimization_profile(profile)
+    plan = builder.build_serialized_network(definition, config)
+    if plan is None:
+        raise ExportFailed(what="the network as a TensorRT engine", reason="TensorRT built none; see its log")
+    timing_cache.write_bytes(bytes(config.get_timing_cache().serialize()))
+    return bytes(plan)
+
+
+def _profiles(builder: Any, definition: Any, sizes: Sequence[int]) -> list[Any]:
+    """One profile per size, from the size before it: an engine is fastest at the shape it was tuned for."""
+    profiles, least = [], 1
+    for rows in sorted(set(sizes)):
+        profile = builder.create_optimization_profile()
+        for index in range(definition.num_inputs):
+            tensor = definition.get_input(index)
+            width = tensor.shape[1]
+            profile.set_shape(tensor.name, (least, width), (rows, width), (rows, width))
+        profiles.append(profile)
+        least = rows
+    return profiles

@@ -1,0 +1,249 @@
+"""From a trained network to a model that has passed the gate: fused with its features, its best variant chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from serin.artifacts import Checkpoint
+from serin.errors import ExportFailed, GateFailed
+from serin.export.champion import ReadRows
+from serin.export.features2onnx import FeatureGraph, features2onnx
+from serin.export.fuse import fuse
+from serin.export.gate import Batch, GateReport, batch_sizes, check_features, check_metric, check_scores
+from serin.export.golden import GoldenRows, read_golden_rows, tile
+from serin.export.judge import Court, Entry, TestRows, front_and_core, judge_variants
+from serin.export.latency import race, thread_counts
+from serin.export.network import Network, read_network
+from serin.export.segments import segment_masks
+from serin.export.session import Device, has_device, open_session, run_in_batches
+from serin.export.variants import CALIBRATION_ROWS, build_variants
+from serin.features.plan import FeaturePlan
+from serin.formats.dataset import FEATURES, DatasetDescription
+from serin.formats.runtime import Runtime
+from serin.formats.schema import Schema, outputs_of
+from serin.formats.shards import read_split
+from serin.formats.wire import Array
+from serin.hardware import inventory
+from serin.spec.pipeline import PipelineSpec
+
+_METRIC_BATCH_ROWS = 8192
+_JUDGED_ROWS = 200_000
+_WORTH_A_THREAD = 0.95  # of the time with fewer threads: a smaller gain is left to other requests
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proven:
+    """A model that passed the gate and has no name yet. `core`: only for a GPU, with the features as its front."""
+
+    model: onnx.ModelProto
+    core: onnx.ModelProto | None
+    features: FeatureGraph
+    plan: FeaturePlan
+    schema: Schema
+    golden: GoldenRows
+    outputs: dict[str, Array]
+    report: GateReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ground:
+    """What a proof stands on."""
+
+    spec: PipelineSpec
+    data: DatasetDescription
+    folder: Path
+    device: Device
+    read_rows: ReadRows | None
+    say: Say
+
+
+def prove_model(
+    spec: PipelineSpec,
+    checkpoint: Checkpoint,
+    data: DatasetDescription,
+    folder: Path,
+    *,
+    read_rows: ReadRows | None,
+    say: Say,
+) -> Proven:
+    """GateFailed when the plain graph does not answer as the trainer does; other variants may fail and are listed."""
+    ground = _Ground(
+        spec=spec, data=data, folder=folder, device=_device(spec.export.target), read_rows=read_rows, say=say
+    )
+    outputs = outputs_of(data.task, len(data.classes or ()))
+    schema = Schema(task=data.task, inputs=data.inputs, outputs=outputs, classes=data.classes)
+    say("writing the network as ONNX")
+    network = read_network(Path(checkpoint.path), data, tolerance=spec.export.tolerance)
+    say("writing the features as ONNX")
+    plan = FeaturePlan.from_json(json.loads((folder / FEATURES).read_text(encoding="utf-8")))
+    features = features2onnx(plan, data, folder)
+    golden = read_golden_rows(folder, schema, data.numeric, [column.name for column in data.categorical])
+    report = _pass_gate(ground, network, features, plan, schema, golden, checkpoint.metrics)
+    return _with_best_variant(ground, network, features, plan, schema, golden, report)
+
+
+def _device(target: str) -> Device:
+    wanted = bool(inventory()) and has_device("cuda") if target == "auto" else target == "gpu"
+    return "cuda" if wanted else "cpu"
+
+
+def _pass_gate(
+    ground: _Ground,
+    network: Network,
+    features: FeatureGraph,
+    plan: FeaturePlan,
+    schema: Schema,
+    golden: GoldenRows,
+    reported: Mapping[str, float],
+) -> GateReport:
+    """The plain graph against the ETL and the trainer."""
+    export, most = ground.spec.export, ground.spec.serving.max_batch_rows
+    model = fuse(features, network.graph, schema)
+    ground.say(f"gate: features and scores of {len(golden)} golden rows")
+    check_features(model, (features.num, features.cat), golden, plan.approximate, most)
+    _, largest = check_scores(model, network, schema, golden, export.tolerance, most)
+    ground.say(f"gate: metrics on {ground.data.rows['test']:,} test rows")
+    rows, trained, exported = check_metric(
+        network, _test_batches(ground.folder), ground.data.task, export.tolerance, reported
+    )
+    return GateReport(
+        golden_rows=len(golden),
+        batch_rows=batch_sizes(len(golden), most),
+        feature_columns=len(golden.numeric) + len(golden.categorical) - len(plan.approximate),
+        rounded_columns=tuple(plan.approximate),
+        tolerance=export.tolerance,
+        largest_score_difference=largest,
+        test_rows=rows,
+        made_by=network.made_by,
+        test_trained=trained,
+        test_onnx=exported,
+        target="gpu" if ground.device == "cuda" else "cpu",
+    )
+
+
+def _with_best_variant(
+    ground: _Ground,
+    network: Network,
+    features: FeatureGraph,
+    plan: FeaturePlan,
+    schema: Schema,
+    golden: GoldenRows,
+    report: GateReport,
+) -> Proven:
+    export = ground.spec.export
+    variants = list(build_variants(export.variants, network, _calibration(ground.folder), ground.device))
+    court = Court(
+        spec=export,
+        schema=schema,
+        features=features,
+        golden=golden,
+        rows=_judged_rows(ground, len(variants) > 1),
+        max_rows=ground.spec.serving.max_batch_rows,
+        split=ground.device != "cpu",
+    )
+    chosen, judged = judge_variants(court, variants, ground.say)
+    outputs = run_in_batches(chosen.runs, golden.inputs, court.outputs, len(golden))
+    apart = _check_front_and_core(court, chosen) if ground.device != "cpu" else None
+    return Proven(
+        model=chosen.model,
+        core=chosen.core if ground.device != "cpu" else None,
+        features=features,
+        plan=plan,
+        schema=schema,
+        golden=golden,
+        outputs=outputs,
+        report=report.with_variants(
+            chosen.variant.name,
+            judged,
+            apart,
+            measure_threads(chosen.model, golden, export.batch_mix, court.outputs),
+        ),
+    )
+
+
+def _check_front_and_core(court: Court, chosen: Entry) -> float:
+    """Front and core give what the whole graph gives, on the same device as it is served: GateFailed when not."""
+    whole = open_session(chosen.model, threads=1)
+    wanted = run_in_batches(whole, court.golden.inputs, court.outputs, len(court.golden))
+    served = front_and_core(court.features, chosen.core, chosen.variant.device)
+    allowed, largest = court.spec.variant_tolerance, 0.0
+    for size in batch_sizes(len(court.golden), court.max_rows):
+        rows = court.golden.tiled(size)
+        found = run_in_batches(served, rows.inputs, court.outputs, size)
+        name = court.outputs[-1]
+        expected = tile(wanted[name], len(rows))
+        scale = np.maximum(1.0, np.abs(expected))
+        difference = float(np.max(np.abs(found[name].astype(np.float64) - expected) / scale, initial=0.0))
+        if not difference <= allowed:
+            raise GateFailed(
+                stage="front and core",
+                what=f"{name!r} differs from the whole graph at batch size {size}",
+                found=f"by {difference:.3g}, allowed {allowed:g}",
+                column=name,
+            )
+        largest = max(largest, difference)
+    return largest
+
+
+def measure_threads(
+    model: onnx.ModelProto, golden: GoldenRows, mix: Mapping[int, float], outputs: Sequence[str]
+) -> Runtime:
+    """The fewest threads with which requests of the batch mix are answered about as fast as with any."""
+    sessions = {str(count): open_session(model, threads=count) for count in thread_counts()}
+    taken = dict.fromkeys(sessions, 0.0)
+    for rows, share in mix.items():
+        feed = {name: tile(values, rows)[:rows] for name, values in golden.inputs.items()}
+        runs = {name: partial(session.run, list(outputs), feed) for name, session in sessions.items()}
+        for name, micros in race(runs).items():
+            taken[name] += share * micros
+    best = "1"
+    for name in sorted(taken, key=int):
+        if taken[name] < _WORTH_A_THREAD * taken[best]:
+            best = name
+    return Runtime(threads=int(best), mix_us={name: round(micros, 1) for name, micros in taken.items()})
+
+
+def _test_batches(folder: Path) -> Iterator[Batch]:
+    split = read_split(folder, "test")
+    for num, cat, target in zip(split.num, split.cat, split.target, strict=True):
+        for at in range(0, len(target), _METRIC_BATCH_ROWS):
+            rows = slice(at, at + _METRIC_BATCH_ROWS)
+            yield np.array(num[rows]), cat[rows].astype(np.int64), np.asarray(target[rows])
+
+
+def _calibration(folder: Path) -> dict[str, Array]:
+    """Training rows from all over the split."""
+    rows = read_split(folder, "train").whole()
+    places = np.linspace(0, len(rows) - 1, min(CALIBRATION_ROWS, len(rows))).astype(np.int64)
+    return {"num": np.asarray(rows.num[places]), "cat": rows.cat[places].astype(np.int64)}
+
+
+def _judged_rows(ground: _Ground, several: bool) -> TestRows:
+    """The newest test rows for the variants, with their segments when there is more than one variant to judge."""
+    rows = read_split(ground.folder, "test").whole()
+    rows = rows[max(0, len(rows) - _JUDGED_ROWS) :] if len(rows) > _JUDGED_ROWS else rows
+    masks: dict[str, Array] = {}
+    if several and ground.spec.export.segments:
+        if ground.read_rows is None:
+            raise ExportFailed(
+                what="the variants", reason="export.segments asks for raw rows, which are not at hand"
+            )
+        raw = ground.read_rows(ground.spec.features, _JUDGED_ROWS)
+        order = np.argsort(raw.row, kind="stable")
+        known = np.searchsorted(raw.row[order], rows.rows)
+        place = order[np.minimum(known, len(order) - 1)]
+        same = raw.row[place] == rows.rows
+        for name, mask in segment_masks(raw.table, ground.spec.export.segments).items():
+            masks[name] = mask[place] & same
+    return TestRows(
+        num=np.asarray(rows.num), cat=np.asarray(rows.cat), target=np.asarray(rows.target), segments=masks
+    )

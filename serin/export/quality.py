@@ -1,0 +1,62 @@
+"""How good answers are: the task's metrics, and what a difference between two models costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from serin import metrics
+from serin.errors import GateFailed
+from serin.formats.schema import Task
+from serin.formats.wire import Array
+
+METRICS: Mapping[Task, tuple[str, ...]] = {
+    "binary": ("auc", "logloss"),
+    "multiclass": ("accuracy", "logloss"),
+    "regression": ("rmse",),
+}
+HIGHER_IS_BETTER = ("auc", "accuracy")
+
+
+def answers(logits: Array, task: Task) -> dict[str, Array]:
+    """What the graph must answer for a network's output."""
+    tensor = torch.from_numpy(np.ascontiguousarray(logits))
+    match task:
+        case "binary":
+            return {"score": torch.sigmoid(tensor).numpy()}
+        case "regression":
+            return {"score": tensor.numpy()}
+        case "multiclass":
+            label = torch.argmax(tensor, dim=1, keepdim=True)
+            return {"label": label.numpy(), "probabilities": torch.softmax(tensor, dim=1).numpy()}
+
+
+def measure(target: Array, given: Mapping[str, Array], task: Task) -> dict[str, float]:
+    """The task's metrics; one that this split cannot give (AUC with one class only) is left out."""
+    compute: Mapping[str, Callable[[], float]] = {
+        "auc": lambda: metrics.auc(target, given["score"][:, 0]),
+        "rmse": lambda: metrics.rmse(target, given["score"][:, 0]),
+        "accuracy": lambda: metrics.accuracy(target, given["label"][:, 0]),
+        "logloss": lambda: metrics.log_loss(
+            target, given["score"][:, 0] if task == "binary" else given["probabilities"]
+        ),
+    }
+    found = {}
+    for name in METRICS[task]:
+        try:
+            found[name] = compute[name]()
+        except ValueError as error:
+            if name != "auc":
+                raise GateFailed(
+                    stage="metric", what=f"{name} on the test split", found=str(error)
+                ) from error
+    return found
+
+
+def loss(metric: str, reference: float, found: float) -> float:
+    """How much worse `found` is than `reference`; below 0 when it is better. An rmse's as a share of it."""
+    if metric in HIGHER_IS_BETTER:
+        return reference - found
+    return (found - reference) / (reference if metric == "rmse" and reference else 1.0)

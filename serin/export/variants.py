@@ -1,0 +1,59 @@
+"""The forms a network may be served in. Each is built from the same graph, on the same training rows.
+
+A variant that cannot be built here is a reason, never a failure: the gate's report lists it with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from serin.export.fp16 import to_fp16
+from serin.export.int8 import to_int8, to_int8_dynamic
+from serin.export.network import Network
+from serin.export.onnx2trt import missing_tensorrt
+from serin.export.session import Device
+from serin.export.small_tables import to_small_tables
+from serin.formats.wire import Array
+
+CALIBRATION_ROWS = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A network's graph as it would be served. `steady`: a row's score does not depend on the rows beside it."""
+
+    name: str
+    graph: onnx.ModelProto
+    device: Device = "cpu"
+    steady: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unavailable:
+    name: str
+    reason: str
+
+
+def build_variants(
+    names: Sequence[str], network: Network, rows: Mapping[str, Array], device: Device
+) -> Iterator[Variant | Unavailable]:
+    """Every variant asked for, fp32 first. `rows`: num and cat of training rows, to calibrate on."""
+    builders: Mapping[str, Callable[[], onnx.ModelProto | str]] = {
+        "fp32": lambda: network.graph,
+        "fp16": lambda: to_fp16(network.graph, rows),
+        "int8": lambda: to_int8(network.graph, rows),
+        "int8_dynamic": lambda: to_int8_dynamic(network.graph),
+        "small_tables": lambda: to_small_tables(network.graph),
+        "pruned": lambda: network.smaller.get("pruned", "the training left no pruned weights"),
+        "tensorrt": lambda: missing_tensorrt() or network.graph,
+    }
+    for name in sorted(names, key=lambda name: name != "fp32"):
+        made = builders[name]()
+        if isinstance(made, str):
+            yield Unavailable(name=name, reason=made)
+        else:
+            where: Device = "tensorrt" if name == "tensorrt" else device
+            yield Variant(name=name, graph=made, device=where, steady=name != "int8_dynamic")
