@@ -4,7 +4,12 @@ SERIN_HOME       where all state of the local stack lies            (./.serin)
 SERIN_STORE      datasets and model versions: a folder or fsspec URL (<home>/store)
 SERIN_TRITON     an environment or folder that holds Triton          (beside the virtual environment)
 SERIN_INVENTORY  a JSON file that stands in for the machine's GPUs   (unset: ask the driver)
+SERIN_MACHINES   how many machines train together                    (1)
+SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset)
 PREFECT_API_URL  a Prefect server to use instead of our own          (unset: our own)
+SERIN_SEARCH_STORAGE    an SQLAlchemy URL that keeps searches         (SQLite in the search's folder)
+SERIN_PRICE_PER_HOUR    of one GPU, or of the machine without: for the cost in receipts (unset: no cost)
+MLFLOW_TRACKING_URI     where metrics of trainings are sent as well   (unset: nowhere)
 """
 
 from __future__ import annotations
@@ -35,6 +40,23 @@ def prefect_api_url() -> str | None:
     return os.environ.get("PREFECT_API_URL") or None
 
 
+def search_storage() -> str | None:
+    """Not in the spec, which travels with the model: the URL may hold a password."""
+    return os.environ.get("SERIN_SEARCH_STORAGE") or None
+
+
+def price_per_hour() -> float | None:
+    """None when it is not set, or no number: a cost that nobody can trust is none."""
+    try:
+        return float(os.environ["SERIN_PRICE_PER_HOUR"])
+    except (KeyError, ValueError):
+        return None
+
+
+def mlflow_tracking_uri() -> str | None:
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
 def visible_devices() -> str | None:
     """CUDA_VISIBLE_DEVICES as it was set from outside: what a container or scheduler gave us. None: not set."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -45,10 +67,17 @@ def user() -> str:
     return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
 
 
-def torchrun_place() -> tuple[int, int, int]:
-    """(rank, local rank, number of ranks) as torchrun gave them to this worker; (0, 0, 1) outside of torchrun."""
+def torchrun_place() -> tuple[int, int, int, int]:
+    """(rank, rank on this machine, number of ranks, of those on this machine) as torchrun gave them to this worker;
+    (0, 0, 1, 1) outside of torchrun."""
     get = os.environ.get
-    return int(get("RANK", "0")), int(get("LOCAL_RANK", "0")), int(get("WORLD_SIZE", "1"))
+    size = get("WORLD_SIZE", "1")
+    return int(get("RANK", "0")), int(get("LOCAL_RANK", "0")), int(size), int(get("LOCAL_WORLD_SIZE", size))
+
+
+def machines() -> tuple[str, str | None]:
+    """(how many train together, where they meet)"""
+    return os.environ.get("SERIN_MACHINES") or "1", os.environ.get("SERIN_RENDEZVOUS") or None
 
 
 def search_path() -> str:

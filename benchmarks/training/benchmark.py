@@ -54,7 +54,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
                 request = {
                     "table": str(table), "kind": kind, "batch_rows": batch_rows, "threads": cores(),
                     "hidden": [512, 256] if gpu or full else [128, 64], "epochs": epochs if gpu else 1, "rate": 0.003,
-                    "precision": "auto" if gpu else "fp32",
+                    "precision": "tf32" if gpu else "fp32",
                 }  # fmt: skip
                 results[f"{kind}_{batch_rows}"] = _race(runners, request)
     notes += [

@@ -16,7 +16,7 @@ _tables: dict[str, tuple[torch.Tensor, ...]] = {}
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     on = device()
-    torch.set_float32_matmul_precision("high" if request["precision"] == "auto" else "highest")
+    torch.set_float32_matmul_precision("high" if request["precision"] == "tf32" else "highest")
     if request["table"] not in _tables:
         _tables[request["table"]] = tuple(
             torch.from_numpy(array).to(on) for array in read_table(request["table"])

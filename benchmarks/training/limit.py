@@ -14,7 +14,7 @@ from benchmarks.training.table import read_table
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     on = device()
-    torch.set_float32_matmul_precision("high" if request["precision"] == "auto" else "highest")
+    torch.set_float32_matmul_precision("high" if request["precision"] == "tf32" else "highest")
     rows = request["batch_rows"]
     table = read_table(request["table"])
     num, cat, target = (torch.from_numpy(array[:rows]).to(on) for array in table)

@@ -16,10 +16,11 @@ from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.batch_size import choose_threads
 from serin.training.job import Choices, TrainingJob
+from serin.training.learner import Learner
 from serin.training.loader import Loader
 from serin.training.loop import Loop
 from serin.training.losses import loss_of
-from serin.training.precision import choose_precision
+from serin.training.start import products_of
 from serin.training.tables import ResidentTable
 from serin.training.world import World
 
@@ -27,30 +28,35 @@ _tables: dict[str, ResidentTable] = {}
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    on = device()
-    table = _table(request["table"], on)
+    return train(request, World(rank=0, size=1, device=device()))
+
+
+def train(request: dict[str, Any], world: World) -> dict[str, Any]:
+    """`batch_rows` are those of all ranks together, `threads` those of each."""
+    table = _table(request["table"], world.device)
     batch_rows = request["batch_rows"]
     torch.manual_seed(1)
     spec = ModelSpec(kind=request["kind"], hidden=request["hidden"], embedding=EMBEDDING)
-    network = build_model(spec, TableShape(numeric=NUMERIC, sizes=SIZES, outputs=1)).to(on)
-    products = 3 * batch_rows * sum(weight.numel() for weight in network.parameters() if weight.ndim == 2)
-    threads = choose_threads(products, cores=request["threads"])
+    network = build_model(spec, TableShape(numeric=NUMERIC, sizes=SIZES, outputs=1))
+    threads = choose_threads(products_of(network)(batch_rows // world.size), cores=request["threads"])
     torch.set_num_threads(threads)
     training = TrainingSpec(
         epochs=request["epochs"], batch_rows=batch_rows, learning_rate=request["rate"], schedule="constant"
     )
+    gpu = world.device.type == "cuda"
     job = TrainingJob(
-        model=spec, training=training, dataset="", dataset_digest="", processes=1, gpu=on.type == "cuda"
+        model=spec, training=training, dataset="", dataset_digest="", processes=world.size, gpu=gpu
     )
     choices = Choices(
         batch_rows=batch_rows, steps_per_epoch=table.rows // batch_rows, threads=threads,
-        precision=choose_precision(request["precision"], on), device=on.type, torch=torch.__version__,
+        precision=request["precision"], device="cuda" if gpu else "cpu", torch=torch.__version__,
     )  # fmt: skip
+    learner = Learner(network, training, choices, loss_of("binary"), world)
+    loader = Loader(table, batch_rows=batch_rows, seed=1, rank=world.rank, ranks=world.size)
     with tempfile.TemporaryDirectory() as folder:
         loop = Loop(
-            job=job, choices=choices, task="binary", network=network, loss=loss_of("binary"),
-            loader=Loader(table, batch_rows=batch_rows, seed=1), valid=None,
-            world=World(rank=0, size=1, device=on), folder=Path(folder), stop_asked=lambda: False,
+            job=job, choices=choices, task="binary", learner=learner, loader=loader, valid=None,
+            folder=Path(folder), stop_asked=lambda: False,
         )  # fmt: skip
         loop.run()
     return {
@@ -58,6 +64,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         "loss": loop.position.epochs[-1].loss,
         "step": loop.choices.step,
         "reason": loop.choices.step_reason,
+        "precision": loop.choices.precision,
     }
 
 

@@ -77,8 +77,9 @@ class TrainingSpec(Section):
     )
     seed: int = 0
     processes: int | Literal["auto"] = "auto"  # one GPU each
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"  # auto: what the hardware has, if faster
+    strategy: Literal["auto", "ddp", "fsdp", "tensor", "pipeline"] = "auto"  # how processes share the network
+    gradient_checkpointing: bool = False  # less memory for about a third more time
     step: Literal["auto", "eager", "captured", "compiled"] = "auto"  # auto: what a short measurement says
     checkpoint_every_steps: int | Literal["auto"] = "auto"
 

@@ -1,6 +1,7 @@
 """torchrun, on a leash: dies with the launcher, and writes down which rank failed first and how.
 
-`python -m serin.training.agent FOLDER PROCESSES LAUNCHER_PID`. torchrun itself tells its parent only "1".
+`python -m serin.training.agent FOLDER PROCESSES LAUNCHER_PID [torchrun's options]`. torchrun itself tells its parent
+only "1".
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from serin.training.status import Status, read_status, write_status
 
 
 def main() -> None:
-    folder, processes, launcher = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    folder, processes, launcher, options = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]
     die_with_parent(launcher)
-    worker = ["-m", "serin.training.worker", str(folder), str(os.getpid())]
+    me = str(os.getpid())
+    worker = ["-m", "serin.training.worker", str(folder), me]
+    if len(sys.argv) > 4:
+        worker = ["-m", "serin.training.script_rank", me, sys.argv[4]]
     try:
-        run.main(["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", processes, *worker])
+        run.main([*options, "--nproc-per-node", processes, *worker])
     except SignalException:
         sys.exit(1)
     except ChildFailedError as error:

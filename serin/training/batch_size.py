@@ -1,13 +1,24 @@
-"""How many rows make a step when the spec says auto, and how many threads a step is worth. Pure."""
+"""How many rows make a step when the spec says auto, what that means for the rate, how many threads a step is worth.
+
+Auto takes the smallest step whose rows per second are within 5% of the fastest that was measured: more rows would only
+mean fewer updates. An epoch keeps some two hundred steps, enough to learn from a small table.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 _STEPS_PER_EPOCH = 200
 _SMALLEST = 256
-_LARGEST = {"cpu": 8192, "cuda": 65536}
+_LARGEST = {"cpu": 8192, "cuda": 65536}  # per rank
+_NEAR_THE_PEAK = 0.95
+_RATE_IS_FOR = 1024  # rows
+_LARGEST_FACTOR = 4.0
 _PRODUCTS_PER_THREAD = 10_000_000
+_BUDGET_S = 1.5  # for all measurements together
+
+Device = Literal["cpu", "cuda"]
 
 
 def choose_threads(products: int, *, cores: int) -> int:
@@ -15,16 +26,67 @@ def choose_threads(products: int, *, cores: int) -> int:
     return max(1, min(cores, products // _PRODUCTS_PER_THREAD))
 
 
-def choose_batch_rows(
-    wanted: int | Literal["auto"], *, rows: int, ranks: int, device: Literal["cpu", "cuda"]
-) -> int:
-    """Rows per step, all ranks together: a multiple of `ranks`, never more than there are.
+def candidate_batch_rows(
+    wanted: int | Literal["auto"], *, rows: int, ranks: int, device: Device, limit: int | None = None
+) -> list[int]:
+    """Rows per step, all ranks together, to be measured, smallest first: multiples of `ranks`, never more than there
+    are; just one when there is nothing to choose, none when the rows do not fill the ranks.
 
-    Auto: the power of two that gives an epoch some two hundred steps, enough to learn from a small table, within what
-    a device handles well: a GPU wants large batches, a CPU gains nothing above a few thousand.
+    Powers of two, up to the one that gives an epoch some two hundred steps, within what a device handles well.
+    `limit`: what is known not to fit.
     """
-    if wanted == "auto":
+    if wanted != "auto":
+        sizes = [wanted]
+    else:
         power = 1 << max(0, (rows // _STEPS_PER_EPOCH).bit_length() - 1)
-        within = min(max(power, _SMALLEST), _LARGEST[device] * ranks)
-        wanted = -(-within // ranks) * ranks
-    return min(wanted, rows) // ranks * ranks
+        most = min(max(power, _SMALLEST), _LARGEST[device] * ranks)
+        sizes = [_SMALLEST << doubled for doubled in range((most // _SMALLEST).bit_length())]
+        sizes = [size for size in sizes if limit is None or size < limit] or [_SMALLEST]
+    whole = (
+        min(-(-size // ranks) * ranks if wanted == "auto" else size, rows) // ranks * ranks for size in sizes
+    )
+    return sorted({size for size in whole if size})
+
+
+def choose_batch_rows(rows_per_s: Mapping[int, float]) -> tuple[int, str]:
+    """(the smallest within 5% of the fastest, why). Pure."""
+    peak = max(rows_per_s.values())
+    chosen = min(size for size, rate in rows_per_s.items() if rate >= _NEAR_THE_PEAK * peak)
+    measured = ", ".join(f"{size:,}: {rate:,.0f}" for size, rate in rows_per_s.items())
+    return chosen, f"rows/s by rows per step: {measured}"
+
+
+def measure_batch_rows(
+    sizes: list[int], seconds: Callable[[int], float | None], *, budget_s: float = _BUDGET_S
+) -> tuple[int, str]:
+    """Times a step of each size with `seconds`, which says None for one that does not fit; (the one to take, why).
+
+    Stops where the next one would not be measured within the budget, or does not fit: all ranks at the same, since the
+    seconds are the same on all of them.
+    """
+    if len(sizes) == 1:
+        return sizes[0], "nothing to choose"
+    rates: dict[int, float] = {}
+    spent = 0.0
+    for size in sizes:
+        found = seconds(size)
+        if found is None:
+            break
+        rates[size] = size / found
+        spent += found
+        if spent + 3 * found > budget_s:
+            break
+    return choose_batch_rows(rates) if rates else (sizes[0], "nothing fits as it is; it will be cut")
+
+
+def scaled_rate(rate: float, batch_rows: int, *, optimizer: str, chosen: bool) -> float:
+    """The peak learning rate for a step of so many rows. Pure.
+
+    A rate belongs to the rows per step that stand beside it in the spec. Where those are chosen here it is meant for
+    1,024 rows; more rows make it larger, by the square root of how many times as many (by all of it for SGD), at most
+    four times. Fewer leave it as it is.
+    """
+    if not chosen or batch_rows <= _RATE_IS_FOR:
+        return rate
+    times = batch_rows / _RATE_IS_FOR
+    return rate * min(_LARGEST_FACTOR, times if optimizer == "sgd" else times**0.5)

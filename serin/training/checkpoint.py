@@ -45,7 +45,7 @@ class Position(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["serin.checkpoint"] = "serin.checkpoint"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     step: int = 0  # steps done
     ranks: int = 1
     loss_sum: int = (

@@ -10,14 +10,30 @@ from torch import Tensor
 
 def full(tensor: Tensor) -> Tensor:
     """The tensor on every rank; all ranks must ask."""
-    whole: Tensor = tensor.full_tensor() if _sharded(tensor) else tensor
+    whole: Tensor = tensor.full_tensor() if _distributed(tensor) else tensor
     return whole.detach()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of it that this rank has."""
+    mine: Tensor = tensor.to_local() if _distributed(tensor) else tensor
+    return mine
+
+
+def sharded(tensor: Tensor) -> bool:
+    """Do other ranks have other parts of it?"""
+    return _distributed(tensor) and any(placement.is_shard() for placement in tensor.placements)
+
+
+def distributed(tensor: Tensor) -> bool:
+    """Is it a DTensor, whole or in parts? Operations do not mix those with plain tensors."""
+    return _distributed(tensor)
 
 
 @torch.no_grad()
 def fill(target: Tensor, whole: Tensor) -> None:
     """Puts `whole`, the same on all ranks, into `target`, of which each rank keeps its shard."""
-    if not _sharded(target):
+    if not _distributed(target):
         target.copy_(whole)
         return
     from torch.distributed.tensor import (
@@ -27,5 +43,5 @@ def fill(target: Tensor, whole: Tensor) -> None:
     target.copy_(distribute_tensor(whole.to(target.device), target.device_mesh, target.placements))
 
 
-def _sharded(tensor: Any) -> TypeGuard[Any]:
+def _distributed(tensor: Any) -> TypeGuard[Any]:
     return hasattr(tensor, "full_tensor")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any, Literal
 
 from serin.spec.section import Section
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training.strategy import Strategy
 
 # Change how a run goes, not where it ends up: a run may be resumed with other values of these.
-_FREE = frozenset({"processes", "checkpoint_every_steps"})
+_FREE = frozenset({"processes", "strategy", "gradient_checkpointing", "checkpoint_every_steps"})
 
 
 class TrainingJob(Section):
@@ -28,6 +31,11 @@ class TrainingJob(Section):
         mine, theirs = self._identity(), other._identity()
         return [f"{key}: {mine[key]} -> {theirs[key]}" for key in mine if mine[key] != theirs[key]]
 
+    @property
+    def digest(self) -> str:
+        """The same for what ends with the same weights."""
+        return hashlib.sha256(json.dumps(self._identity(), default=str).encode()).hexdigest()[:16]
+
     def _identity(self) -> dict[str, Any]:
         training = self.training.model_dump(exclude=set(_FREE))
         return {
@@ -43,10 +51,15 @@ class Choices(Section):
     format: Literal["serin.training.choices"] = "serin.training.choices"
     version: Literal[1] = 1
     batch_rows: int  # per step, all ranks together
+    batch_reason: str = ""
     steps_per_epoch: int
-    precision: Literal["fp32", "tf32", "bf16"]
+    learning_rate: float | None = None  # at its peak; None: as the spec says
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"  # auto: not decided yet
+    precision_reason: str = ""
     threads: int  # per rank; part of what makes CPU runs equal bit for bit
-    strategy: Literal["ddp", "fsdp"] = "ddp"
+    ranks: int = 1
+    strategy: Strategy = "ddp"
+    strategy_reason: str = ""
     by_row: bool = False  # are category tables updated row by row?
     parts: int = 1  # in which a rank's rows go through the network
     step: Literal["auto", "eager", "captured", "compiled"] = "auto"  # auto: not decided yet

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
@@ -29,7 +29,10 @@ from serin.receipt import Measurement, measure
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.files import only_one, write_whole
 from serin.training.job import TrainingJob, result_folder, training_file
+from serin.training.machines import Machines, machines_told
+from serin.training.programs import programs
 from serin.training.progress import Follower, describe
+from serin.training.script import prepare_script, script_status
 from serin.training.status import Status, read_status, status_file
 
 _POLL_S = 0.05
@@ -45,6 +48,7 @@ def train(
     devices: tuple[str, ...] = (),
     stop: threading.Event | None = None,
     test: bool = True,
+    machines: Machines | None = None,
     say: Callable[[str], None] = lambda _: None,
     hear: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Checkpoint:
@@ -54,21 +58,32 @@ def train(
     and has saved, WorkerFailed when a process died: both mean that calling again goes on. LossNotFinite and
     TrainingRefused mean that it would not help. It is told to stop by SIGTERM when it runs in the main thread, and by
     `stop` anywhere. Without `test` the test rows are not looked at. `say` gets progress as text, `hear` as records.
+    `machines` is what the environment says when it is not given.
     """
-    folder = folder.absolute()
+    folder, machines = folder.absolute(), machines or machines_told()
     folder.mkdir(parents=True, exist_ok=True)
     job = _job(model, training, dataset, devices, folder, test=test)
-    with only_one(folder / "launch.lock", wait_s=0):
+    alone = machines.count == 1  # others have launchers in the same folder
+    with only_one(folder / "launch.lock", wait_s=0) if alone else nullcontext():
         _begin(job, folder)
         if result_folder(folder).exists():
             say(f"already trained: {result_folder(folder)}")
             return _checkpoint(folder)
         with measure("train", _described(devices[: job.processes])) as measurement:
-            end = _run(job, folder, devices, stop or threading.Event(), say, hear)
+            stop = stop or threading.Event()
+            end = _run(job, folder, devices, machines, stop, say, hear)
+            while alone and end.status is not None and end.status.state == "again" and not stop.is_set():
+                say(end.status.reason)
+                end = _run(job, folder, devices, machines, stop, say, hear)
             _fill(measurement, end.status, devices)
         assert measurement.receipt is not None
-        measurement.receipt.write(folder / "receipt.json")
+        measurement.receipt.write(folder / f"receipt{_mark(machines)}.json")
     return _outcome(folder, end)
+
+
+def _mark(machines: Machines) -> str:
+    """Sets apart what the launchers of several machines write into one folder."""
+    return "" if machines.count == 1 else f"-{socket.gethostname()}-{os.getpid()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +144,7 @@ def _run(
     job: TrainingJob,
     folder: Path,
     devices: tuple[str, ...],
+    machines: Machines,
     stop: threading.Event,
     say: Callable[[str], None],
     hear: Callable[[dict[str, Any]], None],
@@ -137,40 +153,56 @@ def _run(
     log = _next_log(folder)
     status_file(folder).unlink(missing_ok=True)
     follower = Follower(folder)
-    # One process needs no torchrun above it, which would import torch a second time.
-    one = [sys.executable, "-m", "serin.training.worker", str(folder), str(os.getpid())]
-    several = [
-        sys.executable, "-m", "serin.training.agent", str(folder), str(job.processes), str(os.getpid()),
-    ]  # fmt: skip
-    command = one if job.processes == 1 else several
-    seen = ",".join(
-        devices[: job.processes]
-    )  # empty on purpose without a lease: a GPU that is not ours is not seen
+    # Empty on purpose without a lease: a GPU that is not ours is not seen.
+    settings = {"CUDA_VISIBLE_DEVICES": ",".join(devices[: job.processes]), "PYTHONUNBUFFERED": "1"}
+    if job.model.kind == "script":
+        settings |= prepare_script(job, folder)
+    exit_code, asked = 0, False
     with log.open("wb") as output:
-        agent = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment.child_environment(CUDA_VISIBLE_DEVICES=seen, PYTHONUNBUFFERED="1"),
-            start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the workers'
-        )
-        try:
-            with _sigterm_sets(stop):
-                asked = False
-                while not _ended(agent, _POLL_S):
-                    _pass_on(follower, say, hear)
-                    if stop.is_set() and not asked:
-                        asked = True
-                        agent.terminate()  # a worker saves; torchrun tells its workers
-        finally:
-            _end_now(agent)
+        for command in programs(job, folder):
+            exit_code, asked = _run_one(command, settings, output, follower, stop, say, hear)
+            if exit_code or asked:
+                break
+    status = read_status(folder)
+    if job.model.kind == "script" and status is None:
+        status = script_status(exit_code, log)
+    return _End(status=status, exit_code=exit_code, stop_asked=asked, log=log)
+
+
+def _run_one(
+    command: list[str],
+    settings: dict[str, str],
+    output: BinaryIO,
+    follower: Follower,
+    stop: threading.Event,
+    say: Callable[[str], None],
+    hear: Callable[[dict[str, Any]], None],
+) -> tuple[int, bool]:
+    """The process's exit code, and whether it was told to stop."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment.child_environment(**settings),
+        start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the workers'
+    )
+    asked = False
+    try:
+        with sigterm_sets(stop):
+            while not _ended(process, _POLL_S):
+                _pass_on(follower, say, hear)
+                if stop.is_set() and not asked:
+                    asked = True
+                    process.terminate()  # a worker saves; torchrun tells its workers
+    finally:
+        _end_now(process)
     _pass_on(follower, say, hear)
-    return _End(status=read_status(folder), exit_code=agent.returncode, stop_asked=asked, log=log)
+    return process.returncode, asked
 
 
 @contextmanager
-def _sigterm_sets(stop: threading.Event) -> Iterator[None]:
+def sigterm_sets(stop: threading.Event) -> Iterator[None]:
     """SIGTERM to us means: save and stop. Only a main thread can listen."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -225,7 +257,7 @@ def _outcome(folder: Path, end: _End) -> Checkpoint:
             raise LossNotFinite(step=status.step, value=status.loss, folder=folder / "checkpoints")
         case "refused":
             raise TrainingRefused(folder=folder, reason=status.reason)
-        case "failed":
+        case "failed" | "again":
             raise WorkerFailed(
                 rank=status.rank, exit_code=status.exit_code, log=end.log, reason=status.reason
             )
@@ -247,10 +279,10 @@ def _last_saved_step(folder: Path) -> int:
     return max((int(place.parent.name.removeprefix("step-")) for place in saved), default=0)
 
 
-def _next_log(folder: Path) -> Path:
+def _next_log(folder: Path, mark: str) -> Path:
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
-    return logs / f"attempt-{len(list(logs.glob('attempt-*.log'))) + 1:03d}.log"
+    return logs / f"attempt-{len(list(logs.glob('attempt-*.log'))) + 1:03d}{mark}.log"
 
 
 def _described(devices: tuple[str, ...]) -> list[Device]:

@@ -1,22 +1,23 @@
-"""Which kind of step a run gets: measured once when it begins, recorded, the same again when it is resumed."""
+"""Which kind of step a run gets, in which numbers: measured once when it begins, the same when it is resumed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from serin.training.full import fill, full
+from serin.training.learner import Learner
 from serin.training.loader import Loader
+from serin.training.precision import Precision, candidates, choose_precision, matrix_products
 from serin.training.step import CapturedStep, Step, capture_pays, seconds_per_step
 from serin.training.stream import StreamLoader
 from serin.training.tables import Batch
-from serin.training.updates import Updates
-from serin.training.world import World
 
 Kind = Literal["eager", "captured", "compiled"]
 Feed = Callable[[int, int], Iterator[Tensor | Batch]]
@@ -30,83 +31,117 @@ class Ready:
     feed: Feed
     kind: Kind
     reason: str
+    precision: Precision
+    precision_reason: str = ""
 
 
 def ready_step(
-    step: Step,
+    learner: Learner,
     loader: Loader | StreamLoader,
-    wanted: Literal["auto"] | Kind,
-    *,
-    network: nn.Module,
-    world: World,
+    kind: Literal["auto"] | Kind,
+    precision: Literal["auto"] | Precision,
 ) -> Ready:
     """The step as wanted; eager, with the reason, where that cannot be. Leaves weights and randomness as they were.
 
-    `auto` captures on one GPU when that is faster there. It never compiles: that takes longer than most runs here last.
+    `auto` captures on a GPU when that is faster there. It never compiles: that takes longer than most runs here last.
     """
-    match wanted:
-        case "eager":
-            return _eager(step, loader, "asked for")
-        case "compiled":
-            with _undone(network, step.updates, world):
-                return _compiled(step, loader)
-        case "auto" | "captured":
-            if world.device.type != "cuda":
-                return _eager(step, loader, "only a GPU can capture a step")
-            if world.size > 1:
-                return _eager(step, loader, "a step that talks to other processes is not captured")
-            with _undone(network, step.updates, world):
-                return _captured(step, loader, world, sure=wanted == "captured")
+    learner.step.gather = loader.take if isinstance(loader, Loader) else None
+    with undone(learner):
+        trial = _Trial(learner, loader)
+        chosen, why = (precision, "") if precision != "auto" else trial.choose_precision(kind)
+        learner.step.set_precision(chosen)
+        with matrix_products(chosen):
+            run, feed, found, reason = trial.prepare(kind)
+    return Ready(run=run, feed=feed, kind=found, reason=reason, precision=chosen, precision_reason=why)
 
 
-def _eager(step: Step, loader: Loader | StreamLoader, reason: str) -> Ready:
-    return Ready(run=step, feed=loader.batches, kind="eager", reason=reason)
+class _Trial:
+    """Steps that are tried on the first rows, for what they would cost."""
 
+    def __init__(self, learner: Learner, loader: Loader | StreamLoader) -> None:
+        self._learner, self._step, self._world = learner, learner.step, learner.world
+        self._batches: Feed = loader.batches
+        self._rows: Feed = loader.row_numbers if isinstance(loader, Loader) else loader.batches
 
-def _captured(step: Step, loader: Loader | StreamLoader, world: World, *, sure: bool) -> Ready:
-    feed: Feed = loader.row_numbers if isinstance(loader, Loader) else loader.batches
-    example: Tensor | Batch = next(iter(feed(0, 1)))
-    try:
-        captured = CapturedStep(step, example)
-    except RuntimeError as error:  # what torch raises for whatever a graph cannot hold
-        torch.cuda.synchronize(world.device)
-        return _eager(step, loader, f"cannot be captured: {_first_line(error)}")
-    if sure:
-        return Ready(run=captured, feed=feed, kind="captured", reason="asked for")
-    captured_s = seconds_per_step(lambda: captured(example), world.device)
-    eager_s = seconds_per_step(lambda: step(example), world.device)
-    reason = f"captured {captured_s * 1e3:.3f} ms, eager {eager_s * 1e3:.3f} ms per step"
-    if not capture_pays(eager_s, captured_s):
-        return _eager(step, loader, reason)
-    return Ready(run=captured, feed=feed, kind="captured", reason=reason)
+    def choose_precision(self, kind: Literal["auto"] | Kind) -> tuple[Precision, str]:
+        seconds: dict[Precision, float] = {}
+        for precision in candidates(self._world.device):
+            self._step.set_precision(precision)
+            with matrix_products(precision):
+                run, *_ = self.prepare(kind, sure=True)
+                example = self._example()
+                seconds[precision] = seconds_per_step(partial(run, example), self._world)
+        return choose_precision(seconds)
 
+    def prepare(
+        self, kind: Literal["auto"] | Kind, *, sure: bool = False
+    ) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Kind, str]:
+        """`sure`: captured when it can be, without a look at whether that pays."""
+        match kind:
+            case "eager":
+                return self._eager("asked for")
+            case "compiled":
+                return self._compiled()
+            case "auto" | "captured":
+                if self._learner.why_not_captured:
+                    return self._eager(self._learner.why_not_captured)
+                return self._captured(sure=sure or kind == "captured")
 
-def _compiled(step: Step, loader: Loader | StreamLoader) -> Ready:
-    try:
-        compiled = step.compiled()
-        compiled(next(loader.batches(0, 1)))
-    except RuntimeError as error:  # no compiler, or a network that cannot be traced
-        return _eager(step, loader, f"cannot be compiled: {_first_line(error)}")
-    return Ready(run=compiled, feed=loader.batches, kind="compiled", reason="asked for")
+    def _eager(self, reason: str) -> tuple[Step, Feed, Kind, str]:
+        return self._step, self._batches, "eager", reason
+
+    def _captured(self, *, sure: bool) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Kind, str]:
+        example, captured, failure = self._example(), None, ""
+        try:
+            captured = CapturedStep(self._step, example)
+        except RuntimeError as error:  # what torch raises for whatever a graph cannot hold
+            torch.cuda.synchronize(self._world.device)
+            torch.cuda.empty_cache()
+            failure = _first_line(error)
+        (failed,) = self._world.agree([int(captured is None)])
+        if captured is None or failed:
+            return self._eager(f"cannot be captured: {failure or 'another process could not'}")
+        if sure:
+            return captured, self._rows, "captured", "asked for"
+        captured_s = seconds_per_step(lambda: captured(example), self._world)
+        eager_s = seconds_per_step(lambda: self._step(example), self._world)
+        reason = f"captured {captured_s * 1e3:.3f} ms, eager {eager_s * 1e3:.3f} ms per step"
+        if not capture_pays(eager_s, captured_s):
+            return self._eager(reason)
+        return captured, self._rows, "captured", reason
+
+    def _compiled(self) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Kind, str]:
+        try:
+            compiled = self._step.compiled()
+            compiled(next(iter(self._batches(0, 1))))
+        except RuntimeError as error:  # no compiler, or a network that cannot be traced
+            return self._eager(f"cannot be compiled: {_first_line(error)}")
+        return compiled, self._batches, "compiled", "asked for"
+
+    def _example(self) -> Tensor | Batch:
+        return next(iter(self._rows(0, 1)))
 
 
 @contextmanager
-def _undone(network: nn.Module, updates: Updates, world: World) -> Iterator[None]:
+def undone(learner: Learner) -> Iterator[None]:
     """What is tried in the block changes nothing."""
-    before = {name: full(tensor).clone() for name, tensor in network.state_dict().items()}
+    network, device = learner.network, learner.world.device
+    state = {name: tensor for name, tensor in network.state_dict().items() if not tensor.is_meta}
+    before = {name: full(tensor).clone() for name, tensor in state.items()}
     random, random_gpu = torch.get_rng_state(), None
-    if world.device.type == "cuda":
-        random_gpu = torch.cuda.get_rng_state(world.device)
+    if device.type == "cuda":
+        random_gpu = torch.cuda.get_rng_state(device)
     try:
         yield
     finally:
         for name, tensor in network.state_dict().items():
-            fill(tensor, before[name])
-        updates.clear()
-        updates.forget()
+            if name in before:
+                fill(tensor, before[name])
+        learner.updates.clear()
+        learner.updates.forget()
         torch.set_rng_state(random)
         if random_gpu is not None:
-            torch.cuda.set_rng_state(random_gpu, world.device)
+            torch.cuda.set_rng_state(random_gpu, device)
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from serin.training.checkpoint import Saved
 from serin.training.full import fill, full
 from serin.training.loader import stream_seed
+from serin.training.spread import Spread
 from serin.training.updates import Updates
-from serin.training.world import World
 
 
 class RunState:
-    def __init__(self, network: nn.Module, updates: Updates, world: World, *, seed: int) -> None:
-        self._network, self._updates, self._world, self._seed = network, updates, world, seed
+    def __init__(self, spread: Spread, updates: Updates, *, seed: int) -> None:
+        self._spread, self._updates, self._seed = spread, updates, seed
+        self._network, self._world = spread.network, spread.world
 
     def begin(self) -> None:
-        torch.manual_seed(stream_seed(self._seed, "dropout", self._world.rank))
+        """Ranks that work on the same rows drop the same numbers of them."""
+        torch.manual_seed(stream_seed(self._seed, "dropout", self._spread.rows.rank))
+
+    def weights(self) -> dict[str, Tensor]:
+        """All of the network's, whole, by name. All ranks must ask."""
+        return self._spread.unite(self._mine())
 
     def collect(self) -> dict[str, Tensor]:
         """Copies on the host of the first rank, nothing on the others. All ranks must ask."""
-        tensors = {f"model.{name}": full(tensor) for name, tensor in self._network.state_dict().items()}
-        tensors |= {f"optimizer.{name}": tensor for name, tensor in self._updates.state().items()}
-        tensors |= self._gather_randomness()
+        mine = {f"model.{name}": tensor for name, tensor in self._mine().items()}
+        mine |= {f"optimizer.{name}": tensor for name, tensor in self._updates.state().items()}
+        tensors = self._spread.unite(mine) | self._gather_randomness()
         if not self._world.first:
             return {}
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
@@ -35,7 +41,8 @@ class RunState:
         mine = _under(f"random.{self._world.rank}", saved.tensors)
         device = self._world.device
         if saved.position.ranks != self._world.size or ("cuda" in mine) != (device.type == "cuda"):
-            torch.manual_seed(stream_seed(self._seed, "dropout", self._world.rank, saved.position.step))
+            rank = self._spread.rows.rank
+            torch.manual_seed(stream_seed(self._seed, "dropout", rank, saved.position.step))
             return False
         torch.set_rng_state(mine["cpu"])
         if "cuda" in mine:
@@ -46,7 +53,12 @@ class RunState:
         """Into the tensors that are there, which a captured step goes on using."""
         weights = _under("model", saved.tensors)
         for name, tensor in self._network.state_dict().items():
-            fill(tensor, weights[name])
+            if not tensor.is_meta:
+                fill(tensor, weights[name])
+
+    def _mine(self) -> dict[str, Tensor]:
+        state = self._network.state_dict()
+        return {name: full(tensor) for name, tensor in state.items() if not tensor.is_meta}
 
     def _gather_randomness(self) -> dict[str, Tensor]:
         kinds = {"cpu": torch.get_rng_state()}

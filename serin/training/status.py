@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from serin.training.files import write_whole
 
-State = Literal["done", "preempted", "diverged", "refused", "failed"]
+# again: all processes must start anew, with something changed that lies in the run's folder (memory.py)
+State = Literal["done", "preempted", "diverged", "refused", "failed", "again"]
 
 
 class Status(BaseModel):
@@ -23,7 +24,7 @@ class Status(BaseModel):
     loss: str = ""  # when diverged: nan, inf
     rank: int = 0  # when failed: the first that did ...
     exit_code: int = 0  # ... negative for a signal
-    reason: str = ""  # when refused or failed
+    reason: str = ""  # when refused, failed or again
     rows: int = 0  # worked on by this attempt
     work_s: float = 0.0  # in the steps, without start, evaluation and checkpoints
     data_wait_share: float = 0.0

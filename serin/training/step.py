@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from serin.training.losses import Loss
 from serin.training.precision import Precision, computing
+from serin.training.spread import Spread
 from serin.training.tables import Batch
 from serin.training.updates import Updates
 from serin.training.world import World
 
 _WARM_UPS = 3
+_WARM_UPS_WITH_OTHERS = 11  # DDP looks at the first ten and sorts its buckets
 _MEASURED_STEPS = 20
 _WORTH_IT = 1.05  # times as fast as eager, or the simpler way is taken
 
@@ -31,55 +32,49 @@ class Step:
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Tensor], Tensor],
+        spread: Spread,
         updates: Updates,
         loss: Loss,
         *,
         precision: Precision,
         world: World,
-        gather: Callable[[Tensor], Batch] | None = None,
         parts: int = 1,
     ) -> None:
         self.updates = updates
         self.parts = parts
-        self._gather = gather
-        self._forward, self._loss, self._precision, self._world = forward, loss, precision, world
+        self.gather: Callable[[Tensor], Batch] | None = None
+        self.world = world
+        self._spread, self._loss = spread, loss
+        self.set_precision(precision)
+
+    def set_precision(self, precision: Precision) -> None:
+        self.precision = precision
+        self.updates.scale_losses(precision == "fp16")
 
     def __call__(self, rows: Tensor | Batch) -> Tensor:
         """The mean loss of the rows, still on the device."""
         self.updates.clear()
         batch = self._batch(rows)
-        total: Tensor | None = None
-        pieces = batch.cut(self.parts)
-        for number, piece in enumerate(pieces):
-            with self._shared_at_the_last(number + 1 == len(pieces)):
-                with computing(self._precision, self._world.device):
-                    loss = self._loss(self._forward(piece.num, piece.cat), piece.target)
-                    loss = loss / len(pieces) if len(pieces) > 1 else loss
-                torch.autograd.backward(loss)
-            total = loss.detach() if total is None else total + loss.detach()
+        loss = self._spread.learn(
+            batch.cut(self.parts),
+            self._loss,
+            lambda: computing(self.precision, self.world.device),
+            self.updates.scale,
+        )
         self.updates.apply()
-        assert total is not None
-        return total
+        return loss
 
     def _batch(self, rows: Tensor | Batch) -> Batch:
         if isinstance(rows, Batch):
             return rows
-        assert self._gather is not None
-        return self._gather(rows)
+        assert self.gather is not None
+        return self.gather(rows)
 
     def compiled(self) -> Step:
         """The same step with its forward and backward compiled, at the first call."""
-        forward = torch.compile(self._forward)
         made = copy(self)
-        made._forward = forward  # noqa: SLF001
+        made._spread = self._spread.compiled()  # noqa: SLF001
         return made
-
-    def _shared_at_the_last(self, last: bool) -> AbstractContextManager[object]:
-        """Gradients are averaged over the ranks once, not for every part."""
-        if last or not isinstance(self._forward, nn.parallel.DistributedDataParallel):
-            return nullcontext()
-        return self._forward.no_sync()
 
 
 class CapturedStep:
@@ -92,7 +87,7 @@ class CapturedStep:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
+            for _ in range(_WARM_UPS_WITH_OTHERS if step.world.group else _WARM_UPS):
                 step(self._place)
             self.updates.clear()
         torch.cuda.current_stream().wait_stream(side)
@@ -106,16 +101,35 @@ class CapturedStep:
         return self._loss
 
 
-def seconds_per_step(step: Callable[[], Tensor], device: torch.device) -> float:
-    """Over a few steps, after one that does not count."""
-    step()
-    torch.cuda.synchronize(device)
+def seconds_per_step(
+    step: Callable[[], Tensor], world: World, *, within_s: float | None = None, steps: int = _MEASURED_STEPS
+) -> float:
+    """Over a few steps, after one that does not count; the slowest rank's, the same on all of them. `within_s`: as many
+    as that is enough for, at least two. On a CPU the fastest counts, since others may be at work there."""
+    first = _timed(step, world, 1)
+    if within_s is not None:
+        (first_ns,) = world.agree([int(first * 1e9)])
+        steps = max(2, min(steps, int(within_s * 1e9 / max(1, first_ns))))
+    gpu = world.device.type == "cuda"
+    seconds = _timed(step, world, steps) if gpu else min(_timed(step, world, 1) for _ in range(steps))
+    (nanoseconds,) = world.agree([int(seconds * 1e9)])
+    return nanoseconds / 1e9
+
+
+def _timed(step: Callable[[], Tensor], world: World, steps: int) -> float:
+    """Seconds per step."""
+    _finish(world.device)
     began = time.perf_counter()
-    for _ in range(_MEASURED_STEPS):
+    for _ in range(steps):
         step()
-    torch.cuda.synchronize(device)
-    return (time.perf_counter() - began) / _MEASURED_STEPS
+    _finish(world.device)
+    return (time.perf_counter() - began) / steps
 
 
 def capture_pays(eager_s: float, captured_s: float) -> bool:
     return eager_s > _WORTH_IT * captured_s
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

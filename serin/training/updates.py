@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from serin.models.table import CategoryTable
 from serin.spec.stages import TrainingSpec
-from serin.training.full import fill, full
+from serin.training.full import distributed, fill, full
+from serin.training.gradients import LossScale, clip_gradients
+from serin.training.strategy import Strategy
 from serin.training.world import World
 
 _MOMENTUM = 0.9
@@ -34,11 +36,19 @@ def category_tables(network: nn.Module) -> list[CategoryTable]:
 
 
 class Updates:
-    """The optimizer of a run. Made after the network is on its device, and before it is wrapped for several ranks."""
+    """The optimizer of a run. Made before the network is shared out, since it may take tables out of it."""
 
-    def __init__(self, network: nn.Module, training: TrainingSpec, world: World, *, by_row: bool) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        training: TrainingSpec,
+        world: World,
+        *,
+        by_row: bool,
+        strategy: Strategy = "ddp",
+    ) -> None:
         self._clip_norm = training.clip_norm
-        self._world = world
+        self._world, self._strategy = world, strategy
         self._tables = category_tables(network) if by_row else []
         for table in self._tables:
             table.by_row()
@@ -46,21 +56,25 @@ class Updates:
         on_gpu = world.device.type == "cuda"
         # Where a step is captured its rate must be a tensor there: numbers would be captured too.
         self._rate: Tensor | float = torch.tensor(0.0, device=world.device) if on_gpu else 0.0
-        self.weights: list[nn.Parameter] = []
+        self.scale: LossScale | None = None
+        self._weights: dict[str, nn.Parameter] = {}
         self._training = training
         self._optimizer: torch.optim.Optimizer | None = None
 
     def begin(self, network: nn.Module) -> None:
-        """Takes hold of the weights; after the network was sharded, since that makes other tensors of them."""
-        self.weights = [weight for weight in network.parameters() if weight.requires_grad]
-        matrices = [weight for weight in self.weights if weight.ndim > 1]
-        others = [weight for weight in self.weights if weight.ndim <= 1]  # decay means nothing for biases
-        groups = [
-            {"params": matrices, "weight_decay": self._training.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
+        """Takes hold of the weights that this rank has; after it was shared out, which makes other tensors of them."""
+        named = ((name, weight) for name, weight in network.named_parameters() if weight.requires_grad)
+        self._weights = {name: weight for name, weight in named if not weight.is_meta}
+        groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+        for weight in self._weights.values():  # decay means nothing for biases; DTensors go by themselves
+            groups.setdefault((weight.ndim > 1, distributed(weight)), []).append(weight)
         self._optimizer = _optimizer(
-            [group for group in groups if group["params"]], self._training, self._rate
+            [
+                {"params": groups[key], "weight_decay": self._training.weight_decay if key[0] else 0.0}
+                for key in sorted(groups, reverse=True)
+            ],
+            self._training,
+            self._rate,
         )
 
     def set_rate(self, rate: float) -> None:
@@ -71,6 +85,10 @@ class Updates:
         for group in self._inner.param_groups:
             group["lr"] = rate
 
+    def scale_losses(self, scaled: bool) -> None:
+        """For fp16."""
+        self.scale = LossScale(self._world, self._strategy) if scaled else None
+
     def clear(self) -> None:
         self._inner.zero_grad(set_to_none=True)
         for table in self._tables:
@@ -79,46 +97,66 @@ class Updates:
 
     def apply(self) -> None:
         """One update from the gradients that are there."""
+        if self.scale is not None:
+            self.scale.take_back(list(self._gradients()))
+            # The fused optimizers leave a step out when they are told so on the device; others add zeros.
+            self._inner.found_inf = self.scale.overflow  # type: ignore[attr-defined]
         if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.weights, self._clip_norm)
+            clip_gradients(self._weights.values(), self._clip_norm, self._world, self._strategy)
         self._inner.step()
         for table, sums in zip(self._tables, self._sums, strict=True):
             _update_rows(table, sums, self._rate, self._world)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next update depends on, whole, by name. All ranks must ask."""
-        inner = {
-            f"{number}.{name}": full(value)
-            for number, values in self._inner.state_dict()["state"].items()
-            for name, value in values.items()
+        """Everything that the next update of this rank's weights depends on, whole, by name. All ranks must ask."""
+        found = {
+            f"{name}.{what}": full(value)
+            for name, weight in self._weights.items()
+            for what, value in self._inner.state[weight].items()
+            if isinstance(value, Tensor)
         }
-        return inner | {f"rows.{number}": sums for number, sums in enumerate(self._sums)}
+        found |= {f"rows.{number}": sums for number, sums in enumerate(self._sums)}
+        return found | {
+            f"scale.{name}": value for name, value in (self.scale.state() if self.scale else {}).items()
+        }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """As `state` gave it, into the same tensors that a captured step uses."""
-        if not self._inner.state:
+        """As `state` gave it, for all weights, into the same tensors that a captured step uses."""
+        if not any(self._inner.state.values()):
             self._make_state()
-        numbered = dict(enumerate(weight for group in self._inner.param_groups for weight in group["params"]))
-        for name, value in tensors.items():
-            number, _, what = name.partition(".")
-            target = (
-                self._sums[int(what)] if number == "rows" else self._inner.state[numbered[int(number)]][what]
-            )
-            fill(target, value)
+        targets = {
+            f"{name}.{what}": value
+            for name, weight in self._weights.items()
+            for what, value in self._inner.state[weight].items()
+        }
+        targets |= {f"rows.{number}": sums for number, sums in enumerate(self._sums)}
+        targets |= {
+            f"scale.{name}": value for name, value in (self.scale.state() if self.scale else {}).items()
+        }
+        for name, target in targets.items():
+            if name in tensors:  # not there: a scale, when the run was computed in other numbers before
+                fill(target, tensors[name])
 
     def forget(self) -> None:
         """As if there had been no update."""
         for tensor in self._tensors():
             tensor.zero_()
+        if self.scale is not None:
+            self.scale.reset()
 
     @property
     def _inner(self) -> torch.optim.Optimizer:
         assert self._optimizer is not None, "begin() comes first"
         return self._optimizer
 
+    def _gradients(self) -> Iterable[Tensor]:
+        yield from (weight.grad for weight in self._weights.values() if weight.grad is not None)
+        for table in self._tables:
+            yield from (leaf.grad for _, leaf in table.touched or () if leaf.grad is not None)
+
     def _make_state(self) -> None:
         """An update of nothing, so that there is a state to fill."""
-        for weight in self.weights:
+        for weight in self._weights.values():
             weight.grad = torch.zeros_like(weight)
         self.set_rate(0.0)
         self._inner.step()

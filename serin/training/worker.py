@@ -6,7 +6,6 @@ it is the only one. How it ended is in status.json.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -19,28 +18,27 @@ import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from serin.errors import LossNotFinite, Preempted, SerinError, TrainingRefused
+from serin import environment
+from serin.errors import LossNotFinite, Preempted, SerinError
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import SplitArrays, read_split
 from serin.models.build import build_model
 from serin.models.module import ANY_FAULT
 from serin.models.shape import TableShape
-from serin.training.batch_size import choose_batch_rows, choose_threads
 from serin.training.class_weights import class_weights
-from serin.training.evaluate import evaluate
-from serin.training.files import only_one, write_whole
-from serin.training.full import full
-from serin.training.job import Choices, TrainingJob, choices_file, training_file
+from serin.training.files import only_one
+from serin.training.job import Choices, TrainingJob, training_file
+from serin.training.learner import Learner
 from serin.training.lifeline import die_with_parent
 from serin.training.loader import Loader, stream_seed
 from serin.training.loop import Loop
 from serin.training.losses import Loss, loss_of
-from serin.training.precision import choose_precision
+from serin.training.memory import StartAgain
 from serin.training.result import write_result
+from serin.training.start import final_choices, first_choices, products_of, read_choices
 from serin.training.status import Status, write_status
 from serin.training.stream import StreamLoader
 from serin.training.tables import MappedTable, ResidentTable, open_table
-from serin.training.updates import by_row_pays, category_tables
 from serin.training.world import World, open_world
 
 _FORMER_WORKER_ENDS_S = 60.0
@@ -66,8 +64,9 @@ def main() -> None:
     die_with_parent(int(sys.argv[2]))
     stop = StopFlag()
     job = TrainingJob.model_validate_json(training_file(folder).read_bytes())
-    if job.gpu and torch.cuda.device_count() < job.processes:
-        reason = f"{job.processes} GPU(s) wanted, torch {torch.__version__} sees {torch.cuda.device_count()}"
+    wanted = environment.torchrun_place()[-1]
+    if job.gpu and torch.cuda.device_count() < wanted:
+        reason = f"{wanted} GPU(s) wanted, torch {torch.__version__} sees {torch.cuda.device_count()}"
         write_status(folder, Status(state="refused", reason=reason))
         sys.exit(1)
     with open_world(gpu=job.gpu) as world, _sole_writer(folder, world):
@@ -82,6 +81,9 @@ def main() -> None:
             raise
         except SerinError as error:
             write_status(folder, Status(state="refused", reason=str(error)))
+            raise
+        except StartAgain as error:
+            write_status(folder, Status(state="again", reason=str(error)))
             raise
         except ANY_FAULT as error:
             if _is_the_users(error, job):
@@ -108,20 +110,16 @@ def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[],
     split = read_split(job.dataset, "train")
     torch.manual_seed(stream_seed(job.training.seed, "weights"))
     network = build_model(job.model, shape)
-    choices = _choices(job, folder, world, description.rows["train"], network)
-    torch.set_num_threads(choices.threads)
     if description.task == "regression":
         _set_units(network, split)
-    network.to(world.device)
+    learner, table, choices = _begin(job, folder, world, description, network, split, shape)
     loop = Loop(
         job=job,
         choices=choices,
         task=description.task,
-        network=network,
-        loss=_loss(job, description, network, split, world.device),
-        loader=_loader(job, choices, split, shape, world),
+        learner=learner,
+        loader=_loader(job, choices, table, learner),
         valid=_table(description, job, "valid", world, shape),
-        world=world,
         folder=folder,
         stop_asked=stop_asked,
     )
@@ -130,12 +128,37 @@ def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[],
     return _done(loop, world)
 
 
-def _loader(
-    job: TrainingJob, choices: Choices, split: SplitArrays, shape: TableShape, world: World
-) -> Loader | StreamLoader:
+def _begin(
+    job: TrainingJob,
+    folder: Path,
+    world: World,
+    description: DatasetDescription,
+    network: nn.Module,
+    split: SplitArrays,
+    shape: TableShape,
+) -> tuple[Learner, ResidentTable | MappedTable, Choices]:
+    """What learns, from what, and how: as chosen when the run began, or chosen now."""
+    kept = read_choices(folder)
+    world.wait_for_all()  # nobody writes before all have looked
+    choices = first_choices(job, folder, world, network, description.rows["train"], kept)
+    torch.set_num_threads(choices.threads)
+    products = products_of(network)
+    loss = _loss(job, description, network, split, world.device)
+    learner = Learner(network, job.training, choices, loss, world)
     table = open_table(split, world.device, sizes=shape.sizes)
+    if kept is None:
+        choices = final_choices(job, folder, choices, learner, table, products)
+        learner.step.parts = choices.parts
+        torch.set_num_threads(choices.threads)
+    return learner, table, choices
+
+
+def _loader(
+    job: TrainingJob, choices: Choices, table: ResidentTable | MappedTable, learner: Learner
+) -> Loader | StreamLoader:
+    rows = learner.spread.rows
     common = {
-        "batch_rows": choices.batch_rows, "seed": job.training.seed, "rank": world.rank, "ranks": world.size,
+        "batch_rows": choices.batch_rows, "seed": job.training.seed, "rank": rows.rank, "ranks": rows.size,
     }  # fmt: skip
     return Loader(table, **common) if isinstance(table, ResidentTable) else StreamLoader(table, **common)
 
@@ -175,9 +198,9 @@ def _finish(
     }
     test = _table(description, job, "test", world, shape) if job.test else None
     if test is not None:
-        found = evaluate(loop.network, test, description.task, world)
+        found = loop.evaluate(test)
         metrics |= {f"test_{name}": value for name, value in found.items()}
-    weights = {name: full(tensor) for name, tensor in loop.network.state_dict().items()}
+    weights = loop.learner.state.weights()
     if world.first:
         write_result(
             folder,
@@ -203,59 +226,6 @@ def _done(loop: Loop, world: World) -> Status:
         data_wait_share=loop.data_wait_share,
         peak_bytes=tuple(int(peak) for peak in peaks),
     )
-
-
-def _choices(job: TrainingJob, folder: Path, world: World, rows: int, network: nn.Module) -> Choices:
-    """What was chosen when the run began; chosen now, by the first rank for all, when it begins."""
-    file = choices_file(folder)
-    if world.first and not file.exists():
-        batch_rows = choose_batch_rows(
-            job.training.batch_rows, rows=rows, ranks=world.size, device="cuda" if job.gpu else "cpu"
-        )
-        if batch_rows == 0:
-            raise TrainingRefused(
-                folder=folder, reason=f"{rows} training rows do not fill {world.size} process(es)"
-            )
-        cores = len(os.sched_getaffinity(0)) // world.size
-        chosen = Choices(
-            batch_rows=batch_rows,
-            steps_per_epoch=rows // batch_rows,
-            precision=choose_precision(job.training.precision, world.device),
-            threads=choose_threads(_products(network, batch_rows // world.size), cores=cores),
-            device="cuda" if job.gpu else "cpu",
-            torch=torch.__version__,
-            strategy="fsdp" if job.training.strategy == "fsdp" else "ddp",
-            by_row=_by_row(job, network, batch_rows),
-            parts=job.training.accumulate,
-        )
-        write_whole(file, chosen.model_dump_json(indent=1) + "\n")
-    world.wait_for_all()
-    choices = Choices.model_validate_json(file.read_bytes())
-    if choices.batch_rows % world.size:
-        reason = (
-            f"the run has {choices.batch_rows} rows per step, which do not divide over {world.size} processes"
-        )
-        raise TrainingRefused(folder=folder, reason=reason)
-    if choices.device != world.device.type:
-        precision = choose_precision(job.training.precision, world.device)
-        choices = choices.model_copy(update={"precision": precision, "device": world.device.type})
-    return choices
-
-
-def _by_row(job: TrainingJob, network: nn.Module, batch_rows: int) -> bool:
-    """Are the category tables large enough to be updated row by row? Not with FSDP, which cuts them up instead."""
-    wanted = job.training.embedding_updates
-    if wanted != "auto" or job.training.strategy == "fsdp":
-        return wanted == "rows" and job.training.strategy != "fsdp"
-    return any(
-        by_row_pays(len(table.weight), batch_rows * len(table.offsets)) for table in category_tables(network)
-    )
-
-
-def _products(network: nn.Module, rows: int) -> int:
-    """Multiplications of a step, roughly: forward and twice that backward."""
-    linear = (layer.weight.numel() for layer in network.modules() if isinstance(layer, nn.Linear))
-    return 3 * rows * sum(linear)
 
 
 def _sole_writer(folder: Path, world: World) -> AbstractContextManager[None]:

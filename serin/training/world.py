@@ -5,16 +5,13 @@ What they agree on travels over gloo, between hosts' memories, so that it never 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from serin import environment
 
@@ -24,6 +21,8 @@ class World:
     rank: int
     size: int
     device: torch.device
+    group: bool = False  # does it go through torch.distributed? With several ranks always
+    local_size: int = 1  # ranks on this machine
 
     @property
     def first(self) -> bool:
@@ -74,44 +73,23 @@ class World:
     def wait_for_all(self) -> None:
         self.agree([0])
 
-    def share_gradients(self, network: nn.Module, strategy: Literal["ddp", "fsdp"]) -> nn.Module:
-        """The network as a step calls it: gradients are averaged over the ranks; with FSDP weights, gradients and the
-        optimizer's state are cut over them too, layer by layer where a network names its blocks."""
-        if self.size == 1:
-            return network
-        if strategy == "fsdp":
-            return _shard(network, self)
-        devices = [self.device] if self.device.type == "cuda" else None
-        with warnings.catch_warnings():
-            # Deprecated in torch 2.13 for a name that 2.11 does not have. Our buffers never change.
-            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-            return DistributedDataParallel(
-                network, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
-            )
-
-
-def _shard(network: nn.Module, world: World) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh  # costs a start that most runs need not pay
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh(world.device.type, (world.size,))
-    for block in getattr(network, "blocks", ()):
-        fully_shard(block, mesh=mesh)
-    fully_shard(network, mesh=mesh)
-    return network
+    def apart(self) -> World:
+        """This rank as one that shares no rows: where several hold one network together, all of them see all rows."""
+        return World(rank=0, size=1, device=self.device)
 
 
 @contextmanager
-def open_world(*, gpu: bool) -> Iterator[World]:
-    """This rank among the others that torchrun started; alone when it started none."""
-    rank, local_rank, size = environment.torchrun_place()
+def open_world(*, gpu: bool, group: bool = False) -> Iterator[World]:
+    """This rank among the others that torchrun started; alone when it started none, as a group of one if `group`."""
+    rank, local_rank, size, local_size = environment.torchrun_place()
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(device)
-    if size > 1:
+    group = group or size > 1
+    if group:
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
     try:
-        yield World(rank=rank, size=size, device=device)
+        yield World(rank=rank, size=size, device=device, group=group, local_size=local_size)
     finally:
-        if size > 1:
+        if group:
             dist.destroy_process_group()

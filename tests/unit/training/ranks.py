@@ -9,12 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 WAIT_S = 120.0
+_SLOW_TO_LOAD = (
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+)
 
 
 def run_ranks(count: int, work: Callable[..., None], *arguments: object) -> list[int]:
     """Runs `work(*arguments)` in so many processes that torch.distributed can find each other; their exit codes."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["serin.training.worker"])
+    context.set_forkserver_preload(["serin.training.worker", *_SLOW_TO_LOAD])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -46,6 +51,18 @@ def train_rank(job_json: str, folder: Path, stop_at: int | None) -> None:
             worker.train(job, folder, world, lambda: world.rank == 1 and next(looks, None) is None)
         except Preempted:
             os._exit(Preempted.exit_code)
+
+
+def train_several(jobs: dict[str, str], folder: Path) -> None:
+    """One rank of several trainings on the CPU, one after the other, each in its folder."""
+    from serin.training import worker
+    from serin.training.job import TrainingJob
+    from serin.training.world import open_world
+
+    with open_world(gpu=False) as world:
+        for name, job_json in jobs.items():
+            (folder / name).mkdir(exist_ok=True)
+            worker.train(TrainingJob.model_validate_json(job_json), folder / name, world, lambda: False)
 
 
 def _rank(rank: int, count: int, port: int, work: Callable[..., None], arguments: tuple[object, ...]) -> None:

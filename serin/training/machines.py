@@ -1,0 +1,53 @@
+"""Several machines that train together: how many, and where they meet. No torch here.
+
+The same command is started on each of them, with the run's folder on a file system that all of them see. They find each
+other at `host:port`, a free port of one of them. Which of them is first is settled there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serin import environment
+from serin.errors import SpecError
+
+_LOCAL = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    count: int = 1
+    rendezvous: str | None = None  # host:port
+
+    def __post_init__(self) -> None:
+        problems = []
+        host, _, port = (self.rendezvous or "").rpartition(":")
+        if self.count < 1:
+            problems.append(("machines", f"{self.count} is too small; give at least 1"))
+        if self.count > 1 and self.rendezvous is None:
+            problems.append(
+                ("rendezvous", f"{self.count} machines must meet somewhere; give host:port of one")
+            )
+        if self.rendezvous is not None and (not host or not port.isdigit()):
+            problems.append(("rendezvous", f"{self.rendezvous!r} is not host:port, such as 10.0.0.1:29400"))
+        if problems:
+            raise SpecError(where="several machines", problems=problems)
+
+    def torchrun_options(self, run: str) -> list[str]:
+        """`run`: the same on all machines, and another for another training."""
+        if self.count == 1:
+            return ["--standalone", "--local-addr", "127.0.0.1"]
+        assert self.rendezvous is not None
+        local = self.rendezvous.rpartition(":")[0] in _LOCAL
+        return [
+            "--nnodes", str(self.count), "--rdzv-backend", "c10d", "--rdzv-endpoint", self.rendezvous,
+            "--rdzv-id", run, *(["--local-addr", "127.0.0.1"] if local else []),
+        ]  # fmt: skip
+
+
+def machines_told() -> Machines:
+    """As SERIN_MACHINES and SERIN_RENDEZVOUS say; one when they say nothing."""
+    count, rendezvous = environment.machines()
+    if not count.isdigit():
+        raise SpecError(where="SERIN_MACHINES", problems=[("", f"{count!r} is no number of machines")])
+    return Machines(count=int(count), rendezvous=rendezvous)
