@@ -85,41 +85,131 @@ def _some_null(random: np.random.Generator, values: Any, kind: pa.DataType | Non
 
 
 def _spec(folder: Path) -> PipelineSpec:
+    return load_spec(_document(folder))
+
+
+def _document(folder: Path) -> dict[str, Any]:
     numbers = ["ordinary", "extreme", "wide", "large", "small", "yes", "height", "people"]
-    return load_spec(
-        {
-            "name": "awkward",
-            "data": {
-                "tables": {"main": str(folder / "main-*.parquet"), "places": str(folder / "places.parquet")},
-                "joins": [
-                    {"with": "places", "on": "word", "columns": ["height", "people"], "source": "lookup"}
-                ],
-                "target": {"expression": "y > 0.5", "task": "binary"},
-                "time": "when",
+    return {
+        "name": "awkward",
+        "data": {
+            "tables": {"main": str(folder / "main-*.parquet"), "places": str(folder / "places.parquet")},
+            "joins": [{"with": "places", "on": "word", "columns": ["height", "people"], "source": "lookup"}],
+            "target": {"expression": "y > 0.5", "task": "binary"},
+            "time": "when",
+        },
+        "features": [
+            {
+                "columns": numbers,
+                "steps": ["fill_median", {"clip": {"q": [0.01, 0.99]}}, "normalize"],
             },
-            "features": [
-                {
-                    "columns": numbers,
-                    "steps": ["fill_median", {"clip": {"q": [0.01, 0.99]}}, "normalize"],
-                },
-                {
-                    "columns": ["word", "name", "code"],
-                    "steps": [{"categorify": {"min_count": 2, "buckets": 3}}],
-                },
-                {"columns": ["level"], "steps": ["categorify"]},
-                {
-                    "columns": ["second"],
-                    "steps": [{"fill_median": {"indicator": True}}, "log1p", "min_max"],
-                },
-                {"columns": ["third"], "steps": ["fill_mode", "robust_scale"]},
-                {"columns": ["wide"], "steps": [{"bucketize": {"quantiles": 5}}]},
-                {"columns": ["name"], "steps": [{"target_encode": {"smoothing": 5}}, "normalize"]},
-                {"columns": ["word"], "steps": ["count_encode", "log1p"]},
-                {"columns": ["ordinary"], "steps": [{"group_stats": {"by": "name"}}, "normalize"]},
-                {"columns": ["word"], "steps": [{"one_hot": {"max_size": 4}}]},
-                {"columns": ["large"], "steps": [{"hash_bucket": 16}]},
-                {"columns": ["seen"], "steps": [{"cyclical": ["hour"]}]},
-                {"columns": ["when", "seen"], "steps": [{"date_parts": ["hour", "weekday", "day", "month"]}]},
-            ],
+            {
+                "columns": ["word", "name", "code"],
+                "steps": [{"categorify": {"min_count": 2, "buckets": 3}}],
+            },
+            {"columns": ["level"], "steps": ["categorify"]},
+            {
+                "columns": ["second"],
+                "steps": [{"fill_median": {"indicator": True}}, "log1p", "min_max"],
+            },
+            {"columns": ["third"], "steps": ["fill_mode", "robust_scale"]},
+            {"columns": ["wide"], "steps": [{"bucketize": {"quantiles": 5}}]},
+            {"columns": ["name"], "steps": [{"target_encode": {"smoothing": 5}}, "normalize"]},
+            {"columns": ["word"], "steps": ["count_encode", "log1p"]},
+            {"columns": ["ordinary"], "steps": [{"group_stats": {"by": "name"}}, "normalize"]},
+            {"columns": ["word"], "steps": [{"one_hot": {"max_size": 4}}]},
+            {"columns": ["large"], "steps": [{"hash_bucket": 16}]},
+            {"columns": ["seen"], "steps": [{"cyclical": ["hour"]}]},
+            {"columns": ["when", "seen"], "steps": [{"date_parts": ["hour", "weekday", "day", "month"]}]},
+        ],
+    }
+
+
+def write_awkward_variants(folder: Path, rows: int) -> dict[str, PipelineSpec]:
+    """What relational work can meet, over the same tables: filters, derived columns, every split, every task."""
+    write_awkward_tables(folder, rows)
+    prices = pa.table(
+        {
+            "level": pa.array([None, *range(7)] * 3, pa.int32()),
+            "since": pa.array(
+                np.repeat([-(10**12), 0, rows * 4_000_000], 8) * 1000, pa.timestamp("us", tz="UTC")
+            ),
+            "price": pa.array(np.arange(24) / 7),
         }
     )
+    pq.write_table(prices, folder / "prices.parquet")
+    pq.write_table(prices.slice(1, 7).drop_columns("since"), folder / "levels.parquet")
+    kinds = pa.table(
+        {
+            "third": pa.array(range(25), pa.int8()),
+            "yes": [True] * 25,
+            "name": [f"n{n % 4}" for n in range(25)],
+        }
+    )
+    pq.write_table(kinds, folder / "kinds.parquet")
+    return {name: load_spec(_varied(_document(folder), folder, change)) for name, change in _VARIANTS.items()}
+
+
+_FEW = {"features": [{"columns": ["ordinary", "small"], "steps": ["fill_median", "normalize"]},
+                     {"columns": ["word", "code"], "steps": ["categorify"]}]}  # fmt: skip
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "derived": {
+        "where": "small > -5 or is_null(small) and not word == 'a'",
+        "derived": {
+            "ratio": "ordinary / second",
+            "total": "level + small - 2",
+            "rest": "(ordinary % 1.5) + max(small, 0)",
+            "apart": "abs(wide - 0.1)",
+            "known": "name in ('3', 'late-7') or word == '日本'",
+            "early": "seen < '1970-03-01'",
+            "same": "name == word",
+        },
+        "checks": [
+            {"column": "ordinary", "min": -100, "max": 100, "max_nulls": 0.9},
+            {"column": "level", "values": list(range(9))},
+            {"column": "yes", "type": "bool"},
+        ],
+        "features": [
+            {"columns": ["ratio", "total", "rest", "apart"], "steps": ["fill_median", "normalize"]},
+            {"columns": ["known", "early", "total"], "steps": ["categorify"]},
+        ],
+        "split": {"gap": "1d"},
+    },
+    "joined": {
+        "joins": [
+            {"with": "kinds", "on": ["third", "yes"], "how": "inner", "columns": {"name": "kind"}},
+            {"with": "prices", "on": "level", "as_of": {"column": "seen", "there": "since"}, "columns": ["price"]},
+            {"with": "levels", "on": "level", "columns": {"price": "cost"}, "source": "lookup"},
+        ],
+        "features": [
+            {"columns": ["price", "cost", "ordinary"], "steps": ["fill_median", "normalize"]},
+            {"columns": ["kind", "name"], "steps": ["categorify"]},
+        ],
+    },
+    "classes": {"target": {"expression": "level", "task": "multiclass"}, "time": None,
+                "split": {"kind": "stratified"},
+                "features": [*_FEW["features"], {"columns": ["name"], "steps": ["target_encode"]}]},
+    "texts": {"target": {"expression": "word", "task": "multiclass"},
+              "features": [{"columns": ["ordinary"], "steps": ["fill_mode"]}]},
+    "groups": {"target": {"expression": "y * 3 - 1", "task": "regression"}, "time": None, "id": "code",
+               "split": {"kind": "group", "group": "code"}, **_FEW},
+    "windows": {
+        "windows": [{"by": "name", "rows": 3, "make": {"before": "mean(ordinary)", "seen_before": "count()"}}],
+        "features": [{"columns": ["before", "seen_before"], "steps": ["fill_median", "normalize"]}],
+    },
+    "own": {"features": [
+        {"columns": ["ordinary"], "steps": ["fill_median", {"tests.fakes.own_operators:AboveMost": {"few": 9}}]},
+        {"columns": ["small"], "steps": ["fill_median"]},
+    ]},
+}  # fmt: skip
+
+
+def _varied(document: dict[str, Any], folder: Path, change: dict[str, Any]) -> dict[str, Any]:
+    data = document["data"] | {key: value for key, value in change.items() if key != "features"}
+    data["tables"] = {"main": data["tables"]["main"]}
+    if "joins" in change:
+        others = {"kinds": "kinds.parquet", "prices": "prices.parquet", "levels": "levels.parquet"}
+        data["tables"] |= {name: str(folder / file) for name, file in others.items()}
+    else:
+        del data["joins"]
+    return {"name": "awkward", "data": data, "features": change["features"]}

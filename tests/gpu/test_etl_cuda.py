@@ -6,23 +6,33 @@ import pytest
 
 from serin.etl.device import usable_gpus
 from serin.spec.stages import EtlSpec
-from tests.fakes.awkward_tables import write_awkward_tables
+from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
 from tests.unit.etl.flights import digest
 
 pytest.importorskip("cupy", reason="cupy is not installed")
 pytestmark = pytest.mark.skipif(not usable_gpus().count, reason="no GPU")
 
 
-@pytest.mark.parametrize("rows", [40, 6_000, 300_000])
-@pytest.mark.parametrize("piece_rows", [None, 700])
+@pytest.mark.parametrize(
+    ("rows", "piece_rows"), [(40, None), (40, 1), (6_000, None), (6_000, 700), (300_000, None)]
+)
 def test_one_gpu_gives_the_bits_of_the_host(tmp_path: Path, rows: int, piece_rows: int | None) -> None:
     spec = write_awkward_tables(tmp_path / "tables", rows)
     expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
     assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", piece_rows) == expected
 
 
+def test_relational_work_on_one_gpu_gives_the_bits_of_the_host(tmp_path: Path) -> None:
+    specs = write_awkward_variants(tmp_path / "tables", 9_000)
+    host = {name: digest(spec, EtlSpec(engine="process"), tmp_path / "host") for name, spec in specs.items()}
+    gpu = {name: digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu") for name, spec in specs.items()}
+    assert gpu == host
+
+
 def test_a_cluster_of_gpus_gives_the_bits_of_the_host(tmp_path: Path) -> None:
     pytest.importorskip("dask_cuda", reason="dask-cuda is not installed")
     spec = write_awkward_tables(tmp_path / "tables", 20_000)
     expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
-    assert digest(spec, EtlSpec(engine="dask-cuda"), tmp_path / "gpu", 900) == expected
+    said: list[str] = []
+    assert digest(spec, EtlSpec(engine="dask-cuda"), tmp_path / "gpu", 4_500, say=said.append) == expected
+    assert not any("no cluster" in line for line in said), said

@@ -12,7 +12,7 @@ from serin.etl.engine import choose_engine
 from serin.spec.load import load_spec
 from serin.spec.stages import EtlSpec
 from tests.fakes import cupy
-from tests.fakes.awkward_tables import write_awkward_tables
+from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
 from tests.unit.etl.flights import digest, spec_of
 
 ONE_GPU = Gpus(count=1, memory_bytes=2**34)
@@ -45,6 +45,20 @@ def test_awkward_values_go_through_a_gpu_unchanged(tmp_path: Path, monkeypatch: 
     expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
     cupy.install(monkeypatch)
     assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 700) == expected
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_every_kind_of_relational_work_goes_through_a_gpu_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = write_awkward_variants(tmp_path / "tables", 900)
+    host = {name: digest(spec, EtlSpec(engine="process"), tmp_path / "host") for name, spec in specs.items()}
+    cupy.install(monkeypatch)
+    gpu = {
+        name: digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 400, say=print)
+        for name, spec in specs.items()
+    }
+    assert gpu == host
 
 
 @pytest.mark.usefixtures("one_gpu")
