@@ -71,8 +71,10 @@ class GraphBuilder:
         inputs: Mapping[str, tuple[int, Sequence[int | str]]],
         outputs: Mapping[str, tuple[int, Sequence[int | str]]],
         name: str = "serin",
+        *,
+        opsets: Mapping[str, int] = OPSETS,
     ) -> onnx.ModelProto:
-        """The finished, checked model; inputs and outputs are name -> (element type, shape)."""
+        """The finished, checked model; inputs and outputs are name -> (element type, shape). `opsets`: newer ones."""
         graph = helper.make_graph(
             self.nodes,
             name,
@@ -80,8 +82,8 @@ class GraphBuilder:
             [helper.make_tensor_value_info(key, element, shape) for key, (element, shape) in outputs.items()],
             initializer=self.initializers,
         )
-        opsets = [helper.make_opsetid(domain, version) for domain, version in OPSETS.items()]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="serin")
+        imports = [helper.make_opsetid(domain, version) for domain, version in {**OPSETS, **opsets}.items()]
+        model = helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, producer_name="serin")
         onnx.checker.check_model(model)
         return model
 

@@ -1,9 +1,7 @@
-"""The end of a training: the best epoch's weights, measured on the test rows, published in one rename."""
+"""The end of a network's training: the best epoch's weights, measured on the test rows, published in one rename."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,8 +11,8 @@ from serin.formats.schema import Task
 from serin.formats.weights import write_weights
 from serin.models.shape import TableShape
 from serin.training.checkpoint import Position
-from serin.training.files import sync_folder
-from serin.training.job import Choices, TrainingJob, result_folder
+from serin.training.job import Choices, TrainingJob
+from serin.training.publish import publish_result
 
 
 def write_result(
@@ -29,25 +27,15 @@ def write_result(
     metrics: dict[str, float],
 ) -> None:
     """`result/{weights.safetensors, model.json, metrics.json, state.json}`, whole or not at all."""
-    scratch, final = folder / ".result", result_folder(folder)
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
     columns = {"numeric": shape.numeric, "sizes": shape.sizes, "outputs": shape.outputs}
-    write_weights(scratch, weights, {"model": job.model.model_dump(), "shape": columns, "task": task})
-    epochs = [record.model_dump() for record in position.epochs]
-    _write(scratch / "metrics.json", "serin.metrics", metrics=metrics, epochs=epochs)
-    _write(
-        scratch / "state.json",
-        "serin.training.result",
-        step=position.best_step,
+    record = {"model": job.model.model_dump(), "shape": columns, "task": task}
+    publish_result(
+        folder,
+        fill=lambda scratch: write_weights(scratch, weights, record),
+        job=job,
+        step=position.best_step or 0,
         steps=position.step,
-        dataset=job.dataset_digest,
-        training=job.training.model_dump(mode="json"),
         choices=choices.model_dump(),
+        metrics=metrics,
+        epochs=[epoch.model_dump() for epoch in position.epochs],
     )
-    scratch.rename(final)
-    sync_folder(folder)
-
-
-def _write(path: Path, form: str, **content: object) -> None:
-    path.write_text(json.dumps({"format": form, "version": 1, **content}, indent=1) + "\n")

@@ -1,0 +1,80 @@
+"""Trees on their way: `checkpoints/step-00000050/{trees.ubj, state.json, COMPLETE}`, the last two kept. No torch here.
+
+state.json holds the digest of the trees, and COMPLETE is written last; what does not fit together is passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from serin.errors import CheckpointBroken, StoreNotWritable
+from serin.training.files import write_whole
+
+_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """What there is after some rounds. `best`: the valid metric at `best_round`; None without valid rows."""
+
+    rounds: int = 0
+    trees: bytes = b""
+    best_round: int = 0
+    best: float | None = None
+
+
+class TreeCheckpoints:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "checkpoints"
+
+    def newest(self, say: Callable[[str], None]) -> Grown | None:
+        for place in reversed(self._places()):
+            try:
+                return _read(place)
+            except CheckpointBroken as error:
+                say(f"{error}; going back to the one before")
+        return None
+
+    def newest_round(self) -> int:
+        return max((int(place.name.removeprefix("step-")) for place in self._places()), default=0)
+
+    def save(self, grown: Grown) -> None:
+        place = self._folder / f"step-{grown.rounds:08d}"
+        state = {
+            "format": "serin.trees",
+            "version": 1,
+            "rounds": grown.rounds,
+            "best_round": grown.best_round,
+            "best": grown.best,
+            "sha256": hashlib.sha256(grown.trees).hexdigest(),
+        }
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            write_whole(place / "trees.ubj", grown.trees)
+            write_whole(place / "state.json", json.dumps(state) + "\n")
+            write_whole(place / "COMPLETE", "")
+        except OSError as error:
+            raise StoreNotWritable(path=str(place), reason=str(error)) from error
+        for old in self._places()[:-_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _places(self) -> list[Path]:
+        return sorted(complete.parent for complete in self._folder.glob("step-*/COMPLETE"))
+
+
+def _read(place: Path) -> Grown:
+    try:
+        state = json.loads((place / "state.json").read_text())
+        trees = (place / "trees.ubj").read_bytes()
+        if hashlib.sha256(trees).hexdigest() != state["sha256"]:
+            raise ValueError("trees.ubj does not match its digest")
+        return Grown(
+            rounds=int(state["rounds"]), trees=trees, best_round=int(state["best_round"]), best=state["best"]
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointBroken(path=place, reason=str(error)) from error
