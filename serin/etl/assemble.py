@@ -16,12 +16,13 @@ from serin.etl.answers import Answers
 from serin.etl.checks import write_freshness
 from serin.etl.compare import judge_against
 from serin.etl.engine import Engine, Held
+from serin.etl.glance import Glance, take_glance
 from serin.etl.golden import Candidates, Made, choose_golden
 from serin.etl.layout import DerivedLayout, Layout
 from serin.etl.leaks import judge_leaks
 from serin.etl.lookups import write_lookup
 from serin.etl.progress import Progress
-from serin.etl.relate_target import relate_to_target
+from serin.etl.relate_target import find_extents, relate_to_target
 from serin.etl.relation import LoadedJoin
 from serin.etl.report import Heard, Report, shown_target, write_report
 from serin.etl.seal import seal_dataset
@@ -66,7 +67,8 @@ class Assembly:
         """Fills `folder`; the dataset's digest."""
         totals = total_up(self.data, self.engine, held, self.say)
         held, sizes = self._split(held, totals)
-        self._judge_leaks(held, totals)
+        glance = take_glance(self.engine, held, self.layout.kept, rows=totals.rows)
+        self._judge_leaks(held, glance, totals)
         answer = Answers(self.engine, held)
         plan = self._fit(answer, totals)
         candidates = self._write_rows(held, plan, folder, sizes, totals)
@@ -90,7 +92,7 @@ class Assembly:
         )
         tables = [table for _, table in lookups]
         digest = seal_dataset(folder, described, plan, tables, threads=self.engine.workers)
-        self._write_report(held, folder, replace(described, digest=digest), statistics, totals)
+        self._write_report(held, glance, folder, replace(described, digest=digest), statistics, totals)
         self.say(f"dataset {digest[:12]}: {sum(rows.values()):,} rows written")
         return digest
 
@@ -110,13 +112,13 @@ class Assembly:
         self.say(", ".join(shown) + " rows")
         return held, sizes
 
-    def _judge_leaks(self, held: Held, totals: Totals) -> None:
+    def _judge_leaks(self, held: Held, glance: Glance, totals: Totals) -> None:
         judge_leaks(
             self.data,
             self.layout.kept,
+            glance,
             self.engine,
             held,
-            rows=totals.rows,
             unknown=totals.unknown,
             without_target=totals.dropped["null_target"],
         )
@@ -156,6 +158,7 @@ class Assembly:
     def _write_report(
         self,
         held: Held,
+        glance: Glance,
         folder: Path,
         description: DatasetDescription,
         statistics: Mapping[str, ColumnStatistics],
@@ -164,11 +167,11 @@ class Assembly:
         times = [name for name in self.layout.kept if self.layout.kinds[name] == "timestamp"]
         label = {"binary": 1, "multiclass": 0, "regression": None}[self.data.target.task]
         self.progress.begin("held against the target")
-        trained = description.rows["train"]
+        extents = find_extents(self.engine, held, times)
         report = Report(
             description=description,
             statistics=statistics,
-            bins=relate_to_target(self.engine, held, statistics, times, label, trained),
+            bins=relate_to_target(glance, statistics, extents, label),
             kinds=self.layout.kinds,
             sources={name: self.data.source_of(name) for name in self.layout.kept},
             shown=shown_target(self.data.target, totals.classes),

@@ -13,21 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from serin.errors import LeakFound
-from serin.etl.device import gpu_aware
 from serin.etl.engine import Engine, Held
-from serin.etl.groups import group_codes, joined, sampled
+from serin.etl.glance import Glance
+from serin.etl.groups import group_codes, joined
+from serin.etl.tells import told_by_nulls, told_by_values
 from serin.etl.transform import ID, Divided
 from serin.etl.unknown import Unknown
-from serin.features.column import Column, on_host, take
+from serin.features.column import Column
 from serin.formats.dataset import SPLITS
-from serin.metrics import auc
 from serin.spec.data import DataSpec
 
-SAMPLE_ROWS = 20_000
-_FEWEST = 100  # rows below which nothing can be said
 _ALMOST = 0.99
 _NULLS_ALMOST = 0.95
-_BINS = 64
 
 Floats = npt.NDArray[np.float64]
 
@@ -35,10 +32,10 @@ Floats = npt.NDArray[np.float64]
 def judge_leaks(
     data: DataSpec,
     columns: Sequence[str],
+    glance: Glance,
     engine: Engine,
     held: Held,
     *,
-    rows: int,
     unknown: Sequence[Mapping[str, Unknown]],
     without_target: int,
 ) -> None:
@@ -48,25 +45,13 @@ def judge_leaks(
     if data.time is not None:
         for name in names:
             leaks += _missing_together(name, [part[name] for part in unknown], without_target)
-        parts = engine.collect(sample, held, tuple(names), SAMPLE_ROWS / rows)
-        target = np.concatenate([own for own, _ in parts]).astype(np.float64)
+        target = glance.target.astype(np.float64)
         for name in names:
-            leaks += _tells(name, joined([own[name] for _, own in parts]), target, data.target.task)
+            leaks += _tells(name, glance.columns[name], target, data.target.task)
     if data.id is not None and data.id not in data.allow_leaks:
         leaks += _on_both_sides(data.id, engine.collect(ids_by_split, held))
     if leaks:
         raise LeakFound(leaks=leaks)
-
-
-@gpu_aware
-def sample(
-    divided: Divided, names: Sequence[str], share: float
-) -> tuple[npt.NDArray[Any], dict[str, Column]]:
-    """About this share of the training rows: their target and columns."""
-    train = divided.span(0)
-    chosen = sampled(divided.rows[train], share)
-    columns = take({name: divided.columns[name][train] for name in names}, chosen)
-    return on_host(divided.target[train][chosen]), {name: own.on_host() for name, own in columns.items()}
 
 
 def ids_by_split(divided: Divided) -> list[tuple[Column, npt.NDArray[np.int64]]]:
@@ -105,68 +90,13 @@ def _missing_together(name: str, parts: Sequence[Unknown], without: int) -> Iter
 
 def _tells(name: str, column: Column, target: Floats, task: str) -> Iterator[tuple[str, str]]:
     null = np.asarray(column.null)
-    if null.any() and not null.all():
-        strength = _strength(null.astype(np.int64), null.astype(np.float64), target, task)
+    if null.any():
+        strength = 0.0 if null.all() else told_by_nulls(null, target, task)
         if strength > _NULLS_ALMOST:
-            yield (
-                name,
-                f"is null or not as the target goes ({strength:.3f}): it seems to be filled after the event",
-            )
+            why = f"is null or not as the target goes ({strength:.3f}): it seems to be filled after the event"
+            yield name, why
             return
-    used = ~null
-    if used.sum() < _FEWEST:
-        return
-    values = None if column.kind == "string" else column.values[used].astype(np.float64)
-    codes = None
-    if column.kind in ("string", "int", "bool"):
-        codes = group_codes([column[used]])
-    elif task == "multiclass" and values is not None:
-        edges = np.quantile(values, np.linspace(0, 1, _BINS + 1)[1:-1])
-        codes = np.searchsorted(edges, values)
-    strength = _strength(codes, values, target[used], task)
+        column, target = column[~null], target[~null]
+    strength = told_by_values(column, target, task)
     if strength > _ALMOST:
         yield name, f"alone gives the target almost without fault ({strength:.3f} of 1)"
-
-
-def _strength(codes: npt.NDArray[np.int64] | None, values: Floats | None, target: Floats, task: str) -> float:
-    """How well the column alone tells the target: 1 is without fault. 0 when nothing can be said."""
-    found = [0.0]
-    if task != "multiclass" and values is not None:
-        found.append(_order(values, target, task))
-    if codes is not None:
-        found.append(_names(codes, target, task))
-    return max(found)
-
-
-def _order(values: Floats, target: Floats, task: str) -> float:
-    if len(target) < _FEWEST or np.ptp(target) == 0 or not np.isfinite(values).all() or np.ptp(values) == 0:
-        return 0.0
-    if task == "binary":
-        area = float(auc(target, values))
-        return max(area, 1 - area)
-    return abs(float(np.corrcoef(_ranks(values), _ranks(target))[0, 1]))
-
-
-def _names(codes: npt.NDArray[np.int64], target: Floats, task: str) -> float:
-    """Learns the target per value on every other row and looks at the rest, so that ids tell nothing."""
-    learn = np.arange(len(codes)) % 2 == 0
-    size = int(codes.max(initial=0)) + 1
-    counts = np.bincount(codes[learn], minlength=size)
-    known = ~learn & (counts[codes] > 0)
-    if known.sum() < max(_FEWEST // 2, 0.25 * len(codes)):
-        return 0.0
-    if task == "multiclass":
-        labels = target.astype(np.int64)
-        table = np.zeros((size, int(labels.max()) + 1))
-        np.add.at(table, (codes[learn], labels[learn]), 1)
-        if np.bincount(labels[known]).max() > 0.9 * known.sum():
-            return 0.0
-        return float((table.argmax(axis=1)[codes[known]] == labels[known]).mean())
-    means = np.bincount(codes[learn], weights=target[learn], minlength=size) / np.maximum(counts, 1)
-    return _order(means[codes[known]], target[known], task)
-
-
-def _ranks(values: Floats) -> Floats:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return ((ends - counts + ends - 1) / 2)[place]

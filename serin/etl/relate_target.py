@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 
 from serin.etl.device import gpu_aware
 from serin.etl.engine import Engine, Held
-from serin.features.column import Column, on_host
+from serin.etl.glance import Glance
+from serin.features.coded import CodedColumn, compact
+from serin.features.column import Column
 from serin.formats.schema import INT64_NULL
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from serin.etl.transform import Divided
 
 Floats = npt.NDArray[np.float64]
-SAMPLE_ROWS = 50_000
+Extent = tuple[int, int]
 _SHOWN = 10  # commonest values
 _BINS = 32  # of numbers, about equally many rows in each
 _TIMES = 48  # bins of a time, equally long
@@ -61,52 +63,45 @@ class _Plan:
 
 
 def relate_to_target(
-    engine: Engine,
-    held: Held,
+    glance: Glance,
     statistics: Mapping[str, ColumnStatistics],
-    times: Sequence[str],
+    extents: Mapping[str, Extent | None],
     label: int | None,
-    rows: int,
 ) -> dict[str, Bins]:
-    """One pass (two, with times). `label`: the class whose share is shown; None: the target itself."""
+    """`extents`: of columns that are times. `label`: the class whose share is shown; None: the target itself."""
     plans = {name: _plan(each) for name, each in statistics.items()}
-    if times:
-        found = engine.collect(extent, held, tuple(times))
-        for name in times:
-            known = [part[name] for part in found if part[name] is not None]
-            if known:
-                first, last = min(low for low, _ in known), max(high for _, high in known)
-                plans[name] = _Plan(np.linspace(first, last + 1, _TIMES + 1), ())
-    counted = engine.collect(count_bins, held, plans, label, max(1, rows // SAMPLE_ROWS))
+    for name, extent in extents.items():
+        if extent is not None:
+            plans[name] = _Plan(np.linspace(extent[0], extent[1] + 1, _TIMES + 1), ())
+    target = glance.target.astype(np.float64)
+    if label is not None:
+        target = (target == label).astype(np.float64)
     made = {}
     for name, plan in plans.items():
-        count, target, squares = np.sum([part[name] for part in counted], axis=0)
-        made[name] = Bins(edges=plan.edges, values=plan.values, rows=count, target=target, squares=squares)
+        count, sums, squares = _count(glance.columns[name], plan, target, same=label is not None)
+        made[name] = Bins(edges=plan.edges, values=plan.values, rows=count, target=sums, squares=squares)
     return made
 
 
-@gpu_aware
-def extent(divided: Divided, names: Sequence[str]) -> dict[str, tuple[int, int] | None]:
-    """The first and the last moment of times, over the training rows."""
-    found: dict[str, tuple[int, int] | None] = {}
-    for name in names:
-        values = divided.columns[name].values[divided.span(0)]
-        known = values[values != INT64_NULL]
-        found[name] = (int(known.min()), int(known.max())) if len(known) else None
+def find_extents(engine: Engine, held: Held, times: Sequence[str]) -> dict[str, Extent | None]:
+    """The first and the last moment of times, over the training rows of divided pieces; None when there is none."""
+    parts = engine.collect(extent, held, tuple(times)) if times else []
+    found: dict[str, Extent | None] = {}
+    for name in times:
+        known = [part[name] for part in parts if part[name] is not None]
+        found[name] = (min(low for low, _ in known), max(high for _, high in known)) if known else None
     return found
 
 
 @gpu_aware
-def count_bins(
-    divided: Divided, plans: Mapping[str, _Plan], label: int | None, step: int
-) -> dict[str, Floats]:
-    """Rows, sums and squares of the target by bin, [3, bins], over every so many of the training rows."""
-    train = divided.span(0)
-    some = slice(train.start, train.stop, step)
-    target = on_host(divided.target[some]).astype(np.float64)
-    if label is not None:
-        target = (target == label).astype(np.float64)
-    return {name: _count(divided.columns[name][some].on_host(), plan, target) for name, plan in plans.items()}
+def extent(divided: Divided, names: Sequence[str]) -> dict[str, Extent | None]:
+    found: dict[str, Extent | None] = {}
+    for name in names:
+        values = divided.columns[name].values[divided.span(0)]
+        if len(values) and int(values.min()) == INT64_NULL:
+            values = values[values != INT64_NULL]
+        found[name] = (int(values.min()), int(values.max())) if len(values) else None
+    return found
 
 
 def _plan(statistics: ColumnStatistics) -> _Plan:
@@ -121,16 +116,28 @@ def _plan(statistics: ColumnStatistics) -> _Plan:
     return _Plan(np.asarray([statistics.edges[0], *(statistics.edges[place] for place in places)]), ())
 
 
-def _count(column: Column, plan: _Plan, target: Floats) -> Floats:
+def _count(column: Column, plan: _Plan, target: Floats, *, same: bool) -> tuple[Floats, Floats, Floats]:
+    """Rows, sums and squares of the target by bin. `same`: a target is its own square."""
     if plan.edges is not None:
-        numbers = column.values.astype(np.float64)
-        bins = np.clip(np.searchsorted(plan.edges, numbers, side="right") - 1, 0, len(plan.edges) - 2)
-        size = len(plan.edges)  # one bin more: nulls
+        bins, size = _bins(column, plan.edges), len(plan.edges)  # one bin more: nulls
     else:
         bins, size = _places(column, plan.values), len(plan.values) + 2
-    bins = np.where(np.asarray(column.null), size - 1, bins)
-    counted = [np.bincount(bins, weights=weights, minlength=size) for weights in (None, target, target**2)]
-    return np.asarray(counted, np.float64)
+    null = column.null
+    if null.any():
+        bins = np.where(null, size - 1, bins)
+    rows = np.bincount(bins, minlength=size).astype(np.float64)
+    sums: Floats = np.bincount(bins, weights=target, minlength=size).astype(np.float64, copy=False)
+    if same:
+        return rows, sums, sums
+    return rows, sums, np.bincount(bins, weights=target**2, minlength=size).astype(np.float64, copy=False)
+
+
+def _bins(column: Column, edges: Floats) -> npt.NDArray[np.int64]:
+    """By comparing with the edges, or, where values lie close together, once per value."""
+    coded = compact(column)
+    numbers = coded.entries if isinstance(coded, CodedColumn) else column.values
+    places = np.searchsorted(edges[1:-1], numbers.astype(np.float64), side="right")
+    return np.take(places, coded.places.rows) if isinstance(coded, CodedColumn) else places
 
 
 def _places(column: Column, values: tuple[str | int, ...]) -> npt.NDArray[np.int64]:

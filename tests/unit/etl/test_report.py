@@ -68,7 +68,7 @@ def test_a_report_shows_every_column_and_needs_nothing_else(tmp_path: Path, task
 
 def test_a_report_does_not_change_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build(spec_of(tmp_path), Store(str(tmp_path / "one")))
-    monkeypatch.setattr("serin.etl.relate_target.SAMPLE_ROWS", 100)
+    monkeypatch.setattr("serin.etl.glance.SAMPLE_ROWS", 100)
     assert build(spec_of(tmp_path), Store(str(tmp_path / "two"))).digest == first.digest
 
 
