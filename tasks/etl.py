@@ -39,7 +39,7 @@ async def build_dataset(
     data: DataSpec, features: tuple[FeatureSpec, ...], etl: EtlSpec, *, name: str
 ) -> Dataset:
     """The dataset the spec describes, published in the store."""
-    dataset, page = await asyncio.to_thread(_build, data, features, etl, get_run_logger().info)
+    dataset, page = await asyncio.to_thread(_build, data, features, etl, name, get_run_logger().info)
     if page is not None:
         await acreate_markdown_artifact(
             key=f"{name}-data", markdown=page, description=f"The dataset of {name}"
@@ -48,26 +48,26 @@ async def build_dataset(
 
 
 def _build(
-    data: DataSpec, features: tuple[FeatureSpec, ...], etl: EtlSpec, say: Say
+    data: DataSpec, features: tuple[FeatureSpec, ...], etl: EtlSpec, name: str, say: Say
 ) -> tuple[Dataset, str | None]:
     """The dataset, and a page about it when it is new."""
-    found = find_dataset(data, features)
+    found = find_dataset(data, features, say)
     if found is not None:
         say(f"made before: dataset {found.digest[:12]} in {found.path}")
         return found, None
     from serin.etl import build  # pandas and Dask: not for a run that only looks
 
     with measure("etl") as measurement:
-        dataset = build.build_dataset(data, features, etl, store=Store.open(), say=say)
+        dataset = build.build_dataset(data, features, etl, store=Store.open(), name=name, say=say)
         measurement.rows = sum(dataset.rows.values())
     return dataset, _page(dataset, measurement.receipt)
 
 
-def find_dataset(data: DataSpec, features: tuple[FeatureSpec, ...]) -> Dataset | None:
-    """The dataset that was made from the same files by the same rules, when there is one."""
+def find_dataset(data: DataSpec, features: tuple[FeatureSpec, ...], say: Say | None = None) -> Dataset | None:
+    """The dataset that was made from the same files by the same rules, when there is one. It must still be fresh."""
     from serin.etl import build
 
-    return build.find_dataset(data, features, Store.open())
+    return build.find_dataset(data, features, Store.open(), say or build.silent)
 
 
 def _page(dataset: Dataset, receipt: Receipt | None) -> str:

@@ -46,10 +46,14 @@ def build_dataset(
     etl: EtlSpec,
     *,
     store: Store,
+    name: str = "",
     say: Say = silent,
     piece_rows: int | None = None,
 ) -> Dataset:
-    """The dataset of these sections: found when it is there already, else computed and published."""
+    """The dataset of these sections: found when it is there already, else computed and published.
+
+    `name`: the pipeline's; checks that compare look for its dataset before this one.
+    """
     sources = _sources(data)
     files = [file for found in sources.values() for file in found]
     key = dataset_key(data, features, files)
@@ -62,9 +66,10 @@ def build_dataset(
         scratch, result = folder / "scratch", folder / "dataset"
         scratch.mkdir()
         result.mkdir()
-        digest = _compute(data, features, etl, sources, store, scratch, result, say, piece_rows)
+        previous = find_previous(store, name, data)
+        digest = _compute(data, features, etl, sources, previous, scratch, result, say, piece_rows)
         published = store.publish_dataset(key, digest, result)
-        store.remember_dataset(family_key(data), digest)
+        store.remember_dataset(family_key(name, data), digest)
         return published
 
 
@@ -73,7 +78,7 @@ def _compute(
     features: Sequence[FeatureSpec],
     etl: EtlSpec,
     sources: Mapping[str, tuple[SourceFile, ...]],
-    store: Store,
+    previous: Dataset | None,
     scratch: Path,
     result: Path,
     say: Say,
@@ -85,7 +90,6 @@ def _compute(
     main = tables[data.main]
     partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
     say(f"{main.rows:,} rows in {main.name}{partners}")
-    previous = find_previous(store, data)
     heard = Heard(say)
 
     def run(engine: Engine, pieces: Sequence[Piece], rows: int) -> str:
@@ -114,10 +118,15 @@ def _compute(
     )
 
 
-def find_dataset(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> Dataset | None:
-    """The dataset that was made from the same files by the same rules, when there is one."""
+def find_dataset(
+    data: DataSpec, features: Sequence[FeatureSpec], store: Store, say: Say = silent
+) -> Dataset | None:
+    """The dataset that was made from the same files by the same rules, when there is one. It must still be fresh."""
     files = [file for found in _sources(data).values() for file in found]
-    return store.find_dataset(dataset_key(data, features, files))
+    known = store.find_dataset(dataset_key(data, features, files))
+    if known is not None:
+        judge_freshness(data.checks, Path(known.path), say)
+    return known
 
 
 def _sources(data: DataSpec) -> dict[str, tuple[SourceFile, ...]]:

@@ -18,6 +18,7 @@ from serin.etl.groups import group_codes, joined
 from serin.features.column import Column, beside, on_host
 from serin.formats.schema import Kind
 from serin.spec.checks import CheckSpec
+from serin.spec.section import shortest
 
 Say = Callable[[str], None]
 Rows = npt.NDArray[np.int64]
@@ -117,7 +118,9 @@ def too_old(check: CheckSpec, newest: int | None) -> CheckFailed | None:
     if newest is not None:
         moment = datetime.fromtimestamp(newest / _US, UTC).isoformat(timespec="seconds")
         found = f"the newest is {moment}, {(now - newest) / _US / 86400:.1f} days ago"
-    return CheckFailed(column=check.column, rule=f"newest_within: {check.newest_within:g}s", found=found)
+    return CheckFailed(
+        column=check.column, rule=f"newest_within: {shortest(check.newest_within)}", found=found
+    )
 
 
 def write_freshness(folder: Path, newest: Mapping[str, int]) -> None:

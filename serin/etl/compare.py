@@ -22,15 +22,18 @@ from serin.store import Store
 Floats = npt.NDArray[np.float64]
 
 
-def family_key(data: DataSpec) -> str:
-    """The same for datasets that follow each other: same tables by name, same target."""
+def family_key(pipeline: str, data: DataSpec) -> str:
+    """The same for datasets that follow each other: same pipeline, same tables by name, same target."""
     target = data.target.model_dump(mode="json")
-    return hashlib.sha256(canonical({"family": list(data.tables), "target": target})).hexdigest()
+    document = {"family": list(data.tables), "pipeline": pipeline, "target": target}
+    return hashlib.sha256(canonical(document)).hexdigest()
 
 
-def find_previous(store: Store, data: DataSpec) -> Dataset | None:
+def find_previous(store: Store, pipeline: str, data: DataSpec) -> Dataset | None:
     """The dataset to compare with; not looked for when no check compares."""
-    return store.find_dataset(family_key(data)) if any(check.compares for check in data.checks) else None
+    if not any(check.compares for check in data.checks):
+        return None
+    return store.find_dataset(family_key(pipeline, data))
 
 
 def judge_against(
@@ -60,8 +63,8 @@ def judge_against(
 
 def _rows_changed(check: CheckSpec, before: int, now: int) -> list[CheckFailed]:
     assert check.max_row_change is not None
-    change = abs(now - before) / max(before, 1)
-    if change <= check.max_row_change:
+    change = (now - before) / max(before, 1)
+    if abs(change) <= check.max_row_change:
         return []
     found = f"{now:,} rows now, {before:,} in the dataset before ({change:+.1%})"
     return [CheckFailed(column=None, rule=f"max_row_change: {check.max_row_change:g}", found=found)]

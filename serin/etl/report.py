@@ -185,7 +185,7 @@ def _numbers(bins: Bins, statistics: ColumnStatistics | None, mean: float, show:
     places = np.linspace(low, high, _BARS + 1)
     heights = np.diff(np.interp(places, edges, ends))
     line = _line(bins, low, high)
-    extent = f"from {shown(float(edges[0]))} to {shown(float(edges[-1]))}"
+    extent = f"from about {shown(float(edges[0]))} to {shown(float(edges[-1]))}"
     return histogram(heights, shown(low), shown(high), line, mean, show), extent
 
 

@@ -54,6 +54,10 @@ class CheckSpec(Section):
             raise ValueError(
                 f"{wrong[0]} is about the whole table; give it a check of its own, without `column`"
             )
+        for low, high in (("min", "max"), ("min_rows", "max_rows")):
+            lower, upper = getattr(self, low), getattr(self, high)
+            if lower is not None and upper is not None and lower > upper:
+                raise ValueError(f"{low} is {lower:g} and {high} is {upper:g}: nothing lies between them")
         if not any(self._set(name) for name in here):
             raise ValueError(f"a check needs {', '.join(here[:-1])} or {here[-1]}")
         return self

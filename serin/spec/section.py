@@ -25,7 +25,8 @@ def seconds(value: Any) -> Any:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def _shortest(value: float) -> str:
+def shortest(value: float) -> str:
+    """Seconds as they are written in a spec: 600 is '10m'."""
     for unit in ("d", "h", "m", "s"):
         if value >= _SECONDS[unit] and value % _SECONDS[unit] == 0:
             return f"{int(value / _SECONDS[unit])}{unit}"
@@ -33,6 +34,6 @@ def _shortest(value: float) -> str:
 
 
 Duration = Annotated[
-    float, BeforeValidator(seconds), PlainSerializer(_shortest, return_type=str, when_used="json")
+    float, BeforeValidator(seconds), PlainSerializer(shortest, return_type=str, when_used="json")
 ]
 """Seconds in Python, '10m' in YAML."""

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from serin.errors import CheckFailed, SpecError
+from serin.etl.build import find_dataset
 from serin.etl.checks import FRESHNESS
 from serin.etl.compare import distance
 from serin.formats.statistics import CategoryStatistics, NumberStatistics
@@ -59,7 +60,7 @@ def test_checks_that_hold_say_nothing(tmp_path: Path) -> None:
         ),
         (
             {"column": "start", "newest_within": "7d"},
-            r"newest_within: 604800s: the newest is 2024-01-30T\d\d:\d\d:00\+00:00",
+            r"newest_within: 7d: the newest is 2024-01-30T\d\d:\d\d:00\+00:00",
         ),
         ({"min_rows": 1000}, "the table breaks min_rows: 1,000: there are 900 rows"),
         ({"max_rows": 10}, "the table breaks max_rows: 10: there are 900 rows"),
@@ -91,6 +92,8 @@ def test_freshness_is_asked_again_of_a_dataset_that_is_there(tmp_path: Path) -> 
     (Path(dataset.path) / FRESHNESS).write_text('{"start": 0}')
     with pytest.raises(CheckFailed, match="the newest is 1970-01-01"):
         build(spec, store)
+    with pytest.raises(CheckFailed, match="the newest is 1970-01-01"):
+        find_dataset(spec.data, spec.features, store)
 
 
 def test_a_dataset_is_held_against_the_one_before(tmp_path: Path) -> None:
@@ -103,6 +106,8 @@ def test_a_dataset_is_held_against_the_one_before(tmp_path: Path) -> None:
     assert not any("warning" in line for line in built(tmp_path, *checks, frame=trips().iloc[:-50]))
     with pytest.raises(CheckFailed, match=r"max_row_change: 0.2: 400 rows now, 850 in the dataset before"):
         built(tmp_path, *checks, frame=trips().iloc[:400])
+    with pytest.raises(CheckFailed, match=r"\(-52\.9%\)"):
+        built(tmp_path, *checks, frame=trips().iloc[:400])
     with pytest.raises(
         CheckFailed, match=r"'fare' breaks max_shift: 0.1: \d+\.\d% of the rows lie elsewhere"
     ):
@@ -111,6 +116,17 @@ def test_a_dataset_is_held_against_the_one_before(tmp_path: Path) -> None:
         built(tmp_path, *checks, frame=trips().assign(fare=trips()["fare"].where(trips()["zone"] > 0)))
     with pytest.raises(CheckFailed, match=r"'taxi' breaks max_shift"):
         built(tmp_path, *checks, frame=trips().assign(taxi=trips()["taxi"].replace({"t1": "t2"})))
+
+
+def test_another_pipeline_s_dataset_is_not_the_one_before(tmp_path: Path) -> None:
+    checks, store, said = [{"max_row_change": 0.2}], Store(str(tmp_path / "store")), list[str]()
+    build(spec_of(tmp_path, checks=checks), store, name="trips")
+    few = spec_of(tmp_path, checks=checks, frame=trips().iloc[:400])
+    build(few, store, name="other-trips", say=said.append)
+    assert any("no earlier dataset" in line for line in said)
+    fewer = spec_of(tmp_path, checks=checks, frame=trips().iloc[:300])
+    with pytest.raises(CheckFailed, match="900 in the dataset before"):
+        build(fewer, store, name="trips")
 
 
 def test_only_features_can_be_compared(tmp_path: Path) -> None:

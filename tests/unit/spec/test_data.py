@@ -68,6 +68,8 @@ WINDOW = {"by": "k", "make": {"n": "count()"}}
         ("data.checks[0]", "min_rows is about the whole table", {"checks": [{"column": "x", "min_rows": 1}]}),
         ("data.checks[0]", "max needs a column", {"checks": [{"max": 1}]}),
         ("data.checks[0]", "a check needs", {"checks": [{"column": "x"}]}),
+        ("data.checks[0]", "min is 3 and max is 2", {"checks": [{"column": "x", "min": 3, "max": 2}]}),
+        ("data.checks[0]", "min_rows is 3 and max_rows is 2", {"checks": [{"min_rows": 3, "max_rows": 2}]}),
         (
             "data.joins[0]",
             "cannot be source: lookup",
