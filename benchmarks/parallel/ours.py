@@ -1,0 +1,17 @@
+"""Ours: the training loop of every rank, gradients shared by its DDP. Timed are its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.parallel.ranks import lap as lap_of_all
+from benchmarks.training.ours import train
+from serin.training.world import World
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    return lap_of_all("benchmarks.parallel.ours", request)
+
+
+def lap(request: dict[str, Any], world: World) -> dict[str, Any]:
+    return train(request, world)
