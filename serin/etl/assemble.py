@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 from serin.artifacts import Dataset
 from serin.errors import TableEmpty
 from serin.etl.answers import Answers
+from serin.etl.candidates import Candidates
 from serin.etl.checks import write_freshness
 from serin.etl.compare import judge_against
 from serin.etl.engine import Engine, Held
 from serin.etl.glance import Glance, take_glance
-from serin.etl.golden import Candidates, Made, choose_golden
+from serin.etl.golden import Made, choose_golden
 from serin.etl.layout import DerivedLayout, Layout
 from serin.etl.leaks import judge_leaks
 from serin.etl.lookups import write_lookup

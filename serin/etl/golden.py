@@ -7,45 +7,24 @@ request, through the lookups; for a real row the result must equal what the ETL 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from serin.features.column import (
-    Column,
-    array_module,
-    beside,
-    column_from_arrow,
-    column_from_wire,
-    null_of,
-    on_host,
-    take,
-)
+from serin.etl.candidates import ARROW, MOST_ROWS, Candidates, rows_in_wire_form
+from serin.features.column import Column, column_from_arrow, column_from_wire, null_of
 from serin.features.derived import derive, typed
 from serin.features.lookup import lookup
-from serin.features.murmur3 import hash_ints
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DerivedDescription, LookupDescription
 from serin.formats.schema import InputColumn, Kind
 from serin.formats.ulps import alike
 
-MOST_ROWS = 256
 _CHANGED_ROWS = 64
 _UNSEEN_TEXT, _UNSEEN_INT = "serin-unseen-value", 9_007_199_254_740_993
-_ARROW: Mapping[Kind, pa.DataType] = {
-    "string": pa.string(), "float": pa.float32(), "int": pa.int64(), "timestamp": pa.int64(), "bool": pa.int8(),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Candidates:
-    """Rows that may become golden: requests and features side by side; per reason, the best of them, best first."""
-
-    table: pa.Table
-    reasons: Mapping[str, list[tuple[float, int]]]  # reason -> (order, row id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,50 +33,6 @@ class Made:
 
     lookups: Sequence[tuple[LookupDescription, pa.Table]]
     derived: Sequence[DerivedDescription] = ()
-
-
-def pick_candidates(
-    inputs: Sequence[InputColumn],
-    plan: FeaturePlan,
-    columns: Mapping[str, Column],
-    rows: npt.NDArray[np.int64],
-    num: npt.NDArray[np.float32],
-    cat: npt.NDArray[np.int32],
-    target: npt.NDArray[np.float32],
-    classes: int,
-) -> Candidates:
-    """The rows of one piece that could be chosen; a choice among all pieces' candidates is one among all rows."""
-    order = hash_ints(rows).astype(np.float64)
-    reasons: dict[str, list[tuple[float, int]]] = {}
-
-    def add(reason: str, chosen: npt.NDArray[np.intp], by: npt.NDArray[np.float64], most: int) -> None:
-        best = chosen[_smallest(by[chosen], most)]
-        reasons[reason] = list(zip(on_host(by[best]).tolist(), on_host(rows[best]).tolist(), strict=True))
-
-    for column in inputs:
-        values = columns[column.name]
-        if array_module(rows) is not np:  # and the column perhaps not
-            values = Column(kind=values.kind, values=beside(values.values, rows))
-        null = values.null
-        add(f"null {column.name}", np.flatnonzero(null), order, 2)
-        if values.kind != "string":
-            present = np.flatnonzero(~null)
-            numbers = values.values.astype(np.float64)
-            add(f"least {column.name}", present, numbers, 1)
-            add(f"most {column.name}", present, -numbers, 1)
-    for index, output in enumerate(plan.categorical):
-        add(f"rare {output.name}", np.flatnonzero(cat[:, index] == 1), order, 2)
-    for label in range(min(classes, 16)):
-        add(f"class {label}", np.flatnonzero(target == label), order, 8)
-    add("any", beside(np.arange(len(rows)), rows), order, MOST_ROWS)
-    ids = np.asarray(sorted({row for best in reasons.values() for _, row in best}), np.int64)
-    places = np.searchsorted(rows, beside(ids, rows))
-    own = {name: column.on_host() for name, column in take(columns, places).items()}
-    table = _table(inputs, plan, own, on_host(num[places]), on_host(cat[places]))
-    table = table.append_column("target", pa.array(on_host(target[places]))).append_column(
-        "row", pa.array(ids)
-    )
-    return Candidates(table=table, reasons=reasons)
 
 
 def choose_golden(
@@ -148,22 +83,6 @@ def features_of_requests(
     return columns, *plan.transform(columns)
 
 
-def _table(
-    inputs: Sequence[InputColumn],
-    plan: FeaturePlan,
-    columns: Mapping[str, Column],
-    num: npt.NDArray[np.float32],
-    cat: npt.NDArray[np.int32],
-) -> pa.Table:
-    found = {
-        column.name: pa.array(columns[column.name].to_wire(), _ARROW[column.kind], from_pandas=False)
-        for column in inputs
-    }
-    found |= {f"num__{name}": pa.array(num[:, index]) for index, name in enumerate(plan.numeric)}
-    found |= {f"cat__{output.name}": pa.array(cat[:, index]) for index, output in enumerate(plan.categorical)}
-    return pa.table(found)
-
-
 def _changed(
     inputs: Sequence[InputColumn],
     plan: FeaturePlan,
@@ -181,9 +100,9 @@ def _changed(
     for column in inputs:
         values = copies.column(column.name).to_pylist()
         changed = [change.get(column.name, value) for change, value in zip(changes, values, strict=True)]
-        requests[column.name] = pa.array(changed, _ARROW[column.kind], from_pandas=False)
+        requests[column.name] = pa.array(changed, ARROW[column.kind], from_pandas=False)
     columns, num, cat = features_of_requests(inputs, plan, made, pa.table(requests))
-    table = _table(inputs, plan, columns, num, cat)
+    table = rows_in_wire_form(inputs, plan, columns, num, cat)
     return table.append_column("target", copies.column("target")).append_column("row", copies.column("row"))
 
 
@@ -209,18 +128,3 @@ def _assert_served_alike(
 
 def _null(column: InputColumn) -> str | float | int:
     return "" if column.kind == "string" else null_of(column.kind)
-
-
-def _smallest(values: npt.NDArray[np.float64], most: int) -> npt.NDArray[np.intp]:
-    """The places of the smallest values, smallest first, ties by place; without sorting all of them."""
-    if array_module(values) is not np:
-        if most == 1 and len(values):
-            return np.argmin(values).reshape(1)
-        return np.argsort(values, kind="stable")[:most]
-    if len(values) == 0 or most == 1:
-        return np.asarray([np.argmin(values)]) if len(values) else np.empty(0, np.intp)
-    places = np.arange(len(values))
-    if len(values) > most:
-        limit = np.partition(values, most - 1)[most - 1]
-        places = np.flatnonzero(values <= limit)
-    return places[np.argsort(values[places], kind="stable")][:most]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from serin.etl.candidates import Candidates, pick_candidates
 from serin.etl.device import gpu_aware, store_rows, to_host
-from serin.etl.golden import Candidates, pick_candidates
 from serin.etl.relation import Prepared
 from serin.etl.split import LEFT_OUT, SplitRule
 from serin.etl.target import Class

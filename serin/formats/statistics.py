@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,14 @@ def write_statistics(file: Path, columns: Mapping[str, ColumnStatistics]) -> Non
     document = {
         "format": FORMAT,
         "version": VERSION,
-        "columns": {name: asdict(each) for name, each in columns.items()},
+        "columns": {name: _entry(each) for name, each in columns.items()},
     }
     file.write_text(json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _entry(column: ColumnStatistics) -> dict[str, Any]:
+    """As `asdict`, which would copy every number."""
+    return {each.name: getattr(column, each.name) for each in fields(column)}
 
 
 def read_statistics(file: Path) -> dict[str, ColumnStatistics]:
@@ -65,7 +70,7 @@ def read_statistics(file: Path) -> dict[str, ColumnStatistics]:
 
 
 def _column(entry: Mapping[str, Any]) -> ColumnStatistics:
-    fields: dict[str, Any] = {
+    values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
     }
-    return NumberStatistics(**fields) if "edges" in fields else CategoryStatistics(**fields)
+    return NumberStatistics(**values) if "edges" in values else CategoryStatistics(**values)
