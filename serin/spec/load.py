@@ -26,6 +26,16 @@ def load_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> Pipeline
     return spec_from_mapping(_read(path), where=str(path), base=path.absolute().parent)
 
 
+def load_search_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:
+    """A spec that says what may be tried; SpecError for one that does not."""
+    spec = load_spec(source)
+    if spec.search is None:
+        where = str(source) if isinstance(source, str | Path) else "spec"
+        example = "search: {space: {training.learning_rate: {log: [1e-4, 1e-2]}}}"
+        raise SpecError(where=where, problems=[("search", f"is missing; add for example {example}")])
+    return spec
+
+
 def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> PipelineSpec:
     try:
         spec = PipelineSpec.model_validate(dict(raw))

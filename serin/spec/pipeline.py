@@ -110,6 +110,12 @@ class PipelineSpec(Section):
             except ValueError as error:
                 yield "search.folds", str(error)
 
+    def fold_data(self) -> tuple[DataSpec, ...]:
+        """The data sections a search trains on: the spec's own, and the same split moved into the past."""
+        folds = 1 if self.search is None else self.search.folds
+        splits = fold_splits(self.data.split, folds)
+        return tuple(self.data.model_copy(update={"split": split}) for split in splits)
+
     def digest(self) -> str:
         """sha256 of what the spec says, independent of how its file is laid out."""
         text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)

@@ -25,6 +25,7 @@ WANTED = {
     "pipeline/inline": "cpu",
     "pipeline/placed": "cpu",
     "roll_out/on-demand": "cpu",
+    "search/on-demand": "gpu",
     "train/placed": "gpu",
     "watch/scheduled": "cpu",
 }

@@ -1,0 +1,22 @@
+"""Better settings for a pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from serin.spec.load import load_search_spec
+from serin.training.search import SearchResult
+from tasks.etl import build_dataset
+from tasks.search import search_settings
+
+
+@flow(name="search", persist_result=True, result_serializer="json")
+async def search(spec: str | dict[str, Any]) -> SearchResult:
+    """What `search.space` of the spec allows, tried; the spec with the best of it lies in the result's folder."""
+    plan = load_search_spec(spec)
+    datasets = [
+        await build_dataset(data, plan.features, plan.etl, name=plan.name) for data in plan.fold_data()
+    ]
+    return await search_settings(plan, datasets)

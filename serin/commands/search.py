@@ -1,0 +1,92 @@
+"""Better settings for a spec, found by trying; without an orchestrator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serin import environment
+from serin.commands.output import Json, progress, show, show_json
+
+if TYPE_CHECKING:
+    from serin.spec.pipeline import PipelineSpec
+    from serin.training.search import SearchResult
+    from serin.training.trials import Say
+
+SpecFile = Annotated[
+    Path, typer.Argument(help="The pipeline's YAML file, with a section `search`.", metavar="SPEC")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(search)
+
+
+def search(
+    spec: SpecFile,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the chosen spec. [default: SPEC with -chosen]")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Try so many in all. [default: the spec's search.trials]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Try what `search.space` allows; write the spec with the best of it. Goes on where an earlier call stopped."""
+    from serin.spec.load import load_search_spec
+    from serin.training.chosen_spec import write_chosen
+
+    loaded = load_search_spec(spec)
+    assert loaded.search is not None
+    if trials is not None:
+        loaded = loaded.model_copy(update={"search": loaded.search.model_copy(update={"trials": trials})})
+    found = search_settings(loaded, say=progress())
+    target = out or spec.with_name(f"{spec.stem}-chosen{spec.suffix}")
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(found.metrics.items()))
+    remark = (
+        f"The best of {found.complete + found.pruned + found.failed} trials, by the valid rows: {metrics}"
+    )
+    write_chosen(spec, found.settings, target, remark=remark)
+    if as_json:
+        show_json(
+            {
+                "spec": str(target),
+                "folder": found.folder,
+                "settings": found.settings,
+                "metrics": found.metrics,
+            }
+        )
+        return
+    show(f"{remark} ({found.pruned} given up, {found.failed} failed)")
+    for path, value in found.settings.items():
+        show(f"  {path:<32} {value}")
+    show(f"what mattered: {found.folder}/importance.png, every trial: {found.folder}/trials.csv")
+    show(f"next: serin train {target}")
+
+
+def search_settings(spec: PipelineSpec, *, say: Say) -> SearchResult:
+    from serin.etl.build import build_dataset
+    from serin.runs import run_folder
+    from serin.store import Store
+    from serin.training.search import search as run_search
+    from serin.training.search import search_key
+
+    assert spec.search is not None
+    home = environment.home()
+    datasets = [
+        build_dataset(data, spec.features, spec.etl, store=Store.open(), name=spec.name, say=say)
+        for data in spec.fold_data()
+    ]
+    key = search_key(spec.model, spec.training, spec.search, datasets)
+    return run_search(
+        spec.model,
+        spec.training,
+        spec.search,
+        datasets,
+        folder=run_folder(home, f"search-{key}", create=True),
+        home=home,
+        storage=environment.search_storage(),
+        say=say,
+    )
