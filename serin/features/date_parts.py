@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 PART_SIZES: Mapping[str, int] = {"minute": 60, "hour": 24, "weekday": 7, "day": 31, "month": 12, "quarter": 4}
 _MINUTE, _HOUR, _DAY = 60_000_000, 3_600_000_000, 86_400_000_000
-# Some 146,000 years before 1970: what is earlier counts as this, so that nothing overflows.
 _BLOCK = 2**14  # rows that stay in the processor's cache from one operation to the next
+_WIDEST = 2**18  # hours or minutes that a table is made for
+# Some 146,000 years before 1970: what is earlier counts as this, so that nothing overflows.
 _EARLIEST = -(2**62)
 
 
@@ -45,7 +46,24 @@ class DateParts:
         return tuple(xp.where(null, 0, part_code(part, times)).astype(np.int32) for part in self.parts)
 
     def _on_host(self, column: Column) -> tuple[Codes, ...]:
-        """The same codes, block by block, and from hours in 32 bits where these suffice: half the time and less."""
+        """The same codes, from a table with an entry per hour (or minute) where the times lie close together."""
+        values = column.values
+        unit = _MINUTE if "minute" in self.parts else _HOUR
+        first, last = (int(values.min()) // unit, int(values.max()) // unit) if len(values) else (0, 0)
+        early = first * unit <= _EARLIEST  # so is a null
+        if early or last - first >= min(_WIDEST, len(values)):
+            return self._in_blocks(column)
+        entries = np.arange(first, last + 1) * unit
+        tables = [part_code(part, entries).astype(np.int32) for part in self.parts]
+        made = tuple(np.empty(len(values), np.int32) for _ in self.parts)
+        for start in range(0, len(values), _BLOCK):
+            places = (values[start : start + _BLOCK] - first * unit) // unit
+            for table, codes in zip(tables, made, strict=True):
+                np.take(table, places, out=codes[start : start + _BLOCK], mode="clip")
+        return made
+
+    def _in_blocks(self, column: Column) -> tuple[Codes, ...]:
+        """Block by block, and from hours in 32 bits where these suffice."""
         made = tuple(np.empty(len(column), np.int32) for _ in self.parts)
         start = 0
         for block in column.blocks(_BLOCK):
