@@ -16,15 +16,18 @@ from tasks.train import train_model
 
 
 @flow(name="pipeline", persist_result=True, result_serializer="json")
-async def pipeline(spec: str | dict[str, Any], fresh: tuple[Stage, ...] = (), serve: bool = True) -> Release:
+async def pipeline(
+    spec: str | dict[str, Any], fresh: tuple[Stage, ...] = (), serve: bool = True, override: str | None = None
+) -> Release:
     """Raw tables in, a served and proven model version out.
 
     `spec`: a path (relative to the application folder) or the spec itself. `fresh`: stages to do again although their
-    result is known. `serve`: without it the version is published and not rolled out.
+    result is known. `serve`: without it the version is published and not rolled out. `override`: who answers for
+    publishing a version that is worse than the live one.
     """
     plan = load_spec(spec)
     dataset = await build_dataset(plan.data, plan.features, plan.etl, name=plan.name)
     checkpoint = await train_model(plan.model, plan.training, dataset, name=plan.name, fresh="train" in fresh)
-    bundle = await export_model(plan, checkpoint, dataset, fresh="export" in fresh)
+    bundle = await export_model(plan, checkpoint, dataset, fresh="export" in fresh, override=override)
     release = Release(model=bundle.model, version=bundle.version)
     return await roll_out_release(plan.serving, plan.rollout, release) if serve else release

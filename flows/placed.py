@@ -20,7 +20,9 @@ from tasks.train import find_checkpoint
 
 
 @flow(name="pipeline", persist_result=True, result_serializer="json")
-async def pipeline(spec: str | dict[str, Any], fresh: tuple[Stage, ...] = (), serve: bool = True) -> Release:
+async def pipeline(
+    spec: str | dict[str, Any], fresh: tuple[Stage, ...] = (), serve: bool = True, override: str | None = None
+) -> Release:
     """Raw tables in, a served and proven model version out. The parameters are those of `pipeline/inline`."""
     plan = load_spec(spec)
     whole = plan.model_dump(mode="json", by_alias=True)  # no stage sees a file that was edited meanwhile
@@ -33,7 +35,13 @@ async def pipeline(spec: str | dict[str, Any], fresh: tuple[Stage, ...] = (), se
     bundle = None if "export" in fresh else find_bundle(plan, checkpoint, dataset)
     if bundle is None:
         bundle = await run_stage(
-            "export", Bundle, spec=whole, checkpoint=checkpoint, dataset=dataset, fresh="export" in fresh
+            "export",
+            Bundle,
+            spec=whole,
+            checkpoint=checkpoint,
+            dataset=dataset,
+            fresh="export" in fresh,
+            override=override,
         )
     release = Release(model=bundle.model, version=bundle.version)
     return await roll_out_release(plan.serving, plan.rollout, release) if serve else release

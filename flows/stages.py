@@ -29,7 +29,11 @@ async def train(spec: str | dict[str, Any], dataset: Dataset, fresh: bool = Fals
 
 @flow(persist_result=True, result_serializer="json")
 async def export(
-    spec: str | dict[str, Any], checkpoint: Checkpoint, dataset: Dataset, fresh: bool = False
+    spec: str | dict[str, Any],
+    checkpoint: Checkpoint,
+    dataset: Dataset,
+    fresh: bool = False,
+    override: str | None = None,
 ) -> Bundle:
-    """Trained weights in, a proven and published model version out."""
-    return await export_model(load_spec(spec), checkpoint, dataset, fresh=fresh)
+    """Trained weights in, a proven and published model version out, unless it is worse than the live one."""
+    return await export_model(load_spec(spec), checkpoint, dataset, fresh=fresh, override=override)

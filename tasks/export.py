@@ -37,12 +37,19 @@ _FORMAT = 1  # raise it when the same inputs must give another result
     cache_policy=NO_CACHE,
 )
 async def export_model(
-    spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset, *, fresh: bool = False
+    spec: PipelineSpec,
+    checkpoint: Checkpoint,
+    dataset: Dataset,
+    *,
+    fresh: bool = False,
+    override: str | None = None,
 ) -> Bundle:
-    """A version of the model; the one that was made of the same weights before, unless `fresh`."""
+    """A version of the model; the one that was made of the same weights before, unless `fresh`.
+
+    `override`: who answers for publishing it although it is worse than the live version."""
     lineage = {"flow_run": str(flow_run.id), "training": Path(checkpoint.path).parent.name}
     say = get_run_logger().info
-    bundle, page = await asyncio.to_thread(_export, spec, checkpoint, dataset, fresh, lineage, say)
+    bundle, page = await asyncio.to_thread(_export, spec, checkpoint, dataset, fresh, override, lineage, say)
     if page is not None:
         await acreate_markdown_artifact(
             key=f"{spec.name}-gate",
@@ -57,6 +64,7 @@ def _export(
     checkpoint: Checkpoint,
     dataset: Dataset,
     fresh: bool,
+    override: str | None,
     lineage: dict[str, str],
     say: Say,
 ) -> tuple[Bundle, str | None]:
@@ -67,11 +75,21 @@ def _export(
         if found is not None:
             say(f"exported before: {found.model} version {found.version}")
             return found, None
+        from serin.etl.raw_rows import read_test_rows
         from serin.export import build  # torch and ONNX: not for a run that only looks
 
         with measure("export") as measurement:
             bundle = build.export_model(
-                spec, checkpoint, dataset, store=Store.open(), lineage=lineage, say=say
+                spec,
+                checkpoint,
+                dataset,
+                store=Store.open(),
+                lineage=lineage,
+                read_rows=lambda features, most: read_test_rows(
+                    spec.data, features, dataset, max_rows=most, say=say
+                ),
+                override=override,
+                say=say,
             )
         keep_result(home, "export", key, bundle)
     return bundle, _page(bundle, measurement.receipt)
@@ -86,14 +104,39 @@ def find_bundle(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) ->
         present = Store.open().bundle(found.model, found.version)
     except NotFound:
         return None
-    return present if present.digest == found.digest else None
+    return present if present.digest == found.digest and _met_the_live_one(present) else None
+
+
+def _met_the_live_one(bundle: Bundle) -> bool:
+    """Is the version live itself, or was it held against the one that is live now?"""
+    live = Store.open().aliases(bundle.model).get("live")
+    report = Path(bundle.path) / "champion.json"
+    met = json.loads(report.read_text(encoding="utf-8")).get("live_version") if report.is_file() else None
+    return live in (met, bundle.version)
 
 
 def _key(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> str:
     """How a dataset is computed, rolled out and watched says nothing about the bundle; all the rest stands in it."""
-    stands_in_it = (spec.data, *spec.features, spec.model, spec.training, spec.export, spec.serving)
+    stands_in_it = (
+        spec.data, *spec.features, spec.model, spec.training, spec.export, spec.champion, spec.serving,
+    )  # fmt: skip
     weights = hashlib.sha256((Path(checkpoint.path) / "weights.safetensors").read_bytes()).hexdigest()
     return stage_key(_FORMAT, spec.name, stands_in_it, dataset.digest, weights)
+
+
+def _variants(gate: dict[str, Any]) -> str:
+    rows = [
+        (one["name"], one["status"], one["bytes"], one["flops"], one["mix_us"], one["drop"], one["reason"])
+        for one in gate["variants"]
+    ]
+    head = ("variant", "", "bytes", "operations per row", "us at the batch mix", "drop", "reason")
+    return f"## Variants\n\n{table(head, [['' if cell is None else cell for cell in row] for row in rows])}"
+
+
+def _champion(bundle: Bundle) -> str:
+    report = json.loads((Path(bundle.path) / "champion.json").read_text(encoding="utf-8"))
+    by = f", overridden by {report['overridden_by']}" if report["overridden_by"] else ""
+    return f"## Against the live model\n\n{report['verdict']}{by}: {report['reason']}\n"
 
 
 def _page(bundle: Bundle, receipt: Receipt | None) -> str:
@@ -127,6 +170,8 @@ def _page(bundle: Bundle, receipt: Receipt | None) -> str:
         f"# {bundle.model} version {bundle.version}\n\nIn `{bundle.path}`.\n",
         proofs,
         metrics,
+        _variants(gate),
+        _champion(bundle),
         f"## Cost\n\n{receipt_table(receipt.to_json())}" if receipt else "",
     ]
     return "\n".join(part for part in parts if part)

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 SpecFile = Annotated[Path, typer.Argument(help="The pipeline's YAML file.", metavar="SPEC")]
 
+Override = Annotated[
+    str | None,
+    typer.Option(
+        help="Publish although it is worse than the live version, or cannot be compared: your name, which is recorded."
+    ),
+]
+
 _TABLES = (".parquet", ".csv")
 
 
@@ -81,6 +88,7 @@ def run(
         list[Stage] | None, typer.Option(help="Do this stage again. May be given twice.")
     ] = None,
     serve: Annotated[bool, typer.Option(help="Roll the new version out.")] = True,
+    override: Override = None,
     follow: Annotated[bool, typer.Option(help="Show progress until the run has ended.")] = True,
 ) -> None:
     """Run the pipeline on the stack. Followed (the default), exit code 0 means that it completed."""
@@ -89,7 +97,14 @@ def run(
     _load(spec)  # a bad spec is told here and now, not in a worker's log
     again = [stage.value for stage in fresh or []]
     run_pipeline(
-        environment.home(), spec.absolute(), placed=placed, fresh=again, serve=serve, follow=follow, say=say
+        environment.home(),
+        spec.absolute(),
+        placed=placed,
+        fresh=again,
+        serve=serve,
+        override=override,
+        follow=follow,
+        say=say,
     )
 
 
@@ -117,11 +132,11 @@ def train(spec: SpecFile, as_json: Json = False) -> None:
     show(f"trained, best at step {checkpoint.step:,} ({metrics}) in {checkpoint.path}")
 
 
-def export(spec: SpecFile, as_json: Json = False) -> None:
-    """Trained weights to a proven, published model version."""
+def export(spec: SpecFile, override: Override = None, as_json: Json = False) -> None:
+    """Trained weights to a proven, published model version that is not worse than the live one."""
     from serin.commands.stages import publish_model
 
-    bundle = publish_model(_load(spec), say=progress())
+    bundle = publish_model(_load(spec), override=override, say=progress())
     if as_json:
         show_json(
             {"model": bundle.model, "version": bundle.version, "path": bundle.path, "metrics": bundle.metrics}

@@ -39,7 +39,7 @@ def look_at_tables(spec: PipelineSpec) -> Layout:
 def make_dataset(spec: PipelineSpec, *, say: Say) -> Dataset:
     from serin.etl.build import build_dataset
 
-    return build_dataset(spec.data, spec.features, spec.etl, store=Store.open(), say=say)
+    return build_dataset(spec.data, spec.features, spec.etl, store=Store.open(), name=spec.name, say=say)
 
 
 def train_model(spec: PipelineSpec, *, say: Say) -> Checkpoint:
@@ -50,15 +50,18 @@ def train_model(spec: PipelineSpec, *, say: Say) -> Checkpoint:
     folder = training_folder(home, spec.model, spec.training, dataset)
     with (
         one_at_a_time(home, "train", folder.name, say=say),
-        lease(devices_wanted(spec.training), home=home, purpose=f"training of {spec.name}", say=say) as held,
+        lease(devices_wanted(spec.model, spec.training), home=home, purpose=f"training of {spec.name}", say=say) as held,
     ):
         checkpoint = train(spec.model, spec.training, dataset, folder=folder, devices=held.ids, say=say)
         keep_result(home, "train", training_key(spec.model, spec.training, dataset), checkpoint)
     return checkpoint
 
 
-def publish_model(spec: PipelineSpec, *, say: Say) -> Bundle:
-    """A version from the weights `train_model` left; NotTrained when there are none."""
+def publish_model(spec: PipelineSpec, *, override: str | None = None, say: Say) -> Bundle:
+    """A version from the weights `train_model` left; NotTrained when there are none.
+
+    `override`: who answers for it when it is worse than the live version."""
+    from serin.etl.raw_rows import read_test_rows
     from serin.export.build import export_model
 
     dataset, home = make_dataset(spec, say=say), environment.home()
@@ -67,4 +70,13 @@ def publish_model(spec: PipelineSpec, *, say: Say) -> Bundle:
     if checkpoint is None or not Path(checkpoint.path).is_dir():
         raise NotTrained(spec=spec.name)
     lineage = {"training": Path(checkpoint.path).parent.name}
-    return export_model(spec, checkpoint, dataset, store=Store.open(), lineage=lineage, say=say)
+    return export_model(
+        spec,
+        checkpoint,
+        dataset,
+        store=Store.open(),
+        lineage=lineage,
+        read_rows=lambda features, most: read_test_rows(spec.data, features, dataset, max_rows=most, say=say),
+        override=override,
+        say=say,
+    )

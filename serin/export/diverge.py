@@ -15,10 +15,12 @@ from serin.export.inner import float_tensors, run_with_inner
 from serin.export.session import Device
 from serin.formats.wire import Array
 
+_SMALL = 0.01  # of a common row's value: a row that is nearly nothing is not measured by itself
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """`node` gives `tensor`; `apart`: the largest difference, as a share of the tensor's largest value."""
+    """`node` gives `tensor`; `apart`: the largest difference in a row, as a share of the row's largest value."""
 
     node: str
     operator: str
@@ -26,7 +28,7 @@ class Divergence:
     apart: float
 
     def __str__(self) -> str:
-        return f"node {self.node!r} ({self.operator}) is off by {self.apart:.2g} of its largest value"
+        return f"node {self.node!r} ({self.operator}) is off by {self.apart:.2g} of its value"
 
 
 def first_divergence(
@@ -56,13 +58,20 @@ def first_divergence(
 
 
 def _apart(found: Array, wanted: Array) -> float:
+    """The largest difference in a row, as a share of the row's largest value: no extreme row may hide the others."""
     if found.shape != wanted.shape:
         return float("inf")
     both = np.isfinite(wanted)
     if not np.array_equal(both, np.isfinite(found)):
         return float("inf")
-    if not both.any():
+    if not wanted.size:
         return 0.0
-    largest = float(np.abs(wanted[both]).max())
-    difference = float(np.abs(found[both].astype(np.float64) - wanted[both]).max())
-    return difference / largest if largest else difference
+    rows = len(wanted) if wanted.ndim > 1 else 1
+    value = np.where(both, np.abs(wanted, dtype=np.float64), 0.0).reshape(rows, -1).max(axis=1)
+    with np.errstate(invalid="ignore"):
+        difference = (
+            np.where(both, np.abs(found.astype(np.float64) - wanted), 0.0).reshape(rows, -1).max(axis=1)
+        )
+    common = np.sort(value[value > 0])
+    scale = np.maximum(value, _SMALL * common[len(common) // 4]) if len(common) else value
+    return float(np.max(np.where(scale > 0, difference / np.where(scale > 0, scale, 1.0), difference)))

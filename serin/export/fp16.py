@@ -42,7 +42,24 @@ def to_fp16(network: onnx.ModelProto, rows: Mapping[str, Array]) -> onnx.ModelPr
         )
     finally:
         logger.setLevel(level)
-    return converted
+    return _in_order(converted)
+
+
+def _in_order(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same nodes, each after those it reads from: the converter puts its casts at the end."""
+    waiting = list(model.graph.node)
+    made = {node_output for node in waiting for node_output in node.output}
+    known = {"", *(name for node in waiting for name in node.input if name not in made)}
+    ordered: list[onnx.NodeProto] = []
+    while waiting:
+        ready = [node for node in waiting if known.issuperset(node.input)]
+        assert ready, "a graph has no circles"
+        ordered += ready
+        known.update(name for node in ready for name in node.output)
+        waiting = [node for node in waiting if not known.issuperset(node.output)]
+    del model.graph.node[:]
+    model.graph.node.extend(ordered)
+    return model
 
 
 def large_nodes(network: onnx.ModelProto, rows: Mapping[str, Array]) -> list[str]:

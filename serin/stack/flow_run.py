@@ -24,12 +24,20 @@ _EVENT = re.compile(r"●\s+[\d:.]+\s+\S+ prefect\.(?:task|flow)-run\.(?P<state>
 
 
 def run_pipeline(
-    home: Path, spec: Path, *, placed: bool, fresh: Sequence[str], serve: bool, follow: bool, say: Say
+    home: Path,
+    spec: Path,
+    *,
+    placed: bool,
+    fresh: Sequence[str],
+    serve: bool,
+    follow: bool,
+    say: Say,
+    override: str | None = None,
 ) -> None:
     """The run has completed when this returns, if it was followed; else it was accepted. PipelineFailed otherwise."""
     stack = running_stack(home)
     deployment = f"pipeline/{'placed' if placed else 'inline'}"
-    parameters = {"spec": str(spec), "fresh": list(fresh), "serve": serve}
+    parameters = {"spec": str(spec), "fresh": list(fresh), "serve": serve, "override": override}
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deployment", "run", deployment]
     for name, value in parameters.items():
         command += ["--param", f"{name}={json.dumps(value)}"]

@@ -1,0 +1,107 @@
+"""The newest rows of a dataset's test split as requests would bring them: read again from the tables, joined anew.
+
+A dataset keeps features, not requests; a model that was made by another spec can be asked only with the latter.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from serin.artifacts import Dataset
+from serin.errors import TableEmpty
+from serin.etl.attempts import run_with_room
+from serin.etl.device_read import hold_pieces
+from serin.etl.engine import Engine
+from serin.etl.large_joins import load_joins
+from serin.etl.layout import lay_out
+from serin.etl.relation import Prepared
+from serin.etl.room import shared_room
+from serin.etl.sources import find_files
+from serin.etl.tables import Piece, open_table
+from serin.formats.raw_rows import RawRows
+from serin.formats.schema import InputColumn, Kind
+from serin.formats.shards import read_split
+from serin.spec.data import DataSpec
+from serin.spec.features import FeatureSpec
+from serin.spec.stages import EtlSpec
+
+Ids = npt.NDArray[np.int64]
+_ARROW: Mapping[Kind, pa.DataType] = {
+    "string": pa.string(), "float": pa.float32(), "int": pa.int64(), "timestamp": pa.int64(), "bool": pa.int8(),
+}  # fmt: skip
+
+
+def read_test_rows(
+    data: DataSpec,
+    features: Sequence[FeatureSpec],
+    dataset: Dataset,
+    *,
+    max_rows: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> RawRows:
+    """At most `max_rows` rows, the newest by `data.time` (else the last), oldest first, with every request column that
+    `features` need. DataError or SpecError when the tables do not have them."""
+    split = read_split(dataset.path, "test").whole()
+    with tempfile.TemporaryDirectory(prefix="serin-rows-") as folder:
+        scratch = Path(folder)
+        tables = {name: open_table(name, find_files(name, url), scratch) for name, url in data.tables.items()}
+        layout = lay_out(data, features, tables)
+
+        def run(engine: Engine, pieces: Sequence[Piece], rows: int) -> RawRows:
+            room = shared_room(engine.room_bytes)
+            joins = load_joins(layout, tables, room_bytes=room, scratch=scratch, say=say)
+            held = hold_pieces(engine, pieces, data, features, layout, joins, scratch, rows=rows, say=say)
+            times = engine.collect(times_of, held, np.asarray(split.rows))
+            ids = _newest(times, max_rows)
+            table = pa.concat_tables(engine.collect(requests_of, held, np.sort(ids), layout.inputs))
+            return _in_order(table, ids, split.rows, split.target)
+
+        plain = EtlSpec(engine="process")  # a few rows of few columns: no cluster is worth its start
+        return run_with_room(
+            run, table=tables[data.main], layout=layout, etl=plain, scratch=scratch, say=lambda _: None
+        )
+
+
+def times_of(prepared: Prepared, ids: Ids) -> tuple[Ids, Ids]:
+    """Which of the rows are in this piece, and their times (their ids, when there is no time)."""
+    inside = np.isin(prepared.rows, ids)
+    rows = prepared.rows[inside]
+    return rows, rows if prepared.time is None else np.asarray(prepared.time)[inside]
+
+
+def requests_of(prepared: Prepared, ids: Ids, inputs: Sequence[InputColumn]) -> pa.Table:
+    """The piece's rows among `ids`: request columns in wire form, and `row`."""
+    inside = np.flatnonzero(np.isin(prepared.rows, ids))
+    columns = {
+        column.name: pa.array(
+            prepared.columns[column.name][inside].on_host().to_wire(), _ARROW[column.kind], from_pandas=False
+        )
+        for column in inputs
+    }
+    return pa.table({**columns, "\0row": pa.array(prepared.rows[inside])})
+
+
+def _newest(times: Sequence[tuple[Ids, Ids]], most: int) -> Ids:
+    """The ids of the newest rows, oldest first; ties by id."""
+    rows = np.concatenate([own for own, _ in times])
+    if not len(rows):
+        raise TableEmpty(table="test", why="none of the dataset's test rows is in the tables any more")
+    moments = np.concatenate([own for _, own in times])
+    return rows[np.lexsort((rows, moments))][-most:]
+
+
+def _in_order(table: pa.Table, ids: Ids, known: Ids, target: npt.NDArray[np.float32]) -> RawRows:
+    row = table.column("\0row").to_numpy()
+    order = np.argsort(row, kind="stable")
+    place = order[np.searchsorted(row[order], ids)]
+    by_id = np.argsort(known, kind="stable")
+    own = by_id[np.searchsorted(known[by_id], ids)]
+    return RawRows(
+        table=table.drop_columns("\0row").take(pa.array(place)), target=np.asarray(target[own]), row=ids
+    )
