@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ import pyarrow.compute as pc
 from serin.features.column import Column, array_module, beside
 
 Positions = npt.NDArray[np.int64]
+_BLOCK = 2**14
+_SMALL, _SPARSE = 2**16, 8  # a grid may have so many steps, or so many for each number on it
+_EXACT = 2**52  # differences below this are exact in float64
 _DENSE = 2**24  # up to so many combinations of key values, a table is indexed instead of hashed
 
 
@@ -21,6 +25,7 @@ class KeyIndex:
 
     def __init__(self, keys: Sequence[Column]) -> None:
         self._distinct = [_distinct(key) for key in keys]
+        self._grids = [Grid.of(distinct) for distinct in self._distinct]
         self.keys = tuple(keys)
         codes = self._combined(keys)
         rows = np.flatnonzero(codes >= 0)
@@ -44,8 +49,7 @@ class KeyIndex:
         """For each row of `keys` the position of the row with that key, or -1."""
         codes = self._combined(keys)
         if self._dense is not None:
-            found: Positions = beside(self._dense, codes)[codes]
-            return found
+            return _taken(self._dense, codes)
         place = _places(codes, pa.array(self._codes))
         rows: Positions = beside(np.append(self._rows, -1), place)[place]
         return rows
@@ -57,7 +61,10 @@ class KeyIndex:
         return size
 
     def _combined(self, keys: Sequence[Column]) -> Positions:
-        codes = [_codes(key, distinct) for key, distinct in zip(keys, self._distinct, strict=True)]
+        codes = [
+            grid.places(key.values) if grid is not None and key.xp is np else _codes(key, distinct)
+            for key, distinct, grid in zip(keys, self._distinct, self._grids, strict=True)
+        ]
         total, missing = codes[0], codes[0] < 0
         for code, distinct in zip(codes[1:], self._distinct[1:], strict=True):
             code = beside(code, total)
@@ -66,6 +73,45 @@ class KeyIndex:
         if len(codes) > 1:
             total[missing] = -1
         return total
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """Whole numbers low, low + step, ... of which a table says which place each has; for hours, days, ids in a row."""
+
+    low: int
+    step: int
+    table: Positions  # one entry more than there are steps: -1, for what is not among them
+
+    @classmethod
+    def of(cls, distinct: pa.Array) -> Grid | None:
+        """A grid with these numbers on it, when it is not much larger than they are many."""
+        if not len(distinct) or not (pa.types.is_int64(distinct.type) or pa.types.is_int8(distinct.type)):
+            return None
+        values = np.asarray(distinct.to_numpy()).astype(np.int64)
+        low, high = int(values.min()), int(values.max())
+        if high - low >= _EXACT:
+            return None
+        step = int(np.gcd.reduce(values - low)) or 1
+        width = (high - low) // step + 1
+        if width > max(_SMALL, _SPARSE * len(values)):
+            return None
+        table = np.full(width + 1, -1, np.int64)
+        table[(values - low) // step] = np.arange(len(values))
+        return cls(low, step, table)
+
+    def places(self, values: npt.NDArray[Any]) -> Positions:
+        """For each value its place among the numbers, or -1."""
+        found = np.empty(len(values), np.int64)
+        outside = len(self.table) - 1
+        for start in range(0, len(values), _BLOCK):
+            # what is below comes out large, or below 0: on the grid is no other number than the right one
+            offset = values[start : start + _BLOCK].astype(np.int64, copy=False) - self.low
+            place = offset if self.step == 1 else np.rint(offset * (1 / self.step)).astype(np.int64)
+            known = (place * self.step == offset) & (place.view(np.uint64) < outside)
+            place = place if known.all() else np.where(known, place, outside)
+            np.take(self.table, place, out=found[start : start + _BLOCK], mode="clip")
+        return found
 
 
 def _distinct(key: Column) -> pa.Array:
@@ -81,8 +127,17 @@ def _codes(key: Column, distinct: pa.Array) -> Positions:
     if key.dictionary is None:
         return _places(key.values, distinct)
     table = np.append(_positions(pc.index_in(key.dictionary, value_set=distinct)), -1)
-    codes: Positions = beside(table, key.values)[key.values]
-    return codes
+    return _taken(table, key.values)
+
+
+def _taken(table: Positions, places: Any) -> Positions:
+    """The table's entries at these places, where the places are; -1 is the last."""
+    found: Positions
+    if array_module(places) is np:
+        found = np.take(table, places, mode="wrap")
+    else:
+        found = beside(table, places)[places]
+    return found
 
 
 def _places(values: Any, distinct: pa.Array) -> Positions:
