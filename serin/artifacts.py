@@ -20,6 +20,10 @@ class Dataset:
     rows: dict[str, int]  # per split
 
 
+NO_DATASET = Dataset(path="", digest="", rows={})
+"""What a pipeline without a data section has in the place of one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """Trained weights with all that is needed to build the network again (formats/weights.py)."""

@@ -9,7 +9,7 @@ from prefect import get_run_logger, task
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from serin.artifacts import Dataset
+from serin.artifacts import NO_DATASET, Dataset
 from serin.formats.dataset import read_dataset
 from serin.receipt import Receipt, measure
 from serin.spec.data import DataSpec
@@ -52,6 +52,8 @@ def _build(
 ) -> tuple[Dataset, str | None]:
     """The dataset, and a page about it when it is new."""
     found = find_dataset(data, features, say)
+    if found == NO_DATASET:
+        return found, None
     if found is not None:
         say(f"made before: dataset {found.digest[:12]} in {found.path}")
         return found, None
@@ -65,6 +67,8 @@ def _build(
 
 def find_dataset(data: DataSpec, features: tuple[FeatureSpec, ...], say: Say | None = None) -> Dataset | None:
     """The dataset that was made from the same files by the same rules, when there is one. It must still be fresh."""
+    if not data.tables:
+        return NO_DATASET
     from serin.etl import build
 
     return build.find_dataset(data, features, Store.open(), say or build.silent)

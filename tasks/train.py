@@ -77,7 +77,9 @@ def _train(
         if found is not None:
             say(f"trained before: {found.path}")
             return found, None
-        with lease(devices_wanted(training), home=home, purpose=f"training of {name}", say=say) as held:
+        with lease(
+            devices_wanted(model, training), home=home, purpose=f"training of {name}", say=say
+        ) as held:
             checkpoint = launch.train(
                 model, training, dataset, folder=folder, devices=held.ids, stop=stop, say=say
             )

@@ -14,6 +14,7 @@ from serin.errors import NotFound, SpecError
 
 if TYPE_CHECKING:
     from serin.artifacts import Bundle
+    from serin.formats.schema import InputColumn
     from serin.store import Store
 
 Model = Annotated[str, typer.Argument(help="The model's name.")]
@@ -72,10 +73,14 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
         show(f"  {name:<8} {value}")
     show("  asks its clients for")
     for column in schema.inputs:
-        show(f"    {column.name:<20} {column.kind:<10} {column.dtype:<6} null: {column.null}")
+        show(f"    {column.name:<20} {column.kind:<10} {column.dtype:<6} {_form(column)}")
     show("  answers with")
     for output in schema.outputs:
         show(f"    {output.name:<20} {output.dtype} {list(output.dims)}")
+
+
+def _form(column: InputColumn) -> str:
+    return f"null: {column.null}" if column.dims == (1,) else "x".join(map(str, column.dims))
 
 
 def verify_model(model: Model, version: Version = "") -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serin import environment
-from serin.artifacts import Bundle, Checkpoint, Dataset
+from serin.artifacts import NO_DATASET, Bundle, Checkpoint, Dataset
 from serin.errors import NotTrained
 from serin.hardware import lease
 from serin.spec.pipeline import PipelineSpec
@@ -37,6 +37,8 @@ def look_at_tables(spec: PipelineSpec) -> Layout:
 
 
 def make_dataset(spec: PipelineSpec, *, say: Say) -> Dataset:
+    if not spec.has_data:
+        return NO_DATASET
     from serin.etl.build import build_dataset
 
     return build_dataset(spec.data, spec.features, spec.etl, store=Store.open(), name=spec.name, say=say)
@@ -50,7 +52,9 @@ def train_model(spec: PipelineSpec, *, say: Say) -> Checkpoint:
     folder = training_folder(home, spec.model, spec.training, dataset)
     with (
         one_at_a_time(home, "train", folder.name, say=say),
-        lease(devices_wanted(spec.model, spec.training), home=home, purpose=f"training of {spec.name}", say=say) as held,
+        lease(
+            devices_wanted(spec.model, spec.training), home=home, purpose=f"training of {spec.name}", say=say
+        ) as held,
     ):
         checkpoint = train(spec.model, spec.training, dataset, folder=folder, devices=held.ids, say=say)
         keep_result(home, "train", training_key(spec.model, spec.training, dataset), checkpoint)

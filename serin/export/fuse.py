@@ -31,6 +31,7 @@ def fuse(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> on
     front = onnx.ModelProto()
     front.CopyFrom(features.model)
     front.ir_version = back.ir_version = max(front.ir_version, back.ir_version)
+    _raise_opset("ai.onnx.ml", front, back)
     logits = f"{prefix}logits"
     try:
         model = compose.merge_models(
@@ -44,6 +45,14 @@ def fuse(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> on
     except (ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ExportFailed(what="the model", reason=f"features and network do not fit: {error}") from error
     return model
+
+
+def _raise_opset(domain: str, *models: onnx.ModelProto) -> None:
+    """The newest version that one of the models asks for, in all of them: trees ask for a newer one than features do,
+    and what features use of this domain has not changed since."""
+    found = [opset for model in models for opset in model.opset_import if opset.domain == domain]
+    for opset in found:
+        opset.version = max(each.version for each in found)
 
 
 def core_of(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> onnx.ModelProto:

@@ -17,11 +17,14 @@ import torch
 from serin.errors import ExportFailed
 from serin.export.session import open_session
 from serin.export.torch2onnx import torch2onnx
+from serin.export.trees2onnx import parse_trees, trees2onnx
 from serin.formats.dataset import DatasetDescription
+from serin.formats.trained import ModelRecord, read_record, read_trained
 from serin.formats.weights import read_weights
 from serin.formats.wire import Array
 from serin.models.build import build_model
 from serin.models.shape import TableShape
+from serin.models.trees import margins, read_booster
 
 Reference = Callable[[Array, Array], Array]
 """num float32[n, k] and cat int64[n, m] to logits float32[n, outputs], as the trainer itself computes them."""
@@ -45,7 +48,13 @@ class Network:
 def read_network(folder: Path, data: DatasetDescription, *, tolerance: float) -> Network:
     """The model of a training's result folder, once it is sure that it was trained on a table of this form."""
     _check_dataset(folder, data)
-    return _torch_network(folder, data, tolerance)
+    match read_record(folder).file:
+        case "trees.ubj":
+            return _tree_network(folder, data)
+        case "model.onnx":
+            return _own_network(folder, data)
+        case "weights.safetensors":
+            return _torch_network(folder, data, tolerance)
 
 
 def graph_network(graph: onnx.ModelProto, made_by: str) -> Network:
@@ -90,6 +99,38 @@ def _torch_network(folder: Path, data: DatasetDescription, tolerance: float) -> 
     module.eval()
     graph = torch2onnx(module, shape, tolerance=tolerance)
     return Network(graph=graph, reference=torch_reference(module), made_by="torch")
+
+
+def _tree_network(folder: Path, data: DatasetDescription) -> Network:
+    record, trees = read_trained(folder)
+    shape = _same_table(folder, record, data)
+    booster = read_booster(trees)
+
+    def reference(num: Array, cat: Array) -> Array:
+        return margins(booster, num, cat, shape.sizes)
+
+    graph = trees2onnx(parse_trees(booster), shape, data.task)
+    return Network(graph=graph, reference=reference, made_by="XGBoost")
+
+
+def _own_network(folder: Path, data: DatasetDescription) -> Network:
+    record, graph = read_trained(folder)
+    _same_table(folder, record, data)
+    return graph_network(onnx.load_model_from_string(graph), made_by=f"model.{record.model.kind}")
+
+
+def _same_table(folder: Path, record: ModelRecord, data: DatasetDescription) -> TableShape:
+    """The dataset's form, once it is sure that the model was trained on it."""
+    wanted = shape_of(data)
+    recorded = record.shape
+    found = recorded and (recorded.numeric, recorded.sizes, recorded.outputs, record.task)
+    if found != (wanted.numeric, wanted.sizes, wanted.outputs, data.task):
+        raise ExportFailed(
+            what=f"the model in {folder}",
+            reason=f"it was trained for {record.task} on {recorded}, the dataset is {data.task} with {wanted}; "
+            "give the checkpoint and the dataset of the same run",
+        )
+    return wanted
 
 
 def torch_reference(module: torch.nn.Module) -> Reference:

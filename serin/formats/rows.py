@@ -20,7 +20,7 @@ import pyarrow.json as pajson
 import pyarrow.parquet as pq
 
 from serin.errors import RowsUnfit
-from serin.formats.schema import Schema
+from serin.formats.schema import InputColumn, Schema
 
 PIECE_ROWS = 65_536
 _BLOCK_BYTES = 8 * 2**20
@@ -83,7 +83,7 @@ def _read_csv(path: Path, schema: Schema) -> Iterator[pa.Table]:
         types = dict.fromkeys(
             reader.schema.names, pa.string()
         )  # columns that only pass through stay as they are
-    types |= {column.name: _TYPE_OF_KIND[column.kind] for column in schema.inputs}
+    types |= {column.name: _arrow_type(column) for column in schema.inputs}
     convert = pacsv.ConvertOptions(column_types=types, strings_can_be_null=False)
     with pacsv.open_csv(path, pacsv.ReadOptions(block_size=_BLOCK_BYTES), convert_options=convert) as reader:
         for batch in reader:
@@ -100,7 +100,22 @@ def _explicit(path: Path, schema: Schema) -> pa.Schema:
         present = {}
     if not isinstance(present, dict):
         present = {}
-    return pa.schema([(c.name, _TYPE_OF_KIND[c.kind]) for c in schema.inputs if c.name in present])
+    return pa.schema(
+        [
+            (column.name, _arrow_type(column))
+            for column in schema.inputs
+            if column.name in present and not _nested(present[column.name])
+        ]
+    )
+
+
+def _arrow_type(column: InputColumn) -> pa.DataType:
+    return _TYPE_OF_KIND[column.kind] if column.dims == (1,) else pa.list_(_TYPE_OF_KIND[column.kind])
+
+
+def _nested(value: Any) -> bool:
+    """A list of lists: the parser finds the depth by itself."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], list)
 
 
 class _Parquet:

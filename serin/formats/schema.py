@@ -39,13 +39,15 @@ NULL_OF_KIND: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputColumn:
-    """One column a client sends. `null` says how a missing value is written."""
+    """One column a client sends. `null` says how a missing value is written. `dims`: of one row's value; a single one
+    but for models with inputs of their own, such as images."""
 
     name: str
     dtype: DType
     kind: Kind
     source: str = "request"
     null: str
+    dims: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,7 @@ def input_columns(entries: Sequence[Mapping[str, Any]]) -> tuple[InputColumn, ..
                 kind=kind,
                 source=entry.get("source", "request"),
                 null=NULL_OF_KIND[kind],
+                dims=tuple(int(size) for size in entry.get("dims", (1,))),
             )
         )
     names = [column.name for column in columns]

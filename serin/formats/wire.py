@@ -1,4 +1,5 @@
-"""A table's columns in the form in which they travel to a model: one [rows, 1] array per request column.
+"""A table's columns in the form in which they travel to a model: one [rows, 1] array per request column
+([rows, *dims] for a model with inputs of its own).
 
 Nulls become values of their own (schema.NULL_OF_KIND), and a column that is in wire form already passes
 unchanged, so the conversion may be applied twice. What cannot be carried exactly is refused, never bent;
@@ -7,6 +8,7 @@ the one exception is float64, which becomes float32 as it does in training.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +46,10 @@ def as_arrow(table: pa.Table | pd.DataFrame) -> pa.Table:
 
 
 def wire_column(values: pa.ChunkedArray, column: InputColumn) -> Array:
-    """One column as a [rows, 1] array of the column's wire type."""
+    """One column as a [rows, *dims] array of the column's wire type."""
+    rows = len(values)
+    if column.dims != (1,):
+        values = _flattened(values, column)
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if pa.types.is_null(values.type):
@@ -55,7 +60,29 @@ def wire_column(values: pa.ChunkedArray, column: InputColumn) -> Array:
         raise RowsUnfit(
             column=column.name, reason=f"has type {values.type}, the model asks for {column.kind}: {error}"
         ) from error
-    return flat.reshape(-1, 1)
+    return flat.reshape(rows, *column.dims)
+
+
+def _flattened(values: pa.ChunkedArray, column: InputColumn) -> pa.ChunkedArray:
+    """The values of all rows, one after the other, from lists (of lists) that have the right number for each row."""
+    rows, wanted = len(values), math.prod(column.dims)
+    if values.null_count:
+        raise RowsUnfit(column=column.name, reason="has rows without a value; the model needs one in each")
+    while _is_list(values.type):
+        counts = pc.list_value_length(values)
+        if len(counts) and pc.min(counts).as_py() != pc.max(counts).as_py():
+            raise RowsUnfit(column=column.name, reason="has rows of different sizes")
+        values = pc.list_flatten(values)
+    if len(values) != rows * wanted:
+        each = len(values) / rows if rows else 0
+        shape = "x".join(map(str, column.dims))
+        reason = f"holds {each:g} values in a row, the model asks for {wanted} ({shape})"
+        raise RowsUnfit(column=column.name, reason=reason)
+    return values
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _strings(values: pa.ChunkedArray) -> Array:

@@ -60,12 +60,13 @@ def predict(
 
 
 def request_columns(rows: Mapping[str, Array], schema: Schema) -> dict[str, Array]:
-    """The schema's columns of `rows` as [rows, 1] arrays of their wire types; RowsUnfit names one that does not fit."""
+    """The schema's columns of `rows` as [rows, *dims] arrays of wire types; RowsUnfit names one that does not fit."""
     columns: dict[str, Array] = {}
     for column in schema.inputs:
         if column.name not in rows:
             raise RowsUnfit(column=column.name, reason=f"is missing{nearest(column.name, rows)}")
-        columns[column.name] = np.asarray(rows[column.name], dtype=_NUMPY[column.dtype]).reshape(-1, 1)
+        columns[column.name] = np.asarray(rows[column.name], dtype=_NUMPY[column.dtype])
+        columns[column.name] = columns[column.name].reshape(-1, *column.dims)
         if len(columns[column.name]) != len(columns[schema.inputs[0].name]):
             raise RowsUnfit(column=column.name, reason="has another number of rows than the first column")
     return columns

@@ -36,7 +36,7 @@ def write_config(
     config.max_batch_size = serving.max_batch_rows
     config.version_policy.specific.versions.append(release.version)
     for column in schema.inputs:
-        config.input.add(name=column.name, data_type=_type(column), dims=[1])
+        config.input.add(name=column.name, data_type=_type(column), dims=column.dims)
     for output in schema.outputs:
         config.output.add(name=output.name, data_type=_type(output), dims=output.dims)
     config.instance_group.add(kind="KIND_CPU", count=instances)
@@ -51,7 +51,7 @@ def _add_warm_up(config: Any, inputs: Sequence[InputColumn], rows: int) -> None:
     for column in inputs:
         tensor = sample.inputs[column.name]
         tensor.data_type = model_config_pb2.DataType.Value(_type(column))
-        tensor.dims.append(1)
+        tensor.dims.extend(column.dims)
         tensor.zero_data = True
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 
 from serin.artifacts import Release
 from serin.formats.schema import Schema
@@ -54,8 +55,8 @@ def _empty_row(schema: Schema) -> str:
         {
             "name": column.name,
             "datatype": column.dtype,
-            "shape": [1, 1],
-            "data": ["" if column.dtype == "BYTES" else 0],
+            "shape": [1, *column.dims],
+            "data": ["" if column.dtype == "BYTES" else 0] * math.prod(column.dims),
         }
         for column in schema.inputs
     ]

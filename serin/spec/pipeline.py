@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import Self
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from serin.errors import NameInvalid, nearest
 from serin.spec.data import RESERVED, DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.names import valid_model_name
+from serin.spec.no_data import NO_DATA, MaybeData
 from serin.spec.search import SearchSpec, fold_splits
 from serin.spec.section import Section
 from serin.spec.stages import (
@@ -31,8 +32,8 @@ from serin.spec.stages import (
 
 class PipelineSpec(Section):
     name: str  # also the served model's name
-    data: DataSpec
-    features: tuple[FeatureSpec, ...] = Field(min_length=1)
+    data: MaybeData = NO_DATA  # only a script or an ONNX file with inputs of its own does without
+    features: tuple[FeatureSpec, ...] = ()
     etl: EtlSpec = EtlSpec()
     model: ModelSpec = ModelSpec()
     training: TrainingSpec = TrainingSpec()
@@ -53,12 +54,13 @@ class PipelineSpec(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        found = [
-            *self.data.problems(),
-            *self._feature_problems(),
-            *self._segment_problems(),
-            *self._search_problems(),
-        ]
+        found = [*self._door_problems(), *self._segment_problems()]
+        if self.has_data:
+            found += [*self.data.problems(), *self._feature_problems(), *self._search_problems()]
+        elif self.search is not None:
+            found.append(
+                ("search", "needs data; a model with inputs of its own is trained as its script says")
+            )
         if found:
             raise PydanticCustomError(
                 "inconsistent",
@@ -66,6 +68,33 @@ class PipelineSpec(Section):
                 {"problems": found, "text": "; ".join(f"{key}: {text}" for key, text in found)},
             )
         return self
+
+    def _door_problems(self) -> Iterator[tuple[str, str]]:
+        """A model takes what features make of the data, or brings inputs of its own; not both and not neither."""
+        model = self.model
+        if self.has_data:
+            if not self.features:
+                yield "features", "is missing; name the columns that the model learns from"
+            if model.task is not None:
+                yield "model.task", "data.target says it already; take it out"
+            return
+        if model.kind not in ("script", "onnx"):
+            doors = "model: {script: ...} or {onnx: ...}"
+            yield "data", f"is missing; add it, or bring a model with inputs of its own: {doors}"
+        elif model.task is None:
+            yield (
+                "model.task",
+                "is missing; without data nothing else says it: binary, multiclass or regression",
+            )
+        if self.features:
+            yield "features", "are made of data, which is missing; take them out or add data"
+        if model.kind == "onnx" and model.golden is None:
+            yield "model.golden", "is missing; without data an ONNX file needs rows (.npz) to be proven with"
+
+    @property
+    def has_data(self) -> bool:
+        """Without, there is no dataset: the model has inputs of its own."""
+        return bool(self.data.tables)
 
     def _feature_problems(self) -> Iterator[tuple[str, str]]:
         made: dict[tuple[str, str], int] = {}

@@ -14,6 +14,8 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from serin.errors import Preempted
+from serin.training.job import TrainingJob, training_file
 from serin.training.lifeline import die_with_parent
 from serin.training.status import Status, read_status, write_status
 
@@ -21,10 +23,10 @@ from serin.training.status import Status, read_status, write_status
 def main() -> None:
     folder, processes, launcher, options = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]
     die_with_parent(launcher)
-    me = str(os.getpid())
-    worker = ["-m", "serin.training.worker", str(folder), me]
-    if len(sys.argv) > 4:
-        worker = ["-m", "serin.training.script_rank", me, sys.argv[4]]
+    script = TrainingJob.model_validate_json(training_file(folder).read_bytes()).model.script
+    worker = ["-m", "serin.training.worker", str(folder), str(os.getpid())]
+    if script is not None:
+        worker = ["-m", "serin.training.script_rank", str(os.getpid()), script]
     try:
         run.main([*options, "--nproc-per-node", processes, *worker])
     except SignalException:
@@ -33,9 +35,15 @@ def main() -> None:
         if read_status(folder) is None:  # the worker could not say it itself
             rank, failure = error.get_first_failure()
             reason = str(failure.message).strip().splitlines()[:1]
+            stopped = script is not None and failure.exitcode == Preempted.exit_code
             write_status(
                 folder,
-                Status(state="failed", rank=rank, exit_code=failure.exitcode, reason="".join(reason)),
+                Status(
+                    state="preempted" if stopped else "failed",
+                    rank=rank,
+                    exit_code=failure.exitcode,
+                    reason="".join(reason),
+                ),
             )
         sys.exit(1)
 

@@ -25,7 +25,7 @@ from serin import environment
 from serin.artifacts import Checkpoint, Dataset
 from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
 from serin.hardware import Device, inventory
-from serin.receipt import Measurement, measure
+from serin.receipt import Measurement, Work, measure
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.files import only_one, write_whole
 from serin.training.job import TrainingJob, result_folder, training_file
@@ -71,10 +71,10 @@ def train(
             return _checkpoint(folder)
         with measure("train", _described(devices[: job.processes])) as measurement:
             stop = stop or threading.Event()
-            end = _run(job, folder, devices, machines, stop, say, hear)
+            end = _run(job, folder, devices, machines, stop, say, hear, measurement.watch.look_at)
             while alone and end.status is not None and end.status.state == "again" and not stop.is_set():
                 say(end.status.reason)
-                end = _run(job, folder, devices, machines, stop, say, hear)
+                end = _run(job, folder, devices, machines, stop, say, hear, measurement.watch.look_at)
             _fill(measurement, end.status, devices)
         assert measurement.receipt is not None
         measurement.receipt.write(folder / f"receipt{_mark(machines)}.json")
@@ -114,7 +114,7 @@ def _job(
     return TrainingJob(
         model=model,
         training=training,
-        dataset=str(Path(dataset.path).absolute()),
+        dataset=str(Path(dataset.path).absolute()) if dataset.path else "",
         dataset_digest=dataset.digest,
         processes=processes,
         gpu=bool(devices),
@@ -148,6 +148,7 @@ def _run(
     stop: threading.Event,
     say: Callable[[str], None],
     hear: Callable[[dict[str, Any]], None],
+    began: Callable[[int], None],
 ) -> _End:
     """Start the processes, pass their progress on, wait for their end. Leaves none behind, however it is left."""
     log = _next_log(folder, _mark(machines))
@@ -160,7 +161,7 @@ def _run(
     exit_code, asked = 0, False
     with log.open("wb") as output:
         for command in programs(job, folder, machines):
-            exit_code, asked = _run_one(command, settings, output, follower, stop, say, hear)
+            exit_code, asked = _run_one(command, settings, output, follower, stop, say, hear, began)
             if exit_code or asked:
                 break
     status = read_status(folder)
@@ -177,6 +178,7 @@ def _run_one(
     stop: threading.Event,
     say: Callable[[str], None],
     hear: Callable[[dict[str, Any]], None],
+    began: Callable[[int], None],
 ) -> tuple[int, bool]:
     """The process's exit code, and whether it was told to stop."""
     process = subprocess.Popen(
@@ -187,6 +189,7 @@ def _run_one(
         env=environment.child_environment(**settings),
         start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the workers'
     )
+    began(process.pid)
     asked = False
     try:
         with sigterm_sets(stop):
@@ -295,3 +298,10 @@ def _fill(measurement: Measurement, status: Status | None, devices: tuple[str, .
         measurement.rows, measurement.work_s = status.rows, status.work_s
         measurement.data_wait_share = status.data_wait_share
         measurement.peak_bytes = dict(zip(devices, status.peak_bytes, strict=False))
+        if status.flops and status.peak_flops_per_s and status.peak_bytes_per_s:
+            measurement.work = Work(
+                flops=status.flops,
+                bytes=status.moved_bytes,
+                peak_flops_per_s=status.peak_flops_per_s,
+                peak_bytes_per_s=status.peak_bytes_per_s,
+            )

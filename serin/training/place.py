@@ -6,6 +6,7 @@ last checkpoint, and a third finds it done.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from serin.artifacts import Dataset
@@ -19,8 +20,26 @@ _FORMAT = 1  # raise it when the same inputs must give another result
 
 def training_key(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> str:
     """Of what decides the weights; over how many processes they are computed does not."""
-    decides = training.model_copy(update={"processes": "auto", "checkpoint_every_steps": "auto"})
-    return stage_key(_FORMAT, model, decides, dataset.digest)
+    decides = training.model_copy(
+        update={
+            "processes": "auto",
+            "strategy": "auto",
+            "gradient_checkpointing": False,
+            "checkpoint_every_steps": "auto",
+        }
+    )
+    return stage_key(_FORMAT, model, decides, dataset.digest, _own_files(model))
+
+
+def _own_files(model: ModelSpec) -> str:
+    """The digest of the files of the user's own that the model section names: a changed script is another training."""
+    module = (model.module or "").rpartition(":")[0]
+    files = (model.script, model.onnx, model.golden, module if module.endswith(".py") else None)
+    digest = hashlib.sha256()
+    for file in files:
+        if file is not None and Path(file).is_file():
+            digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def training_folder(
@@ -31,9 +50,11 @@ def training_folder(
     return run_folder(home, f"train-{training_key(model, training, dataset)}{apart}", create=True)
 
 
-def devices_wanted(training: TrainingSpec) -> int:
+def devices_wanted(model: ModelSpec, training: TrainingSpec) -> int:
     """How many GPUs to lease: one for each process, all that are here for `auto`, none where there are none."""
     present = len(inventory())
-    if not present:
+    if not present or model.kind == "onnx":
         return 0
+    if model.kind == "xgboost":
+        return 1
     return present if training.processes == "auto" else training.processes

@@ -37,6 +37,7 @@ from serin.training.tree_checkpoints import Grown, TreeCheckpoints
 STRETCH_ROUNDS = 50  # of a run that samples; part of what makes it the same again
 PATIENCE_ROUNDS = 50  # without a better valid metric, when training.patience says nothing
 _TOLD_EVERY_S = 1.0
+_CELLS_WORTH_THREADS = 200_000
 _FORMER_WORKER_ENDS_S = 60.0
 _DEFAULTS = {"eta": 0.1, "max_depth": 6}
 _OBJECTIVE = {"binary": "binary:logistic", "multiclass": "multi:softprob", "regression": "reg:squarederror"}
@@ -150,7 +151,7 @@ class _Run:
         """The trees up to the best round, measured as every other model is."""
         booster = read_booster(grown.trees)[: grown.best_round]
         metrics: dict[str, float] = {}
-        for split in ("valid", "test"):
+        for split in ("valid", "test") if self._job.test else ("valid",):
             if self._data.rows.get(split):
                 found = _judge(booster, self._job, self._data, split)
                 metrics |= {f"{split}_{name}": value for name, value in found.items()}
@@ -205,7 +206,7 @@ def tree_settings(job: TrainingJob, data: DatasetDescription) -> dict[str, Any]:
         "eval_metric": _METRIC[data.task],
         "tree_method": "hist",
         "device": "cuda" if job.gpu else "cpu",
-        "nthread": len(os.sched_getaffinity(0)),
+        "nthread": _threads(data),
         "seed": job.training.seed,
         "verbosity": 1,
     }
@@ -250,6 +251,12 @@ def _judge(booster: Any, job: TrainingJob, data: DatasetDescription, split: str)
     arrays, sizes = read_split(job.dataset, split), sizes_of(data)
     margin = [margins(booster, num, cat, sizes) for num, cat in zip(arrays.num, arrays.cat, strict=True)]
     return judge_scores(np.concatenate(arrays.target), scores(np.concatenate(margin), data.task), data.task)
+
+
+def _threads(data: DatasetDescription) -> int:
+    """The trees are the same with any number; a small table is done before the threads have met."""
+    cells = data.rows["train"] * (len(data.numeric) + len(data.categorical))
+    return len(os.sched_getaffinity(0)) if cells >= _CELLS_WORTH_THREADS else 1
 
 
 def sizes_of(data: DatasetDescription) -> list[int]:

@@ -31,7 +31,9 @@ class TritonPythonModel:
         """Open the graph beside this file. An error here fails the load, which is what should happen."""
         folder = Path(args["model_repository"], args["model_version"])
         schema = json.loads((folder / "schema.json").read_text(encoding="utf-8"))
-        self._inputs = [(column["name"], column["kind"]) for column in schema["inputs"]]
+        self._inputs = [
+            (column["name"], column["kind"], tuple(column.get("dims", (1,)))) for column in schema["inputs"]
+        ]
         parameters = json.loads(args["model_config"])["parameters"]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = int(parameters["ort_threads"]["string_value"])
@@ -60,11 +62,14 @@ class TritonPythonModel:
     def _read(self, request):
         tensors = {tensor.name(): tensor for tensor in request.inputs()}
         columns = []
-        for name, kind in self._inputs:
+        for name, kind, dims in self._inputs:
             if name not in tensors:
                 raise BadRequest(f"input '{name}' is missing")
-            values = tensors[name].as_numpy().reshape(-1)
-            columns.append(_decoded(name, values) if kind == "string" else _checked(name, kind, values))
+            values = tensors[name].as_numpy()
+            if kind == "string":
+                columns.append(_decoded(name, values.reshape(-1)))
+            else:
+                columns.append(_checked(name, kind, values.reshape(-1)).reshape(-1, *dims))
         return columns
 
     def _answer(self, batches):
@@ -83,13 +88,13 @@ class TritonPythonModel:
 
     def _score(self, batches):
         feed = {}
-        for position, (name, kind) in enumerate(self._inputs):
+        for position, (name, kind, dims) in enumerate(self._inputs):
             columns = [batch[position] for batch in batches]
             if kind == "string":
                 joined = np.array(list(chain.from_iterable(columns)), dtype=object)
             else:
                 joined = columns[0] if len(columns) == 1 else np.concatenate(columns)
-            feed[name] = joined.reshape(-1, 1)
+            feed[name] = joined.reshape(-1, *dims)
         return self._session.run(self._outputs, feed)
 
     def _response(self, outputs):
