@@ -233,7 +233,7 @@ def _evaluate(node: Node, columns: Mapping[str, Masked], like: Array) -> Masked:
         return columns[node.value]
     if node.kind == "literal":
         value = 0.0 if node.value is None else node.value
-        return Masked(_constant(like, value), np.full_like(like, node.value is None))
+        return Masked(_constant(like, value), _constant(like, node.value is None))
     if node.kind == "in":
         return _member(node, columns, like)
     parts = [_evaluate(child, columns, like) for child in node.children]
@@ -256,7 +256,10 @@ def _member(node: Node, columns: Mapping[str, Masked], like: Array) -> Masked:
     return Masked(found, column.null)
 
 
-def _constant(like: Array, value: Any) -> Array:
+def _constant(like: Any, value: Any) -> Array:
+    """The value for every row; on the host it takes no memory, and nobody may write into it."""
+    if isinstance(like, np.ndarray):
+        return np.broadcast_to(np.asarray(value), like.shape)
     return np.full_like(like, value, dtype=np.asarray(value).dtype)
 
 

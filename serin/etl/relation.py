@@ -20,7 +20,7 @@ from serin.etl.tables import Piece, Table, cut, read_piece
 from serin.etl.target import TargetPart, evaluate_target
 from serin.etl.unknown import Unknown, count_unknown
 from serin.features.coded import compact, look_up
-from serin.features.column import Column, beside, on_host, take
+from serin.features.column import Column, array_module, beside, on_host, take
 from serin.features.derived import derive, evaluate_columns
 from serin.features.keys import KeyIndex
 from serin.formats.schema import INT64_NULL
@@ -123,11 +123,11 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
     target = evaluate_target(data.target, columns, len(rows))
     time = None if data.time is None else beside(columns[data.time].values, target.null)
     keep = ~target.null
-    dropped = dict(related.dropped) | {"null_target": len(rows) - int(keep.sum())}
+    dropped = dict(related.dropped) | {"null_target": len(rows) - int(np.count_nonzero(keep))}
     unknown = {} if data.time is None else count_unknown(columns, layout.kept, target.null)
     if time is not None:
         timed = time != INT64_NULL
-        dropped["null_time"] = int((keep & ~timed).sum())
+        dropped["null_time"] = int(np.count_nonzero(keep & ~timed))
         keep &= timed
     group = None if data.split.group is None else beside(group_hashes(columns[data.split.group]), target.null)
     found = Prepared(
@@ -141,18 +141,23 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
         checks=checks,
         unknown=unknown,
     )
-    return found if keep.all() else _only(found, keep)
+    return found if keep.all() else _only(found, keep, data.time)
 
 
-def _only(prepared: Prepared, keep: npt.NDArray[np.bool_]) -> Prepared:
+def _only(prepared: Prepared, keep: npt.NDArray[np.bool_], time: str | None) -> Prepared:
+    places = np.flatnonzero(keep)
+    columns = take(prepared.columns, places)
+    taken = columns[time].values if time in columns else None  # which is not taken twice
+    if taken is not None and array_module(taken) is not array_module(keep):
+        taken = None
     return replace(
         prepared,
-        columns=take(prepared.columns, keep),
-        rows=prepared.rows[keep],
-        target=prepared.target[keep],
-        time=None if prepared.time is None else prepared.time[keep],
-        group=None if prepared.group is None else prepared.group[keep],
-        id=None if prepared.id is None else take({"id": prepared.id}, keep)["id"],
+        columns=columns,
+        rows=prepared.rows[places],
+        target=prepared.target[places],
+        time=taken if taken is not None or prepared.time is None else prepared.time[places],
+        group=None if prepared.group is None else prepared.group[places],
+        id=None if prepared.id is None else take({"id": prepared.id}, places)["id"],
     )
 
 

@@ -60,6 +60,8 @@ def evaluate_target(target: TargetSpec, columns: Mapping[str, Column], rows: int
             expression=target.expression,
             reason=f"is text; for task {target.task} compare it (column == 'yes'), or use task: multiclass",
         )
+    if result.values.dtype == bool:
+        return TargetPart(values=(result.values & ~result.null).astype(np.float32), null=result.null)
     values = result.values.astype(np.float64)
     null = result.null | ~np.isfinite(values)
     if target.task == "binary":

@@ -49,7 +49,7 @@ def divide(prepared: Prepared, rule: SplitRule, classes: Sequence[Class]) -> Div
     own = {} if prepared.id is None else {ID: prepared.id}
     place = rule.place(prepared, target)
     xp = array_module(place)
-    counts = [int((place == split).sum()) for split in range(LEFT_OUT)]
+    counts = [int(np.count_nonzero(place == split)) for split in range(LEFT_OUT)]
     first, second, third = (int(end) for end in np.cumsum(counts))
     columns = {**columns, **own}
     if third < len(rows) or (place[1:] < place[:-1]).any():  # else all are in this order already
@@ -65,7 +65,7 @@ def count_rows(divided: Divided, classes: int) -> tuple[list[int], npt.NDArray[n
     sizes = [divided.span(split).stop - divided.span(split).start for split in range(len(SPLITS))]
     target = divided.target[divided.span(0)]
     if classes <= _FEW_CLASSES:  # comparing is quicker than counting
-        return sizes, np.asarray([int((target == each).sum()) for each in range(classes)], np.int64)
+        return sizes, np.asarray([int(np.count_nonzero(target == each)) for each in range(classes)], np.int64)
     return sizes, on_host(np.bincount(target.astype(np.int64), minlength=classes)).astype(np.int64)
 
 

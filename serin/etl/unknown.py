@@ -26,6 +26,7 @@ def count_unknown(
     found = {}
     for name in names:
         null = columns[name].null
-        together = null & beside(target_null, null)
-        found[name] = Unknown(len(null), int(null.sum()), int(together.sum()))
+        missing = int(np.count_nonzero(null))
+        both = int(np.count_nonzero(null & beside(target_null, null))) if missing else 0
+        found[name] = Unknown(len(null), missing, both)
     return found
