@@ -1,12 +1,12 @@
-"""What a stage cost: seconds, GPUs booked and busy, memory, energy, the share spent waiting for data; and advice.
+"""What a stage cost: seconds, devices booked and busy, memory, energy, money; what held it back; one line of advice.
 
-Numbers that were not measured are None, never a guess: busy share and energy come from the driver (NVML) alone.
+Numbers that were not measured are None, never a guess: a GPU's busy share and energy come from the driver (NVML), the
+CPU's from the kernel, and how far the work is from what the device could do from the stage itself (`Work`).
 """
 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,25 +14,31 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from serin.hardware import Device, Nvml
+from serin import environment
+from serin.hardware import Device
+from serin.usage import CpuWatch, DeviceCost, GpuWatch, Watch
 
-_SAMPLE_S = 0.25
 _WAITS_FOR_DATA = 0.2  # of the time, from which on the loader is what to look at
 _IDLE_BELOW = 0.3  # busy share of a GPU under which it is fed too slowly
+_FAR_FROM_THE_ROOF = 0.3  # of what the device could do: below that it is neither its products nor its memory
 
 _MOSTLY_START = 0.2  # share of work in the whole time below which nothing else matters
 
-Bound = Literal["start", "data", "launch", "compute"]
+Bound = Literal["start", "data", "launch", "memory", "compute"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceCost:
-    id: str
-    name: str
-    booked_s: float
-    busy_share: float | None
-    peak_bytes: int | None
-    joules: float | None
+class Work:
+    """What was computed, beside what the device does at best: matrix products and copies, measured on it."""
+
+    flops: float
+    bytes: float  # moved between the device and its memory, estimated
+    peak_flops_per_s: float
+    peak_bytes_per_s: float
+
+    def shares(self, seconds: float) -> tuple[float, float]:
+        """Of `seconds`, that products and that memory would take at best."""
+        return self.flops / self.peak_flops_per_s / seconds, self.bytes / self.peak_bytes_per_s / seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +50,9 @@ class Receipt:
     rows: int | None
     rows_per_s: float | None
     data_wait_share: float | None
+    mfu: float | None  # share of the products that the devices could have done in the time of work
+    joules: float | None  # of all devices together
+    cost: float | None  # at SERIN_PRICE_PER_HOUR, per GPU, or for the machine without
     bound: Bound | None  # what would have to become faster first
     advice: str
 
@@ -58,25 +67,29 @@ class Receipt:
 class Measurement:
     """What the block under `measure` tells about itself; `receipt` is there when the block has ended."""
 
+    watch: Watch
     rows: int | None = None
     work_s: float | None = None  # the part of the time in which rows were worked on; the whole when not told
     data_wait_share: float | None = None
     peak_bytes: dict[str, int] = field(default_factory=dict)  # by device id
+    work: Work | None = None
     receipt: Receipt | None = None
 
 
 @contextmanager
 def measure(stage: str, devices: Sequence[Device] = ()) -> Iterator[Measurement]:
-    """Time the block and watch its devices. A receipt is made also when the block fails: it was paid for."""
-    measurement = Measurement()
-    watch = _DeviceWatch(devices)
+    """Time the block and watch its devices, or the CPU without. A receipt is made also when the block fails: it was
+    paid for."""
+    watch: Watch = GpuWatch(devices) if devices else CpuWatch()
+    measurement = Measurement(watch=watch)
     started, clock = time.time(), time.perf_counter()
     watch.start()
     try:
         yield measurement
     finally:
         seconds = time.perf_counter() - clock
-        measurement.receipt = _receipt(stage, started, seconds, watch.stop(seconds, measurement), measurement)
+        costs = watch.stop(seconds, measurement.peak_bytes)
+        measurement.receipt = _receipt(stage, started, seconds, costs, measurement)
 
 
 def _receipt(
@@ -84,13 +97,22 @@ def _receipt(
 ) -> Receipt:
     work_s = measured.work_s or seconds
     # The driver is asked all the time, work is only part of it: a GPU that idles while processes start is no GPU that
-    # is fed too slowly.
-    busy = [min(1.0, cost.busy_share * seconds / work_s) for cost in device if cost.busy_share is not None]
+    # is fed too slowly. A CPU's busy share says nothing of the kind: a step may need one core only.
+    busy = [
+        min(1.0, cost.busy_share * seconds / work_s)
+        for cost in device
+        if cost.busy_share is not None and cost.id != "cpu"
+    ]
+    shares = measured.work.shares(work_s) if measured.work else None
     bound, advice = judge(
         data_wait_share=measured.data_wait_share,
         busy_share=min(busy) if busy else None,
         work_share=None if measured.work_s is None else measured.work_s / seconds,
+        product_share=shares[0] if shares else None,
+        memory_share=shares[1] if shares else None,
     )
+    joules = [cost.joules for cost in device if cost.joules is not None]
+    price = environment.price_per_hour()
     return Receipt(
         stage=stage,
         started=started,
@@ -99,17 +121,26 @@ def _receipt(
         rows=measured.rows,
         rows_per_s=None if measured.rows is None else measured.rows / work_s,
         data_wait_share=measured.data_wait_share,
+        mfu=None if shares is None else shares[0],
+        joules=sum(joules) if joules else None,
+        cost=None if price is None else price * sum(cost.booked_s for cost in device) / 3600,
         bound=bound,
         advice=advice,
     )
 
 
 def judge(
-    *, data_wait_share: float | None, busy_share: float | None, work_share: float | None
+    *,
+    data_wait_share: float | None,
+    busy_share: float | None,
+    work_share: float | None,
+    product_share: float | None = None,
+    memory_share: float | None = None,
 ) -> tuple[Bound | None, str]:
-    """What held the stage back, and what to do about it. None: nothing was measured that could tell.
+    """What held the stage back, and the one thing to do about it. None: nothing was measured that could tell.
 
-    `work_share` is of the whole time, the other two are of the time of work.
+    `work_share` is of the whole time, all others are of the time of work. The last two are the roofline: how much of
+    that time the device would need at best for its products, and for moving bytes.
     """
     if work_share is not None and work_share < _MOSTLY_START:
         return (
@@ -124,56 +155,35 @@ def judge(
             "launch",
             f"the GPU was busy {busy_share:.0%} of the work: raise training.batch_rows or book fewer GPUs",
         )
+    if product_share is not None and memory_share is not None:
+        return _under_the_roof(product_share, memory_share)
     if data_wait_share is None and busy_share is None:
         return None, ""
     return "compute", ""
 
 
-class _DeviceWatch:
-    """Samples the driver from a thread while a stage runs; does nothing where there is no driver."""
-
-    def __init__(self, devices: Sequence[Device]) -> None:
-        self._devices = tuple(devices)
-        self._nvml = Nvml.open() if devices else None
-        self._busy: dict[str, list[float]] = {device.id: [] for device in devices}
-        self._joules_before: dict[str, float | None] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="device-watch", daemon=True)
-
-    def start(self) -> None:
-        if self._nvml:
-            self._joules_before = {device.id: self._nvml.joules(device.id) for device in self._devices}
-            self._thread.start()
-
-    def stop(self, seconds: float, measured: Measurement) -> tuple[DeviceCost, ...]:
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        return tuple(
-            DeviceCost(
-                id=device.id,
-                name=device.name,
-                booked_s=seconds,
-                busy_share=_mean(self._busy[device.id]),
-                peak_bytes=measured.peak_bytes.get(device.id),
-                joules=self._joules_since(device.id),
-            )
-            for device in self._devices
+def _under_the_roof(product_share: float, memory_share: float) -> tuple[Bound, str]:
+    best = max(product_share, memory_share)
+    if best < _FAR_FROM_THE_ROOF:
+        return (
+            "launch",
+            (
+                f"at best the same would take {best:.0%} of the time, the rest is many small operations: raise "
+                "training.batch_rows, or let training.step be captured or compiled"
+            ),
         )
-
-    def _sample(self) -> None:
-        assert self._nvml is not None
-        while not self._ended.wait(_SAMPLE_S):
-            for device, shares in self._busy.items():
-                share = self._nvml.busy_share(device)
-                if share is not None:
-                    shares.append(share)
-
-    def _joules_since(self, device: str) -> float | None:
-        before = self._joules_before.get(device)
-        after = self._nvml.joules(device) if self._nvml else None
-        return None if before is None or after is None else after - before
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    if memory_share > product_share:
+        return (
+            "memory",
+            (
+                f"moving numbers is {memory_share:.0%} of the work: a smaller model.embedding or "
+                "training.embedding_updates: rows moves fewer"
+            ),
+        )
+    return (
+        "compute",
+        (
+            f"products are {product_share:.0%} of the work: a lower training.precision where the hardware has one, or "
+            "more devices"
+        ),
+    )

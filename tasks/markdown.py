@@ -25,10 +25,17 @@ def receipt_table(receipt: Mapping[str, Any]) -> str:
         rows.append(("rows/s", f"{receipt['rows_per_s']:,.0f}"))
     if receipt["data_wait_share"] is not None:
         rows.append(("waiting for data", f"{receipt['data_wait_share']:.0%}"))
+    if receipt.get("mfu") is not None:
+        rows.append(("of the possible products", f"{receipt['mfu']:.1%}"))
     for device in receipt["device"]:
         busy = "" if device["busy_share"] is None else f", busy {device['busy_share']:.0%}"
         energy = "" if device["joules"] is None else f", {device['joules']:,.0f} J"
-        rows.append((device["name"], f"booked {device['booked_s']:,.1f} s{busy}{energy}"))
+        memory = "" if device["peak_bytes"] is None else f", {device['peak_bytes'] / 1e9:,.1f} GB at most"
+        rows.append((device["name"], f"booked {device['booked_s']:,.1f} s{busy}{memory}{energy}"))
+    if receipt.get("cost") is not None:
+        rows.append(("cost", f"{receipt['cost']:,.4f}"))
+    if receipt["bound"]:
+        rows.append(("held back by", receipt["bound"]))
     if receipt["advice"]:
         rows.append(("advice", receipt["advice"]))
     return table(("cost", ""), rows)

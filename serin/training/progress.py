@@ -52,7 +52,7 @@ def describe(record: dict[str, Any]) -> str | None:
         case "step":
             return (
                 f"epoch {record['epoch']}/{record['epochs']}, step {record['step']:,}/{record['steps']:,}, "
-                f"loss {record['loss']:.4f}, {record['rows_per_s']:,.0f} rows/s"
+                f"loss {record['loss']:.4f}, {record['rows_per_s']:,.0f} rows/s{_left(record.get('left_s'))}"
             )
         case "epoch":
             metrics = ", ".join(f"{name} {value:.4f}" for name, value in record["metrics"].items())
@@ -62,3 +62,12 @@ def describe(record: dict[str, Any]) -> str | None:
             return str(record["text"])
         case _:
             return None
+
+
+def _left(seconds: float | None) -> str:
+    """At the present rate, without what evaluations and checkpoints will take."""
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f", {seconds:.0f} s left"
+    return f", {seconds / 60:.0f} min left" if seconds < 5400 else f", {seconds / 3600:.1f} h left"

@@ -55,6 +55,7 @@ class Reporter:
             epochs=self._epochs,
             loss=sum(losses) / len(losses),
             rows_per_s=len(losses) * choices.batch_rows / max(seconds, 1e-9),
+            left_s=round((of - step) * seconds / len(losses), 1),
         )
 
     def epoch(self, record: EpochRecord, *, best: bool) -> None:

@@ -29,6 +29,10 @@ class Status(BaseModel):
     work_s: float = 0.0  # in the steps, without start, evaluation and checkpoints
     data_wait_share: float = 0.0
     peak_bytes: tuple[int, ...] = ()  # per rank, when on GPUs
+    flops: float = 0.0  # of this attempt, all ranks together; 0: not counted
+    moved_bytes: float = 0.0
+    peak_flops_per_s: float = 0.0  # of all ranks' devices together, measured
+    peak_bytes_per_s: float = 0.0
 
 
 def status_file(folder: Path) -> Path:

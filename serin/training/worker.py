@@ -35,6 +35,7 @@ from serin.training.loop import Loop
 from serin.training.losses import Loss, loss_of
 from serin.training.memory import StartAgain
 from serin.training.result import write_result
+from serin.training.roofline import WORTH_MEASURING_S, measure_peaks, weigh
 from serin.training.start import final_choices, first_choices, products_of, read_choices
 from serin.training.status import Status, write_status
 from serin.training.stream import StreamLoader
@@ -125,7 +126,7 @@ def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[],
     )
     loop.run()
     _finish(loop, job, description, shape, world, folder)
-    return _done(loop, world)
+    return _done(loop, job, shape, world)
 
 
 def _begin(
@@ -214,11 +215,11 @@ def _finish(
         )
 
 
-def _done(loop: Loop, world: World) -> Status:
+def _done(loop: Loop, job: TrainingJob, shape: TableShape, world: World) -> Status:
     peaks = []
     if world.device.type == "cuda":
         peaks = world.gather(torch.tensor([torch.cuda.max_memory_allocated(world.device)]))
-    return Status(
+    done = Status(
         state="done",
         step=loop.step,
         rows=(loop.step - loop.first_step) * loop.choices.batch_rows,
@@ -226,6 +227,26 @@ def _done(loop: Loop, world: World) -> Status:
         data_wait_share=loop.data_wait_share,
         peak_bytes=tuple(int(peak) for peak in peaks),
     )
+    return done.model_copy(update=_roofline(loop, job, shape, world)) if world.first else done
+
+
+def _roofline(loop: Loop, job: TrainingJob, shape: TableShape, world: World) -> dict[str, float]:
+    """What was computed, and what the devices do at best; nothing of a run that was too short to be judged."""
+    precision, steps = loop.choices.precision, loop.step - loop.first_step
+    if loop.work_s < WORTH_MEASURING_S or precision == "auto":
+        return {}
+    # Asked of a network made anew: the trained one may be cut up among the ranks.
+    weight = weigh(build_model(job.model, shape), shape, optimizer=job.training.optimizer)
+    if weight is None:
+        return {}
+    flops, moved = weight.of(steps * loop.choices.batch_rows, steps * world.size, by_row=loop.choices.by_row)
+    best = measure_peaks(world.device, precision)
+    return {
+        "flops": flops,
+        "moved_bytes": moved,
+        "peak_flops_per_s": best.flops_per_s * world.size,
+        "peak_bytes_per_s": best.bytes_per_s * world.size,
+    }
 
 
 def _sole_writer(folder: Path, world: World) -> AbstractContextManager[None]:

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from serin.hardware import Device
-from serin.receipt import judge, measure
+from serin.receipt import Work, judge, measure
 
 
-def test_a_stage_without_devices_has_seconds_and_a_rate() -> None:
+def test_a_stage_without_devices_is_charged_for_the_cpu_and_its_memory() -> None:
     with measure("etl") as stage:
         stage.rows = 1000
+        sum(number * number for number in range(300_000))
     receipt = stage.receipt
     assert receipt is not None
-    assert receipt.seconds > 0
     assert receipt.rows_per_s == pytest.approx(1000 / receipt.seconds)
-    assert receipt.device == ()
+    (cpu,) = receipt.device
+    assert (cpu.id, cpu.booked_s, cpu.joules) == ("cpu", receipt.seconds, None)
+    assert cpu.busy_share is not None
+    assert 0 < cpu.busy_share <= 1
+    assert cpu.peak_bytes is not None
+    assert cpu.peak_bytes > 10_000_000
+
+
+def test_only_the_process_of_the_run_is_charged() -> None:
+    with measure("train") as stage:
+        held = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        stage.watch.look_at(held.pid)
+        sum(number * number for number in range(2_000_000))  # by us, who are not the run
+        held.communicate(b"\n", timeout=60)
+    assert stage.receipt is not None
+    (cpu,) = stage.receipt.device
+    assert cpu.busy_share is not None
+    assert cpu.busy_share < 0.3
 
 
 def test_the_rate_is_over_the_working_time_when_it_is_told() -> None:
@@ -41,7 +60,24 @@ def test_a_device_the_driver_does_not_know_is_booked_but_not_measured() -> None:
     assert stage.receipt is not None
     (cost,) = stage.receipt.device
     assert (cost.booked_s, cost.peak_bytes) == (stage.receipt.seconds, 7)
-    assert (cost.busy_share, cost.joules) == (None, None)
+    assert (cost.busy_share, cost.joules, stage.receipt.joules) == (None, None, None)
+
+
+def test_the_cost_is_that_of_all_devices_at_the_given_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERIN_PRICE_PER_HOUR", "3.60")
+    devices = [Device(id=f"GPU-{number}", name="Stand-in", memory_bytes=1) for number in range(2)]
+    with measure("train", devices) as stage:
+        pass
+    assert stage.receipt is not None
+    assert stage.receipt.cost == pytest.approx(2 * stage.receipt.seconds * 0.001)
+
+
+def test_without_a_price_there_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERIN_PRICE_PER_HOUR", "a lot")
+    with measure("train") as stage:
+        pass
+    assert stage.receipt is not None
+    assert stage.receipt.cost is None
 
 
 def test_a_receipt_on_disk_has_the_fields_of_the_format(tmp_path: Path) -> None:
@@ -51,8 +87,18 @@ def test_a_receipt_on_disk_has_the_fields_of_the_format(tmp_path: Path) -> None:
     stage.receipt.write(tmp_path / "receipt.json")
     written = json.loads((tmp_path / "receipt.json").read_text())
     assert list(written) == [
-        *("format", "version", "stage", "started", "seconds", "device"),
-        *("rows", "rows_per_s", "data_wait_share", "bound", "advice"),
+        *(
+            "format",
+            "version",
+            "stage",
+            "started",
+            "seconds",
+            "device",
+            "rows",
+            "rows_per_s",
+            "data_wait_share",
+        ),
+        *("mfu", "joules", "cost", "bound", "advice"),
     ]
 
 
@@ -72,3 +118,25 @@ def test_the_bound_is_what_held_the_stage_back(
 ) -> None:
     found, _ = judge(data_wait_share=data_wait_share, busy_share=busy_share, work_share=work_share)
     assert found == bound
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "bound", "advice"),
+    [
+        (10.0, 10.0, "launch", "training.batch_rows"),
+        (50.0, 10.0, "compute", "training.precision"),
+        (10.0, 80.0, "memory", "embedding"),
+    ],
+)
+def test_the_roofline_tells_small_operations_from_memory_and_products(
+    flops: float, moved: float, bound: str, advice: str
+) -> None:
+    with measure("train") as stage:
+        stage.work_s = 1e9  # of which the device would need at best flops and moved percent
+        stage.work = Work(
+            flops=flops, bytes=moved, peak_flops_per_s=100 / stage.work_s, peak_bytes_per_s=100 / stage.work_s
+        )
+    assert stage.receipt is not None
+    assert stage.receipt.mfu == pytest.approx(flops / 100)
+    assert stage.receipt.bound == bound
+    assert advice in stage.receipt.advice

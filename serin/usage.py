@@ -1,0 +1,162 @@
+"""How busy devices are while a stage runs: GPUs as the driver sees them, the CPU as the kernel counts it.
+
+Only what belongs to the run is watched: the GPUs it has leased, or the processes it has started. What cannot be
+measured is None, never a guess.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from serin.hardware import Device, Nvml
+
+_GPU_SAMPLE_S = 0.25
+_CPU_SAMPLE_S = 0.5
+_CPU_NAMES = ("model name", "Model", "Hardware")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCost:
+    id: str
+    name: str
+    booked_s: float
+    busy_share: float | None
+    peak_bytes: int | None
+    joules: float | None
+
+
+class Watch(Protocol):
+    def start(self) -> None: ...
+
+    def look_at(self, pid: int) -> None:
+        """From now on that process and its children are the run."""
+
+    def stop(self, seconds: float, peak_bytes: dict[str, int]) -> tuple[DeviceCost, ...]:
+        """What the run cost; `peak_bytes` by device where the run knows it itself."""
+
+
+class GpuWatch:
+    """Samples the driver from a thread; does nothing where there is none."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = tuple(devices)
+        self._nvml = Nvml.open() if devices else None
+        self._busy: dict[str, list[float]] = {device.id: [] for device in devices}
+        self._joules_before: dict[str, float | None] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="gpu-watch", daemon=True)
+
+    def start(self) -> None:
+        if self._nvml:
+            self._joules_before = {device.id: self._nvml.joules(device.id) for device in self._devices}
+            self._thread.start()
+
+    def look_at(self, pid: int) -> None:
+        """A leased GPU is all the run's, whichever process uses it."""
+
+    def stop(self, seconds: float, peak_bytes: dict[str, int]) -> tuple[DeviceCost, ...]:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        return tuple(
+            DeviceCost(
+                id=device.id,
+                name=device.name,
+                booked_s=seconds,
+                busy_share=_mean(self._busy[device.id]),
+                peak_bytes=peak_bytes.get(device.id),
+                joules=self._joules_since(device.id),
+            )
+            for device in self._devices
+        )
+
+    def _sample(self) -> None:
+        assert self._nvml is not None
+        while not self._ended.wait(_GPU_SAMPLE_S):
+            for device, shares in self._busy.items():
+                share = self._nvml.busy_share(device)
+                if share is not None:
+                    shares.append(share)
+
+    def _joules_since(self, device: str) -> float | None:
+        before = self._joules_before.get(device)
+        after = self._nvml.joules(device) if self._nvml else None
+        return None if before is None or after is None else after - before
+
+
+class CpuWatch:
+    """Samples a process and its children: seconds of all cores they took, memory they held together."""
+
+    def __init__(self) -> None:
+        self._root = os.getpid()
+        self._before: dict[tuple[int, float], float] = {}
+        self._seen: dict[tuple[int, float], float] = {}
+        self._peak = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="cpu-watch", daemon=True)
+
+    def start(self) -> None:
+        self._look()
+        self._before = dict(self._seen)
+        self._thread.start()
+
+    def look_at(self, pid: int) -> None:
+        self._root, self._seen, self._before, self._peak = pid, {}, {}, 0
+
+    def stop(self, seconds: float, peak_bytes: dict[str, int]) -> tuple[DeviceCost, ...]:
+        self._ended.set()
+        self._thread.join()
+        self._look()
+        busy = sum(seconds - self._before.get(process, 0.0) for process, seconds in self._seen.items())
+        return (
+            DeviceCost(
+                id="cpu",
+                name=f"{cpu_name()}, {cores()} cores",
+                booked_s=seconds,
+                busy_share=min(1.0, busy / (seconds * cores())) if seconds > 0 else None,
+                peak_bytes=max(self._peak, peak_bytes.get("cpu", 0)) or None,
+                joules=None,  # the kernel's counters are the whole machine's, and only root may read them
+            ),
+        )
+
+    def _sample(self) -> None:
+        while not self._ended.wait(_CPU_SAMPLE_S):
+            self._look()
+
+    def _look(self) -> None:
+        resident, seen = 0, self._seen  # look_at may begin a new one meanwhile
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self._root)
+            for process in (root, *root.children(recursive=True)):
+                with contextlib.suppress(psutil.Error), process.oneshot():
+                    times = process.cpu_times()
+                    seen[process.pid, process.create_time()] = times.user + times.system
+                    resident += process.memory_info().rss
+        self._peak = max(self._peak, resident)
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in _CPU_NAMES and value.strip():
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
