@@ -23,7 +23,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    kind: str  # dataset, version, run, workspace
+    kind: str  # dataset, version, run, workspace, kept file
     name: str
     bytes: int
 
@@ -48,6 +48,7 @@ def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -
         if digest not in kept_datasets and _old(root / relative / "dataset.json", policy):
             found.append((_garbage("dataset", digest, root / relative), relative))
     leavings = [(path, "workspace") for path in _dead_workspaces(root)]
+    leavings += [(path, "kept file") for path in _unasked(store.kept_folder(), policy)]
     leavings += [(home / "runs" / run, "run") for run in runs(home) if _old(home / "runs" / run, policy)]
     if remove:
         for _, relative in found:
@@ -56,8 +57,22 @@ def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -
     for path, kind in leavings:
         garbage.append(_garbage(kind, path.name, path))
         if remove:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
     return garbage
+
+
+def _unasked(folder: Path, policy: Policy) -> list[Path]:
+    """What builds kept of single files: those not asked for in a while, and the halves of the dead."""
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    halves = [path for path in entries if "-" in path.name and not _alive(path.name.split("-")[0])]
+    return [*halves, *(path for path in entries if "-" not in path.name and _old(path, policy))]
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _dataset_of(bundle: Path) -> set[str]:
@@ -88,5 +103,5 @@ def _old(path: Path, policy: Policy) -> bool:
 
 
 def _garbage(kind: str, name: str, path: Path) -> Garbage:
-    size = sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
+    size = sum(entry.stat().st_size for entry in (path, *path.rglob("*")) if entry.is_file())
     return Garbage(kind=kind, name=name, bytes=size)

@@ -6,6 +6,7 @@
     models/<model>/versions/<n>/  a bundle; manifest.json is its marker
     models/<model>/aliases.json live, candidate, previous
     work/                       folders that are being filled
+    kept/<key>                  what a build made of a single file, for the next build
 
 On a local file system a folder is filled in work/ and renamed into place. On an object store (any fsspec URL) its
 files are uploaded with the marker last, and a reader that finds no marker finds nothing.
@@ -67,6 +68,10 @@ class Store:
                 yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def kept_folder(self) -> Path:
+        """Where builds keep what the next one may find: on this machine, also when the store is elsewhere."""
+        return Path(self._root) / "kept" if self.local else self._cache / "kept"
 
     # datasets
 

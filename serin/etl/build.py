@@ -17,6 +17,7 @@ from serin.etl.checks import judge_freshness
 from serin.etl.compare import family_key, find_previous
 from serin.etl.device_read import hold_pieces
 from serin.etl.engine import Engine
+from serin.etl.kept import Kept
 from serin.etl.large_joins import load_joins
 from serin.etl.layout import lay_out
 from serin.etl.progress import Progress
@@ -66,8 +67,8 @@ def build_dataset(
         scratch, result = folder / "scratch", folder / "dataset"
         scratch.mkdir()
         result.mkdir()
-        previous = find_previous(store, name, data)
-        digest = _compute(data, features, etl, sources, previous, scratch, result, say, piece_rows)
+        previous, kept = find_previous(store, name, data), Kept(store.kept_folder())
+        digest = _compute(data, features, etl, sources, previous, kept, scratch, result, say, piece_rows)
         published = store.publish_dataset(key, digest, result)
         store.remember_dataset(family_key(name, data), digest)
         return published
@@ -79,13 +80,18 @@ def _compute(
     etl: EtlSpec,
     sources: Mapping[str, tuple[SourceFile, ...]],
     previous: Dataset | None,
+    kept: Kept,
     scratch: Path,
     result: Path,
     say: Say,
     piece_rows: int | None,
 ) -> str:
     """Fills the folder `result`; the dataset's digest."""
-    tables = {name: open_table(name, found, scratch) for name, found in sources.items()}
+    tables = {name: open_table(name, found, scratch, kept) for name, found in sources.items()}
+    if kept.found:
+        say(
+            f"{kept.found} of {kept.found + kept.made} files to be converted were found as they were converted before"
+        )
     layout = lay_out(data, features, tables)
     main = tables[data.main]
     partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)

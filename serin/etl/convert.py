@@ -37,7 +37,7 @@ def convert(file: SourceFile, target: Path) -> None:
 
 def write_groups(target: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """The batches as one Parquet file with row groups of even size."""
-    with pq.ParquetWriter(target, schema, compression="lz4") as writer:
+    with pq.ParquetWriter(target, schema, compression="lz4", write_page_checksum=True) as writer:
         held: list[pa.RecordBatch] = []
         for batch in batches:
             held.append(batch)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
 from serin.errors import DataError, SourceUnreadable, TableEmpty, TimeUnparsable
 from serin.etl.convert import convert
+from serin.etl.kept import Kept, conversion_of
 from serin.etl.odd_texts import odd_text
 from serin.etl.partitions import Read, partition_types, split_reads
-from serin.etl.sources import format_of, local_copy, open_parquet, origin_of, remote_errors
+from serin.etl.sources import find_files, format_of, local_copy, open_parquet, origin_of, remote_errors
 from serin.features.column import Column, column_from_arrow, kind_of_type
 from serin.formats.dataset import SourceFile
+
+_CONVERTED_AT_ONCE = 4  # each with its blocks in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +53,9 @@ class Piece:
     rows: int
 
 
-def open_table(name: str, files: Sequence[SourceFile], scratch: Path) -> Table:
-    """The table's columns and row groups, from the files' footers. What is no Parquet is converted in `scratch` first.
+def open_table(name: str, files: Sequence[SourceFile], scratch: Path, kept: Kept | None = None) -> Table:
+    """The table's columns and row groups, from the files' footers. What is no Parquet is converted first: into `kept`,
+    where it is found the next time, else into `scratch`.
 
     All files have the same columns. Where one has whole numbers and another fractions, the column is fractions; a
     column that holds nothing in one file has its type from the others.
@@ -57,10 +64,7 @@ def open_table(name: str, files: Sequence[SourceFile], scratch: Path) -> Table:
     groups: list[RowGroup] = []
     first_row = 0
     folders = partition_types(files)
-    for number, given in enumerate(files):
-        file = given
-        if format_of(file.path) not in ("parquet", None):
-            file = _converted(file, scratch / f"{name}-{number}.parquet")
+    for number, (given, file) in enumerate(zip(files, _as_parquet(name, files, scratch, kept), strict=True)):
         footer = open_parquet(file)
         schema = footer.schema_arrow
         twice = [name for name in schema.names if schema.names.count(name) > 1]
@@ -150,9 +154,32 @@ def _unparsable(values: pa.ChunkedArray, column: str, piece: Piece) -> TimeUnpar
     return TimeUnparsable(column=column, example="some values name a zone and some do not", path=path)
 
 
-def _converted(file: SourceFile, target: Path) -> SourceFile:
+def _as_parquet(
+    name: str, files: Sequence[SourceFile], scratch: Path, kept: Kept | None
+) -> Iterator[SourceFile]:
+    """The files, or what they were converted to, in order; a few are converted at a time."""
+
+    def parquet(numbered: tuple[int, SourceFile]) -> SourceFile:
+        number, file = numbered
+        if format_of(file.path) in ("parquet", None):
+            return file
+        if kept is not None and file.modified:
+            return local_copy(kept.file(conversion_of(file), partial(_convert_whole, file)), file)
+        target = scratch / f"{name}-{number}.parquet"
+        convert(file, target)
+        return local_copy(target, file)
+
+    with ThreadPoolExecutor(min(_CONVERTED_AT_ONCE, len(os.sched_getaffinity(0)))) as threads:
+        yield from threads.map(parquet, enumerate(files))
+
+
+def _convert_whole(file: SourceFile, target: Path) -> None:
+    """What is kept must be of the file as it was found, and of nothing that came after."""
     convert(file, target)
-    return local_copy(target, file)
+    (now,) = find_files(file.table, file.path)
+    if (now.size, now.modified) != (file.size, file.modified):
+        reason = "it changed while it was read; run again when it is whole"
+        raise SourceUnreadable(table=file.table, path=file.path, reason=reason)
 
 
 def _common(

@@ -1,0 +1,64 @@
+"""Work on single files that the next build finds again: a file's own content decides it, and nothing else does.
+
+An entry is named by what it was made from, appears whole or not at all, and is never changed; so a build that finds it
+makes what a build without it makes. `serin gc` removes what no build has asked for in a while.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from serin.etl.seal import canonical
+from serin.formats.dataset import SourceFile
+
+CONVERTED = 1  # raised when the same file would be converted to another one than before
+
+
+class Kept:
+    """The entries in a folder; `found` and `made` count those that were asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self.found = 0
+        self.made = 0
+
+    def file(self, made_from: Any, make: Callable[[Path], None]) -> Path:
+        """The entry made from this (anything JSON can say); `make` writes it to a path when it is not there."""
+        name = hashlib.sha256(canonical(made_from)).hexdigest()
+        path = self._folder / name
+        if path.exists():
+            path.touch()  # still of use
+            self._count(found=1)
+            return path
+        self._folder.mkdir(parents=True, exist_ok=True)
+        temporary = (
+            self._folder / f"{os.getpid()}-{secrets.token_hex(4)}"
+        )  # the dead's are known by their number
+        try:
+            make(temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self._count(made=1)
+        return path
+
+    def _count(self, *, found: int = 0, made: int = 0) -> None:
+        with self._lock:
+            self.found += found
+            self.made += made
+
+
+def conversion_of(file: SourceFile) -> Any:
+    """What a converted file is made from: the file as it is, and those who read it."""
+    return ["converted", CONVERTED, pa.__version__, file.path, file.size, file.modified]

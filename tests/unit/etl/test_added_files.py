@@ -1,0 +1,146 @@
+"""A table that grows file by file: what was converted before is found, and the dataset is that of a first build."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from serin.errors import SourceUnreadable
+from serin.etl import tables
+from serin.spec.pipeline import PipelineSpec
+from serin.store import Store
+from tests.unit.etl.trips import build, rates, spec_of, trips
+
+FEATURES = [
+    {"columns": ["fare", "rate", "earlier"], "steps": ["fill_median", {"clip": {"q": [0.01, 0.99]}}, "normalize"]},
+    {"columns": ["people"], "steps": [{"bucketize": {"quantiles": 4}}]},
+    {"columns": ["taxi"], "steps": ["target_encode"]},
+    {"columns": ["zone"], "steps": ["categorify"]},
+]  # fmt: skip
+JOIN = {"with": "rates", "on": "zone", "as_of": {"column": "start", "there": "since"}, "columns": ["rate"],
+        "source": "request"}  # fmt: skip
+SPLITS: list[dict[str, Any]] = [{"kind": "temporal"}, {"kind": "random"}]
+FORMS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
+    "csv": lambda frame, path: frame.to_csv(path, index=False),
+    "jsonl": lambda frame, path: frame.astype({"start": str}).to_json(path, orient="records", lines=True),
+    "parquet": lambda frame, path: frame.to_parquet(path, row_group_size=60),
+}
+
+
+def write(folder: Path, name: str, part: int) -> None:
+    """A ninth of the trips; the form is the name's ending."""
+    folder.mkdir(exist_ok=True)
+    FORMS[name.rpartition(".")[2]](trips().iloc[part * 100 : (part + 1) * 100], folder / name)
+
+
+def spec_over(folder: Path, split: dict[str, Any]) -> PipelineSpec:
+    spec = spec_of(
+        folder,
+        tables={"trips": str(folder / "in"), "rates": str(folder / "rates.csv")},
+        joins=[JOIN],
+        windows=[{"by": "taxi", "rows": 3, "make": {"earlier": "mean(fare)"}}],
+        split=split,
+        features=FEATURES,
+    )
+    rates().to_csv(folder / "rates.csv", index=False)
+    return spec
+
+
+@pytest.fixture
+def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are converted, as they are."""
+    names: list[str] = []
+    real = tables.convert
+
+    def convert(file: Any, target: Path) -> None:
+        names.append(Path(file.path).name)
+        real(file, target)
+
+    monkeypatch.setattr(tables, "convert", convert)
+    return names
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(split.values()))
+def test_added_files_give_what_a_first_build_of_all_gives(
+    tmp_path: Path, converted: list[str], split: dict[str, Any]
+) -> None:
+    for part, name in enumerate(("b.csv", "c.jsonl", "d.parquet", "e.csv")):
+        write(tmp_path / "in", name, part)
+    spec, store = spec_over(tmp_path, split), Store(str(tmp_path / "store"))
+    build(spec, store)
+    assert sorted(converted) == ["b.csv", "c.jsonl", "e.csv", "rates.csv"]
+    steps: list[tuple[str, int, list[str]]] = [
+        ("f.csv", 5, ["f.csv"]),  # newer: the cuts between splits move
+        ("a.csv", 6, ["a.csv"]),  # before all others: every row gets another id
+        ("c.jsonl", 7, ["c.jsonl"]),  # another content under a name that was there
+        ("g.parquet", 8, []),
+    ]
+    for name, part, expected in steps:
+        write(tmp_path / "in", name, part)
+        converted.clear()
+        said: list[str] = []
+        grown = build(spec, store, say=said.append)
+        assert converted == expected
+        assert any("were found as they were converted before" in line for line in said)
+        fresh = build(spec, Store(str(tmp_path / f"fresh-{part}")))
+        assert grown.digest == fresh.digest
+    (tmp_path / "in" / "b.csv").unlink()
+    converted.clear()
+    fewer = build(spec, store)
+    assert converted == []
+    assert fewer.digest == build(spec, Store(str(tmp_path / "fresh-fewer"))).digest
+
+
+def test_a_build_killed_in_the_middle_leaves_its_finished_files_to_the_next(
+    tmp_path: Path, converted: list[str]
+) -> None:
+    for part in range(4):
+        write(tmp_path / "in", f"{part}.csv", part)
+    spec, store = spec_over(tmp_path, SPLITS[0]), Store(str(tmp_path / "store"))
+    (tmp_path / "spec.json").write_text(spec.model_dump_json(by_alias=True))
+    program = f"""
+import os, signal, sys
+from pathlib import Path
+from serin.etl import tables
+from serin.etl.build import build_dataset
+from serin.spec.pipeline import PipelineSpec
+from serin.store import Store
+real = tables.convert
+def convert(file, target):
+    if file.path.endswith("2.csv"):
+        target.write_bytes(b"half a file")
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(file, target)
+tables.convert, tables._CONVERTED_AT_ONCE = convert, 1
+spec = PipelineSpec.model_validate_json(Path({str(tmp_path / "spec.json")!r}).read_text())
+build_dataset(spec.data, spec.features, spec.etl, store=Store({str(tmp_path / "store")!r}))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=Path.cwd(), timeout=120, env=dict(os.environ))
+    assert ended.returncode == -signal.SIGKILL
+    assert store.datasets() == []
+    resumed = build(spec, store)
+    assert sorted(converted) == ["2.csv", "3.csv", "rates.csv"]
+    assert resumed.digest == build(spec, Store(str(tmp_path / "fresh"))).digest
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "in", "a.csv", 0)
+    spec, store = spec_over(tmp_path, SPLITS[0]), Store(str(tmp_path / "store"))
+    real = tables.convert
+
+    def convert(file: Any, target: Path) -> None:
+        real(file, target)
+        write(tmp_path / "in", "a.csv", 1)
+
+    monkeypatch.setattr(tables, "convert", convert)
+    with pytest.raises(SourceUnreadable, match=r"a\.csv cannot be read: it changed while it was read"):
+        build(spec, store)
+    assert list((tmp_path / "store" / "kept").iterdir()) == []
