@@ -16,6 +16,7 @@ from serin.features.column import Column, array_module, beside
 Positions = npt.NDArray[np.int64]
 _BLOCK = 2**14
 _SMALL, _SPARSE = 2**16, 8  # a grid may have so many steps, or so many for each number on it
+_FEW = 4  # values are few beside a table with so many times more numbers
 _EXACT = 2**52  # differences below this are exact in float64
 _DENSE = 2**24  # up to so many combinations of key values, a table is indexed instead of hashed
 
@@ -26,6 +27,10 @@ class KeyIndex:
     def __init__(self, keys: Sequence[Column]) -> None:
         self._distinct = [_distinct(key) for key in keys]
         self._grids = [Grid.of(distinct) for distinct in self._distinct]
+        self._sorted = [
+            Sorted.of(distinct) if grid is None else None
+            for distinct, grid in zip(self._distinct, self._grids, strict=True)
+        ]
         self.keys = tuple(keys)
         codes = self._combined(keys)
         rows = np.flatnonzero(codes >= 0)
@@ -61,10 +66,7 @@ class KeyIndex:
         return size
 
     def _combined(self, keys: Sequence[Column]) -> Positions:
-        codes = [
-            grid.places(key.values) if grid is not None and key.xp is np else _codes(key, distinct)
-            for key, distinct, grid in zip(keys, self._distinct, self._grids, strict=True)
-        ]
+        codes = [self._codes_of(place, key) for place, key in enumerate(keys)]
         total, missing = codes[0], codes[0] < 0
         for code, distinct in zip(codes[1:], self._distinct[1:], strict=True):
             code = beside(code, total)
@@ -73,6 +75,35 @@ class KeyIndex:
         if len(codes) > 1:
             total[missing] = -1
         return total
+
+    def _codes_of(self, place: int, key: Column) -> Positions:
+        grid, ordered = self._grids[place], self._sorted[place]
+        if key.xp is np and grid is not None:
+            return grid.places(key.values)
+        if key.xp is np and ordered is not None and len(key) * _FEW < len(ordered.numbers):
+            return ordered.places(key.values)
+        return _codes(key, self._distinct[place])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sorted:
+    """Many whole numbers in order: few values are found in them sooner than a table of all of them is hashed."""
+
+    numbers: Positions
+    order: Positions
+
+    @classmethod
+    def of(cls, distinct: pa.Array) -> Sorted | None:
+        if len(distinct) < _SMALL or not pa.types.is_int64(distinct.type):
+            return None
+        values = np.asarray(distinct.to_numpy())
+        order = np.argsort(values)
+        return cls(values[order], order)
+
+    def places(self, values: npt.NDArray[Any]) -> Positions:
+        """For each value its place among the numbers, or -1."""
+        near = np.minimum(np.searchsorted(self.numbers, values), len(self.numbers) - 1)
+        return np.where(self.numbers[near] == values, self.order[near], -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from serin.features.column import column_from_wire, kind_of_type
+from serin.features.column import Column, column_from_wire, kind_of_type
 from serin.features.graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.features.keys import KeyIndex
 from serin.features.lookup import lookup, lookup_to_onnx
@@ -80,3 +80,15 @@ def run_lookup(table: pa.Table, key: str, wire: np.ndarray) -> dict[str, np.ndar
     element = ELEMENT_OF_DTYPE["BYTES" if wire.dtype == object else "INT64"]
     found = run_model(graph.to_model({"key": (element, ["batch"])}, outputs), {"key": wire})
     return dict(zip(COLUMNS, found, strict=True))
+
+
+def test_few_values_are_found_among_many_as_many_are() -> None:
+    draw = np.random.default_rng(4)
+    keys = draw.choice(10**12, 100_000, replace=False)
+    index = KeyIndex([Column(kind="int", values=keys)])
+    asked = np.concatenate([keys[::20], draw.choice(10**12, 5_000), [INT64_NULL, 0, 2**62]])
+    few = index.find([Column(kind="int", values=asked)])
+    many = index.find([Column(kind="int", values=np.tile(asked, 10))])
+    assert (np.tile(few, 10) == many).all()
+    assert (few[:5000] == np.arange(0, 100_000, 20)).all()
+    assert few[-3:].tolist() == [-1, -1, -1]
