@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from serin.errors import CheckFailed, SpecError
 from serin.etl.groups import group_codes, joined
-from serin.features.column import Column, beside, on_host
+from serin.features.column import Column, beside, count_true, on_host
 from serin.formats.schema import Kind
 from serin.spec.checks import CheckSpec
 from serin.spec.section import shortest
@@ -179,12 +179,12 @@ def _count(column: Column, rows: Rows, check: CheckSpec) -> CheckCounts:
     if check.newest_within is not None:
         if column.kind != "timestamp":
             raise _misfit(check, f"newest_within needs a time, and {check.column!r} is a {column.kind}")
-        newest = int(column.values.max()) if not null.all() else None
+        newest = int(column.values.max()) if count_true(null) < len(null) else None
     return CheckCounts(
         rows=len(column),
         kind=column.kind,
-        nulls=int(null.sum()),
-        outside=int(outside.sum()),
+        nulls=count_true(null),
+        outside=count_true(outside),
         examples=tuple(examples),
         newest=newest,
         values=(column[~null].on_host(), on_host(rows[beside(~null, rows)])) if check.unique else None,

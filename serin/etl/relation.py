@@ -20,7 +20,7 @@ from serin.etl.tables import Piece, Table, cut, read_piece
 from serin.etl.target import TargetPart, evaluate_target
 from serin.etl.unknown import Unknown, count_unknown
 from serin.features.coded import compact, look_up
-from serin.features.column import Column, array_module, beside, on_host, take
+from serin.features.column import Column, any_true, array_module, beside, count_true, on_host, take
 from serin.features.derived import derive, evaluate_columns
 from serin.features.keys import KeyIndex
 from serin.formats.schema import INT64_NULL
@@ -110,7 +110,7 @@ def relate_columns(
     if layout.where is not None:
         truth = evaluate_columns(layout.where, columns, len(rows))
         keep = (truth.values != 0) & ~truth.null
-        dropped["filtered"] = len(rows) - int(keep.sum())
+        dropped["filtered"] = len(rows) - count_true(keep)
         columns, rows = take(columns, keep), rows[keep]
     return Related(columns=columns, rows=rows, dropped=dropped)
 
@@ -123,11 +123,11 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
     target = evaluate_target(data.target, columns, len(rows))
     time = None if data.time is None else beside(columns[data.time].values, target.null)
     keep = ~target.null
-    dropped = dict(related.dropped) | {"null_target": len(rows) - int(np.count_nonzero(keep))}
+    dropped = dict(related.dropped) | {"null_target": len(rows) - count_true(keep)}
     unknown = {} if data.time is None else count_unknown(columns, layout.kept, target.null)
     if time is not None:
         timed = time != INT64_NULL
-        dropped["null_time"] = int(np.count_nonzero(keep & ~timed))
+        dropped["null_time"] = count_true(keep & ~timed)
         keep &= timed
     group = None if data.split.group is None else beside(group_hashes(columns[data.split.group]), target.null)
     found = Prepared(
@@ -141,7 +141,7 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
         checks=checks,
         unknown=unknown,
     )
-    return found if keep.all() else _only(found, keep, data.time)
+    return found if count_true(keep) == len(rows) else _only(found, keep, data.time)
 
 
 def _only(prepared: Prepared, keep: npt.NDArray[np.bool_], time: str | None) -> Prepared:
@@ -178,7 +178,7 @@ def join_tables(
     known = dict(columns)
     for join in joins:
         found = _find(join, known)
-        if join.layout.spec.how == "inner" and (found < 0).any():
+        if join.layout.spec.how == "inner" and any_true(found < 0):
             keep = found >= 0
             known = take(known, keep)
             rows, found = rows[beside(keep, rows)], found[keep]

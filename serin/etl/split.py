@@ -19,7 +19,7 @@ from serin.etl.engine import Engine, Held
 from serin.etl.relation import Prepared
 from serin.etl.target import Class
 from serin.etl.time_ranks import find_ranks
-from serin.features.column import beside, on_host
+from serin.features.column import beside, on_host, tally
 from serin.features.murmur3 import hash_ints
 from serin.formats.dataset import SPLITS
 from serin.spec.data import DataSpec
@@ -141,7 +141,7 @@ def count_strata(prepared: Prepared, prefixes: Int64, digit: int, classes: Seque
     for boundary in range(2):
         chosen = (hashes >> (8 * (digit + 1))) == beside(prefixes[boundary], labels)[labels]
         places = labels[chosen] * 256 + ((hashes[chosen] >> (8 * digit)) & 255)
-        counts[boundary] = on_host(np.bincount(places, minlength=size * 256)).reshape(size, 256)
+        counts[boundary] = on_host(tally(places, size * 256)).reshape(size, 256)
     return counts
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from serin.errors import TargetUnusable
 from serin.expressions import ExpressionError, Masked
-from serin.features.column import Column, array_module, beside
+from serin.features.column import Column, any_true, array_module, beside
 from serin.features.derived import beside_columns, evaluate_columns, typed
 from serin.spec.data import TargetSpec
 
@@ -66,7 +66,7 @@ def evaluate_target(target: TargetSpec, columns: Mapping[str, Column], rows: int
     null = result.null | ~np.isfinite(values)
     if target.task == "binary":
         other = ~null & (values != 0) & (values != 1)
-        if other.any():
+        if any_true(other):
             first = float(values[other][0])
             raise TargetUnusable(
                 expression=target.expression,
@@ -106,7 +106,7 @@ def _classes(result: Masked) -> TargetPart:
     present = result.values[~result.null]
     if result.values.dtype.kind == "f":
         whole = present.astype(np.int64)
-        if (whole != present).any():
+        if any_true(whole != present):
             raise ExpressionError("classes are text or whole numbers, not fractions")
         present = whole
     elif result.values.dtype.kind == "b":

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from serin.etl.device import gpu_aware
 from serin.etl.engine import Engine, Held
 from serin.etl.relation import Prepared
-from serin.features.column import on_host
+from serin.features.column import count_true, on_host, tally
 
 Int64 = npt.NDArray[np.int64]
 _BINS = 2**16
@@ -117,12 +117,12 @@ def count_times(prepared: Prepared, ranges: Sequence[Range]) -> Int64:
         if index and ranges[index] == ranges[0]:
             counts[index] = counts[0]
             continue
-        counts[index, _BINS] = int((times < start).sum())
+        counts[index, _BINS] = count_true(times < start)
         places = times.view(np.uint64) - np.uint64(start % 2**64)  # what is before the range comes out large
         if bits < 64:
             places = places[places < np.uint64(2**bits)]
         places = (places >> np.uint64(max(0, bits - 16))).view(np.int64)
-        counts[index, :_BINS] = on_host(np.bincount(places, minlength=_BINS))
+        counts[index, :_BINS] = on_host(tally(places, _BINS))
     return counts
 
 
@@ -131,4 +131,4 @@ def rows_at(prepared: Prepared, moments: Sequence[int]) -> list[tuple[int, Int64
     """For each moment: how many rows are before it, and the rows with exactly this time."""
     times = prepared.time
     assert times is not None
-    return [(int((times < each).sum()), on_host(prepared.rows[times == each])) for each in moments]
+    return [(count_true(times < each), on_host(prepared.rows[times == each])) for each in moments]

@@ -15,7 +15,7 @@ from serin.etl.device import gpu_aware, store_rows, to_host
 from serin.etl.relation import Prepared
 from serin.etl.split import LEFT_OUT, SplitRule
 from serin.etl.target import Class
-from serin.features.column import Column, array_module, on_host, take
+from serin.features.column import Column, any_true, array_module, count_true, on_host, take, tally
 from serin.features.counted import measure_sample, merge_answers
 from serin.features.plan import FeaturePlan
 from serin.features.requests import Request
@@ -49,10 +49,10 @@ def divide(prepared: Prepared, rule: SplitRule, classes: Sequence[Class]) -> Div
     own = {} if prepared.id is None else {ID: prepared.id}
     place = rule.place(prepared, target)
     xp = array_module(place)
-    counts = [int(np.count_nonzero(place == split)) for split in range(LEFT_OUT)]
+    counts = [count_true(place == split) for split in range(LEFT_OUT)]
     first, second, third = (int(end) for end in np.cumsum(counts))
     columns = {**columns, **own}
-    if third < len(rows) or (place[1:] < place[:-1]).any():  # else all are in this order already
+    if third < len(rows) or any_true(place[1:] < place[:-1]):  # else all are in this order already
         order = xp.concatenate([xp.flatnonzero(place == split) for split in range(LEFT_OUT)])
         columns = take(columns, order)
         rows, target = rows[order], target[order]
@@ -65,8 +65,8 @@ def count_rows(divided: Divided, classes: int) -> tuple[list[int], npt.NDArray[n
     sizes = [divided.span(split).stop - divided.span(split).start for split in range(len(SPLITS))]
     target = divided.target[divided.span(0)]
     if classes <= _FEW_CLASSES:  # comparing is quicker than counting
-        return sizes, np.asarray([int(np.count_nonzero(target == each)) for each in range(classes)], np.int64)
-    return sizes, on_host(np.bincount(target.astype(np.int64), minlength=classes)).astype(np.int64)
+        return sizes, np.asarray([count_true(target == each) for each in range(classes)], np.int64)
+    return sizes, on_host(tally(target.astype(np.int64), classes)).astype(np.int64)
 
 
 @gpu_aware

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from serin.features.column import Column, beside
+from serin.features.column import Column, beside, count_true
 
 
 class Unknown(NamedTuple):
@@ -26,7 +26,7 @@ def count_unknown(
     found = {}
     for name in names:
         null = columns[name].null
-        missing = int(np.count_nonzero(null))
-        both = int(np.count_nonzero(null & beside(target_null, null))) if missing else 0
+        missing = count_true(null)
+        both = count_true(null & beside(target_null, null)) if missing else 0
         found[name] = Unknown(len(null), missing, both)
     return found

@@ -81,7 +81,7 @@ class Column:
             raise ValueError(f"a {self.kind} is no number")
         numbers = self.values.astype(np.float32)
         null = self.null
-        if null.any():
+        if any_true(null):
             numbers[null] = np.nan
         return numbers
 
@@ -121,6 +121,25 @@ def beside(array: Any, other: Any) -> Any:
     """The array where the other one is."""
     xp = array_module(other)
     return on_host(array) if xp is np else xp.asarray(array)
+
+
+def count_true(mask: Any) -> int:
+    """How many are true. A GPU adds whole numbers up at once, and would compile a kernel to add truths."""
+    return int(np.count_nonzero(mask) if isinstance(mask, np.ndarray) else mask.astype(np.int64).sum())
+
+
+def any_true(mask: Any) -> bool:
+    return bool(mask.any()) if isinstance(mask, np.ndarray) else count_true(mask) > 0
+
+
+def tally(codes: Any, size: int, weights: Any = None) -> Any:
+    """How many of the codes (0 .. size - 1) are which, or what their weights add up to; where the codes are."""
+    xp = array_module(codes)
+    if xp is np:
+        return np.bincount(codes, weights, minlength=size)
+    counts = xp.zeros(size, np.uint64 if weights is None else np.float64)
+    xp.add.at(counts, codes.astype(np.int64, copy=False), np.uint64(1) if weights is None else weights)
+    return counts if weights is not None else counts.view(np.int64)
 
 
 def take(columns: Mapping[str, Column], rows: Array) -> dict[str, Column]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from serin.features.column import array_module
+from serin.features.column import any_true, array_module
 from serin.features.steps import Floats
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Fill:
 
     def transform(self, values: Floats) -> Floats:
         null = np.isnan(values)
-        if not null.any():
+        if not any_true(null):
             return values
         filled: Floats = array_module(values).where(null, np.float32(self.value), values)
         return filled

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from serin.features.column import array_module, beside, on_host
+from serin.features.column import array_module, beside, on_host, tally
 from serin.features.murmur3 import hash_ints
 from serin.features.number_requests import FIXED_BITS
 from serin.features.numbers import Numbers
@@ -144,7 +144,7 @@ def _sum(cells: Any, weights: Any, size: int) -> Counts:
     for start in range(0, len(cells), _BLOCK):
         part = slice(start, start + _BLOCK)
         own = None if weights is None else weights[part].astype(np.float64)
-        total += xp.bincount(cells[part], own, minlength=size).astype(np.int64)
+        total += tally(cells[part], size, own).astype(np.int64)
     return on_host(total)
 
 

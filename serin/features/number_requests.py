@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.features.column import array_module
+from serin.features.column import array_module, on_host, tally
 from serin.features.counted import Counted
 from serin.features.numbers import Numbers
 from serin.features.sample import Sample
@@ -155,8 +155,7 @@ class NumberCounts(_OfNumbers):
 
 def count_codes(codes: Any, size: int) -> Counts:
     """How many of the codes (0 .. size - 1) are which; on the host, wherever the codes are."""
-    counts = array_module(codes).bincount(codes, minlength=size)
-    return np.asarray(counts if isinstance(counts, np.ndarray) else counts.get()).astype(np.int64)
+    return on_host(tally(codes, size)).astype(np.int64)
 
 
 def _rows(sample: Sample, rows: int) -> int:
@@ -185,7 +184,7 @@ def _sums(values: Any, scale: float) -> Sums:
     scaled = np.rint(values.astype(np.float64) * scale)
     fixed = np.where(finite, scaled, 0.0).astype(np.int64)
     high, low = fixed >> 16, fixed & 0xFFFF
-    parts = [finite, fixed, high * high, high * low, low * low]
+    parts = [finite.astype(np.int64), fixed, high * high, high * low, low * low]
     count, total, upper, mixed, lower = (int(part.sum(dtype=np.int64)) for part in parts)
     return Sums(count, total, (upper << 32) + (mixed << 17) + lower)
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from serin.errors import DataError
 from serin.features.codes import CategoricalFeature
-from serin.features.column import Column, array_module
+from serin.features.column import Column, any_true, array_module
 from serin.features.documents import Reader, Writer
 from serin.features.filling import Fill
 from serin.features.fit import Feature, NumericFeature, fit_feature
@@ -121,7 +121,7 @@ class FeaturePlan:
             start = 0
             for values in number.numbers.blocks(sample, max(rows, 1), made):
                 null = np.isnan(values)
-                final = array_module(values).where(null, np.float32(0), values) if null.any() else values
+                final = array_module(values).where(null, np.float32(0), values) if any_true(null) else values
                 num[start : start + len(values), index] = xp.asarray(final)
                 start += len(values)
         cat = xp.empty((rows, len(self.categorical)), np.int32)

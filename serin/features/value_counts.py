@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.features.column import Column, array_module, null_of
+from serin.features.column import Column, array_module, null_of, on_host, tally
 from serin.features.counted import Counted
 from serin.features.sample import Sample
 
@@ -58,8 +58,7 @@ class ValueCounts:
         if column.dictionary is not None and isinstance(column.values, np.ndarray):
             return _count_texts(column)
         groups, values = group_rows(column)
-        counts: Any = array_module(groups).bincount(groups, minlength=len(values) + 1)
-        counts = np.asarray(counts if isinstance(counts, np.ndarray) else counts.get()).astype(np.int64)
+        counts = on_host(tally(groups, len(values) + 1)).astype(np.int64)
         seen = np.flatnonzero(counts[:-1])
         return ValueTable(values.take(pa.array(seen)), counts[:-1][seen], int(counts[-1]))
 

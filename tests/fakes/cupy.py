@@ -98,6 +98,7 @@ class FakeCupy(ModuleType):
         super().__init__("cupy")
         self.__spec__ = ModuleSpec("cupy", None)
         self.cuda = SimpleNamespace(runtime=SimpleNamespace(memGetInfo=lambda: (2**33, 2**34)))
+        self.add = SimpleNamespace(at=lambda *inputs: np.add.at(*unwrapped(inputs)))
         self.uploads = 0
         self._full_at = full_at
 
