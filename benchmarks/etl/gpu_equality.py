@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from serin.errors import SerinError
 from serin.etl.build import build_dataset
+from serin.etl.cuda_cluster import gpu_cluster
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import EtlSpec
 from serin.store import Store
@@ -27,22 +28,31 @@ FAILURES = (
     ValueError,
 )
 CUTS: dict[int, tuple[int | None, ...]] = {40: (None, 1), 6_000: (None, 700), 300_000: (None, 5_000)}
+Case = tuple[str, PipelineSpec, int | None]
 
 
 def equality(folder: Path, engine: str) -> int:
     """How many runs on this engine gave another digest than the host, or failed."""
-    return sum(
-        _differs(folder / name, name, spec, engine, piece_rows)
-        for name, spec, cuts in _cases(folder)
-        for piece_rows in cuts
-    )
+    tables, variants = list(_tables(folder)), list(_variants(folder))
+    if engine != "dask-cuda":
+        return _count(folder, engine, [*tables, *variants])
+    with gpu_cluster(1, folder / "cluster") as address:  # one for all: it takes seconds to start
+        return _count(folder, engine, tables[-2:-1]) + _count(folder, address, [*tables[:-1], *variants])
 
 
-def _cases(folder: Path) -> Iterator[tuple[str, PipelineSpec, tuple[int | None, ...]]]:
+def _count(folder: Path, engine: str, cases: Sequence[Case]) -> int:
+    return sum(_differs(folder / name, name, spec, engine, piece_rows) for name, spec, piece_rows in cases)
+
+
+def _tables(folder: Path) -> Iterator[Case]:
     for rows, cuts in CUTS.items():
-        yield f"{rows}", write_awkward_tables(folder / f"tables-{rows}", rows), cuts
+        spec = write_awkward_tables(folder / f"tables-{rows}", rows)
+        yield from ((f"{rows}", spec, piece_rows) for piece_rows in cuts)
+
+
+def _variants(folder: Path) -> Iterator[Case]:
     for name, spec in write_awkward_variants(folder / "tables-variants", 9_000).items():
-        yield name, spec, (None, 1_500)
+        yield from ((name, spec, piece_rows) for piece_rows in (None, 1_500))
 
 
 def _differs(folder: Path, name: str, spec: PipelineSpec, engine: str, piece_rows: int | None) -> bool:
@@ -50,19 +60,23 @@ def _differs(folder: Path, name: str, spec: PipelineSpec, engine: str, piece_row
     begin = time.perf_counter()
     said: list[str] = []
     try:
-        found = _digest(folder / f"{engine}-{piece_rows}", spec, engine, piece_rows, said)
+        found = _digest(folder / f"{_named(engine)}-{piece_rows}", spec, engine, piece_rows, said)
     except FAILURES as error:  # one failure must not hide what the others give
         found = f"{type(error).__name__}: {error}"
         traceback.print_exception(error, limit=-8)
     word = "equal" if found == expected else f"DIFFERENT: {found[:300]}"
     seconds = time.perf_counter() - begin
-    print(f"{name:>9}, {engine:<10} pieces {piece_rows!s:>6}: {word} ({seconds:.2f} s)", flush=True)
+    print(f"{name:>9}, {_named(engine):<10} pieces {piece_rows!s:>6}: {word} ({seconds:.2f} s)", flush=True)
     notes = [line for line in said if "no cluster" in line or "did not suffice" in line or "full" in line]
     for line in notes:
         print(f"    {line[:400]}")
     if found != expected and len(found) == 64:
-        _show_difference(folder / "host", folder / f"{engine}-{piece_rows}")
+        _show_difference(folder / "host", folder / f"{_named(engine)}-{piece_rows}")
     return found != expected or bool(notes)
+
+
+def _named(engine: str) -> str:
+    return "scheduler" if "://" in engine else engine
 
 
 def _digest(
