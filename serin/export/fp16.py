@@ -42,7 +42,39 @@ def to_fp16(network: onnx.ModelProto, rows: Mapping[str, Array]) -> onnx.ModelPr
         )
     finally:
         logger.setLevel(level)
-    return _in_order(converted)
+    return _without_detours(_in_order(converted))
+
+
+def _without_detours(model: onnx.ModelProto) -> onnx.ModelProto:
+    """float32 goes from one kept operator to the next, and to the answer, as it is: the converter would send it through
+    float16, which overflows where the operators were kept for that reason."""
+    del model.graph.value_info[:]  # some of them are of the time before
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    infos = (*inferred.value_info, *inferred.input, *inferred.output)
+    kinds = {info.name: info.type.tensor_type.elem_type for info in infos}
+    casts = {node.output[0]: node for node in model.graph.node if node.op_type == "Cast"}
+    for node in model.graph.node:
+        narrow = casts.get(node.input[0]) if node.op_type == "Cast" else None
+        if narrow is None or node.attribute[0].i != onnx.TensorProto.FLOAT:
+            continue
+        if (
+            narrow.attribute[0].i == onnx.TensorProto.FLOAT16
+            and kinds.get(narrow.input[0]) == onnx.TensorProto.FLOAT
+        ):
+            node.input[0] = narrow.input[0]
+            node.op_type = "Identity"
+            del node.attribute[:]
+    used = {name for node in model.graph.node for name in node.input}
+    used |= {output.name for output in model.graph.output}
+    kept = [node for node in model.graph.node if used & set(node.output)]
+    names: set[str] = set()
+    for node in kept:  # a weight that is read twice is cast twice, by nodes of one name
+        while node.name in names:
+            node.name += "_"
+        names.add(node.name)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return model
 
 
 def _in_order(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -1,0 +1,169 @@
+"""The candidate against the live model, with real parts: tables, training, export, store."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from serin.artifacts import Bundle
+from serin.commands.stages import make_dataset, publish_model, train_model
+from serin.errors import ChampionRefused
+from serin.etl.raw_rows import read_test_rows
+from serin.export.champion import ChampionReport, _contest, meet_champion
+from serin.formats.bundle import read_schema, verify_bundle
+from serin.formats.shards import read_split
+from serin.spec.load import load_spec
+from serin.spec.pipeline import PipelineSpec
+from serin.store import Store
+from tests.fakes.small_pipeline import NAME, small_spec
+
+LIVE_TIME = {"epochs": 3, "batch_rows": 64, "learning_rate": 0.02, "seed": 3}
+
+
+def spec_of(folder: Path, **sections: dict) -> PipelineSpec:
+    spec = small_spec(folder, rows=4000, training=LIVE_TIME, **sections)
+    spec["data"]["split"] = {"train": 0.6, "valid": 0.1, "test": 0.3}
+    return load_spec(spec)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
+    """A home with a live version."""
+    home = tmp_path_factory.mktemp("champion")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERIN_HOME", str(home))
+        spec = spec_of(home / "data")
+        train_model(spec, say=lambda _: None)
+        bundle = publish_model(spec, say=lambda _: None)
+        Store.open().set_alias(NAME, "live", bundle.version)
+    return home, bundle
+
+
+@pytest.fixture
+def home(live: tuple[Path, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, for one test to spoil."""
+    copy = tmp_path / "home"
+    shutil.copytree(live[0], copy)
+    monkeypatch.setenv("SERIN_HOME", str(copy))
+    return copy
+
+
+def retrain(spec: PipelineSpec) -> Bundle:
+    train_model(spec, say=lambda _: None)
+    return publish_model(spec, say=lambda _: None)
+
+
+def shuffle_training_labels(folder: Path) -> None:
+    """The labels of all rows but those that the test split will hold: by id the split is the same."""
+    path = folder / "parcels.parquet"
+    table = pq.read_table(path)
+    hours = table.column("hours").to_numpy().copy()
+    test = read_split(make_dataset(spec_of(folder), say=lambda _: None).path, "test").whole().rows
+    others = np.setdiff1d(np.arange(len(hours)), test)
+    hours[others] = np.random.default_rng(5).permutation(hours[others])
+    pq.write_table(table.set_column(table.column_names.index("hours"), "hours", pa.array(hours)), path)
+
+
+def champion_of(bundle: Bundle) -> dict:
+    return json.loads(Path(bundle.path, "champion.json").read_text())
+
+
+def test_a_retrain_on_shuffled_labels_is_refused_unless_a_named_person_answers_for_it(home: Path) -> None:
+    shuffle_training_labels(home / "data")
+    spec = spec_of(home / "data")
+    with pytest.raises(
+        ChampionRefused, match=r"worse than the live version 1: overall auc 0\.\d+ against 0\.9"
+    ):
+        retrain(spec)
+    assert Store.open().versions(NAME) == [1]
+    bundle = publish_model(spec, override="ann", say=lambda _: None)
+    assert bundle.version == 2, "the refused one took no number"
+    report = champion_of(bundle)
+    assert (report["verdict"], report["overridden_by"], report["live_version"]) == ("overridden", "ann", 1)
+    assert report["overall"]["worse"]
+    assert "`ann` answers for publishing it" in Path(bundle.path, "card.md").read_text()
+
+
+def test_another_good_training_passes_and_the_card_shows_both(home: Path) -> None:
+    spec = spec_of(
+        home / "data", export={"segments": ["carrier"]}, champion={"max_loss": 0.01, "confidence": 0.99}
+    )
+    bundle = publish_model(spec, say=lambda _: None)
+    report = champion_of(bundle)
+    assert report["verdict"] == "better or equal"
+    assert report["overall"]["rows"] == 1207
+    assert list(report["segments"]) == ["carrier=swift", "carrier=steady"]
+    assert report["overall"]["at_least"] <= report["overall"]["loss"] <= report["overall"]["at_most"]
+    assert "carrier=swift" in Path(bundle.path, "card.md").read_text()
+    verify_bundle(Path(bundle.path))
+
+
+def meet(spec: PipelineSpec, bundle: Bundle) -> ChampionReport:
+    """The champion check alone, with a candidate that nobody may ask."""
+    dataset = make_dataset(spec, say=lambda _: None)
+    return meet_champion(
+        spec,
+        lambda _: pytest.fail("asked"),
+        read_schema(Path(bundle.path)),
+        store=Store.open(),
+        read_rows=lambda features, most: read_test_rows(spec.data, features, dataset, max_rows=most),
+    )
+
+
+def test_a_changed_target_is_said_and_passed(home: Path, live: tuple[Path, Bundle]) -> None:
+    changed = spec_of(home / "data").model_dump(mode="json", by_alias=True)
+    changed["data"]["target"]["expression"] = "hours > 20"
+    report = meet(load_spec(changed), live[1])
+    assert report.verdict == "not compared"
+    assert report.reason == "the target changed from 'hours > 30' (binary) to 'hours > 20' (binary)"
+
+
+def test_a_live_model_that_cannot_be_compared_stops_the_candidate(home: Path) -> None:
+    model = home / "store" / "models" / NAME / "versions" / "1" / "model.onnx"
+    model.write_bytes(model.read_bytes()[:-1] + b"\0")
+    with pytest.raises(
+        ChampionRefused, match="cannot be compared with the live version 1: the live model cannot"
+    ):
+        retrain(spec_of(home / "data"))
+    report = champion_of(retrain(spec_of(home / "data"), override="bob"))
+    assert (report["verdict"], report["overridden_by"], report["overall"]) == ("overridden", "bob", None)
+
+
+def test_columns_that_the_live_model_needs_and_the_tables_lost_stop_the_candidate(
+    home: Path, live: tuple[Path, Bundle]
+) -> None:
+    path = home / "data" / "parcels.parquet"
+    pq.write_table(pq.read_table(path).drop_columns("weight"), path)
+    spec = spec_of(home / "data").model_dump(mode="json", by_alias=True)
+    spec["features"][0]["columns"] = ["distance"]
+    with pytest.raises(ChampionRefused, match=r"columns are not in the tables any more: .*'weight'"):
+        meet(load_spec(spec), live[1])
+
+
+def test_the_newest_test_rows_come_back_as_requests_with_their_targets(home: Path) -> None:
+    spec = spec_of(home / "data")
+    dataset = make_dataset(spec, say=lambda _: None)
+    rows = read_test_rows(spec.data, spec.features, dataset, max_rows=150)
+    table = pq.read_table(home / "data" / "parcels.parquet").take(pa.array(rows.row))
+    assert len(rows) == 150
+    assert rows.row.tolist() == sorted(read_split(dataset.path, "test").whole().rows)[-150:]
+    assert rows.table.column("distance").to_pylist() == table.column("distance").to_pylist()
+    assert rows.table.column("carrier").to_pylist() == table.column("carrier").to_pylist()
+    np.testing.assert_array_equal(rows.target, table.column("hours").to_numpy() > 30)
+
+
+def test_a_loss_counts_only_when_it_is_sure() -> None:
+    random = np.random.default_rng(1)
+    target = (random.random(2000) < 0.3).astype(np.float32)
+    live = target + random.normal(0, 1, 2000)
+    slightly = live + random.normal(0, 0.02, 2000)
+    clearly = live + random.normal(0, 1, 2000)
+    assert not _contest("auc", target, slightly, live, 0.0, 0.95).worse
+    assert _contest("auc", target, clearly, live, 0.0, 0.95).worse
+    assert not _contest("auc", target, clearly, live, 0.2, 0.95).worse
+    assert not _contest("auc", target, live, clearly, 0.0, 0.95).worse
+    assert _contest("rmse", target, clearly, live, 0.1, 0.95).worse
