@@ -17,6 +17,7 @@ from prefect.runtime import flow_run
 from serin import environment
 from serin.artifacts import Bundle, Checkpoint, Dataset
 from serin.errors import NotFound
+from serin.formats.trained import RECORD
 from serin.receipt import Receipt, measure
 from serin.spec.pipeline import PipelineSpec
 from serin.stage_results import find_result, keep_result, one_at_a_time, stage_key
@@ -120,7 +121,7 @@ def _key(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> str:
     stands_in_it = (
         spec.data, *spec.features, spec.model, spec.training, spec.export, spec.champion, spec.serving,
     )  # fmt: skip
-    weights = hashlib.sha256((Path(checkpoint.path) / "weights.safetensors").read_bytes()).hexdigest()
+    weights = hashlib.sha256((Path(checkpoint.path) / RECORD).read_bytes()).hexdigest()  # holds their digest
     return stage_key(_FORMAT, spec.name, stands_in_it, dataset.digest, weights)
 
 

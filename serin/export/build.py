@@ -16,6 +16,7 @@ from serin.export.card import model_card
 from serin.export.champion import ChampionReport, ReadRows, meet_champion
 from serin.export.fuse import name_model
 from serin.export.golden import write_golden
+from serin.export.own_inputs import export_own_inputs
 from serin.export.predict import BATCH_ROWS
 from serin.export.prove import Proven, prove_model
 from serin.export.session import open_session, run_in_batches
@@ -40,6 +41,8 @@ def export_model(
 ) -> Bundle:
     """Export, prove, meet the live model, publish. What fails the gate (GateFailed) or is worse than the live model
     (ChampionRefused) takes no version number. `override`: who answers for publishing it although it is worse."""
+    if not spec.has_data:
+        return export_own_inputs(spec, checkpoint, store=store, lineage=lineage, override=override, say=say)
     folder = Path(dataset.path)
     description = read_dataset(folder)
     proven = prove_model(spec, checkpoint, description, folder, read_rows=read_rows, say=say)

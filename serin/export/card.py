@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from serin.artifacts import Release
@@ -12,6 +13,7 @@ from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DatasetDescription
 from serin.formats.schema import Schema
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.stages import ModelSpec
 
 _ANSWER = {
     "binary": "`score`: the probability that the target holds, between 0 and 1.",
@@ -48,8 +50,7 @@ def model_card(
 
 
 def _what(spec: PipelineSpec, dataset: DatasetDescription, schema: Schema) -> str:
-    layers = f"{spec.model.kind}, hidden layers {', '.join(map(str, spec.model.hidden))}"
-    network = _code(spec.model.module) if spec.model.module is not None else layers
+    network = _kind(spec.model)
     answer = _ANSWER[schema.task]
     if schema.classes is not None:
         answer += ", ".join(map(_code, schema.classes)) + "."
@@ -60,10 +61,26 @@ def _what(spec: PipelineSpec, dataset: DatasetDescription, schema: Schema) -> st
     )
     rows = ", ".join(f"{name} {count:,}" for name, count in dataset.rows.items())
     return (
-        f"Predicts {_code(dataset.target)} ({schema.task}) with a network ({network}).\n"
+        f"Predicts {_code(dataset.target)} ({schema.task}) with {network}.\n"
         f"{answer}\n\n"
         f"Trained on {_words(spec.data.tables)}; rows: {rows}; split {split}.{_dropped(dataset)}"
     )
+
+
+def _kind(model: ModelSpec) -> str:
+    match model.kind:
+        case "mlp" | "dcn":
+            return f"a network ({model.kind}, hidden layers {', '.join(map(str, model.hidden))})"
+        case "xgboost":
+            return f"XGBoost's trees (at most {model.rounds:,} rounds)"
+        case "module":
+            return f"a network ({_code(model.module)})"
+        case "script":
+            return f"a model that {_code(Path(model.script or '').name)} trained"
+        case "onnx":
+            return f"a model that was trained elsewhere ({_code(Path(model.onnx or '').name)})"
+        case "ft_transformer":
+            return f"a network (ft_transformer, {model.blocks} blocks)"
 
 
 def _dropped(dataset: DatasetDescription) -> str:

@@ -19,8 +19,7 @@ from serin.models.own_inputs import golden_table, own_schema, read_golden_arrays
 from serin.models.run_graph import RunningGraph
 from serin.training.job import TrainingJob
 from serin.training.publish import publish_result
-from serin.training.script import output_folder
-from serin.training.take_over import own_metrics
+from serin.training.script import output_folder, own_metrics
 
 GOLDEN = "golden.npz"
 

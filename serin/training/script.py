@@ -15,14 +15,16 @@ save and end with 75. serin.training.own_script reads all this; a script may do 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 from pathlib import Path
 
-from serin.errors import Preempted
+from serin.errors import ModelUnfit, Preempted
 from serin.training.job import TrainingJob
 from serin.training.status import Status
 
+METRICS = "metrics.json"
 _LOG_TAIL_BYTES = 4096
 
 
@@ -64,3 +66,18 @@ def last_words(log: Path) -> str:
         file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
         lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1][:400] if lines else "ended without a word"
+
+
+def own_metrics(folder: Path, what: str) -> dict[str, float]:
+    """What the script measured itself; nothing when it left nothing."""
+    file = output_folder(folder) / METRICS
+    if not file.is_file():
+        return {}
+    try:
+        found = {str(name): float(value) for name, value in json.loads(file.read_text()).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        reason = f"{METRICS} does not hold names and numbers: {error}"
+        raise ModelUnfit(what=what, reason=reason) from error
+    if wrong := [name for name, value in found.items() if not math.isfinite(value)]:
+        raise ModelUnfit(what=what, reason=f"{METRICS}: {wrong[0]} is not finite")
+    return found

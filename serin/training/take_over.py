@@ -7,7 +7,6 @@ opens is not ours. The model is held against the dataset's form and measured on 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,10 +25,10 @@ from serin.training.job import TrainingJob, training_file
 from serin.training.judge import judge_scores
 from serin.training.lifeline import die_with_parent
 from serin.training.publish import publish_result
-from serin.training.script import output_folder
+from serin.training.script import output_folder, own_metrics
 from serin.training.status import Status, write_status
 
-FACTORY, METRICS = "factory.json", "metrics.json"
+FACTORY = "factory.json"
 _BATCH_ROWS = 8192
 Ask = Callable[[Array, Array], Array]  # num float32[n, k], cat int64[n, m] -> logits float32[n, outputs]
 
@@ -155,21 +154,6 @@ def _factory(job: TrainingJob, file: Path, what: str) -> ModelSpec:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{FACTORY} is not {{'module': 'net.py:Net', 'options': {{...}}}}: {error}"
         raise ModelUnfit(what=what, reason=reason) from error
-
-
-def own_metrics(folder: Path, what: str) -> dict[str, float]:
-    """What the script measured itself; nothing when it left nothing."""
-    file = output_folder(folder) / METRICS
-    if not file.is_file():
-        return {}
-    try:
-        found = {str(name): float(value) for name, value in json.loads(file.read_text()).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        reason = f"{METRICS} does not hold names and numbers: {error}"
-        raise ModelUnfit(what=what, reason=reason) from error
-    if wrong := [name for name, value in found.items() if not math.isfinite(value)]:
-        raise ModelUnfit(what=what, reason=f"{METRICS}: {wrong[0]} is not finite")
-    return found
 
 
 def _measure(job: TrainingJob, data: DatasetDescription, ask: Ask, what: str) -> dict[str, float]:

@@ -1,0 +1,207 @@
+"""A model with inputs of its own (model.script or model.onnx without data) to a published version.
+
+There is no ETL to compare with and there are no test rows here: it must answer its golden rows at every batch size as
+the framework it was made with did, and its metrics are those its script reported. The bundle is one like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serin.artifacts import Bundle, Checkpoint, Release
+from serin.errors import ChampionRefused, ExportFailed, GateFailed
+from serin.export.champion import ChampionReport
+from serin.export.fuse import name_model
+from serin.export.gate import GateReport, batch_sizes
+from serin.export.golden import tile
+from serin.export.quality import HIGHER_IS_BETTER, METRICS
+from serin.export.session import open_session, run_in_batches
+from serin.formats.bundle import GOLDEN, MODEL, output_column, write_manifest
+from serin.formats.schema import Schema, read_schema, write_schema
+from serin.formats.trained import read_trained
+from serin.formats.wire import Array, to_wire
+from serin.spec.pipeline import PipelineSpec
+from serin.store import Store
+
+Say = Callable[[str], None]
+
+
+def export_own_inputs(
+    spec: PipelineSpec,
+    checkpoint: Checkpoint,
+    *,
+    store: Store,
+    lineage: Mapping[str, Any],
+    override: str | None,
+    say: Say,
+) -> Bundle:
+    """Prove, meet the live model's metrics, publish. GateFailed and ChampionRefused as for every other model."""
+    folder = Path(checkpoint.path)
+    _record, data = read_trained(folder)
+    model, schema = onnx.load_model_from_string(data), read_schema(folder)
+    table, inputs, known = _golden(folder, schema)
+    say(f"gate: scores of {len(table)} golden rows")
+    answers, report = _prove(spec, model, schema, inputs, known, checkpoint.metrics)
+    champion = _meet_metrics(spec, schema, checkpoint.metrics, store, override)
+    release = Release(model=spec.name, version=store.reserve_version(spec.name))
+    with store.workspace() as work:
+        properties = {"name": release.model, "version": str(release.version), "spec_digest": spec.digest()}
+        name_model(model, properties)
+        (work / MODEL).write_bytes(model.SerializeToString(deterministic=True))
+        (work / "spec.yaml").write_text(spec.to_yaml(), encoding="utf-8")
+        write_schema(work, schema)
+        golden = table.drop_columns([name for name in answers if name in table.column_names])
+        for name, values in answers.items():
+            golden = golden.append_column(name, output_column(values))
+        pq.write_table(golden, work / GOLDEN, compression="zstd")
+        _write_json(work / "metrics.json", {"format": "serin.metrics", **checkpoint.metrics})
+        _write_json(work / "gate.json", report.to_json())
+        _write_json(work / "champion.json", champion.to_json())
+        card = _card(spec, release, schema, report, champion, checkpoint.metrics, known)
+        (work / "card.md").write_text(card, encoding="utf-8")
+        write_manifest(
+            work,
+            name=release.model,
+            model_version=release.version,
+            spec_digest=spec.digest(),
+            lineage=lineage,
+            metrics=checkpoint.metrics,
+        )
+        bundle = store.publish_bundle(release.model, release.version, work)
+    say(f"published {release.name}")
+    return bundle
+
+
+def _golden(folder: Path, schema: Schema) -> tuple[pa.Table, dict[str, Array], dict[str, Array]]:
+    """The rows, their inputs in wire form, and the answers that their maker knew."""
+    try:
+        table = pq.read_table(folder / GOLDEN)
+    except (OSError, pa.ArrowException) as error:
+        raise ExportFailed(what="the golden rows", reason=str(error)) from error
+    known = {}
+    for output in schema.outputs:
+        if output.name in table.column_names:
+            column = table.column(output.name).combine_chunks()
+            flat = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
+            known[output.name] = np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(-1, *output.dims)
+    return table, to_wire(table, schema), known
+
+
+def _prove(
+    spec: PipelineSpec,
+    model: onnx.ModelProto,
+    schema: Schema,
+    inputs: Mapping[str, Array],
+    known: Mapping[str, Array],
+    metrics: Mapping[str, float],
+) -> tuple[dict[str, Array], GateReport]:
+    session, names = open_session(model), [output.name for output in schema.outputs]
+    rows, tolerance = len(next(iter(inputs.values()))), spec.export.tolerance
+    answers = run_in_batches(session, inputs, names, rows)
+    wanted, largest = {**answers, **known}, 0.0
+    sizes = batch_sizes(rows, spec.serving.max_batch_rows)
+    for size in sizes:
+        fed = {name: tile(values, size) for name, values in inputs.items()}
+        found = run_in_batches(session, fed, names, size)
+        for name in names:
+            expected = tile(wanted[name], size)
+            largest = max(largest, _apart(name, found[name], expected, answers, size, tolerance))
+    report = GateReport(
+        golden_rows=rows,
+        batch_rows=sizes,
+        feature_columns=0,
+        rounded_columns=(),
+        tolerance=tolerance,
+        largest_score_difference=largest,
+        test_rows=0,
+        made_by=f"model.{spec.model.kind}" if known else "itself, one batch",
+        test_trained=dict(metrics),
+        test_onnx={},
+    )
+    return answers, report
+
+
+def _apart(
+    name: str, found: Array, wanted: Array, answers: Mapping[str, Array], size: int, tolerance: float
+) -> float:
+    """The largest difference of one output; GateFailed when it is too large."""
+    if name == "label":  # two classes may tie within the tolerance
+        chances = tile(answers["probabilities"], len(found))
+        here, there = (np.take_along_axis(chances, each.astype(np.int64), axis=1) for each in (found, wanted))
+        difference = np.abs(here - there)
+    else:
+        difference = np.abs(found.astype(np.float64) - wanted) / np.maximum(1.0, np.abs(wanted))
+    wrong = ~(difference <= tolerance)
+    if wrong.any():
+        row = int(np.argwhere(wrong)[0][0])
+        raise GateFailed(
+            stage="scores",
+            what=f"{name!r} of golden row {row % len(next(iter(answers.values())))} at batch size {size}",
+            found=f"{found[row]}, its maker has {wanted[row]}, allowed {tolerance:g}",
+            column=name,
+            row=row,
+        )
+    return float(difference.max(initial=0.0))
+
+
+def _meet_metrics(
+    spec: PipelineSpec, schema: Schema, metrics: Mapping[str, float], store: Store, override: str | None
+) -> ChampionReport:
+    """Without rows to score, what both versions' scripts reported is compared; without that, somebody must answer."""
+    live = store.aliases(spec.name).get("live")
+    if live is None:
+        return ChampionReport(verdict="not compared", reason="there is no live model")
+    name = spec.champion.metric or METRICS[schema.task][0]
+    ours, theirs = metrics.get(f"test_{name}"), store.bundle(spec.name, live).metrics.get(f"test_{name}")
+    problem: str | None = f"a script that leaves no test_{name} in metrics.json cannot be judged"
+    reason = ""
+    if ours is not None and theirs is not None:
+        loss = theirs - ours if name in HIGHER_IS_BETTER else ours - theirs
+        reason = f"reported test_{name} {ours:.6g}, version {live} reported {theirs:.6g}"
+        problem = reason if loss > spec.champion.max_loss else None
+    if problem is None:
+        return ChampionReport(verdict="better or equal", reason=reason, live_version=live, metric=name)
+    if override is None:
+        raise ChampionRefused(model=spec.name, live=live, reason=problem, compared=bool(reason))
+    return ChampionReport(
+        verdict="overridden", reason=problem, live_version=live, metric=name, overridden_by=override
+    )
+
+
+def _card(
+    spec: PipelineSpec,
+    release: Release,
+    schema: Schema,
+    report: GateReport,
+    champion: ChampionReport,
+    metrics: Mapping[str, float],
+    known: Mapping[str, Array],
+) -> str:
+    inputs = "\n".join(f"- `{c.name}` {c.dtype} {list(c.dims)}" for c in schema.inputs)
+    outputs = "\n".join(f"- `{o.name}` {o.dtype} {list(o.dims)}" for o in schema.outputs)
+    classes = f"\n\nClasses, in order: {', '.join(schema.classes)}." if schema.classes else ""
+    measured = "\n".join(f"- {name} {value:.6g}" for name, value in sorted(metrics.items())) or "nothing"
+    proof = "what its maker answered" if known else "what it answers to all rows at once"
+    return (
+        f"# {release.model}, version {release.version}\n\n"
+        f"A {schema.task} model with inputs of its own (model.{spec.model.kind}).\n\n"
+        f"## What a request holds\n\n{inputs}\n\n## What it answers\n\n{outputs}{classes}\n\n"
+        f"## How good it is, as its maker measured\n\n{measured}\n\n"
+        f"## What was proven before it was published\n\n- {report.golden_rows} golden rows at batch sizes "
+        f"{', '.join(map(str, report.batch_rows))}: within {report.largest_score_difference:.2g} of {proof} "
+        f"(allowed {report.tolerance:g})\n\n"
+        f"## Against the live model\n\n{champion.verdict}: {champion.reason}\n"
+    )
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
