@@ -57,6 +57,10 @@ def mlflow_tracking_uri() -> str | None:
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
+def mlflow_experiment() -> str:
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or "serin"
+
+
 def visible_devices() -> str | None:
     """CUDA_VISIBLE_DEVICES as it was set from outside: what a container or scheduler gave us. None: not set."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -34,6 +34,7 @@ from serin.training.programs import programs
 from serin.training.progress import Follower, describe
 from serin.training.script import prepare_script, script_status
 from serin.training.status import Status, read_status, status_file
+from serin.training.tracking import tracked
 
 _POLL_S = 0.05
 _SAVES_IN_S = 45.0  # after SIGTERM; torchrun itself gives its workers 30
@@ -69,16 +70,24 @@ def train(
         if result_folder(folder).exists():
             say(f"already trained: {result_folder(folder)}")
             return _checkpoint(folder)
-        with measure("train", _described(devices[: job.processes])) as measurement:
-            stop = stop or threading.Event()
-            end = _run(job, folder, devices, machines, stop, say, hear, measurement.watch.look_at)
-            while alone and end.status is not None and end.status.state == "again" and not stop.is_set():
-                say(end.status.reason)
-                end = _run(job, folder, devices, machines, stop, say, hear, measurement.watch.look_at)
-            _fill(measurement, end.status, devices)
-        assert measurement.receipt is not None
-        measurement.receipt.write(folder / f"receipt{_mark(machines)}.json")
-    return _outcome(folder, end)
+        with tracked(job, folder, say) as tracker:
+
+            def heard(record: dict[str, Any]) -> None:
+                hear(record)
+                tracker.hear(record)
+
+            with measure("train", _described(devices[: job.processes])) as measurement:
+                stop, look_at = stop or threading.Event(), measurement.watch.look_at
+                end = _run(job, folder, devices, machines, stop, say, heard, look_at)
+                while alone and end.status is not None and end.status.state == "again" and not stop.is_set():
+                    say(end.status.reason)
+                    end = _run(job, folder, devices, machines, stop, say, heard, look_at)
+                _fill(measurement, end.status, devices)
+            assert measurement.receipt is not None
+            measurement.receipt.write(folder / f"receipt{_mark(machines)}.json")
+            checkpoint = _outcome(folder, end)
+            tracker.end(checkpoint, measurement.receipt)
+    return checkpoint
 
 
 def _mark(machines: Machines) -> str:
@@ -103,7 +112,7 @@ def _job(
     devices: tuple[str, ...],
     folder: Path,
     *,
-    test: bool,
+    test: bool = True,
 ) -> TrainingJob:
     processes = training.processes if training.processes != "auto" else max(1, len(devices))
     if devices and processes > len(devices):

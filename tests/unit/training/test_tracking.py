@@ -1,0 +1,59 @@
+"""Metrics to a real MLflow store, and a training that does not care when there is none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training.launch import train
+from tests.fakes.datasets import make_dataset
+
+MODEL = ModelSpec(hidden=(8,))
+TRAINING = TrainingSpec(epochs=2, batch_rows=500)
+SMALL = {"train": 2000, "valid": 500, "test": 500}
+
+
+def test_epochs_settings_and_the_receipt_reach_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "parcels")
+    dataset = make_dataset(tmp_path / "data", rows=SMALL)
+    checkpoint = train(MODEL, TRAINING, dataset, folder=tmp_path / "run")
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"file://{tmp_path}/mlruns")
+    experiment = client.get_experiment_by_name("parcels")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_id == json.loads((tmp_path / "run" / "mlflow.json").read_text())["run"]
+    assert run.info.status == "FINISHED"
+    assert run.data.params["model.hidden"] == "[8]"
+    assert run.data.metrics["best.test_auc"] == pytest.approx(checkpoint.metrics["test_auc"])
+    assert run.data.metrics["best.receipt.seconds"] > 0
+    curve = client.get_metric_history(run.info.run_id, "valid_auc")
+    assert [point.step for point in curve] == [4, 8]
+
+
+def test_an_mlflow_that_takes_nothing_is_told_once_and_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    (tmp_path / "a-file").write_text("")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/a-file/inside")
+    dataset = make_dataset(tmp_path / "data", rows=SMALL)
+    said: list[str] = []
+    train(MODEL, TRAINING, dataset, folder=tmp_path / "run", say=said.append)
+    assert sum("MLflow does not take the metrics" in line for line in said) == 1
+
+
+def test_nothing_of_mlflow_is_imported_when_none_is_named() -> None:
+    code = "import sys, serin.training.launch, serin.training.worker; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
