@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, NamedTuple, TypeAlias
 
@@ -67,6 +67,7 @@ class Expression:
         return tuple(dict.fromkeys(_columns(self.root)))
 
 
+@lru_cache(maxsize=1024)
 def parse(text: str) -> Expression:
     """The expression behind `text`, or ExpressionError with the place where it stops making sense."""
     return Expression(text, _Parser(text).whole())

@@ -136,7 +136,8 @@ class Assembly:
         self.progress.begin("made into features and written")
         starts = (np.cumsum(sizes, axis=0) - sizes).tolist()
         shared = (plan, str(folder), self.layout.inputs, totals.labels)
-        return self.engine.collect(write_piece, held, *shared, each=starts)
+        found = self.engine.collect(write_piece, held, *shared, each=starts)
+        return [each for each in found if each is not None]
 
     def _describe(self, plan: FeaturePlan, totals: Totals, rows: Mapping[str, int]) -> DatasetDescription:
         gap = {"gap": totals.rows - sum(rows.values())} if self.data.split.gap else {}

@@ -20,6 +20,7 @@ from serin.features.column import count_true, on_host, tally
 
 Int64 = npt.NDArray[np.int64]
 _BINS = 2**16
+FEW_ROWS = 2**20  # that are brought here and looked at; more are counted first
 
 
 class Extent(NamedTuple):
@@ -28,6 +29,14 @@ class Extent(NamedTuple):
     rows: int
     low: int
     high: int
+
+
+class Inside(NamedTuple):
+    """Of one piece and range: how many rows are before it, and the times and ids of those inside."""
+
+    before: int
+    times: Int64
+    rows: Int64
 
 
 class Range(NamedTuple):
@@ -44,22 +53,30 @@ def find_ranks(ranks: Sequence[int], engine: Engine, held: Held) -> list[tuple[i
     """For each rank (0 is the first) the time and the id of the row that stands there."""
     extents: list[Extent] = engine.collect(time_extent, held)
     ranges = [_first_range(rank, extents) for rank in ranks]
-    while any(each.bits for each in ranges):
-        asked = _Asked.of(ranges, held, extents)
+    asked = _Asked.of(ranges, held, extents)
+    rows = asked.rows
+    while rows > FEW_ROWS and any(each.bits for each in ranges):
         counts = engine.reduce(count_times, np.add, asked.pieces, tuple(ranges))
-        ranges = [
+        narrower = [
             _narrower(each, own, rank - asked.rows_before(each.start))
             for rank, each, own in zip(ranks, ranges, counts, strict=True)
         ]
-    asked = _Asked.of(ranges, held, extents)
-    moments = [each.start for each in ranges]
-    ties = engine.collect(rows_at, asked.pieces, tuple(moments))
-    found = []
-    for index, (rank, moment) in enumerate(zip(ranks, moments, strict=True)):
-        before = asked.rows_before(moment) + sum(part[index][0] for part in ties)
-        tied = np.sort(np.concatenate([part[index][1] for part in ties]))
-        found.append((moment, int(tied[rank - before])))
-    return found
+        ranges, rows = [each for each, _ in narrower], sum(count for _, count in narrower)
+        asked = _Asked.of(ranges, held, extents)
+    parts = engine.collect(rows_in, asked.pieces, tuple(ranges))
+    return [
+        _at(rank - asked.rows_before(each.start), [part[index] for part in parts])
+        for index, (rank, each) in enumerate(zip(ranks, ranges, strict=True))
+    ]
+
+
+def _at(rank: int, parts: Sequence[Inside]) -> tuple[int, int]:
+    """The time and the id at a rank, counted from the first row of the pieces that were asked."""
+    times = np.concatenate([part.times for part in parts])
+    rank -= sum(part.before for part in parts)
+    moment = np.partition(times, rank)[rank]
+    tied = np.sort(np.concatenate([part.rows for part in parts])[times == moment])
+    return int(moment), int(tied[rank - np.count_nonzero(times < moment)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +84,15 @@ class _Asked:
     """The pieces that have rows in one of the ranges, and the extents of all others."""
 
     pieces: Held
+    rows: int  # of these pieces
     others: tuple[Extent, ...]
 
     @classmethod
     def of(cls, ranges: Sequence[Range], held: Held, extents: Sequence[Extent]) -> _Asked:
         met = [any(each.meets(extent) for each in ranges) for extent in extents]
         others = tuple(extent for extent, own in zip(extents, met, strict=True) if not own)
-        return cls([piece for piece, own in zip(held, met, strict=True) if own], others)
+        rows = sum(extent.rows for extent, own in zip(extents, met, strict=True) if own)
+        return cls([piece for piece, own in zip(held, met, strict=True) if own], rows, others)
 
     def rows_before(self, moment: int) -> int:
         """How many rows of the other pieces are before the start of a range."""
@@ -90,14 +109,13 @@ def _first_range(rank: int, extents: Sequence[Extent]) -> Range:
     return Range(low, (high - low).bit_length())
 
 
-def _narrower(before: Range, counts: Int64, rank: int) -> Range:
-    """The 65536th of the range where the rank is, counted from the first row of the pieces that were asked."""
-    if before.bits == 0:
-        return before
+def _narrower(before: Range, counts: Int64, rank: int) -> tuple[Range, int]:
+    """The 65536th of the range where the rank is, counted from the first row of the pieces that were asked; and how
+    many rows are in it."""
     ends = np.cumsum(counts[:_BINS])
     place = int(np.searchsorted(ends, rank - int(counts[_BINS]), side="right"))
     bits = max(0, before.bits - 16)
-    return Range(before.start + (place << bits), bits)
+    return Range(before.start + (place << bits), bits), int(counts[place])
 
 
 @gpu_aware
@@ -127,8 +145,14 @@ def count_times(prepared: Prepared, ranges: Sequence[Range]) -> Int64:
 
 
 @gpu_aware
-def rows_at(prepared: Prepared, moments: Sequence[int]) -> list[tuple[int, Int64]]:
-    """For each moment: how many rows are before it, and the rows with exactly this time."""
+def rows_in(prepared: Prepared, ranges: Sequence[Range]) -> list[Inside]:
+    """For each range how many rows are before it, and the times and ids of those inside."""
     times = prepared.time
     assert times is not None
-    return [(count_true(times < each), on_host(prepared.rows[times == each])) for each in moments]
+    found = []
+    for start, bits in ranges:
+        offset = times.view(np.uint64) - np.uint64(start % 2**64)  # what is before the range comes out large
+        inside = np.flatnonzero(offset <= np.uint64(2**bits - 1))
+        before = int(np.count_nonzero(times < start))
+        found.append(Inside(before, on_host(times[inside]), on_host(prepared.rows[inside])))
+    return found

@@ -106,12 +106,15 @@ def write_piece(
     folder: str,
     inputs: tuple[InputColumn, ...],
     classes: int,
-) -> Candidates:
-    """Makes the features and writes each split's rows from its own start on; the rows that may become golden."""
+) -> Candidates | None:
+    """Makes the features and writes each split's rows from its own start on; the rows that may become golden, when
+    there are test rows among them."""
     here = all(column.xp is np for column in divided.columns.values())
     make = _write_from_host if here else _write_from_gpu
     num, cat = make(divided, starts, plan, Path(folder))
     test = divided.span(_TEST)
+    if test.stop == test.start:
+        return None
     return pick_candidates(
         inputs,
         plan,

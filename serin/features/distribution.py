@@ -38,7 +38,7 @@ class Filled:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Distribution:
     numbers: Numbers  # with the steps fitted so far
-    upper: Counts  # rows by upper 16 bits before any step, by the bits as they are
+    ends: Counts  # finite rows before any step up to each upper half of a sort key
     nulls: int
     filled: Filled | None = None
     lower: dict[int, Counts] = field(default_factory=dict)  # per upper half that was asked for
@@ -55,7 +55,7 @@ class Distribution:
 
     def quantiles(self, shares: Sequence[float]) -> Fit[list[float]]:
         """What the steps made at rank floor(q * (n - 1)), for each q: values that occur. One pass, two after a fill."""
-        count = int(self._present().sum())
+        count = int(self.ends[-1])
         below, more = count, 0
         if self.filled is not None:
             more = self.filled.count
@@ -76,8 +76,9 @@ class Distribution:
 
     def exponent(self) -> int:
         """e such that every finite value, after the steps, is at most 2^e in magnitude."""
-        keys = np.flatnonzero(self._present())
-        ends = [_from_key(int(keys[0]) << 16), _from_key((int(keys[-1]) << 16) | 0xFFFF)]
+        first = int(np.searchsorted(self.ends, 0, side="right"))
+        last = int(np.searchsorted(self.ends, self.ends[-1]))
+        ends = [_from_key(first << 16), _from_key((last << 16) | 0xFFFF)]
         made = [self.made_of(end) for end in ends]
         if self.filled is not None:
             made.append(self._made_of_fill())
@@ -88,14 +89,9 @@ class Distribution:
         values = np.asarray([self.filled.value], np.float32)
         return float(through(self.numbers.steps[self.filled.at :], values)[0]) + 0.0
 
-    def _present(self) -> Counts:
-        """Finite rows by the upper half of their sort key."""
-        finite = (np.arange(65536) & 0x7FFF) < _INFINITE
-        return _by_key(np.where(finite, self.upper, 0))
-
     def _at(self, ranks: Sequence[int]) -> Fit[dict[int, float]]:
         """The raw values at these ranks."""
-        ends = np.cumsum(self._present())
+        ends = self.ends
         highs = [int(np.searchsorted(ends, rank, side="right")) for rank in ranks]
         yield from self._ask(highs)
         found = {}
@@ -109,9 +105,12 @@ class Distribution:
         """How many rows have a smaller sort key."""
         high = key >> 16
         yield from self._ask([high])
-        return int(self._present()[:high].sum()) + int(self._lower(high)[: key & 0xFFFF].sum())
+        before = int(self.ends[high - 1]) if high else 0
+        return before + int(self._lower(high)[: key & 0xFFFF].sum())
 
     def _first_key_not_below(self, value: float) -> int:
+        if not self.numbers.steps:
+            return _to_key(value or -0.0)  # of the two zeros, -0 comes first
         low, high = _to_key(-_LARGEST), _to_key(_LARGEST) + 1
         while low < high:
             middle = (low + high) // 2
@@ -138,15 +137,15 @@ def measure_distribution(numbers: Numbers) -> Fit[Distribution]:
     """The distribution of training rows; DataError when there is no value among them."""
     assert not numbers.steps
     upper: Counts = yield HighBits(numbers)
-    halves = np.arange(65536) & 0x7FFF
-    nulls = int(upper[halves > _INFINITE].sum())
-    if not upper[halves < _INFINITE].any():
+    nulls = int(upper[_INFINITE + 1 : _SIGN].sum()) + int(upper[_SIGN + _INFINITE + 1 :].sum())
+    ends = np.cumsum(_by_key(upper))
+    if not ends[-1]:
         raise DataError(
             f"column {numbers.column!r} holds no value in the training split; take it out of the features, "
             "or mend the table",
             column=numbers.column,
         )
-    return Distribution(numbers=numbers, upper=upper, nulls=nulls)
+    return Distribution(numbers=numbers, ends=ends, nulls=nulls)
 
 
 def _bits_of_high(high: int) -> int:
@@ -154,8 +153,11 @@ def _bits_of_high(high: int) -> int:
 
 
 def _by_key(counts: Counts) -> Counts:
-    """From bit order to the order of values: negative ones first, the largest magnitude in front."""
-    return np.concatenate([counts[_SIGN:][::-1], counts[:_SIGN]])
+    """From bit order to the order of values: negative ones first, the largest magnitude in front. Finite ones only."""
+    ordered = np.concatenate([counts[_SIGN:][::-1], counts[:_SIGN]])
+    ordered[: _SIGN - _INFINITE] = 0
+    ordered[_SIGN + _INFINITE :] = 0
+    return ordered
 
 
 def _to_key(value: float) -> int:

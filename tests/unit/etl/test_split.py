@@ -1,3 +1,5 @@
+from unittest.mock import patch
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -44,10 +46,14 @@ def place(rule: SplitRule, prepared: Prepared) -> list[int]:
 @given(
     st.lists(st.one_of(st.integers(-3, 3), st.integers(-(2**63) + 1, 2**63 - 1)), min_size=3, max_size=80),
     st.integers(1, 5),
+    st.sampled_from([0, 5, 2**20]),
+    st.booleans(),
 )
-def test_a_split_by_time_is_a_cut_of_the_rows_sorted_by_time_and_id(times: list[int], pieces: int) -> None:
-    time, rows = np.asarray(times, np.int64), np.arange(len(times)) * 3
-    with ProcessEngine(1) as engine:
+def test_a_split_by_time_is_a_cut_of_the_rows_sorted_by_time_and_id(
+    times: list[int], pieces: int, few_rows: int, in_order: bool
+) -> None:
+    time, rows = np.asarray(sorted(times) if in_order else times, np.int64), np.arange(len(times)) * 3
+    with ProcessEngine(1) as engine, patch("serin.etl.time_ranks.FEW_ROWS", few_rows):
         held = engine.hold(
             lambda cut: piece(rows[cut], time[cut]), np.array_split(np.arange(len(times)), pieces)
         )
