@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serin.artifacts import Dataset
@@ -23,10 +24,10 @@ from serin.etl.layout import DerivedLayout, Layout
 from serin.etl.leaks import judge_leaks
 from serin.etl.lookups import write_lookup
 from serin.etl.progress import Progress
-from serin.etl.relate_target import find_extents, relate_to_target
+from serin.etl.relate_target import Bins, find_extents, relate_to_target
 from serin.etl.relation import LoadedJoin
 from serin.etl.report import Heard, Report, shown_target, write_report
-from serin.etl.seal import seal_dataset
+from serin.etl.seal import PartSeals, seal_dataset
 from serin.etl.split import split_rule
 from serin.etl.statistics import collect_statistics
 from serin.etl.target import check_classes
@@ -74,26 +75,19 @@ class Assembly:
         plan = self._fit(answer, totals)
         candidates = self._write_rows(held, plan, folder, sizes, totals)
         rows = {name: int(sizes[:, split].sum()) for split, name in enumerate(SPLITS)}
-        lookups = [
-            write_lookup(join, self.layout.kinds, folder)
-            for join in self.joins
-            if join.layout in self.layout.lookups
-        ]
-        derived = tuple(_describe_derived(each) for each in self.layout.derived if each.served)
-        golden = choose_golden(self.layout.inputs, plan, Made(lookups=lookups, derived=derived), candidates)
-        pq.write_table(golden, folder / GOLDEN)
-        statistics = collect_statistics(plan, answer)
-        judge_against(self.previous, self.data.checks, rows, statistics, self.say)
-        write_statistics(folder / STATISTICS, statistics)
-        write_freshness(folder, totals.newest)
-        described = replace(
-            self._describe(plan, totals, rows),
-            lookups=tuple(lookup for lookup, _ in lookups),
-            derived=derived,
-        )
-        tables = [table for _, table in lookups]
-        digest = seal_dataset(folder, described, plan, tables, threads=self.engine.workers)
-        self._write_report(held, glance, folder, replace(described, digest=digest), statistics, totals)
+        described = self._describe(plan, totals, rows)
+        with PartSeals(folder, described.splits, plan, threads=self.engine.workers) as seals:
+            described, lookups = self._write_lookups(described, folder)
+            made = Made(lookups=list(zip(described.lookups, lookups, strict=True)), derived=described.derived)
+            golden = choose_golden(self.layout.inputs, plan, made, candidates)
+            pq.write_table(golden, folder / GOLDEN)
+            statistics = collect_statistics(plan, answer)
+            judge_against(self.previous, self.data.checks, rows, statistics, self.say)
+            write_statistics(folder / STATISTICS, statistics)
+            write_freshness(folder, totals.newest)
+            bins = self._relate(held, glance, statistics)
+            digest = seal_dataset(folder, described, plan, lookups, seals.digests())
+        self._write_report(folder, replace(described, digest=digest), statistics, bins, totals)
         self.say(f"dataset {digest[:12]}: {sum(rows.values()):,} rows written")
         return digest
 
@@ -157,23 +151,39 @@ class Assembly:
             dropped=totals.dropped | gap,
         )
 
+    def _write_lookups(
+        self, described: DatasetDescription, folder: Path
+    ) -> tuple[DatasetDescription, list[pa.Table]]:
+        """The description with what the model looks up and calculates; the tables it looks things up in."""
+        written = [
+            write_lookup(join, self.layout.kinds, folder)
+            for join in self.joins
+            if join.layout in self.layout.lookups
+        ]
+        derived = tuple(_describe_derived(each) for each in self.layout.derived if each.served)
+        lookups = tuple(lookup for lookup, _ in written)
+        return replace(described, lookups=lookups, derived=derived), [table for _, table in written]
+
+    def _relate(
+        self, held: Held, glance: Glance, statistics: Mapping[str, ColumnStatistics]
+    ) -> dict[str, Bins]:
+        self.progress.begin("held against the target")
+        times = [name for name in self.layout.kept if self.layout.kinds[name] == "timestamp"]
+        label = {"binary": 1, "multiclass": 0, "regression": None}[self.data.target.task]
+        return relate_to_target(glance, statistics, find_extents(self.engine, held, times), label)
+
     def _write_report(
         self,
-        held: Held,
-        glance: Glance,
         folder: Path,
         description: DatasetDescription,
         statistics: Mapping[str, ColumnStatistics],
+        bins: Mapping[str, Bins],
         totals: Totals,
     ) -> None:
-        times = [name for name in self.layout.kept if self.layout.kinds[name] == "timestamp"]
-        label = {"binary": 1, "multiclass": 0, "regression": None}[self.data.target.task]
-        self.progress.begin("held against the target")
-        extents = find_extents(self.engine, held, times)
         report = Report(
             description=description,
             statistics=statistics,
-            bins=relate_to_target(glance, statistics, extents, label),
+            bins=bins,
             kinds=self.layout.kinds,
             sources={name: self.data.source_of(name) for name in self.layout.kept},
             shown=shown_target(self.data.target, totals.classes),

@@ -4,17 +4,55 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
 from serin.features.plan import FeaturePlan
-from serin.formats.dataset import FEATURES, DatasetDescription, write_dataset
-from serin.formats.shards import seal_part
+from serin.formats.dataset import FEATURES, DatasetDescription, SplitDescription, write_dataset
+from serin.formats.shards import part_files, seal_part
+
+_SYNCS_AT_ONCE = 4  # a disk takes several at the price of one
+
+
+class PartSeals:
+    """Digests and headers of all parts, worked on beside whatever is done until `digests` is called; meanwhile their
+    files go to the disk, so that publishing does not have to wait for it. Use as a context manager."""
+
+    def __init__(
+        self, folder: Path, splits: Mapping[str, SplitDescription], plan: FeaturePlan, *, threads: int
+    ) -> None:
+        categorical = [output.name for output in plan.categorical]
+        names = plan.numeric, categorical, list(plan.approximate)
+        parts = [
+            (folder / name, index, split) for name, split in splits.items() for index in range(split.parts)
+        ]
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="seal")
+        self._disk = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="sync")
+        self._synced = [
+            self._disk.submit(_sync, file) for split, index, _ in parts for file in part_files(split, index)
+        ]
+        self._sealed = [
+            self._threads.submit(seal_part, split, index, own.rows, *names) for split, index, own in parts
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pool in (self._threads, self._disk):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def digests(self) -> list[str]:
+        """One per part, in order, when all is done."""
+        for synced in self._synced:
+            synced.result()
+        return [sealed.result() for sealed in self._sealed]
 
 
 def seal_dataset(
@@ -22,20 +60,10 @@ def seal_dataset(
     description: DatasetDescription,
     plan: FeaturePlan,
     lookups: Sequence[pa.Table],
-    *,
-    threads: int,
+    parts: Sequence[str],
 ) -> str:
-    """Finishes the folder, dataset.json last; the digest over all that is promised to be equal everywhere (class A)."""
-    categorical = [output.name for output in plan.categorical]
-    parts = [(name, index) for name, split in description.splits.items() for index in range(split.parts)]
-
-    def seal(part: tuple[str, int]) -> str:
-        name, index = part
-        rows = description.splits[name].rows
-        return seal_part(folder / name, index, rows, plan.numeric, categorical, list(plan.approximate))
-
-    with ThreadPoolExecutor(threads) as pool:
-        parts_digests = list(pool.map(seal, parts))
+    """Finishes the folder, dataset.json last; the digest over all that is promised to be equal everywhere (class A).
+    `parts`: the digests of the parts."""
     content = description.to_json()
     for key in ("digest", "sources"):
         del content[key]
@@ -43,13 +71,21 @@ def seal_dataset(
         "dataset": content,
         "features": plan.to_json(exact_only=True),
         "lookups": [_table_digest(table) for table in lookups],
-        "parts": parts_digests,
+        "parts": list(parts),
     }
     digest = hashlib.sha256(canonical(document)).hexdigest()
     features = json.dumps(plan.to_json(), allow_nan=False, ensure_ascii=False)
     (folder / FEATURES).write_text(features + "\n", encoding="utf-8")
     write_dataset(folder, replace(description, digest=digest))
     return digest
+
+
+def _sync(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def canonical(document: Any, default: Any = None) -> bytes:

@@ -94,6 +94,11 @@ def part_folder(split: Path, index: int) -> Path:
     return split / f"part-{index:05d}"
 
 
+def part_files(split: Path, index: int) -> list[Path]:
+    """The files with a part's rows."""
+    return [part_folder(split, index) / name for name, _ in _FILES]
+
+
 def write_rows(split: Path, start: int, rows: Rows) -> None:
     """Puts rows at their place in the split, over as many parts as they reach. Safe beside writers of other rows."""
     with RowWriter(split) as writer:
