@@ -1,4 +1,4 @@
-"""Model versions and what they say: list, show, verify, predict; and what may go: gc. Who holds which GPU: gpus."""
+"""Model versions: list, show, diff, verify, import, predict; and what may go: gc. Who holds which GPU: gpus."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Published model versions.", no_args_is_help=True)
     group.command("list")(list_models)
     group.command("show")(show_model)
+    group.command("diff")(diff_models)
     group.command("verify")(verify_model)
+    group.command("import")(import_model)
     app.add_typer(group, name="models")
     for command in (predict, gpus, gc):
         app.command()(command)
@@ -38,8 +40,10 @@ def list_models(as_json: Json = False) -> None:
     store = Store.open()
     found = []
     for model in store.models():
-        aliases = {version: name for name, version in store.aliases(model).items()}
-        found += [(store.bundle(model, number), aliases.get(number)) for number in store.versions(model)]
+        aliases = store.aliases(model)
+        for number in store.versions(model):
+            names = ", ".join(name for name, version in aliases.items() if version == number)
+            found.append((store.bundle(model, number), names or None))
     if as_json:
         show_json([{**dataclasses.asdict(bundle), "alias": alias} for bundle, alias in found])
         return
@@ -70,7 +74,8 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
     show(f"  at       {bundle.path}")
     show(f"  metrics  {_metrics(manifest.metrics)}")
     for name, value in manifest.lineage.items():
-        show(f"  {name:<8} {value}")
+        for line in value if name == "sources" else [value]:
+            show(f"  {name:<8} {_lineage(line)}")
     show("  asks its clients for")
     for column in schema.inputs:
         show(f"    {column.name:<20} {column.kind:<10} {column.dtype:<6} {_form(column)}")
@@ -81,6 +86,40 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
 
 def _form(column: InputColumn) -> str:
     return f"null: {column.null}" if column.dims == (1,) else "x".join(map(str, column.dims))
+
+
+def diff_models(
+    model: Model,
+    left: Annotated[str, typer.Argument(help="A number or an alias.")],
+    right: Annotated[str, typer.Argument(help="Another.")],
+    as_json: Json = False,
+) -> None:
+    """What two versions differ in: columns, spec, numbers, origins, files."""
+    from serin.formats.bundle_diff import diff_bundles
+    from serin.store import Store
+
+    store = Store.open()
+    first, second = (store.bundle(model, version) for version in (left, right))
+    found = diff_bundles(Path(first.path), Path(second.path))
+    if as_json:
+        show_json([difference._asdict() for difference in found])
+        return
+    columns = ("part", "what", f"version {first.version}", f"version {second.version}")
+    show_table(
+        columns, [tuple(difference) for difference in found], empty="the two are the same in everything"
+    )
+
+
+def import_model(
+    folder: Annotated[Path, typer.Argument(help="A version's folder, from another store.")],
+    name: Annotated[str | None, typer.Option(help="Under another name. [default: its own]")] = None,
+) -> None:
+    """Take a version from elsewhere, verified, under the next number of this store."""
+    from serin.export.take_over import import_bundle
+    from serin.store import Store
+
+    bundle = import_bundle(folder, Store.open(), name=name)
+    show(f"{bundle.model} version {bundle.version} in {bundle.path}")
 
 
 def verify_model(model: Model, version: Version = "") -> None:
@@ -180,6 +219,11 @@ def _bundle(store: Store, model: str, version: str) -> Bundle:
     if not versions:
         raise NotFound(kind="model", name=model, known=store.models())
     return store.bundle(model, versions[-1])
+
+
+def _lineage(value: object) -> str:
+    """A source as table, path, size and time; anything else as it is."""
+    return " ".join(str(part) for part in value.values()) if isinstance(value, dict) else str(value)
 
 
 def _metrics(metrics: dict[str, float]) -> str:

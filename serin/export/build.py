@@ -27,6 +27,8 @@ from serin.formats.wire import Array, to_wire
 from serin.spec.pipeline import PipelineSpec
 from serin.store import Store
 
+_SOURCES = 1000  # files that a manifest names; the dataset names all
+
 
 def export_model(
     spec: PipelineSpec,
@@ -54,6 +56,10 @@ def export_model(
         **lineage,
         "dataset": description.digest,
         "training_step": checkpoint.step,
+        "sources": [
+            {"table": file.table, "path": file.path, "bytes": file.size, "modified": file.modified}
+            for file in description.sources[:_SOURCES]
+        ],
     }  # keeps the dataset alive
     with store.workspace() as work:
         _fill(work, spec, release, proven, champion, description, folder, checkpoint.metrics, facts)

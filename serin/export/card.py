@@ -188,7 +188,11 @@ def _champion(champion: ChampionReport) -> str:
 
 def _lineage(spec: PipelineSpec, dataset: DatasetDescription, lineage: Mapping[str, Any]) -> str:
     facts = {"spec": spec.digest(), "dataset": dataset.digest, **lineage}
+    sources = facts.pop("sources", [])
     rows = [(_escape(name), _code(value)) for name, value in facts.items()]
+    rows += [
+        (f"table {_code(one['table'])}", f"{_code(one['path'])}, {one['bytes']:,} bytes") for one in sources
+    ]
     return "## Where it comes from\n\n" + _table(("", ""), rows)
 
 

@@ -66,12 +66,8 @@ def _without_detours(model: onnx.ModelProto) -> onnx.ModelProto:
             del node.attribute[:]
     used = {name for node in model.graph.node for name in node.input}
     used |= {output.name for output in model.graph.output}
-    kept = [node for node in model.graph.node if used & set(node.output)]
-    names: set[str] = set()
-    for node in kept:  # a weight that is read twice is cast twice, by nodes of one name
-        while node.name in names:
-            node.name += "_"
-        names.add(node.name)
+    # A weight that is read twice is cast twice, to the same name: one of the two is enough.
+    kept = list({node.output[0]: node for node in model.graph.node if used & set(node.output)}.values())
     del model.graph.node[:]
     model.graph.node.extend(kept)
     return model

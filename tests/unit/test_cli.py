@@ -44,6 +44,8 @@ COMMAND_LINE = {
     "rollout replay": "[MODEL] [--rollout] [--margin] [--false-rollback] [--error-tolerance] [--log] [--json]",
     "rollout back": "[MODEL] [--to] [--why] [--follow --no-follow]",
     "models list": "[--json]",
+    "models diff": "[MODEL] [LEFT] [RIGHT] [--json]",
+    "models import": "[FOLDER] [--name]",
     "models show": "[MODEL] [VERSION] [--json]",
     "models verify": "[MODEL] [VERSION]",
     "predict": "[MODEL] [ROWS] [--out -o] [--version] [--batch] [--grpc]",

@@ -127,7 +127,12 @@ def test_the_bundle_holds_what_it_promises_and_nothing_else(trained: Trained, bu
         "card.md", "champion.json", "features.json", "gate.json", "golden.parquet", "lookups/planes.parquet",
         "metrics.json", "model.onnx", "schema.json", "spec.yaml",
     ]  # fmt: skip
-    assert manifest.lineage == {"run": "r|1", "dataset": trained.dataset.digest, "training_step": 12}
+    assert manifest.lineage == {
+        "run": "r|1",
+        "dataset": trained.dataset.digest,
+        "training_step": 12,
+        "sources": [{"table": "flights", "path": "flights.parquet", "bytes": 1, "modified": "0"}],
+    }
     assert (manifest.digest, bundle.metrics) == (bundle.digest, trained.checkpoint.metrics)
     spec = read_yaml(Path(bundle.path, "spec.yaml").read_text())
     assert spec["name"] == "flights"

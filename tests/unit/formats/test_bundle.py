@@ -79,6 +79,12 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def swap(one: Path, other: Path) -> None:
+    left, right = one.read_bytes(), other.read_bytes()
+    one.write_bytes(right)
+    other.write_bytes(left)
+
+
 def replace_by_link(path: Path) -> None:
     outside = path.parent.parent / "outside"
     path.rename(outside)
@@ -91,6 +97,7 @@ def replace_by_link(path: Path) -> None:
         (lambda b: flip(b / "model.onnx"), "model.onnx was changed"),
         (lambda b: flip(b / "lookups" / "planes.parquet"), "planes.parquet was changed"),
         (lambda b: (b / "card.md").write_text("# a longer text\n"), "card.md was changed"),
+        (lambda b: swap(b / "card.md", b / "schema.json"), "was changed"),
         (lambda b: (b / "card.md").unlink(), "card.md is missing"),
         (lambda b: (b / "extra.py").write_text("import os"), "extra.py is not in the manifest"),
         (lambda b: (b / "lookups" / "extra").write_text(""), "lookups/extra is not in the manifest"),
