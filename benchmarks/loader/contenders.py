@@ -1,4 +1,5 @@
-"""One shuffled epoch as batches of tensors: ours, torch's DataLoader in its two usual forms, and index_select alone."""
+"""One shuffled epoch as batches of tensors, on the GPU where there is one: ours, torch's DataLoader in its two usual
+forms, and index_select alone."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
+from benchmarks.training.networks import device, finish
 from benchmarks.training.table import NUMERIC, read_table
 from serin.formats.shards import SplitArrays
 from serin.training.loader import Loader
@@ -29,7 +31,7 @@ def ours(request: dict[str, Any]) -> Iterator[Columns]:
     if "ours" not in _made:
         num, cat, target = read_table(request["table"])
         split = SplitArrays(num=(num,), cat=(cat,), target=(target,), rows=(target.astype("int64"),))
-        table = ResidentTable(split, torch.device("cpu"))
+        table = ResidentTable(split, device())
         _made["ours"] = Loader(table, batch_rows=request["batch_rows"], seed=1)
     loader, begin = _made["ours"], request["epoch"] * _made["ours"].steps_per_epoch
     for batch in loader.batches(begin, begin + loader.steps_per_epoch):
@@ -52,14 +54,20 @@ def dataloader(request: dict[str, Any]) -> Iterator[Columns]:
     for num, cat, target in DataLoader(
         TensorDataset(*_tensors(request)), batch_size=request["batch_rows"], shuffle=True, drop_last=True
     ):
-        yield num, cat.long(), target
+        yield _sent(num, cat, target)
 
 
 def batchsampler(request: dict[str, Any]) -> Iterator[Columns]:
     rows = Batches(*_tensors(request))
     sampler = BatchSampler(RandomSampler(rows), request["batch_rows"], drop_last=True)
     for num, cat, target in DataLoader(rows, sampler=sampler, batch_size=None):
-        yield num, cat.long(), target
+        yield _sent(num, cat, target)
+
+
+def _sent(num: Tensor, cat: Tensor, target: Tensor) -> Columns:
+    """To the GPU where there is one."""
+    on = device()
+    return num.to(on), cat.to(on).long(), target.to(on)
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -67,12 +75,13 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     source = {"ours": ours, "limit": limit, "dataloader": dataloader, "batchsampler": batchsampler}[
         request["who"]
     ]
-    rows, ones = 0, 0.0
+    rows, ones = 0, torch.zeros((), device=device())
     for num, cat, target in source(request):
         assert cat.dtype == torch.int64
         rows += len(num)
-        ones += float(target.sum())
-    return {"rows": rows, "ones": ones}
+        ones += target.sum()
+    finish(device())
+    return {"rows": rows, "ones": float(ones)}
 
 
 def _tensors(request: dict[str, Any]) -> Columns:
@@ -88,5 +97,5 @@ def prepare(request: dict[str, Any]) -> None:
         return
     num, cat, target = _tensors(request)
     if request["who"] == "limit":
-        _made["packed"] = torch.cat([num.view(torch.int32), cat, target[:, None].view(torch.int32)], dim=1)
-        _made["order"] = torch.randperm(len(target))
+        packed = torch.cat([num.view(torch.int32), cat, target[:, None].view(torch.int32)], dim=1)
+        _made["packed"], _made["order"] = packed.to(device()), torch.randperm(len(target)).to(device())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ _POLL_S = 0.05
 
 def write_whole(path: Path, data: str | bytes) -> None:
     """`path` holds either what it held before or all of `data`, also after a power cut."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")  # several machines may write the same
     with scratch.open("wb") as file:
         file.write(data.encode() if isinstance(data, str) else data)
         file.flush()

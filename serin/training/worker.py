@@ -172,7 +172,7 @@ def _loss(
     device: torch.device,
 ) -> Loss:
     if description.task == "regression":
-        return loss_of("regression", scale=network.get_buffer("scale"))
+        return loss_of("regression", scale=network.get_buffer("scale").to(device))
     classes = 2 if description.task == "binary" else len(description.classes or ())
     weights = class_weights(job.training.class_weights, split.target, classes)
     return loss_of(

@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from serin.artifacts import Dataset
 from serin.errors import WorkerFailed
 from serin.formats.shards import read_split
 from serin.formats.weights import read_weights
 from serin.hardware import Lease, inventory, lease
+from serin.models.build import build_model
+from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training import worker
-from serin.training.job import TrainingJob
+from serin.training.job import Choices, TrainingJob
 from serin.training.launch import train
+from serin.training.learner import Learner
+from serin.training.losses import loss_of
 from serin.training.progress import Follower
 from serin.training.stream import StreamLoader
-from serin.training.tables import MappedTable, ResidentTable
-from serin.training.world import World
+from serin.training.tables import Batch, MappedTable, ResidentTable
+from serin.training.world import World, open_world
 from tests.fakes.datasets import SIZES, make_dataset
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 
 MODEL = ModelSpec(hidden=(64, 32), dropout=0.1)
 GPU = torch.device("cuda", 0)
+ALONE = World(rank=0, size=1, device=GPU)
 
 
 @pytest.fixture
@@ -113,6 +122,170 @@ def test_a_captured_step_learns_what_an_eager_one_does(optimizer: str, updates: 
     )
     assert difference < 1e-3
     assert found["captured"]["metrics"]["test_auc"] > 0.75
+
+
+def job_of(dataset: Dataset, model: ModelSpec, **settings: Any) -> TrainingJob:
+    return TrainingJob(
+        model=model,
+        training=TrainingSpec(**settings),
+        dataset=dataset.path,
+        dataset_digest="",
+        processes=1,
+        gpu=True,
+    )
+
+
+def train_here(folder: Path, job: TrainingJob, world: World = ALONE) -> dict[str, Any]:
+    """metrics.json of a training in this process."""
+    folder.mkdir(exist_ok=True)
+    worker.train(job, folder, world, lambda: False)
+    found: dict[str, Any] = json.loads((folder / "result" / "metrics.json").read_text())
+    return found
+
+
+def choices(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "choices.json").read_text())
+    return found
+
+
+@pytest.fixture
+def group_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A world of one that goes through NCCL all the same."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    for name, value in (
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", port),
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    with open_world(gpu=True, group=True) as world:
+        yield world
+
+
+def test_precision_and_batch_are_measured_and_written_down(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "dataset", rows={"train": 2_000_000, "valid": 20_000, "test": 20_000})
+    train_here(tmp_path / "run", job_of(dataset, ModelSpec(hidden=(512, 256)), epochs=1))
+    found = choices(tmp_path / "run")
+    print(
+        {name: found[name] for name in found if name.startswith(("batch", "precision", "step", "learning"))}
+    )
+    measured = dict(re.findall(r"(\w+) ([\d.]+) ms", found["precision_reason"]))
+    assert {"fp32", "tf32", "bf16"} <= measured.keys()
+    assert float(measured[found["precision"]]) <= float(measured["fp32"])
+    assert "rows/s by rows per step: 256:" in found["batch_reason"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_every_precision_learns_in_a_captured_step(precision: str, tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "dataset")
+    asked = {"epochs": 3, "batch_rows": 100, "learning_rate": 3e-3, "clip_norm": 1.0, "step": "captured"}
+    found = train_here(
+        tmp_path / "run", job_of(dataset, ModelSpec(hidden=(64, 32)), precision=precision, **asked)
+    )
+    assert choices(tmp_path / "run")["step"] == "captured"
+    assert choices(tmp_path / "run")["precision"] == precision
+    print(precision, [epoch["loss"] for epoch in found["epochs"]])
+    assert found["metrics"]["test_auc"] > 0.75
+
+
+def test_a_group_of_one_over_nccl_is_captured_and_learns_what_one_alone_does(
+    tmp_path: Path, group_of_one: World
+) -> None:
+    dataset = make_dataset(tmp_path / "dataset")
+    job = job_of(
+        dataset, MODEL, epochs=3, batch_rows=100, learning_rate=3e-3, precision="fp32", step="captured"
+    )
+    found = [train_here(tmp_path / name, job, world) for name, world in (("a", ALONE), ("b", group_of_one))]
+    print(choices(tmp_path / "b")["step"], choices(tmp_path / "b")["step_reason"])
+    assert choices(tmp_path / "b")["step"] == "captured"
+    losses = [[epoch["loss"] for epoch in one["epochs"]] for one in found]
+    difference = max(abs(a - b) for a, b in zip(*losses, strict=True))
+    print("largest difference of an epoch's loss", difference)
+    assert difference < 1e-3
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor"])
+@pytest.mark.parametrize("kind", ["mlp", "dcn", "ft_transformer"])
+def test_sharded_steps_over_nccl_are_those_of_one_alone(
+    strategy: str, kind: str, group_of_one: World
+) -> None:
+    spec = ModelSpec(
+        kind=kind, hidden=(64, 32), embedding=16, **({"heads": 4} if kind == "ft_transformer" else {})
+    )
+    training = TrainingSpec(clip_norm=1.0)
+    generator = torch.Generator(GPU).manual_seed(5)
+    num = torch.randn(512, 3, device=GPU, generator=generator)
+    cat = torch.stack(
+        [torch.randint(0, size, (512,), device=GPU, generator=generator) for size in SIZES], dim=1
+    )
+    batch = Batch(num=num, cat=cat, target=(num[:, 0] > 0).float())
+    losses = []
+    for shared, world in (("ddp", ALONE), (strategy, group_of_one)):
+        torch.manual_seed(1)
+        network = build_model(spec, TableShape(numeric=3, sizes=SIZES, outputs=1))
+        chosen = Choices(
+            batch_rows=512,
+            steps_per_epoch=1,
+            threads=1,
+            precision="fp32",
+            strategy=shared,
+            device="cuda",
+            torch="",
+        )
+        learner = Learner(network, training, chosen, loss_of("binary"), world)
+        learner.updates.set_rate(0.01)
+        losses.append([float(learner.step(batch)) for _ in range(10)])
+    difference = max(abs(a - b) for a, b in zip(*losses, strict=True))
+    print("largest difference of a step's loss", difference)
+    assert losses[0][-1] < losses[0][0]
+    assert difference < 1e-3
+
+
+def test_out_of_memory_goes_on_in_smaller_parts(tmp_path: Path) -> None:
+    """The allocator is given so little that it really runs out."""
+    dataset = make_dataset(tmp_path / "dataset", rows={"train": 131_072, "valid": 1000, "test": 1000})
+    model = ModelSpec(kind="ft_transformer", blocks=3, heads=8)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(GPU).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(GPU) + 800 * 2**20) / total, GPU)
+    try:
+        job = job_of(dataset, model, epochs=1, batch_rows=32_768, precision="fp32")
+        found = train_here(tmp_path / "run", job)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, GPU)
+    print("parts", choices(tmp_path / "run")["parts"], found["metrics"])
+    assert choices(tmp_path / "run")["parts"] > 1
+    assert choices(tmp_path / "run")["batch_rows"] == 32_768
+    assert (
+        "rows at a time from now on, still 32,768 in a step"
+        in (tmp_path / "run" / "progress.jsonl").read_text()
+    )
+
+
+def test_gradient_checkpointing_takes_less_memory_for_the_same_losses() -> None:
+    spec = ModelSpec(kind="ft_transformer", blocks=4, heads=8)
+    num = torch.randn(16_384, 3, device=GPU)
+    cat = torch.zeros(16_384, 2, dtype=torch.int64, device=GPU)
+    batch, losses, peaks = Batch(num=num, cat=cat, target=(num[:, 0] > 0).float()), [], []
+    for again in (False, True):
+        torch.manual_seed(1)
+        network = build_model(spec, TableShape(numeric=3, sizes=SIZES, outputs=1))
+        chosen = Choices(
+            batch_rows=1, steps_per_epoch=1, threads=1, precision="fp32", device="cuda", torch=""
+        )
+        learner = Learner(
+            network, TrainingSpec(gradient_checkpointing=again), chosen, loss_of("binary"), ALONE
+        )
+        learner.updates.set_rate(0.001)
+        torch.cuda.reset_peak_memory_stats(GPU)
+        losses.append([float(learner.step(batch)) for _ in range(3)])
+        peaks.append(torch.cuda.max_memory_allocated(GPU))
+    print("peak bytes without and with", peaks)
+    assert peaks[1] < 0.6 * peaks[0]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 def test_streamed_rows_reach_the_gpu_as_they_reach_the_host(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -37,8 +38,9 @@ def run_ranks(count: int, work: Callable[..., None], *arguments: object) -> list
     return [rank.exitcode or 0 for rank in ranks]
 
 
-def train_rank(job_json: str, folder: Path, stop_at: int | None) -> None:
-    """One rank of a training on the CPU. The second rank alone asks to stop, after so many looks."""
+def train_rank(job_json: str, folder: Path, stop_at: int | None, killed_at: int | None = None) -> None:
+    """One rank of a training on the CPU. The last rank alone asks to stop, after so many looks, or kills itself with -9
+    in the middle of a step."""
     from serin.errors import Preempted
     from serin.training import worker
     from serin.training.job import TrainingJob
@@ -47,10 +49,29 @@ def train_rank(job_json: str, folder: Path, stop_at: int | None) -> None:
     looks = iter(range(10**9 if stop_at is None else stop_at))
     with open_world(gpu=False) as world:
         job = TrainingJob.model_validate_json(job_json)
+        last = world.rank == world.size - 1
+        if last and killed_at is not None:
+            _die_in_step(killed_at)
         try:
-            worker.train(job, folder, world, lambda: world.rank == 1 and next(looks, None) is None)
+            worker.train(job, folder, world, lambda: last and next(looks, None) is None)
         except Preempted:
             os._exit(Preempted.exit_code)
+
+
+def _die_in_step(number: int) -> None:
+    """Before the weights change in the step with this number (from 0, over all epochs)."""
+    from serin.training.loop import Loop
+    from serin.training.updates import Updates
+
+    take_step, apply = Loop._take_step, Updates.apply
+
+    def take(loop: Loop, rows: object) -> None:
+        if loop.step == number:
+            Updates.apply = lambda _updates: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        take_step(loop, rows)  # type: ignore[arg-type]
+        Updates.apply = apply  # type: ignore[method-assign]
+
+    Loop._take_step = take  # type: ignore[method-assign]
 
 
 def train_several(jobs: dict[str, str], folder: Path) -> None:
