@@ -7,19 +7,17 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from serin.errors import SerinError
 from serin.hardware import inventory
 from serin.serving.triton import find_triton
+from serin.stack.finding import Finding
+from serin.stack.gpu_links import examine_links
 from serin.stack.state import read_stack
 
 # NVIDIA's security bulletin 5875; the wheel's 2.51 is older and therefore only ever listens on the loopback interface.
 PRODUCTION_TRITON = "26.07"
-
-Verdict = Literal["ok", "note", "missing"]
 
 _LIBRARIES = {
     "torch": "training and export",
@@ -37,24 +35,11 @@ _MIN_SHARED_BYTES = 256_000_000
 _SHARED = "/dev/shm"  # noqa: S108 (looked at, not written to)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """`missing` keeps something from working, `note` is worth knowing."""
-
-    what: str
-    verdict: Verdict
-    found: str
-    advice: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def examine(home: Path) -> list[Finding]:
     """Every check, in the order in which a newcomer would mend things."""
     checks: list[Callable[[], Finding]] = [_system, _python]
     found = [check() for check in checks] + [_library(name) for name in _LIBRARIES]
-    return [*found, _triton(), _gpus(), _disk(home), _shared_memory(), _stack(home)]
+    return [*found, _triton(), _gpus(), *examine_links(), _disk(home), _shared_memory(), _stack(home)]
 
 
 def _system() -> Finding:
