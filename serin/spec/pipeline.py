@@ -54,9 +54,10 @@ class PipelineSpec(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        found = [*self._door_problems(), *self._segment_problems()]
+        found = [*self._door_problems()]
         if self.has_data:
-            found += [*self.data.problems(), *self._feature_problems(), *self._search_problems()]
+            found += [*self.data.problems(), *self._feature_problems()]
+            found += [*self._segment_problems(), *self._search_problems()]
         elif self.search is not None:
             found.append(
                 ("search", "needs data; a model with inputs of its own is trained as its script says")

@@ -1,0 +1,162 @@
+"""XGBoost on the same shards: interrupted in every way, the same trees bit for bit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serin.artifacts import Dataset
+from serin.errors import ExtraMissing, Preempted, TrainingRefused, WorkerFailed
+from serin.formats.shards import read_split
+from serin.formats.trained import read_trained
+from serin.models.trees import margins, read_booster
+from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training import launch, trees
+from serin.training.job import TrainingJob
+from tests.fakes.datasets import SIZES, make_dataset
+from tests.unit.training.test_train import at_the_next_checkpoint, kill_9, records
+
+SAMPLED = ModelSpec(
+    kind="xgboost", rounds=120, options={"subsample": 0.7, "colsample_bynode": 0.8, "max_depth": 3}
+)
+PLAIN = ModelSpec(kind="xgboost", rounds=40, options={"max_depth": 3})
+
+
+def job_for(model: ModelSpec, dataset: Dataset, **training: object) -> TrainingJob:
+    return TrainingJob(
+        model=model,
+        training=TrainingSpec.model_validate(training),
+        dataset=dataset.path,
+        dataset_digest=dataset.digest,
+        processes=1,
+        gpu=False,
+    )
+
+
+class AfterRounds:
+    """Asks to stop when it has been asked so many times itself."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def never() -> bool:
+    return False
+
+
+def trees_of(folder: Path) -> bytes:
+    return read_trained(folder / "result")[1]
+
+
+@pytest.mark.parametrize(("model", "stops"), [(SAMPLED, (70, 30)), (PLAIN, (7, 9))], ids=["sampled", "plain"])
+def test_trees_that_were_told_to_stop_end_as_those_that_were_left_alone(
+    tmp_path: Path, model: ModelSpec, stops: tuple[int, ...]
+) -> None:
+    dataset, reference, folder = make_dataset(tmp_path / "dataset"), tmp_path / "reference", tmp_path / "run"
+    reference.mkdir()
+    folder.mkdir()
+    job = job_for(model, dataset, seed=5)
+
+    trees.train(job, reference, never)
+    saved = []
+    for stop in stops:
+        with pytest.raises(Preempted) as stopped:
+            trees.train(job, folder, AfterRounds(stop))
+        saved.append(stopped.value.fields["step"])
+    status = trees.train(job, folder, never)
+
+    print("saved at rounds", saved)
+    assert saved[-1] > 0
+    assert status.state == "done"
+    assert trees_of(folder) == trees_of(reference)
+
+
+def test_a_killed_training_goes_on_before_a_damaged_checkpoint_and_ends_with_the_same_trees(
+    tmp_path: Path,
+) -> None:
+    dataset, reference, folder = make_dataset(tmp_path / "dataset"), tmp_path / "reference", tmp_path / "run"
+    reference.mkdir()
+    training = TrainingSpec(checkpoint_every_steps=5)
+
+    with pytest.raises(WorkerFailed, match="SIGKILL"), at_the_next_checkpoint(folder, kill_9):
+        launch.train(PLAIN, training, dataset, folder=folder)
+    newest = max((folder / "checkpoints").glob("step-*"))
+    (newest / "trees.ubj").write_bytes((newest / "trees.ubj").read_bytes()[:-7])
+    checkpoint = launch.train(PLAIN, training, dataset, folder=folder)
+    trees.train(job_for(PLAIN, dataset), reference, never)
+
+    assert any("going back to the one before" in record["text"] for record in records(folder, "note"))
+    assert trees_of(folder) == trees_of(reference)
+    assert checkpoint.metrics["test_auc"] > 0.75
+    assert (folder / "receipt.json").exists()
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+def test_the_metrics_are_those_of_the_trees_that_were_written(tmp_path: Path, task: str) -> None:
+    dataset = make_dataset(tmp_path / "dataset", task=task)  # type: ignore[arg-type]
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    trees.train(job_for(PLAIN, dataset), folder, never)
+
+    record, content = read_trained(folder / "result")
+    test = read_split(dataset.path, "test").whole()
+    found = margins(read_booster(content), test.num, test.cat, SIZES)
+    metrics = launch._checkpoint(folder).metrics
+    assert record.task == task
+    match task:
+        case "binary":
+            assert metrics["test_auc"] > 0.7
+        case "multiclass":
+            assert metrics["test_accuracy"] == np.mean(found.argmax(axis=1) == test.target)
+        case _:
+            assert metrics["test_rmse"] == pytest.approx(np.sqrt(np.mean((found[:, 0] - test.target) ** 2)))
+
+
+def test_it_stops_when_the_valid_rows_no_longer_gain_and_keeps_the_best_round(tmp_path: Path) -> None:
+    dataset, folder = make_dataset(tmp_path / "dataset", rows={"train": 200, "valid": 200}), tmp_path / "run"
+    folder.mkdir()
+
+    status = trees.train(job_for(ModelSpec(kind="xgboost", rounds=400), dataset, patience=5), folder, never)
+
+    best = launch._checkpoint(folder).step
+    assert best + 5 == status.step < 400
+    assert read_booster(trees_of(folder)).num_boosted_rounds() == best
+
+
+def test_classes_that_count_more_are_weighed(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "dataset")
+    answers = []
+    for name, weights in (("plain", None), ("heavy", (1.0, 9.0))):
+        (tmp_path / name).mkdir()
+        trees.train(job_for(PLAIN, dataset, class_weights=weights), tmp_path / name, never)
+        test = read_split(dataset.path, "test").whole()
+        answers.append(margins(read_booster(trees_of(tmp_path / name)), test.num, test.cat, SIZES).mean())
+
+    assert answers[1] > answers[0] + 0.5
+
+
+def test_rows_that_xgboost_cannot_take_are_refused_with_its_words(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "dataset", poison=True)
+
+    status = trees.train(job_for(PLAIN, dataset), tmp_path, never)
+
+    assert status.state == "refused"
+    assert "XGBoost: " in status.reason
+    assert "inf" in status.reason
+    with pytest.raises(TrainingRefused, match="all cores in one process"):
+        launch.train(PLAIN, TrainingSpec(processes=2), dataset, folder=tmp_path / "two")
+
+
+def test_without_xgboost_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+
+    with pytest.raises(ExtraMissing, match=r"pip install 'serin\[xgboost\]'"):
+        trees.train(job_for(PLAIN, make_dataset(tmp_path / "dataset")), tmp_path, never)
