@@ -105,9 +105,9 @@ class _Picker:
 
     def __init__(self, rows: npt.NDArray[np.int64]) -> None:
         self._rows = rows
-        self._order: Floats = hash_ints(rows).astype(np.float64)
-        places = beside(np.arange(len(rows)), rows)
-        self._low: Places = places[_smallest(self._order, _LOW)]
+        hashes: Any = hash_ints(rows)
+        self._low: Places = _lowest(hashes, _LOW)
+        self._order: Floats = hashes.astype(np.float64)
 
     def first(self, belongs: Callable[[Any], Any], most: int) -> Best:
         """The rows with the smallest hashes of those that belong. `belongs(part)`: which of a part do."""
@@ -142,6 +142,15 @@ class _Picker:
 
     def _listed(self, places: Any, by: Floats) -> Best:
         return list(zip(on_host(by[places]).tolist(), on_host(self._rows[places]).tolist(), strict=True))
+
+
+def _lowest(hashes: Any, most: int) -> Places:
+    """The places of the lowest hashes, lowest first, ties by place: of those below a limit, where these suffice."""
+    if len(hashes) > 2 * most:
+        places = np.flatnonzero(hashes < np.uint32(2**32 * 1.25 * most / len(hashes)))
+        if len(places) >= most:
+            return places[np.argsort(hashes[places], kind="stable")][:most]
+    return np.argsort(hashes, kind="stable")[:most]
 
 
 def _smallest(values: Floats, most: int) -> Places:

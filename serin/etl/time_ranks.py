@@ -20,7 +20,7 @@ from serin.features.column import count_true, on_host, tally
 
 Int64 = npt.NDArray[np.int64]
 _BINS = 2**16
-FEW_ROWS = 2**20  # that are brought here and looked at; more are counted first
+FEW_ROWS = 2**21  # that are brought here and looked at; more are counted first
 
 
 class Extent(NamedTuple):

@@ -235,7 +235,7 @@ def _times_per_entry(values: pa.ChunkedArray) -> Column:
 def _floats(values: pa.ChunkedArray) -> Array:
     if not pa.types.is_floating(values.type):
         values = values.cast(pa.float64(), safe=False)
-    numbers = values.combine_chunks().to_numpy(zero_copy_only=False) if values.num_chunks else np.empty(0)
+    numbers = _one_chunk(values).to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, in training as in serving
         return np.asarray(numbers.astype(np.float32, copy=False))
 
@@ -266,10 +266,17 @@ def _bools(values: pa.ChunkedArray) -> Array:
     return _filled(values.cast(pa.bool_()).cast(pa.int8()), -1)
 
 
+def _one_chunk(values: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The values without a copy where they lie together already."""
+    if values.num_chunks == 1:
+        return values.chunk(0)
+    return values.combine_chunks() if values.num_chunks else pa.array([], values.type)
+
+
 def _filled(values: pa.ChunkedArray | pa.Array, null: int) -> Array:
     filled = values.fill_null(null) if values.null_count else values
     if isinstance(filled, pa.ChunkedArray):
-        filled = filled.combine_chunks() if filled.num_chunks else pa.array([], filled.type)
+        filled = _one_chunk(filled)
         if isinstance(
             filled, pa.ChunkedArray
         ):  # combine_chunks may give back several when one would overflow

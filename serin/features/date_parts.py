@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from serin.features.column import Column, array_module
 from serin.features.steps import Codes
@@ -55,6 +56,9 @@ class DateParts:
             return self._in_blocks(column)
         entries = np.arange(first, last + 1) * unit
         tables = [part_code(part, entries).astype(np.int32) for part in self.parts]
+        if _in_order(values):  # as most tables are: each entry stands in one stretch of rows
+            counts = np.diff(np.searchsorted(values, entries), append=len(values))
+            return tuple(np.repeat(table, counts) for table in tables)
         made = tuple(np.empty(len(values), np.int32) for _ in self.parts)
         for start in range(0, len(values), _BLOCK):
             places = (values[start : start + _BLOCK] - first * unit) // unit
@@ -99,6 +103,11 @@ class DateParts:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> DateParts:
         return cls(tuple(document["parts"]))
+
+
+def _in_order(values: npt.NDArray[np.int64]) -> bool:
+    few = values[:_BLOCK]
+    return not (few[1:] < few[:-1]).any() and not (values[1:] < values[:-1]).any()
 
 
 def part_code(part: str, times: Any) -> Any:

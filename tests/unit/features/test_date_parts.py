@@ -46,3 +46,19 @@ def test_outputs_carry_the_part_in_their_name_and_a_fixed_size() -> None:
         ("departure_hour", 25),
         ("departure_month", 13),
     ]
+
+
+@pytest.mark.parametrize("parts", [PARTS, PARTS[1:]])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_times_that_lie_close_together_have_the_parts_of_the_calendar(
+    parts: tuple[str, ...], in_order: bool
+) -> None:
+    seconds = np.random.default_rng(1).integers(-300_000, 300_000, 20_000)
+    seconds = np.sort(seconds) if in_order else seconds
+    made = DateParts(parts).transform(Column(kind="timestamp", values=seconds * 1_000_000 + 999_999))
+    moments = [EPOCH + dt.timedelta(seconds=int(second)) for second in seconds]
+    expected = [
+        (m.minute + 1, m.hour + 1, m.isoweekday(), m.day, m.month, (m.month - 1) // 3 + 1)[6 - len(parts) :]
+        for m in moments
+    ]
+    assert list(zip(*(part.tolist() for part in made), strict=True)) == expected
