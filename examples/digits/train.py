@@ -53,6 +53,7 @@ def main() -> None:
     run = this_run()
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
+    torch.set_num_threads(1)  # images this small are done before threads have met
     torch.manual_seed(run.seed)
     network = Network(run.options["channels"])
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)  # no state of its own to be saved

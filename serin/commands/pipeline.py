@@ -65,6 +65,14 @@ def check(spec: SpecFile, as_json: Json = False) -> None:
     from serin.commands.stages import look_at_tables
 
     loaded = _load(spec)
+    if not loaded.has_data:
+        if as_json:
+            show_json({"name": loaded.name, "digest": loaded.digest(), "inputs": []})
+        else:
+            show(
+                f"{spec} is good: {loaded.name}, a {loaded.model.kind} with inputs of its own, {loaded.model.task}"
+            )
+        return
     layout = look_at_tables(loaded)
     if as_json:
         inputs = [{"name": c.name, "kind": c.kind, "dtype": c.dtype, "null": c.null} for c in layout.inputs]
@@ -120,10 +128,20 @@ def etl(spec: SpecFile, as_json: Json = False) -> None:
     show(f"dataset {dataset.digest[:12]} ({rows}) in {dataset.path}")
 
 
-def train(spec: SpecFile, as_json: Json = False) -> None:
+def train(
+    spec: SpecFile,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Only trace a few steps, into a file for Perfetto.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """A dataset to trained weights. Goes on where an earlier call stopped; exit code 75 means: run me again."""
-    from serin.commands.stages import train_model
+    from serin.commands.stages import trace_training, train_model
 
+    if profile:
+        trace = trace_training(_load(spec), say=progress())
+        show_json({"trace": str(trace)}) if as_json else show(f"trace of a few steps: {trace}")
+        return
     checkpoint = train_model(_load(spec), say=progress())
     if as_json:
         show_json({"path": checkpoint.path, "step": checkpoint.step, "metrics": checkpoint.metrics})

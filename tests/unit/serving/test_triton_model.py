@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,35 @@ def test_letters_beyond_ascii_reach_the_graph_as_they_are(model: Any) -> None:
     columns = {**bundles.rows(1), "carrier": np.array([["Zürich 雪"]], dtype=object)}
     (response,) = model.execute([InferenceRequest(columns)])
     assert np.array_equal(response.output_tensors[0].values, bundles.score(model.folder, columns))
+
+
+def test_arrays_reach_the_graph_in_their_form_and_are_given_back_row_by_row(tmp_path: Path) -> None:
+    bundle = bundles.publish(Store(str(tmp_path / "store")), bias=-1.0)
+    repository = build_repository(bundle, tmp_path / "repository")
+    schema = repository / MODEL / str(bundle.version) / "schema.json"
+    schema.chmod(0o644)
+    asked = {
+        "name": "image",
+        "kind": "float",
+        "dtype": "FP32",
+        "dims": [2, 3],
+        "source": "request",
+        "null": "NaN",
+    }
+    schema.write_text(json.dumps({**json.loads(schema.read_text()), "inputs": [asked]}))
+    loaded = load_model(repository / MODEL, bundle.version)
+    fed = []
+
+    class Summing:
+        def run(self, _outputs: list[str], feed: dict[str, Any]) -> Any:
+            fed.append(feed["image"].shape)
+            return [feed["image"].sum(axis=(1, 2), keepdims=False).reshape(-1, 1)]
+
+    loaded._session = Summing()
+    images = np.arange(18, dtype=np.float32).reshape(3, 2, 3)
+    one, two = loaded.execute(
+        [InferenceRequest({"image": images[:1]}), InferenceRequest({"image": images[1:]})]
+    )
+    assert fed == [(3, 2, 3)]
+    assert one.output_tensors[0].values.tolist() == [[15.0]]
+    assert two.output_tensors[0].values.tolist() == [[51.0], [87.0]]

@@ -1,0 +1,78 @@
+"""Each door from its spec to scores, by the stages that the command calls; no Prefect, no server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.datasets import load_digits
+
+from serin.commands.stages import publish_model, train_model
+from serin.export.predict import Scorer
+from serin.features.column import column_from_arrow
+from serin.features.plan import FeaturePlan
+from serin.formats.trained import read_trained
+from serin.models.trees import margins, read_booster, scores
+from serin.spec.load import load_spec
+from serin.store import Store
+from tests.fakes.small_pipeline import small_spec
+
+ROOT = Path(__file__).parents[2]
+
+
+def quiet(_line: str) -> None:
+    pass
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def test_xgboost_is_served_by_the_same_graph_as_a_network(home: Path) -> None:
+    """The published graph scores raw rows as XGBoost itself scores the features that the ETL makes of them."""
+    spec = load_spec(small_spec(home, model={"kind": "xgboost", "rounds": 20}))
+    checkpoint = train_model(spec, say=quiet)
+
+    bundle = publish_model(spec, say=quiet)
+    table = pq.read_table(home / "parcels.parquet").slice(0, 300).drop_columns(["hours"])
+    found = Scorer(bundle.path).answers(table)["score"]
+
+    plan = _plan(bundle.path)
+    kinds = {"weight": "float", "distance": "int", "carrier": "string"}
+    num, cat = plan.transform(
+        {name: column_from_arrow(table.column(name), kind) for name, kind in kinds.items()}
+    )
+    booster = read_booster(read_trained(checkpoint.path)[1])
+    wanted = scores(margins(booster, num, cat, [column.size for column in plan.categorical]), "binary")
+    assert found == pytest.approx(wanted, abs=1e-5)
+    assert checkpoint.metrics["test_auc"] > 0.8
+    assert "XGBoost's trees" in Path(bundle.path, "card.md").read_text()
+
+
+@pytest.mark.timeout(300)  # three starts of torch
+def test_the_digits_go_from_a_script_to_a_version_that_reads_images(home: Path) -> None:
+    spec = load_spec(ROOT / "examples" / "digits" / "spec.yaml")
+    said: list[str] = []
+
+    checkpoint = train_model(spec, say=said.append)
+    bundle = publish_model(spec, say=quiet)
+
+    digits = load_digits()
+    chosen = np.arange(len(digits.target)) % 5 == 0
+    table = pa.table({"image": digits.images[chosen].reshape(-1, 64).tolist()})
+    found = Scorer(bundle.path).answers(table)
+    right = float(np.mean(found["label"][:, 0] == digits.target[chosen]))
+    assert right == pytest.approx(checkpoint.metrics["test_accuracy"])
+    assert right > 0.9
+    assert any("epoch 6/6 done: accuracy" in line for line in said)
+    assert Store.open().bundle("digits", 1).digest == bundle.digest
+
+
+def _plan(bundle: str) -> FeaturePlan:
+    return FeaturePlan.from_json(json.loads(Path(bundle, "features.json").read_text()))
