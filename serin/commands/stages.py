@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serin import environment
 from serin.artifacts import NO_DATASET, Bundle, Checkpoint, Dataset
-from serin.errors import NotTrained
+from serin.errors import NotTrained, Preempted, TrainingRefused
 from serin.hardware import lease
 from serin.spec.pipeline import PipelineSpec
 from serin.stage_results import find_result, keep_result, one_at_a_time
@@ -59,6 +62,40 @@ def train_model(spec: PipelineSpec, *, say: Say) -> Checkpoint:
         checkpoint = train(spec.model, spec.training, dataset, folder=folder, devices=held.ids, say=say)
         keep_result(home, "train", training_key(spec.model, spec.training, dataset), checkpoint)
     return checkpoint
+
+
+def trace_training(spec: PipelineSpec, *, say: Say) -> Path:
+    """A trace of a few steps, made by a training of its own that ends with it."""
+    from serin.training.launch import train
+
+    dataset, home = make_dataset(spec, say=say), environment.home()
+    folder = training_folder(home, spec.model, spec.training, dataset, attempt=secrets.token_hex(4))
+    traced, stop = [], threading.Event()
+
+    def hear(record: dict[str, Any]) -> None:
+        if record["event"] == "trace":
+            traced.append(Path(record["path"]))
+            stop.set()
+
+    count = devices_wanted(spec.model, spec.training)
+    with lease(count, home=home, purpose=f"trace of {spec.name}", say=say) as held, suppress(Preempted):
+        train(
+            spec.model,
+            spec.training,
+            dataset,
+            folder=folder,
+            devices=held.ids,
+            stop=stop,
+            test=False,
+            profile=True,
+            say=say,
+            hear=hear,
+        )
+    if not traced:
+        raise TrainingRefused(
+            folder=folder, reason=f"a model of kind {spec.model.kind} has no steps to trace"
+        )
+    return traced[0]
 
 
 def publish_model(spec: PipelineSpec, *, override: str | None = None, say: Say) -> Bundle:

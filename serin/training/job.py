@@ -24,6 +24,7 @@ class TrainingJob(Section):
     dataset_digest: str
     processes: int  # ranks on this machine
     gpu: bool  # one GPU per rank, else all ranks on the CPU
+    profile: bool = False  # is a trace of a few steps written?
     test: bool = True  # are the test rows looked at, at the end? Not by what is chosen among
 
     def differences(self, other: TrainingJob) -> list[str]:

@@ -49,6 +49,7 @@ def train(
     devices: tuple[str, ...] = (),
     stop: threading.Event | None = None,
     test: bool = True,
+    profile: bool = False,
     machines: Machines | None = None,
     say: Callable[[str], None] = lambda _: None,
     hear: Callable[[dict[str, Any]], None] = lambda _: None,
@@ -58,12 +59,13 @@ def train(
     `devices` are the leased GPUs, one process each; none means the CPU. Raises Preempted when it was told to stop
     and has saved, WorkerFailed when a process died: both mean that calling again goes on. LossNotFinite and
     TrainingRefused mean that it would not help. It is told to stop by SIGTERM when it runs in the main thread, and by
-    `stop` anywhere. Without `test` the test rows are not looked at. `say` gets progress as text, `hear` as records.
+    `stop` anywhere. Without `test` the test rows are not looked at. With
+    `profile` a trace of a few steps is written to trace.json. `say` gets progress as text, `hear` as records.
     `machines` is what the environment says when it is not given.
     """
     folder, machines = folder.absolute(), machines or machines_told()
     folder.mkdir(parents=True, exist_ok=True)
-    job = _job(model, training, dataset, devices, folder, test=test)
+    job = _job(model, training, dataset, devices, folder, test=test, profile=profile)
     alone = machines.count == 1  # others have launchers in the same folder
     with only_one(folder / "launch.lock", wait_s=0) if alone else nullcontext():
         _begin(job, folder)
@@ -113,6 +115,7 @@ def _job(
     folder: Path,
     *,
     test: bool = True,
+    profile: bool = False,
 ) -> TrainingJob:
     processes = training.processes if training.processes != "auto" else max(1, len(devices))
     if devices and processes > len(devices):
@@ -128,6 +131,7 @@ def _job(
         processes=processes,
         gpu=bool(devices),
         test=test,
+        profile=profile,
     )
 
 

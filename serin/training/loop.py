@@ -24,6 +24,7 @@ from serin.training.loader import Loader
 from serin.training.memory import StartAgain, smaller_parts
 from serin.training.precision import matrix_products
 from serin.training.prepare import Ready, ready_step
+from serin.training.profile import profiled
 from serin.training.reporter import Reporter
 from serin.training.schedule import epochs_since_best, learning_rate_at
 from serin.training.start import write_choices
@@ -50,6 +51,7 @@ class Loop:
         stop_asked: Callable[[], bool],
     ) -> None:
         self._training, self.choices, self._task, self._folder = job.training, choices, task, folder
+        self._profile = job.profile
         self._loader, self._valid, self._stop_asked = loader, valid, stop_asked
         self.learner, self._world = learner, learner.world
         self._reporter = Reporter(folder, self._world, epochs=job.training.epochs)
@@ -73,11 +75,14 @@ class Loop:
             self._window_began = time.perf_counter()
             self.step = self.first_step
             if not self._enough():
-                for rows in ready.feed(self.step, self.steps):
-                    self._take_step(rows)
-                    self.step += 1
-                    if self._after(self.step):
-                        break
+                ahead = self.steps - self.step
+                with profiled(self._profile, self._folder, self._world, ahead) as step_done:
+                    for rows in ready.feed(self.step, self.steps):
+                        self._take_step(rows)
+                        self.step += 1
+                        step_done()
+                        if self._after(self.step):
+                            break
         self.checkpoints.finish()
 
     def load_best(self, step: int) -> None:
