@@ -63,7 +63,7 @@ def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -
 
 def _unasked(folder: Path, policy: Policy) -> list[Path]:
     """What builds kept of single files: those not asked for in a while, and the halves of the dead."""
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    entries = sorted(path for path in folder.rglob("*") if path.is_file())
     halves = [path for path in entries if "-" in path.name and not _alive(path.name.split("-")[0])]
     return [*halves, *(path for path in entries if "-" not in path.name and _old(path, policy))]
 

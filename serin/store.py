@@ -84,6 +84,10 @@ class Store:
         folder = self._fetch(f"datasets/{_checked(digest)}", marker="dataset.json")
         return None if folder is None else _dataset(folder)
 
+    def knows_dataset(self, key: str) -> bool:
+        """Whether a dataset was ever published or remembered for `key`; nothing is fetched."""
+        return bool(self._fs.exists(self._path("keys", _checked(key))))
+
     def publish_dataset(self, key: str, digest: str, folder: Path) -> Dataset:
         """Makes `folder` (from `workspace`) visible under its digest and remembers it for `key`."""
         with self._writing():

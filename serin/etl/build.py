@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from serin.artifacts import Dataset
@@ -18,6 +19,7 @@ from serin.etl.compare import family_key, find_previous
 from serin.etl.device_read import hold_pieces
 from serin.etl.engine import Engine
 from serin.etl.kept import Kept
+from serin.etl.kept_pieces import Keeping
 from serin.etl.large_joins import load_joins
 from serin.etl.layout import lay_out
 from serin.etl.progress import Progress
@@ -67,11 +69,28 @@ def build_dataset(
         scratch, result = folder / "scratch", folder / "dataset"
         scratch.mkdir()
         result.mkdir()
-        previous, kept = find_previous(store, name, data), Kept(store.kept_folder())
-        digest = _compute(data, features, etl, sources, previous, kept, scratch, result, say, piece_rows)
+        family = family_key(name, data)
+        earlier = Earlier(
+            family=family,
+            known=store.knows_dataset(family),
+            previous=find_previous(store, name, data),
+            kept=store.kept_folder(),
+        )
+        digest = _compute(data, features, etl, sources, earlier, scratch, result, say, piece_rows)
         published = store.publish_dataset(key, digest, result)
-        store.remember_dataset(family_key(name, data), digest)
+        store.remember_dataset(family, digest)
         return published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What builds of this pipeline have left: whether there was one, its last dataset (None: no check compares), and
+    what they kept."""
+
+    family: str
+    known: bool
+    previous: Dataset | None
+    kept: Path
 
 
 def _compute(
@@ -79,24 +98,29 @@ def _compute(
     features: Sequence[FeatureSpec],
     etl: EtlSpec,
     sources: Mapping[str, tuple[SourceFile, ...]],
-    previous: Dataset | None,
-    kept: Kept,
+    earlier: Earlier,
     scratch: Path,
     result: Path,
     say: Say,
     piece_rows: int | None,
 ) -> str:
     """Fills the folder `result`; the dataset's digest."""
-    tables = {name: open_table(name, found, scratch, kept) for name, found in sources.items()}
-    if kept.found:
-        say(
-            f"{kept.found} of {kept.found + kept.made} files to be converted were found as they were converted before"
-        )
+    converted = Kept(earlier.kept / "converted")
+    tables = {name: open_table(name, found, scratch, converted) for name, found in sources.items()}
+    if converted.found:
+        asked = converted.found + converted.made
+        say(f"{converted.found} of {asked} files to be converted were found as they were converted before")
     layout = lay_out(data, features, tables)
     main = tables[data.main]
     partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
     say(f"{main.rows:,} rows in {main.name}{partners}")
     heard = Heard(say)
+    keeping = None
+    if (
+        earlier.known and len(sources[data.main]) > 1
+    ):  # who builds again will build again, and tables grow by files
+        others = [file for name, found in sources.items() if name != data.main for file in found]
+        keeping = Keeping.of(earlier.kept, earlier.family, data, layout, others)
 
     def run(engine: Engine, pieces: Sequence[Piece], rows: int) -> str:
         _empty(result)
@@ -105,14 +129,16 @@ def _compute(
         joins = load_joins(
             layout, tables, room_bytes=shared_room(engine.room_bytes), scratch=scratch, say=say
         )
-        held = hold_pieces(engine, pieces, data, features, layout, joins, scratch, rows=rows, say=heard)
+        held = hold_pieces(
+            engine, pieces, data, features, layout, joins, scratch, rows=rows, say=heard, keeping=keeping
+        )
         assembly = Assembly(
             data=data,
             features=features,
             layout=layout,
             joins=[join for join in joins if isinstance(join, LoadedJoin)],
             files=[file for found in sources.values() for file in found],
-            previous=previous,
+            previous=earlier.previous,
             engine=engine,
             say=heard,
             progress=progress,

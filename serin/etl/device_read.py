@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from serin.etl.device import host_columns, to_gpu
 from serin.etl.engine import Engine, Held
+from serin.etl.kept_pieces import Keeping
 from serin.etl.large_joins import Join
 from serin.etl.layout import Layout
 from serin.etl.partitions import Read
@@ -74,10 +75,13 @@ def hold_pieces(
     *,
     rows: int,
     say: Say,
+    keeping: Keeping | None = None,
 ) -> Held:
     """The prepared pieces, held by the engine; on its GPU when it has one. `rows`: how many go there at once."""
     if not engine.gpu:
-        return hold_prepared(engine, pieces, data, layout, joins, scratch)
+        if keeping is not None and (there := keeping.count(pieces)):
+            say(f"{there} of {len(pieces)} pieces were found as an earlier build left them")
+        return hold_prepared(engine, pieces, data, layout, joins, scratch, keeping)
     whole = [join for join in joins if isinstance(join, LoadedJoin)]
     if data.unique is not None or layout.windows or len(whole) < len(joins):
         why = (

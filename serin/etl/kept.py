@@ -33,23 +33,18 @@ class Kept:
 
     def file(self, made_from: Any, make: Callable[[Path], None]) -> Path:
         """The entry made from this (anything JSON can say); `make` writes it to a path when it is not there."""
-        name = hashlib.sha256(canonical(made_from)).hexdigest()
-        path = self._folder / name
+        path = self._folder / entry_name(made_from)
         if path.exists():
             path.touch()  # still of use
             self._count(found=1)
             return path
-        self._folder.mkdir(parents=True, exist_ok=True)
-        temporary = (
-            self._folder / f"{os.getpid()}-{secrets.token_hex(4)}"
-        )  # the dead's are known by their number
-        try:
+
+        def make_and_sync(temporary: Path) -> None:
             make(temporary)
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            temporary.rename(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+
+        put_entry(path, make_and_sync)
         self._count(made=1)
         return path
 
@@ -57,6 +52,23 @@ class Kept:
         with self._lock:
             self.found += found
             self.made += made
+
+
+def entry_name(made_from: Any) -> str:
+    return hashlib.sha256(canonical(made_from)).hexdigest()
+
+
+def put_entry(path: Path, make: Callable[[Path], None]) -> None:
+    """The file that `make` writes, at `path` when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(
+        f"{os.getpid()}-{secrets.token_hex(4)}"
+    )  # the dead's are known by their number
+    try:
+        make(temporary)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def conversion_of(file: SourceFile) -> Any:

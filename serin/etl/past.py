@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from serin.etl.engine import Engine, Held
 from serin.etl.groups import Int64, group_codes, joined, key_hashes
+from serin.etl.kept_pieces import Keeping, kept_or_made
 from serin.etl.large_joins import Join, hold_related
 from serin.etl.layout import Layout
 from serin.etl.relation import LoadedJoin, Prepared, Related, finish, prepare, relate
@@ -63,21 +64,34 @@ def hold_prepared(
     layout: Layout,
     joins: Sequence[Join],
     scratch: Path,
+    keeping: Keeping | None = None,
 ) -> Held:
-    """The prepared pieces, held by the engine."""
+    """The prepared pieces, held by the engine. `keeping`: where pieces are found again, and kept."""
     whole = [join for join in joins if isinstance(join, LoadedJoin)]
     if len(whole) < len(joins):
         held = hold_related(engine, pieces, layout, joins, scratch)
     elif data.unique is None and not layout.windows:
-        return engine.hold(prepare, pieces, data, layout, whole)
+        return engine.hold(prepare_or_find, pieces, data, layout, whole, keeping)
     else:
-        held = engine.hold(relate, pieces, layout, whole)
+        held = engine.hold(relate_or_find, pieces, layout, whole, keeping)
     if data.unique is None and not layout.windows:
         return engine.then(finish, held, data, layout)
     rows = max(piece.first_row + piece.rows for piece in pieces)
     everyone = _Everyone(engine=engine, held=held, data=data, total=rows, scratch=scratch)
     past = _look_at_all(everyone, layout)
     return engine.then(finish_with_past, held, data, layout, past)
+
+
+def prepare_or_find(
+    piece: Piece, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin], keeping: Keeping | None
+) -> Prepared:
+    return kept_or_made(keeping, piece, lambda: prepare(piece, data, layout, joins), Prepared)
+
+
+def relate_or_find(
+    piece: Piece, layout: Layout, joins: Sequence[LoadedJoin], keeping: Keeping | None
+) -> Related:
+    return kept_or_made(keeping, piece, lambda: relate(piece, layout, joins), Related)
 
 
 def finish_with_past(related: Related, data: DataSpec, layout: Layout, past: Past) -> Prepared:

@@ -51,9 +51,13 @@ def shared_room(room_bytes: int) -> int:
 
 
 def plan_rows(layout: Layout, table: Table, *, room_bytes: int, workers: int, least: int, most: int) -> int:
-    """Rows per piece: enough pieces for all workers, `least` to `most` rows each, and none too large for its room."""
-    even = max(least, min(most, -(-table.rows // (2 * workers))))
-    return max(MIN_ROWS, min(even, room_bytes // row_bytes(layout, table)))
+    """Rows per piece: enough pieces for all workers, `least` to `most` rows each, and none too large for its room.
+
+    In steps of two times, so that a table which grows a little is cut as before, and its old pieces are found again.
+    """
+    even = max(least, min(most, 1 << (-(-table.rows // (2 * workers)) - 1).bit_length()))
+    fitting = room_bytes // row_bytes(layout, table)
+    return max(MIN_ROWS, min(even, 1 << max(fitting.bit_length() - 1, 0)))
 
 
 def plan_gpu_rows(layout: Layout, table: Table, *, room_bytes: int, gpus: int) -> int:

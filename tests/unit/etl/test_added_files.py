@@ -25,7 +25,6 @@ FEATURES = [
 ]  # fmt: skip
 JOIN = {"with": "rates", "on": "zone", "as_of": {"column": "start", "there": "since"}, "columns": ["rate"],
         "source": "request"}  # fmt: skip
-SPLITS: list[dict[str, Any]] = [{"kind": "temporal"}, {"kind": "random"}]
 FORMS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
     "csv": lambda frame, path: frame.to_csv(path, index=False),
     "jsonl": lambda frame, path: frame.astype({"start": str}).to_json(path, orient="records", lines=True),
@@ -39,17 +38,30 @@ def write(folder: Path, name: str, part: int) -> None:
     FORMS[name.rpartition(".")[2]](trips().iloc[part * 100 : (part + 1) * 100], folder / name)
 
 
-def spec_over(folder: Path, split: dict[str, Any]) -> PipelineSpec:
+def spec_over(folder: Path, *, windows: bool = True, normalize: bool = True) -> PipelineSpec:
+    """With windows the split goes by time; without them by row id, and all that is checked is checked."""
+    window = {"by": "taxi", "rows": 3, "make": {"earlier": "mean(fare)"}}
+    checks = [{"column": "fare", "min": -1, "max": 20, "max_nulls": 0.5, "otherwise": "warn"},
+              {"column": "people", "unique": True, "otherwise": "warn"}]  # fmt: skip
+    own: dict[str, Any] = {"windows": [window]} if windows else {
+        "derived": {"earlier": "fare / people"}, "split": {"kind": "random"}, "checks": checks, "id": "trip",
+        "allow_leaks": ["trip"],
+    }  # fmt: skip
+    first = FEATURES[0] | {"steps": ["fill_median", "normalize" if normalize else "min_max"]}
     spec = spec_of(
         folder,
         tables={"trips": str(folder / "in"), "rates": str(folder / "rates.csv")},
         joins=[JOIN],
-        windows=[{"by": "taxi", "rows": 3, "make": {"earlier": "mean(fare)"}}],
-        split=split,
-        features=FEATURES,
+        features=[first, *FEATURES[1:]],
+        **own,
     )
-    rates().to_csv(folder / "rates.csv", index=False)
+    if not (folder / "rates.csv").exists():
+        rates().to_csv(folder / "rates.csv", index=False)
     return spec
+
+
+def pieces_found(said: list[str]) -> str:
+    return next((line.split(" pieces")[0] for line in said if "pieces were found" in line), "none")
 
 
 @pytest.fixture
@@ -66,35 +78,62 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(split.values()))
+@pytest.mark.parametrize("windows", [True, False])
 def test_added_files_give_what_a_first_build_of_all_gives(
-    tmp_path: Path, converted: list[str], split: dict[str, Any]
+    tmp_path: Path, converted: list[str], windows: bool
 ) -> None:
     for part, name in enumerate(("b.csv", "c.jsonl", "d.parquet", "e.csv")):
         write(tmp_path / "in", name, part)
-    spec, store = spec_over(tmp_path, split), Store(str(tmp_path / "store"))
+    spec, store = spec_over(tmp_path, windows=windows), Store(str(tmp_path / "store"))
     build(spec, store)
     assert sorted(converted) == ["b.csv", "c.jsonl", "e.csv", "rates.csv"]
-    steps: list[tuple[str, int, list[str]]] = [
-        ("f.csv", 5, ["f.csv"]),  # newer: the cuts between splits move
-        ("a.csv", 6, ["a.csv"]),  # before all others: every row gets another id
-        ("c.jsonl", 7, ["c.jsonl"]),  # another content under a name that was there
-        ("g.parquet", 8, []),
+    steps: list[tuple[str, int, list[str], str]] = [
+        ("f.csv", 5, ["f.csv"], "none"),  # newer: the cuts between splits move; pieces are kept from here on
+        ("a.csv", 6, ["a.csv"], "none"),  # before all others: every row gets another id
+        ("c.jsonl", 7, ["c.jsonl"], "5 of 6"),  # another content under a name that was there
+        ("g.parquet", 8, [], "6 of 7"),
     ]
-    for name, part, expected in steps:
+    for name, part, expected, found in steps:
         write(tmp_path / "in", name, part)
         converted.clear()
         said: list[str] = []
         grown = build(spec, store, say=said.append)
         assert converted == expected
-        assert any("were found as they were converted before" in line for line in said)
-        fresh = build(spec, Store(str(tmp_path / f"fresh-{part}")))
-        assert grown.digest == fresh.digest
-    (tmp_path / "in" / "b.csv").unlink()
+        assert pieces_found(said) == found
+        assert grown.digest == build(spec, Store(str(tmp_path / f"fresh-{part}"))).digest
+    (tmp_path / "in" / "f.csv").unlink()
     converted.clear()
-    fewer = build(spec, store)
+    fewer = build(spec, store, say=said.append)
     assert converted == []
     assert fewer.digest == build(spec, Store(str(tmp_path / "fresh-fewer"))).digest
+
+
+def test_other_steps_find_the_pieces_and_other_partners_do_not(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+
+    def built(spec: PipelineSpec) -> str:
+        said: list[str] = []
+        made = build(spec, store, say=said.append)
+        fresh = Store(str(tmp_path / f"fresh-{len(list(tmp_path.iterdir()))}"))
+        assert made.digest == build(spec, fresh).digest
+        return pieces_found(said)
+
+    for part in range(3):
+        write(tmp_path / "in", f"{part}.parquet", part)
+    spec, other = spec_over(tmp_path), spec_over(tmp_path, normalize=False)
+    assert [built(spec), built(other)] == ["none", "none"]
+    write(tmp_path / "in", "3.parquet", 3)
+    assert [built(spec), built(other)] == ["3 of 4", "4 of 4"]
+    kept = sorted((tmp_path / "store" / "kept" / "pieces").rglob("*"))
+    files = [path for path in kept if path.is_file()]
+    files[0].write_bytes(files[0].read_bytes()[:-200])  # a checksum tells
+    files[1].write_bytes(b"")
+    write(tmp_path / "in", "4.parquet", 4)
+    assert built(spec) == "4 of 5"
+    rates().assign(rate=1.5).to_csv(tmp_path / "rates.csv", index=False)
+    assert built(spec) == "none"
+    left = [path for path in (tmp_path / "store" / "kept" / "pieces").rglob("*") if path.is_file()]
+    assert len(left) == 5  # those of the old rates are gone
 
 
 def test_a_build_killed_in_the_middle_leaves_its_finished_files_to_the_next(
@@ -102,7 +141,7 @@ def test_a_build_killed_in_the_middle_leaves_its_finished_files_to_the_next(
 ) -> None:
     for part in range(4):
         write(tmp_path / "in", f"{part}.csv", part)
-    spec, store = spec_over(tmp_path, SPLITS[0]), Store(str(tmp_path / "store"))
+    spec, store = spec_over(tmp_path), Store(str(tmp_path / "store"))
     (tmp_path / "spec.json").write_text(spec.model_dump_json(by_alias=True))
     program = f"""
 import os, signal, sys
@@ -133,7 +172,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "in", "a.csv", 0)
-    spec, store = spec_over(tmp_path, SPLITS[0]), Store(str(tmp_path / "store"))
+    spec, store = spec_over(tmp_path), Store(str(tmp_path / "store"))
     real = tables.convert
 
     def convert(file: Any, target: Path) -> None:
@@ -143,4 +182,4 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
     monkeypatch.setattr(tables, "convert", convert)
     with pytest.raises(SourceUnreadable, match=r"a\.csv cannot be read: it changed while it was read"):
         build(spec, store)
-    assert list((tmp_path / "store" / "kept").iterdir()) == []
+    assert [path for path in (tmp_path / "store" / "kept").rglob("*") if path.is_file()] == []
