@@ -106,6 +106,11 @@ def child_environment(**changes: str | None) -> dict[str, str]:
     return environment
 
 
+def prefer(name: str, value: str) -> None:
+    """Sets a variable that a library is about to read, unless somebody has set it."""
+    os.environ.setdefault(name, value)
+
+
 def runtime_folder(of: Path) -> Path:
     """A short folder for unix sockets (their paths are limited to 107 bytes), only its owner may enter it."""
     digest = hashlib.sha256(str(of.absolute()).encode()).hexdigest()[:12]

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.etl.sampling import sampled
+from serin.etl.device import memory_pool
 
 NEEDED = (
     "cupy",
@@ -84,6 +85,10 @@ def speed(folder: Path, rows: int, repetitions: int, *, profile: bool) -> dict[s
     def plain(out: Path) -> dict[str, Any]:
         return cudf_peer.run({"case": case, "files": files, "out": str(out)})
 
+    def limit(out: Path) -> dict[str, Any]:
+        with memory_pool():
+            return cudf_peer.run({"case": case, "files": files, "out": str(out), "our_writer": True})
+
     def read_and_transform(_: Path) -> dict[str, Any]:
         import cupy
 
@@ -94,6 +99,7 @@ def speed(folder: Path, rows: int, repetitions: int, *, profile: bool) -> dict[s
     contenders: dict[str, Callable[[Path], dict[str, Any]]] = {
         "ours": lambda out: _ours(folder / "table", out, "cuda"),
         "cudf": plain,
+        "limit": limit,
         "cudf_no_write": read_and_transform,
         "host": lambda out: _ours(folder / "table", out, "process"),
     }
@@ -106,6 +112,7 @@ def speed(folder: Path, rows: int, repetitions: int, *, profile: bool) -> dict[s
         )
     return {
         "cudf": medians["cudf"] / medians["ours"],
+        "limit": medians["limit"] / medians["ours"],
         "cudf_no_write": medians["cudf_no_write"] / medians["ours"],
         "host": medians["host"] / medians["ours"],
         "m_rows_per_s": rows / medians["ours"] / 1e6,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from serin import environment
 from serin.errors import ClusterNotUp
+from serin.etl.device import QUICK_COMPILER
 
 START_S = 90.0
 _STOP_S = 15.0
@@ -29,6 +30,7 @@ _THREADS = 2  # per worker: one prepares what the GPU does next while the other 
 def gpu_cluster(workers: int, folder: Path, start_s: float = START_S) -> Iterator[str]:
     """The scheduler's address. ClusterNotUp when there is none after `start_s`; nothing is left behind then."""
     folder.mkdir(parents=True, exist_ok=True)
+    environment.prefer(*QUICK_COMPILER)
     path = os.pathsep.join(each for each in sys.path if each)  # workers find what this process finds
     with (folder / _LOG).open("wb") as output:
         process = subprocess.Popen(

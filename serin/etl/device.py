@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from serin import environment
 from serin.features.column import Column, array_module, on_host
 from serin.formats.shards import Rows, place_rows, write_at, write_rows
 from serin.hardware import inventory
@@ -24,6 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _rescued: list[int] = []  # appending is safe from any thread
 # Steps whose work per row is the same on a GPU: all of ours. One's own step has its column brought to the host.
 GPU_STEPS = frozenset(STEPS)
+QUICK_COMPILER = ("CUPY_NVRTC_USE_PCH", "1")  # a first run compiles its kernels in two thirds of the time
 _STAGE_BYTES = 2**23  # of locked memory that a thread copies through
 _WRITERS = 16
 
@@ -55,6 +57,7 @@ def free_gpu_bytes() -> int:
 @contextmanager
 def memory_pool() -> Iterator[None]:
     """One pool for cupy and cuDF while the block runs; given back after it, since torch must not share it."""
+    environment.prefer(*QUICK_COMPILER)
     import cupy
 
     if importlib.util.find_spec("rmm") is None:  # cupy's own pool then
