@@ -136,16 +136,21 @@ def verify_model(model: Model, version: Version = "") -> None:
 
 def predict(
     model: Model,
-    rows: Annotated[Path, typer.Argument(help="Rows to score: Parquet, CSV, JSON lines.")],
+    rows: Annotated[
+        str, typer.Argument(help="Rows to score: Parquet, CSV, JSON lines; --batch: a folder or glob too.")
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write here instead of stdout (which gets CSV).")
     ] = None,
     version: Annotated[
         str, typer.Option(help="A number or an alias. [default: what the gateway serves]")
     ] = "",
-    batch: Annotated[
-        bool, typer.Option("--batch", help="In this process, in bulk, without the stack.")
-    ] = False,
+    batch: Annotated[bool, typer.Option("--batch", help="In bulk by Dask, without the stack.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="For --batch. [default: one per core]")] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="For --batch: the address of a Dask scheduler. [default: in this process]"),
+    ] = None,
     grpc: Annotated[bool, typer.Option("--grpc", help="Ask the gateway by gRPC instead of HTTP.")] = False,
 ) -> None:
     """Score rows through the gateway, or in bulk without it (--batch)."""
@@ -153,10 +158,10 @@ def predict(
 
     bundle = open_bundle(model, version)
     if batch:
-        count = predict_in_bulk(bundle, rows, out, say=progress())
+        count = predict_in_bulk(bundle, rows, out, workers=workers, scheduler=scheduler, say=progress())
     else:
         protocol: Literal["http", "grpc"] = "grpc" if grpc else "http"
-        count = predict_through_gateway(bundle, rows, out, pinned=bool(version), protocol=protocol)
+        count = predict_through_gateway(bundle, Path(rows), out, pinned=bool(version), protocol=protocol)
     if out is not None:
         show(f"{count:,} rows scored by {model} into {out}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,12 +44,21 @@ def predict_through_gateway(
     return _score(ask, rows, schema, out)
 
 
-def predict_in_bulk(bundle: Bundle, rows: Path, out: Path | None, *, say: Say) -> int:
-    """Scores by the bundle's own graph, at the speed of this machine. Returns the rows."""
-    from serin.export.predict import Scorer
+def predict_in_bulk(
+    bundle: Bundle, rows: str, out: Path | None, *, workers: int | None, scheduler: str | None, say: Say
+) -> int:
+    """Scores by the bundle's own graph, at the speed of this machine or of a Dask cluster. Returns the rows.
 
-    scorer = Scorer(bundle.path)
-    return _score(scorer.score, rows, scorer.schema, out, say=say)
+    `rows`: a file, a folder of files or a glob. `out`: a file, or a folder (without a suffix) for a file per piece.
+    """
+    from serin.export.bulk import find_pieces, score_into_folder, score_pieces
+
+    pieces, folder = find_pieces(rows), Path(bundle.path)
+    count = workers or len(os.sched_getaffinity(0))
+    if out is not None and not out.suffix:
+        return score_into_folder(folder, pieces, out, workers=count, scheduler=scheduler, say=say)
+    with _writer(out) as writer:
+        return score_pieces(folder, pieces, writer, workers=count, scheduler=scheduler, say=say)
 
 
 def open_bundle(model: str, version: str) -> Bundle:

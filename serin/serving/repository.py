@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from serin.artifacts import Bundle
 from serin.errors import BundleBroken
 from serin.formats.bundle import MODEL, verify_bundle
+from serin.formats.runtime import read_runtime
 from serin.formats.schema import FILE as SCHEMA
 from serin.formats.schema import read_schema
 from serin.serving.model_config import SHAPE_FOLDER, write_config
@@ -33,7 +34,13 @@ def build_repository(bundle: Bundle, folder: Path) -> Path:
         raise BundleBroken(
             path=bundle.path, reason=f"it holds {manifest.name} version {manifest.model_version}"
         )
-    config = write_config(read_schema(source), bundle.model, bundle.version, serving=serving_settings(bundle))
+    config = write_config(
+        read_schema(source),
+        bundle.model,
+        bundle.version,
+        serving=serving_settings(bundle),
+        threads=read_runtime(source).threads,
+    )
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}")
     inside = scratch / bundle.model / str(bundle.version)

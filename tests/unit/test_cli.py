@@ -48,7 +48,7 @@ COMMAND_LINE = {
     "models import": "[FOLDER] [--name]",
     "models show": "[MODEL] [VERSION] [--json]",
     "models verify": "[MODEL] [VERSION]",
-    "predict": "[MODEL] [ROWS] [--out -o] [--version] [--batch] [--grpc]",
+    "predict": "[MODEL] [ROWS] [--out -o] [--version] [--batch] [--workers] [--scheduler] [--grpc]",
     "gpus": "[--json]",
     "gc": "[--keep-versions] [--keep-days] [--remove] [--json]",
 }
