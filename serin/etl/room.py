@@ -55,7 +55,7 @@ def plan_rows(layout: Layout, table: Table, *, room_bytes: int, workers: int, le
 
     In steps of two times, so that a table which grows a little is cut as before, and its old pieces are found again.
     """
-    even = max(least, min(most, 1 << (-(-table.rows // (2 * workers)) - 1).bit_length()))
+    even = max(least, min(most, 1 << (-(-table.rows // (2 * workers))).bit_length() - 1))
     fitting = room_bytes // row_bytes(layout, table)
     return max(MIN_ROWS, min(even, 1 << max(fitting.bit_length() - 1, 0)))
 
