@@ -208,3 +208,20 @@ def test_gc_keeps_what_is_aliased_recent_or_the_source_of_a_kept_version(tmp_pat
     assert store.datasets() == [DIGEST]
     assert store.reserve_version("m") == 5
     assert not dead.exists()
+
+
+def test_gc_takes_kept_files_that_nobody_asked_for_and_halves_of_the_dead(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    folder = store.kept_folder() / "pieces" / "family" / "base"
+    folder.mkdir(parents=True)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for name in ("a" * 64, "b" * 64, f"{dead.pid}-half", f"{os.getpid()}-half"):
+        (folder / name).write_bytes(b"rows")
+    os.utime(folder / ("a" * 64), (0, 0))
+    found = collect_garbage(store, tmp_path / "home", Policy(), remove=True)
+    assert {(entry.kind, entry.name, entry.bytes) for entry in found} == {
+        ("kept file", "a" * 64, 4),
+        ("kept file", f"{dead.pid}-half", 4),
+    }
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["b" * 64, f"{os.getpid()}-half"])
