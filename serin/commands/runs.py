@@ -134,7 +134,7 @@ def _trainings() -> list[RunEntry]:
         found.append(
             RunEntry(
                 name=name,
-                kind="training",
+                kind="search" if name.startswith("search-") else "training",
                 state=_training_state(folder),
                 began=receipt.get("started") or (file.stat().st_mtime if file.exists() else None),
                 seconds=receipt.get("seconds"),
@@ -162,7 +162,7 @@ def _training_details(name: str) -> dict[str, Any] | None:
 def _training_state(folder: Path) -> str:
     from serin.training.status import read_status
 
-    if (folder / "result").is_dir():
+    if (folder / "result").is_dir() or (folder / "result.json").is_file():  # the latter is a search's
         return "done"
     status = read_status(folder)
     return status.state if status else "unfinished"
