@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from serin.features.column import array_module
-from serin.features.steps import Floats
+from serin.features.steps import Floats, PlainStep
 
 if TYPE_CHECKING:
     from serin.features.graph import GraphBuilder
@@ -21,7 +21,7 @@ _FLOAT, _DOUBLE = 1, 11  # onnx.TensorProto
 
 
 @dataclass(frozen=True, slots=True)
-class Log1p:
+class Log1p(PlainStep):
     name: ClassVar[str] = "log1p"
     exact: ClassVar[bool] = False
 
@@ -29,10 +29,6 @@ class Log1p:
         logs = np.log(np.abs(values).astype(np.float64) + 1.0).astype(np.float32)
         signed: Floats = array_module(values).where(values < 0, -logs, logs)
         return signed
-
-    @property
-    def shape(self) -> tuple[str, ...]:
-        return (self.name,)
 
     @classmethod
     def to_onnx(
@@ -50,10 +46,3 @@ class Log1p:
 
     def describe(self) -> str:
         return "logarithm of 1 + |x|, with the sign of x"
-
-    def to_json(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Log1p:  # noqa: ARG003
-        return cls()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from serin.features.steps import Floats
+from serin.features.steps import Floats, PlainStep
 
 if TYPE_CHECKING:
     from serin.features.graph import GraphBuilder
@@ -17,16 +17,12 @@ _FLOAT = 1  # onnx.TensorProto.FLOAT
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(PlainStep):
     name: ClassVar[str] = "missing"
     exact: ClassVar[bool] = True
 
     def transform(self, values: Floats) -> Floats:
         return np.isnan(values).astype(np.float32)
-
-    @property
-    def shape(self) -> tuple[str, ...]:
-        return (self.name,)
 
     @classmethod
     def to_onnx(
@@ -41,10 +37,3 @@ class Missing:
 
     def describe(self) -> str:
         return "1 where it is null, else 0"
-
-    def to_json(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Missing:  # noqa: ARG003
-        return cls()

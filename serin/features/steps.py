@@ -14,7 +14,8 @@ Arrays may be numpy's or cupy's; a step makes new ones with the module its argum
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,24 @@ class NumericStep(Protocol):
     def describe(self) -> str: ...
 
     def to_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """What a numeric step is that has nothing to fit, besides what it does."""
+
+    name: ClassVar[str]
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def to_json(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Self:  # noqa: ARG003
+        return cls()
 
 
 class CategoricalStep(Protocol):
