@@ -17,7 +17,7 @@ from serin.etl.engine import Choice, Engine, choose_engine, open_engine
 from serin.etl.layout import Layout
 from serin.etl.pieces import cut_pieces
 from serin.etl.process_engine import available_cores
-from serin.etl.room import MIN_ROWS, available_bytes, needed_bytes, plan_gpu_rows, plan_rows
+from serin.etl.room import MIN_ROWS, available_bytes, needed_bytes, plan_gpu_rows, plan_rows, row_bytes
 from serin.etl.tables import Piece, Table
 from serin.spec.stages import EtlSpec
 
@@ -50,7 +50,8 @@ def run_with_room(
             with open_engine(choice, held) as engine:
                 rows = piece_rows or _planned(layout, table, engine)
                 rows = max(1, rows >> halvings)
-                pieces = cut_pieces(table, layout.reads, rows, scratch)
+                fitting = 0 if piece_rows or halvings else engine.room_bytes // row_bytes(layout, table)
+                pieces = cut_pieces(table, layout.reads, rows, scratch, fitting)
                 result = run(engine, pieces, rows)
                 if rescued := engine.rescues():
                     say(f"the GPU was full {rescued} times; the host did the work of those pieces")

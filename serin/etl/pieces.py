@@ -19,9 +19,14 @@ from serin.formats.dataset import SourceFile
 _GIANT = 2  # a row group of more than so many pieces is cut
 
 
-def cut_pieces(table: Table, reads: Sequence[Read], rows: int, scratch: Path) -> list[Piece]:
-    """Pieces of about `rows` rows, in order; none has much more than twice as many."""
-    limit = _GIANT * max(rows, MIN_ROWS)
+def cut_pieces(
+    table: Table, reads: Sequence[Read], rows: int, scratch: Path, fitting: int = 0
+) -> list[Piece]:
+    """Pieces of about `rows` rows, in order; none has much more than twice as many, or than `fitting`.
+
+    To write a file anew costs more than the work that it would spread: half a table in one group is borne, if it fits.
+    """
+    limit = max(_GIANT * max(rows, MIN_ROWS), min(fitting, table.rows // 2))
     giant = {group.file for group in table.groups if group.rows > limit}
     if giant:
         groups: list[RowGroup] = []

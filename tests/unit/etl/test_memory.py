@@ -121,6 +121,17 @@ def test_a_giant_row_group_is_cut_without_changing_its_rows(tmp_path: Path) -> N
     assert columns[5]["word"].to_wire()[0] == f"w{5 * MIN_ROWS % 7}"
 
 
+def test_a_file_is_written_anew_when_a_group_does_not_fit_and_not_for_the_sake_of_more_pieces(
+    tmp_path: Path,
+) -> None:
+    rows = 8 * MIN_ROWS
+    pq.write_table(pa.table({"n": range(rows)}), tmp_path / "t.parquet", row_group_size=4 * MIN_ROWS)
+    opened = open_table("t", find_files("t", str(tmp_path / "t.parquet")), tmp_path)
+    reads = (read_of("n", "int"),)
+    assert [each.rows for each in cut_pieces(opened, reads, MIN_ROWS, tmp_path, rows)] == [4 * MIN_ROWS] * 2
+    assert len(cut_pieces(opened, reads, MIN_ROWS, tmp_path, 3 * MIN_ROWS)) == 8
+
+
 def test_a_worker_with_little_room_gets_small_pieces(few_flights: Path, tmp_path: Path) -> None:
     from serin.etl.layout import lay_out
 
