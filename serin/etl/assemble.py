@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,12 @@ from serin.etl.engine import Engine, Held
 from serin.etl.glance import Glance, take_glance
 from serin.etl.golden import Made, choose_golden
 from serin.etl.layout import DerivedLayout, Layout
-from serin.etl.leaks import judge_leaks
+from serin.etl.leaks import Ids, collect_ids, judge_leaks
 from serin.etl.lookups import write_lookup
 from serin.etl.progress import Progress
-from serin.etl.relate_target import Bins, find_extents, relate_to_target
+from serin.etl.relate_target import Extent, find_extents, relate_to_target
 from serin.etl.relation import LoadedJoin
-from serin.etl.report import Heard, Report, shown_target, write_report
+from serin.etl.report import Heard, Report, render, shown_target, write_report
 from serin.etl.seal import PartSeals, seal_dataset
 from serin.etl.split import split_rule
 from serin.etl.statistics import collect_statistics
@@ -70,26 +71,31 @@ class Assembly:
         totals = total_up(self.data, self.engine, held, self.say)
         held, sizes = self._split(held, totals)
         glance = take_glance(self.engine, held, self.layout.kept, rows=totals.rows)
-        self._judge_leaks(held, glance, totals)
-        answer = Answers(self.engine, held)
-        plan = self._fit(answer, totals)
-        candidates = self._write_rows(held, plan, folder, sizes, totals)
+        ids = collect_ids(self.data, self.engine, held)
+        extents = find_extents(self.engine, held, self._times())
         rows = {name: int(sizes[:, split].sum()) for split, name in enumerate(SPLITS)}
-        described = self._describe(plan, totals, rows)
+        answer = Answers(self.engine, held)
+        with ThreadPoolExecutor(1, thread_name_prefix="beside") as beside:  # for what looks at few rows
+            leaks = beside.submit(self._judge_leaks, glance, ids, totals)
+            plan = self._fit(answer, totals)
+            leaks.result()
+            statistics = collect_statistics(plan, answer)
+            judge_against(self.previous, self.data.checks, rows, statistics, self.say)
+            described, lookups = self._describe(plan, totals, rows, folder)
+            telling = beside.submit(self._tell, folder, described, statistics, glance, extents, totals)
+            candidates = self._write_rows(held, plan, folder, sizes, totals)
+            page = telling.result()
         with PartSeals(folder, described.splits, plan, threads=self.engine.workers) as seals:
-            described, lookups = self._write_lookups(described, folder)
             made = Made(lookups=list(zip(described.lookups, lookups, strict=True)), derived=described.derived)
             golden = choose_golden(self.layout.inputs, plan, made, candidates)
             pq.write_table(golden, folder / GOLDEN)
-            statistics = collect_statistics(plan, answer)
-            judge_against(self.previous, self.data.checks, rows, statistics, self.say)
-            write_statistics(folder / STATISTICS, statistics)
-            write_freshness(folder, totals.newest)
-            bins = self._relate(held, glance, statistics)
             digest = seal_dataset(folder, described, plan, lookups, seals.digests())
-        self._write_report(folder, replace(described, digest=digest), statistics, bins, totals)
+        write_report(folder, digest, page)
         self.say(f"dataset {digest[:12]}: {sum(rows.values()):,} rows written")
         return digest
+
+    def _times(self) -> list[str]:
+        return [name for name in self.layout.kept if self.layout.kinds[name] == "timestamp"]
 
     def _split(self, held: Held, totals: Totals) -> tuple[Held, Sizes]:
         """The pieces with their rows in split order; how many go where. None of the splits is empty."""
@@ -107,16 +113,9 @@ class Assembly:
         self.say(", ".join(shown) + " rows")
         return held, sizes
 
-    def _judge_leaks(self, held: Held, glance: Glance, totals: Totals) -> None:
-        judge_leaks(
-            self.data,
-            self.layout.kept,
-            glance,
-            self.engine,
-            held,
-            unknown=totals.unknown,
-            without_target=totals.dropped["null_target"],
-        )
+    def _judge_leaks(self, glance: Glance, ids: Sequence[Ids], totals: Totals) -> None:
+        without = totals.dropped["null_target"]
+        judge_leaks(self.data, self.layout.kept, glance, ids, unknown=totals.unknown, without_target=without)
 
     def _fit(self, answer: Answers, totals: Totals) -> FeaturePlan:
         self.progress.begin("measured for the fit")
@@ -133,9 +132,17 @@ class Assembly:
         found = self.engine.collect(write_piece, held, *shared, each=starts)
         return [each for each in found if each is not None]
 
-    def _describe(self, plan: FeaturePlan, totals: Totals, rows: Mapping[str, int]) -> DatasetDescription:
+    def _describe(
+        self, plan: FeaturePlan, totals: Totals, rows: Mapping[str, int], folder: Path
+    ) -> tuple[DatasetDescription, list[pa.Table]]:
+        """The description, without a digest; and the tables that the model looks things up in, which are written."""
         gap = {"gap": totals.rows - sum(rows.values())} if self.data.split.gap else {}
-        return DatasetDescription(
+        lookups = [
+            write_lookup(join, self.layout.kinds, folder)
+            for join in self.joins
+            if join.layout in self.layout.lookups
+        ]
+        described = DatasetDescription(
             task=self.data.target.task,
             target=self.data.target.expression,
             numeric=plan.numeric,
@@ -145,51 +152,38 @@ class Assembly:
                 name: SplitDescription(rows=count, parts=count_parts(count)) for name, count in rows.items()
             },
             inputs=self.layout.inputs,
-            lookups=(),
+            lookups=tuple(lookup for lookup, _ in lookups),
             sources=tuple(self.files),
             digest="",
             dropped=totals.dropped | gap,
+            derived=tuple(_describe_derived(each) for each in self.layout.derived if each.served),
         )
+        return described, [table for _, table in lookups]
 
-    def _write_lookups(
-        self, described: DatasetDescription, folder: Path
-    ) -> tuple[DatasetDescription, list[pa.Table]]:
-        """The description with what the model looks up and calculates; the tables it looks things up in."""
-        written = [
-            write_lookup(join, self.layout.kinds, folder)
-            for join in self.joins
-            if join.layout in self.layout.lookups
-        ]
-        derived = tuple(_describe_derived(each) for each in self.layout.derived if each.served)
-        lookups = tuple(lookup for lookup, _ in written)
-        return replace(described, lookups=lookups, derived=derived), [table for _, table in written]
-
-    def _relate(
-        self, held: Held, glance: Glance, statistics: Mapping[str, ColumnStatistics]
-    ) -> dict[str, Bins]:
-        self.progress.begin("held against the target")
-        times = [name for name in self.layout.kept if self.layout.kinds[name] == "timestamp"]
-        label = {"binary": 1, "multiclass": 0, "regression": None}[self.data.target.task]
-        return relate_to_target(glance, statistics, find_extents(self.engine, held, times), label)
-
-    def _write_report(
+    def _tell(
         self,
         folder: Path,
         description: DatasetDescription,
         statistics: Mapping[str, ColumnStatistics],
-        bins: Mapping[str, Bins],
+        glance: Glance,
+        extents: Mapping[str, Extent | None],
         totals: Totals,
-    ) -> None:
+    ) -> str:
+        """Writes what is known of the columns; the report's page, which lacks the digest."""
+        write_statistics(folder / STATISTICS, statistics)
+        write_freshness(folder, totals.newest)
+        label = {"binary": 1, "multiclass": 0, "regression": None}[self.data.target.task]
         report = Report(
             description=description,
             statistics=statistics,
-            bins=bins,
+            bins=relate_to_target(glance, statistics, extents, label),
             kinds=self.layout.kinds,
             sources={name: self.data.source_of(name) for name in self.layout.kept},
             shown=shown_target(self.data.target, totals.classes),
+            share=glance.share,
             warnings=self.say.warnings,
         )
-        write_report(folder, report)
+        return render(report)
 
 
 def _describe_derived(layout: DerivedLayout) -> DerivedDescription:

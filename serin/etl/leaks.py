@@ -7,7 +7,6 @@ almost without fault; one whose nulls do; one that is missing just where the tar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,19 +26,19 @@ _ALMOST = 0.99
 _NULLS_ALMOST = 0.95
 
 Floats = npt.NDArray[np.float64]
+Ids = list[tuple[Column, npt.NDArray[np.int64]]]  # of each split: ids and rows
 
 
 def judge_leaks(
     data: DataSpec,
     columns: Sequence[str],
     glance: Glance,
-    engine: Engine,
-    held: Held,
+    ids: Sequence[Ids],
     *,
     unknown: Sequence[Mapping[str, Unknown]],
     without_target: int,
 ) -> None:
-    """LeakFound with every leak that data.allow_leaks does not name. `held`: divided pieces."""
+    """LeakFound with every leak that data.allow_leaks does not name. `ids`: of each piece."""
     names = [name for name in columns if name not in data.allow_leaks]
     leaks: list[tuple[str, str]] = []
     if data.time is not None:
@@ -49,18 +48,25 @@ def judge_leaks(
         for name in names:
             leaks += _tells(name, glance.columns[name], target, data.target.task)
     if data.id is not None and data.id not in data.allow_leaks:
-        leaks += _on_both_sides(data.id, engine.collect(ids_by_split, held))
+        leaks += _on_both_sides(data.id, ids)
     if leaks:
         raise LeakFound(leaks=leaks)
 
 
-def ids_by_split(divided: Divided) -> list[tuple[Column, npt.NDArray[np.int64]]]:
+def collect_ids(data: DataSpec, engine: Engine, held: Held) -> list[Ids]:
+    """What data.id names in each of the divided pieces; nothing when there is no id, or it may stand where it likes."""
+    if data.id is None or data.id in data.allow_leaks:
+        return []
+    return engine.collect(ids_by_split, held)
+
+
+def ids_by_split(divided: Divided) -> Ids:
     """For each split its ids and rows."""
     spans = [divided.span(split) for split in range(len(SPLITS))]
     return [(divided.columns[ID][span], divided.rows[span]) for span in spans]
 
 
-def _on_both_sides(name: str, parts: Sequence[Any]) -> Iterator[tuple[str, str]]:
+def _on_both_sides(name: str, parts: Sequence[Ids]) -> Iterator[tuple[str, str]]:
     flat = [(column, rows, split) for part in parts for split, (column, rows) in enumerate(part)]
     ids = joined([column for column, _, _ in flat])
     rows = np.concatenate([own for _, own, _ in flat])

@@ -36,6 +36,7 @@ class Report:
     kinds: Mapping[str, Kind]
     sources: Mapping[str, str]  # column -> where it comes from at serving time
     shown: str
+    share: float = 1.0  # of the rows that the target is shown for
     warnings: Sequence[str] = ()
 
 
@@ -59,23 +60,31 @@ def shown_target(target: TargetSpec, classes: Sequence[Class]) -> str:
     return f"the share of {target.expression}" + (f" = {classes[0]}" if classes else "")
 
 
-def write_report(folder: Path, report: Report) -> None:
-    (folder / FILE).write_text(render(report), encoding="utf-8")
+def write_report(folder: Path, digest: str, body: str) -> None:
+    """The page of the dataset with this digest; `body` as `render` made it."""
+    title = f"Dataset {digest[:12]}"
+    page = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
+        f"<header><h1>{title}</h1>{body}</body></html>\n"
+    )
+    (folder / FILE).write_text(page, encoding="utf-8")
 
 
 def render(report: Report) -> str:
+    """What stands below the title."""
     ordered = sorted(report.bins, key=lambda name: -report.bins[name].explained())
     cards = "\n".join(_card(report, name) for name in ordered)
-    title = f"Dataset {report.description.digest[:12]}"
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
-        f"<header><h1>{title}</h1>{_summary(report)}</header>"
-        f"{_warnings(report.warnings)}{_overview(report, ordered)}"
+        f"{_summary(report)}</header>{_warnings(report.warnings)}{_overview(report, ordered)}"
         f'<h2>Columns</h2><p class="note">Bars: how the training rows are distributed. '
-        f'<span class="key">Line and coloured figures</span>: {escape(report.shown)} there; dashed: over all rows.</p>'
-        f"<main>{cards}</main></body></html>\n"
+        f'<span class="key">Line and coloured figures</span>: {escape(report.shown)} there'
+        f"{_sampled(report.share)}; dashed: over all rows.</p><main>{cards}</main>"
     )
+
+
+def _sampled(share: float) -> str:
+    return "" if share >= 1 else f", in a sample of {percent(share)} of the rows"
 
 
 def _summary(report: Report) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -42,29 +43,28 @@ def collect_statistics(plan: FeaturePlan, answer: Answer) -> dict[str, ColumnSta
 
 
 def _numbers(upper: Counts, kind: Kind) -> NumberStatistics:
-    magnitude = np.arange(65536) & 0x7FFF
-    finite = np.where(magnitude < 0x7F80, upper, 0)
-    ordered = np.concatenate([finite[0x8000:][::-1], finite[:0x8000]])
-    used = np.flatnonzero(ordered)
-    ends = np.cumsum(ordered[used])
+    halves = np.flatnonzero(upper)
+    magnitude = halves & 0x7FFF
+    finite = halves[magnitude < 0x7F80]
+    keys = np.where(finite & 0x8000, 0xFFFF - finite, finite | 0x8000)  # in the order of values
+    order = np.argsort(keys)
+    used, ends = keys[order], np.cumsum(upper[finite[order]])
     wanted = np.arange(1, _BINS + 1) * (int(ends[-1]) / _BINS)
     last = np.unique(np.minimum(np.searchsorted(ends, wanted), len(used) - 1))
-    counts = np.diff(ends[last], prepend=0)
-    edges = [_lower_edge(int(used[0])), *(_lower_edge(int(used[place]) + 1) for place in last)]
     return NumberStatistics(
         kind=kind,
-        rows=int(upper.sum()),
-        nulls=int(upper[magnitude > 0x7F80].sum()),
-        edges=tuple(edges),
-        counts=tuple(int(count) for count in counts),
+        rows=int(upper[halves].sum()),
+        nulls=int(upper[halves[magnitude > 0x7F80]].sum()),
+        edges=tuple(_lower_edges(np.concatenate([used[:1], used[last] + 1]))),
+        counts=tuple(np.diff(ends[last], prepend=0).tolist()),
     )
 
 
-def _lower_edge(key: int) -> float:
-    """The smallest value whose sort key starts with these 16 bits."""
-    bits = (key ^ 0x8000) << 16 if key & 0x8000 else (0xFFFF - key) << 16 | 0xFFFF
-    value = float(np.uint32(bits).view(np.float32))
-    return value if np.isfinite(value) else float(np.finfo(np.float32).max)
+def _lower_edges(keys: npt.NDArray[np.int64]) -> list[float]:
+    """The smallest values whose sort keys start with these 16 bits."""
+    bits = np.where(keys & 0x8000, (keys ^ 0x8000) << 16, (0xFFFF - keys) << 16 | 0xFFFF)
+    values = bits.astype(np.uint32).view(np.float32).astype(np.float64)
+    return np.where(np.isfinite(values), values, np.finfo(np.float32).max).tolist()  # type: ignore[no-any-return]
 
 
 def _categories(table: ValueTable, kind: Kind) -> CategoryStatistics:
