@@ -57,7 +57,7 @@ class LossScale:
 @torch.no_grad()
 def clip_gradients(weights: Iterable[nn.Parameter], limit: float, world: World, strategy: Strategy) -> None:
     """All of them together are no longer than `limit` afterwards."""
-    if strategy in ("ddp", "fsdp") or world.size == 1:
+    if strategy in ("ddp", "fsdp") or not world.group:
         nn.utils.clip_grad_norm_(weights, limit)
         return
     gradients = [weight.grad for weight in weights if weight.grad is not None]
