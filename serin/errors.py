@@ -18,6 +18,8 @@ SerinError                      what happened, where, what to do next; fields fo
 │   └── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
 ├── ExtraMissing                a package that only some pipelines need is not installed (exit code 2)
 ├── EngineFailed                the machines that compute a dataset do not answer or died (retryable)
+│   ├── ClusterNotUp            no cluster of GPUs came up in time; the ETL goes on with one GPU
+│   └── GpuUnusable             a GPU that cupy cannot use
 ├── StoreError                  the store cannot do what was asked
 │   ├── NotFound                no such dataset, model, version, alias or run
 │   ├── StoreNotWritable        full disk, no permission
@@ -271,6 +273,13 @@ class EngineFailed(SerinError):
 
     def __init__(self, *, engine: str, reason: str) -> None:
         super().__init__(f"etl.engine {engine}: {reason}", engine=engine, reason=reason)
+
+
+class GpuUnusable(EngineFailed):
+    """With etl.engine: auto, the ETL goes on without it."""
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(engine="cuda", reason=f"cupy cannot use the GPU that is here ({reason})")
 
 
 class ClusterNotUp(EngineFailed):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from serin.errors import ClusterNotUp, EngineFailed
+from serin.errors import ClusterNotUp, EngineFailed, GpuUnusable
 from serin.etl.device import Gpus, usable_gpus
 from serin.etl.engine import Choice, Engine, choose_engine, open_engine
 from serin.etl.layout import Layout
@@ -56,6 +56,12 @@ def run_with_room(
                 if rescued := engine.rescues():
                     say(f"the GPU was full {rescued} times; the host did the work of those pieces")
                 return result
+        except GpuUnusable as error:
+            if etl.engine != "auto":
+                raise
+            say(f"{error}; going on without it")
+            free, none = available_bytes(), Gpus(count=0, memory_bytes=0)
+            choice = choose_engine(etl, rows=table.rows, needed_bytes=needed, free_bytes=free, gpus=none)
         except ClusterNotUp as error:
             say(f"{error}; going on with one GPU")
             why = "no cluster came up"

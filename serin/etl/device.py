@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from serin import environment
+from serin.errors import GpuUnusable
 from serin.features.column import Column, array_module, on_host
 from serin.formats.shards import Rows, place_rows, write_at, write_rows
 from serin.hardware import inventory
@@ -56,10 +57,15 @@ def free_gpu_bytes() -> int:
 
 @contextmanager
 def memory_pool() -> Iterator[None]:
-    """One pool for cupy and cuDF while the block runs; given back after it, since torch must not share it."""
+    """One pool for cupy and cuDF while the block runs; given back after it, since torch must not share it.
+    GpuUnusable when cupy and the driver do not get on with each other."""
     environment.prefer(*QUICK_COMPILER)
-    import cupy
+    try:
+        import cupy
 
+        free_gpu_bytes()
+    except (ImportError, RuntimeError) as error:
+        raise GpuUnusable(reason=f"{type(error).__name__}: {error}") from error
     if importlib.util.find_spec("rmm") is None:  # cupy's own pool then
         try:
             yield

@@ -130,3 +130,23 @@ def test_a_cluster_that_takes_too_long_is_given_up_and_leaves_nothing(tmp_path: 
         gpu_cluster(1, tmp_path / "cluster", start_s=0),
     ):
         pass
+
+
+@pytest.mark.parametrize("engine", ["auto", "cuda"])
+def test_a_gpu_that_cupy_cannot_use_is_named_and_only_auto_goes_on_without_it(
+    few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    monkeypatch.setattr("serin.etl.attempts.usable_gpus", lambda: ONE_GPU)
+    monkeypatch.setattr("serin.etl.engine.GPU_ROWS", 1)
+    cupy.install(monkeypatch).cuda.runtime.memGetInfo = _no_driver
+    said: list[str] = []
+    if engine == "auto":
+        digest(spec_of(few_flights), EtlSpec(engine=engine), tmp_path / "store", say=said.append)
+        assert any("cupy cannot use the GPU" in line and "going on without it" in line for line in said)
+    else:
+        with pytest.raises(EngineFailed, match="CUDA driver version is insufficient"):
+            digest(spec_of(few_flights), EtlSpec(engine=engine), tmp_path / "store")
+
+
+def _no_driver() -> None:
+    raise RuntimeError("CUDA driver version is insufficient")
