@@ -20,7 +20,7 @@ BATCH_ROWS = 8192
 
 
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
-    rows = BATCH_ROWS * (64 if full or machine()["gpus"] else 8)
+    rows = BATCH_ROWS * (64 if full else 16 if machine()["gpus"] else 8)
     versions: dict[str, dict[str, str]] = {}
     expected: list[float] = []
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:

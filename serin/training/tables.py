@@ -15,6 +15,7 @@ from serin.formats.shards import Array, SplitArrays
 
 _SHARE_OF_GPU = 0.6  # of what is free there, for resident tables; the rest is for the network and its step
 _SHARE_OF_HOST = 0.4
+_GPU_WORDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,19 +61,21 @@ class ResidentTable:
         self.on_gpu = device.type != "cpu"
         self.device = device
         self._numeric, self._codes = split.num[0].shape[1], split.cat[0].shape[1]
-        # Four bytes a column, floats by their bits: num, then cat, then the target.
-        self._packed = torch.empty(
-            (self.rows, self._numeric + self._codes + 1), dtype=torch.int32, device=device
-        )
+        # Four bytes a column, floats by their bits: num, then cat, then the target. A GPU gathers rows of a multiple
+        # of 16 bytes with its widest loads.
+        self._target = self._numeric + self._codes
+        width = -(-(self._target + 1) // _GPU_WORDS) * _GPU_WORDS if self.on_gpu else self._target + 1
+        self._packed = torch.zeros((self.rows, width), dtype=torch.int32, device=device)
         start = 0
         for num, cat, target in zip(split.num, split.cat, split.target, strict=True):
             words = [np.ascontiguousarray(part).view(np.int32) for part in (num, cat, target[:, None])]
-            self._packed[start : start + len(target)] = torch.from_numpy(np.concatenate(words, axis=1))
+            rows = torch.from_numpy(np.concatenate(words, axis=1))
+            self._packed[start : start + len(target), : rows.shape[1]] = rows.to(device)
             start += len(target)
 
     def check_codes(self, sizes: Sequence[int]) -> None:
         if sizes and self.rows:
-            codes = self._packed[:, self._numeric : -1]
+            codes = self._packed[:, self._numeric : self._target]
             _refuse_codes(codes.amin(0).tolist(), codes.amax(0).tolist(), sizes)
 
     def take(self, index: Tensor) -> Batch:
@@ -84,8 +87,8 @@ class ResidentTable:
     def _batch(self, words: Tensor) -> Batch:
         return Batch(
             num=words[:, : self._numeric].view(torch.float32),
-            cat=words[:, self._numeric : -1].long(),
-            target=words[:, -1].view(torch.float32),
+            cat=words[:, self._numeric : self._target].long(),
+            target=words[:, self._target].view(torch.float32),
         )
 
 

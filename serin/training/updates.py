@@ -56,6 +56,7 @@ class Updates:
         on_gpu = world.device.type == "cuda"
         # Where a step is captured its rate must be a tensor there: numbers would be captured too.
         self._rate: Tensor | float = torch.tensor(0.0, device=world.device) if on_gpu else 0.0
+        self._last_rate: float | None = None
         self.scale: LossScale | None = None
         self._weights: dict[str, nn.Parameter] = {}
         self._training = training
@@ -78,6 +79,9 @@ class Updates:
         )
 
     def set_rate(self, rate: float) -> None:
+        if rate == self._last_rate:
+            return
+        self._last_rate = rate
         if isinstance(self._rate, Tensor):
             self._rate.fill_(rate)
             return
