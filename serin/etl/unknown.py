@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from serin.features.column import Column, beside, count_true
+from serin.features.column import Column, take
 
 
 class Unknown(NamedTuple):
@@ -23,10 +23,11 @@ def count_unknown(
     columns: Mapping[str, Column], names: Sequence[str], target_null: npt.NDArray[np.bool_]
 ) -> dict[str, Unknown]:
     """For the columns `names` of one piece."""
+    lost = np.flatnonzero(target_null)
     found = {}
     for name in names:
-        null = columns[name].null
-        missing = count_true(null)
-        both = count_true(null & beside(target_null, null)) if missing else 0
-        found[name] = Unknown(len(null), missing, both)
+        column = columns[name]
+        missing = column.null_count()
+        both = take({name: column}, lost)[name].null_count() if missing and len(lost) else 0
+        found[name] = Unknown(len(column), missing, both)
     return found

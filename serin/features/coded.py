@@ -17,7 +17,8 @@ from serin.formats.schema import INT64_NULL, Kind
 
 Positions = npt.NDArray[np.intp]
 _WIDEST = 2**16  # whole numbers within so wide a range are kept as positions
-_ROWS_PER_ENTRY = 2  # a table with more entries is not worth it
+_ENTRIES_PER_ROW = 4  # of a table that is there anyway; one with more is not worth it
+_ROWS_PER_ENTRY, _FEW_ENTRIES, _SOME_ROWS = 2, 2**13, 2**10  # of a table that is made for a column
 
 
 class Places:
@@ -90,6 +91,10 @@ class CodedColumn(Column):
             return np.zeros(len(self), bool)
         return np.take(null, self.places.rows)
 
+    def null_count(self) -> int:
+        places, counts = self.places.seen()
+        return int(counts[self.of_entries()[places].null].sum())
+
     def of_entries(self) -> Column:
         """The table as a column of its own."""
         return Column(kind=self.kind, values=self.entries)
@@ -117,7 +122,7 @@ def _remake(kind: Kind, entries: Array, places: Places) -> CodedColumn:
 def look_up(table: Mapping[str, Column], found: Any) -> dict[str, Column]:
     """The rows of a table at these positions; -1 gives a null. Numbers of a table smaller than that stay in it."""
     rows = len(next(iter(table.values()))) if table else 0
-    if array_module(found) is not np or rows * _ROWS_PER_ENTRY > len(found):
+    if array_module(found) is not np or rows > len(found) * _ENTRIES_PER_ROW:
         return {name: column.take_or_null(found) for name, column in table.items()}
     places = Places(np.where(found < 0, rows, found))
     made: dict[str, Column] = {}
@@ -146,7 +151,8 @@ def compact(column: Column) -> Column:
             return column
         low = int(np.where(null, np.int64(2**63 - 1), values).min())
     width = int(values.max()) - low + 1
-    if width > min(_WIDEST, len(values) // _ROWS_PER_ENTRY):
+    most = max(len(values) // _ROWS_PER_ENTRY, _FEW_ENTRIES if len(values) >= _SOME_ROWS else 0)
+    if width > min(_WIDEST, most):
         return column
     places = values - low if null is None else np.where(null, width, values - low)
     entries = np.append(np.arange(low, low + width), INT64_NULL)

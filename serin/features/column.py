@@ -42,6 +42,9 @@ class Column:
         )
         return null
 
+    def null_count(self) -> int:
+        return count_true(self.null)
+
     @property
     def xp(self) -> Any:
         """The module that makes arrays where the values are: numpy or cupy."""
@@ -65,7 +68,9 @@ class Column:
     def taken(self, rows: Array, done: dict[int, Any]) -> Column:
         """The rows at these positions. `done`: what columns that share their places have taken already."""
         del done
-        return self[rows]
+        if self.xp is not np:
+            return self[rows]
+        return Column(kind=self.kind, values=np.take(self.values, rows), dictionary=self.dictionary)
 
     def take_or_null(self, rows: npt.NDArray[np.integer[Any]]) -> Column:
         """The rows at these positions; -1 gives a null."""
