@@ -169,6 +169,9 @@ def store_rows(split: Path, start: int, rows: Rows) -> None:
         num, cat, target, ids = (on_host(array) for array in arrays)
         write_rows(split, start, Rows(num=num, cat=cat, target=target, rows=ids))
         return
+    array_module(
+        rows.num
+    ).cuda.get_current_stream().synchronize()  # other threads may have streams of their own
     with ThreadPoolExecutor(_WRITERS, thread_name_prefix="from-gpu") as pool:
         for done in [pool.submit(_copy_out, *place) for place in place_rows(split, start, rows)]:
             done.result()

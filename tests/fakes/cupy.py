@@ -97,7 +97,10 @@ class FakeCupy(ModuleType):
     def __init__(self, full_at: int | None = None) -> None:
         super().__init__("cupy")
         self.__spec__ = ModuleSpec("cupy", None)
-        self.cuda = SimpleNamespace(runtime=SimpleNamespace(memGetInfo=lambda: (2**33, 2**34)))
+        self.cuda = SimpleNamespace(
+            runtime=SimpleNamespace(memGetInfo=lambda: (2**33, 2**34)),
+            get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None),
+        )
         self.add = SimpleNamespace(at=lambda *inputs: np.add.at(*unwrapped(inputs)))
         self.uploads = 0
         self._full_at = full_at
