@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 WAIT_S = 120.0
+NOT_WRITABLE = 28
 _SLOW_TO_LOAD = (
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
@@ -56,6 +57,19 @@ def train_rank(job_json: str, folder: Path, stop_at: int | None, killed_at: int 
             worker.train(job, folder, world, lambda: last and next(looks, None) is None)
         except Preempted:
             os._exit(Preempted.exit_code)
+
+
+def train_with_small_files(job_json: str, folder: Path, largest_bytes: int) -> None:
+    """A training on the CPU for which the disk is full as soon as a file grows beyond `largest_bytes`."""
+    import resource
+
+    from serin.errors import StoreNotWritable
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_bytes, largest_bytes))
+    try:
+        train_rank(job_json, folder, None)
+    except StoreNotWritable as error:
+        os._exit(NOT_WRITABLE if "File too large" in str(error) else 1)
 
 
 def _die_in_step(number: int) -> None:

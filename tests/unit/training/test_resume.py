@@ -18,9 +18,10 @@ import pytest
 from serin.errors import Preempted, SpecError, WorkerFailed
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training import launch
+from serin.training.checkpoint import Checkpoints
 from serin.training.machines import Machines
 from tests.fakes.datasets import make_dataset
-from tests.unit.training.ranks import run_ranks, train_rank
+from tests.unit.training.ranks import NOT_WRITABLE, run_ranks, train_rank, train_with_small_files
 from tests.unit.training.runs import (
     MODEL,
     ask_this_process_to_stop,
@@ -92,6 +93,26 @@ def test_one_process_that_was_told_to_stop_and_then_killed_ends_with_the_same_we
     receipt = json.loads((folder / "receipt.json").read_text())
     assert receipt["rows"] == 8 * 4000 - resumed_at[2] * 50
     assert receipt["rows_per_s"] > 0
+
+
+def test_a_disk_that_fills_up_while_saving_leaves_the_last_checkpoint_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    dataset = make_dataset(tmp_path / "dataset", rows={"train": 1000, "valid": 200, "test": 200})
+    training = TrainingSpec(epochs=2, batch_rows=50, learning_rate=3e-3, checkpoint_every_steps=4)
+    job, folder = job_of(MODEL, training, dataset).model_dump_json(), made(tmp_path / "run")
+    assert run_ranks(1, train_rank, job, folder, 9) == [Preempted.exit_code]
+    last = Checkpoints(folder).newest(pytest.fail)
+    assert last is not None
+    assert run_ranks(1, train_with_small_files, job, folder, 32_000) == [NOT_WRITABLE]
+    assert list((folder / "checkpoints").glob(".*"))  # half a checkpoint, which does not count
+    after = Checkpoints(folder).newest(pytest.fail)
+    assert after is not None
+    assert after.position == last.position
+    assert run_ranks(1, train_rank, job, folder, None) == [0]
+    train_here(MODEL, seldom_saved(training), dataset, tmp_path / "reference")
+    assert_same_bits(folder, tmp_path / "reference")
+    assert not list((folder / "checkpoints").glob(".*"))
 
 
 @pytest.mark.timeout(400)  # two starts of torchrun
