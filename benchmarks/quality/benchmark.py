@@ -1,75 +1,90 @@
-"""The quality benchmark: AUC on the flights' test rows, against XGBoost and LightGBM on the same features."""
+"""The quality benchmark: AUC on the flights' test rows, against XGBoost and LightGBM on the same features.
+
+Every contender trains with settings that were chosen with the same effort and without the test rows (choose.py wrote
+them into chosen.json), under several seeds; the test rows are scored once for each.
+"""
 
 from __future__ import annotations
 
+import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.child import ROOT, Child, ContenderFailed
 from benchmarks.machine import cores, machine
+from benchmarks.quality.folds import make_folds
 from benchmarks.quality.rows import read_rows
-from benchmarks.race import Lap, Result, Role
+from benchmarks.quality.spaces import CONTENDERS, Contender
+from benchmarks.race import Lap, Result
 from benchmarks.report import Report
 from serin.metrics import auc
 
 PEERS = ROOT / ".venv-bench" / "bin" / "python"
-SPEC = ROOT / "examples" / "flights" / "spec.yaml"
-CONTENDERS: dict[str, tuple[Role, str]] = {
-    "ours": ("ours", "benchmarks.quality.ours"),
-    "xgboost": ("peer", "benchmarks.quality.xgboost_peer"),
-    "lightgbm": ("peer", "benchmarks.quality.lightgbm_peer"),
-}
+CHOSEN = Path(__file__).parent / "chosen.json"
+SEEDS = {"quick": (1, 2, 3), "full": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)}
 
 
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
-    """Each contender once: what is compared is how good it is, and its seconds are shown beside."""
+    """What is compared is how good each is; its seconds are shown beside."""
     if not PEERS.exists():
         raise ContenderFailed("the peers' environment is missing; run: make bench-setup")
+    chosen = json.loads(CHOSEN.read_text(encoding="utf-8"))["contenders"]
+    mode = "full" if full else "quick"
     results: dict[str, Result] = {}
     versions: dict[str, dict[str, str]] = {}
-    found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        dataset, model, training = _prepare(Path(scratch), say)
+        (dataset,) = make_folds(Path(scratch), 1, say)
         target = read_rows(dataset, "test")[1]
-        request = {
-            "dataset": dataset, "model": model, "training": training, "threads": cores(),
-            "rounds": 1000 if full else 200,
-        }  # fmt: skip
-        for name, (role, module) in CONTENDERS.items():
-            python = sys.executable if role == "ours" else str(PEERS)
-            with Child(module, python=python, threads=cores()) as child:
-                versions[name] = child.versions
-                lap = child.run(request)
-            scores = np.asarray(lap.answer.pop("scores"), np.float32)
-            found[name] = auc(target, scores)
-            answer = {**lap.answer, "auc": found[name]}
-            results[name] = Result(
-                role=role, laps=(Lap(seconds=lap.seconds, peak_bytes=lap.peak_bytes, answer=answer),)
-            )
-            say(f"{name}: AUC {found[name]:.4f}")
+        for name, contender in CONTENDERS.items():
+            laps, versions[name] = _train(contender, chosen[name]["settings"], dataset, target, SEEDS[mode])
+            results[name] = Result(role=contender.role, laps=laps)
+            say(f"{name}: {_figures(laps)}")
+    means = {name: statistics.mean(_aucs(result.laps)) for name, result in results.items()}
     return Report(
         benchmark="quality",
-        mode="full" if full else "quick",
+        mode=mode,
         environment={"machine": machine(), "threads": cores(), "versions": versions},
         cases={"flights": results},
-        line={"auc_gap": max(found[name] for name in found if name != "ours") - found["ours"]},
-        notes=[f"{name}: AUC {value:.4f} on the test rows" for name, value in found.items()],
+        line={"auc_gap": max(means[name] for name in means if name != "ours") - means["ours"]},
+        notes=[
+            f"{name}: test {_figures(result.laps)}; {chosen[name]['mean_auc']:.4f} over the blocks it was chosen by"
+            for name, result in results.items()
+        ],
+        figures={name: _aucs(result.laps) for name, result in results.items()},
     )
 
 
-def _prepare(folder: Path, say: Callable[[str], None]) -> tuple[str, dict[str, object], dict[str, object]]:
-    from serin.etl.build import build_dataset
-    from serin.spec.load import load_spec
-    from serin.store import Store
+def _train(
+    contender: Contender,
+    settings: dict[str, Any],
+    dataset: str,
+    target: np.ndarray,
+    seeds: tuple[int, ...],
+) -> tuple[tuple[Lap, ...], dict[str, str]]:
+    laps = []
+    python = sys.executable if contender.role == "ours" else str(PEERS)
+    with Child(contender.module, python=python, threads=cores()) as child:
+        for seed in seeds:
+            request = {
+                "dataset": dataset, "settings": settings, "seed": seed, "threads": cores(), "test": True,
+            }  # fmt: skip
+            lap = child.run(request)
+            scores = np.asarray(lap.answer.pop("scores"), np.float32)
+            answer = {**lap.answer, "seed": seed, "auc": auc(target, scores)}
+            laps.append(Lap(seconds=lap.seconds, peak_bytes=lap.peak_bytes, answer=answer))
+        return tuple(laps), child.versions
 
-    if not (SPEC.parent / "data" / "flights.parquet").exists():
-        raise ContenderFailed(
-            f"the flights are missing; run: python {SPEC.parent.relative_to(ROOT)}/fetch.py"
-        )
-    spec = load_spec(SPEC)
-    dataset = build_dataset(spec.data, spec.features, spec.etl, store=Store(str(folder / "store")), say=say)
-    return dataset.path, spec.model.model_dump(mode="json"), spec.training.model_dump(mode="json")
+
+def _aucs(laps: tuple[Lap, ...]) -> list[float]:
+    return [lap.answer["auc"] for lap in laps]
+
+
+def _figures(laps: tuple[Lap, ...]) -> str:
+    found = _aucs(laps)
+    return f"AUC {statistics.mean(found):.4f} ({min(found):.4f} to {max(found):.4f}, {len(found)} seeds)"
