@@ -22,9 +22,11 @@ from serin.formats.dataset import DatasetDescription
 from serin.formats.trained import ModelRecord, read_record, read_trained
 from serin.formats.weights import read_weights
 from serin.formats.wire import Array
-from serin.models.build import build_model
+from serin.models.build import build_model, load_model
 from serin.models.shape import TableShape
 from serin.models.trees import margins, read_booster
+
+_PRUNED = "pruned"  # beside the weights it was cut from
 
 Reference = Callable[[Array, Array], Array]
 """num float32[n, k] and cat int64[n, m] to logits float32[n, outputs], as the trainer itself computes them."""
@@ -98,7 +100,10 @@ def _torch_network(folder: Path, data: DatasetDescription, tolerance: float) -> 
     module.load_state_dict(weights.state)
     module.eval()
     graph = torch2onnx(module, shape, tolerance=tolerance)
-    return Network(graph=graph, reference=torch_reference(module), made_by="torch")
+    smaller = {}
+    if (folder / _PRUNED).is_dir():
+        smaller[_PRUNED] = torch2onnx(load_model(folder / _PRUNED), shape, tolerance=tolerance)
+    return Network(graph=graph, reference=torch_reference(module), made_by="torch", smaller=smaller)
 
 
 def _tree_network(folder: Path, data: DatasetDescription) -> Network:

@@ -23,12 +23,14 @@ CALIBRATION_ROWS = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A network's graph as it would be served. `steady`: a row's score does not depend on the rows beside it."""
+    """A network's graph as it would be served. `steady`: a row's score does not depend on the rows beside it.
+    `learned`: it was trained on after it was made, so that its scores are its own and only its quality counts."""
 
     name: str
     graph: onnx.ModelProto
     device: Device = "cpu"
     steady: bool = True
+    learned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,4 +58,6 @@ def build_variants(
             yield Unavailable(name=name, reason=made)
         else:
             where: Device = "tensorrt" if name == "tensorrt" else device
-            yield Variant(name=name, graph=made, device=where, steady=name != "int8_dynamic")
+            yield Variant(
+                name=name, graph=made, device=where, steady=name != "int8_dynamic", learned=name == "pruned"
+            )

@@ -73,6 +73,8 @@ class PipelineSpec(Section):
     def _door_problems(self) -> Iterator[tuple[str, str]]:
         """A model takes what features make of the data, or brings inputs of its own; not both and not neither."""
         model = self.model
+        if self.training.prune is not None and model.kind not in ("mlp", "dcn"):
+            yield "training.prune", f"cuts hidden layers of mlp and dcn, not of {model.kind}; take it out"
         if self.has_data:
             if not self.features:
                 yield "features", "is missing; name the columns that the model learns from"

@@ -61,6 +61,13 @@ class ModelSpec(Section):
         return self
 
 
+class PruneSpec(Section):
+    """A second, smaller network beside the first: cut from it, trained on, offered to export as variant `pruned`."""
+
+    share: float = Field(default=0.5, gt=0, lt=1)  # of the units of each hidden layer that are taken out
+    epochs: int = Field(default=1, ge=1)  # that the smaller network is trained on
+
+
 class TrainingSpec(Section):
     epochs: int = Field(default=5, ge=1)
     batch_rows: int | Literal["auto"] = "auto"  # per optimizer step, all processes together
@@ -77,11 +84,14 @@ class TrainingSpec(Section):
     )
     seed: int = 0
     processes: int | Literal["auto"] = "auto"  # one GPU each
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"  # auto: what the hardware has, if faster
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = (
+        "auto"  # auto: what the hardware has, if faster
+    )
     strategy: Literal["auto", "ddp", "fsdp", "tensor", "pipeline"] = "auto"  # how processes share the network
     gradient_checkpointing: bool = False  # less memory for about a third more time
     step: Literal["auto", "eager", "captured", "compiled"] = "auto"  # auto: what a short measurement says
     checkpoint_every_steps: int | Literal["auto"] = "auto"
+    prune: PruneSpec | None = None  # mlp and dcn
 
     @model_validator(mode="after")
     def _batch_divides_over_processes(self) -> Self:

@@ -10,18 +10,15 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import ValidationError
 
-from serin import environment
 from serin.artifacts import Checkpoint, Dataset
 from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
 from serin.hardware import Device, inventory
@@ -30,14 +27,13 @@ from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.files import only_one, write_whole
 from serin.training.job import TrainingJob, result_folder, training_file
 from serin.training.machines import Machines, machines_told
-from serin.training.programs import programs
-from serin.training.progress import Follower, describe
-from serin.training.script import prepare_script, script_status
+from serin.training.processes import run_process
+from serin.training.programs import programs, pruning_program
+from serin.training.progress import Follower
+from serin.training.pruned import fine_tuning, is_published, pruned_run, publish_pruned, start_folder
+from serin.training.script import last_words, prepare_script, script_status
 from serin.training.status import Status, read_status, status_file
 from serin.training.tracking import tracked
-
-_POLL_S = 0.05
-_SAVES_IN_S = 45.0  # after SIGTERM; torchrun itself gives its workers 30
 
 
 def train(
@@ -71,7 +67,7 @@ def train(
         _begin(job, folder)
         if result_folder(folder).exists():
             say(f"already trained: {result_folder(folder)}")
-            return _checkpoint(folder)
+            return _with_pruned(job, folder, dataset, devices, machines, stop, say)
         with tracked(job, folder, say) as tracker:
 
             def heard(record: dict[str, Any]) -> None:
@@ -89,7 +85,42 @@ def train(
             measurement.receipt.write(folder / f"receipt{_mark(machines)}.json")
             checkpoint = _outcome(folder, end)
             tracker.end(checkpoint, measurement.receipt)
-    return checkpoint
+        return _with_pruned(job, folder, dataset, devices, machines, stop, say)
+
+
+def _with_pruned(
+    job: TrainingJob,
+    folder: Path,
+    dataset: Dataset,
+    devices: tuple[str, ...],
+    machines: Machines,
+    stop: threading.Event | None,
+    say: Callable[[str], None],
+) -> Checkpoint:
+    """The finished training, with a smaller network beside its own where that was asked for."""
+    if job.training.prune is None or is_published(folder):
+        return _checkpoint(folder)
+    if machines.count > 1:
+        raise TrainingRefused(folder=folder, reason="training.prune works on one machine; train without it")
+    stop, log = stop or threading.Event(), folder / "logs" / "pruning.log"
+    if not start_folder(folder).exists():
+        say(f"pruning: {job.training.prune.share:.0%} of the hidden units are taken out")
+        with log.open("wb") as output:
+            command = pruning_program(folder)
+            code, asked = run_process(
+                command, {}, output, Follower(folder), stop, say, lambda _: None, lambda _: None
+            )
+        if asked:
+            raise Preempted(step=_last_saved_step(folder), folder=folder)
+        if code:
+            raise WorkerFailed(rank=0, exit_code=code, log=log, reason=last_words(log))
+    smaller = ModelSpec.model_validate(json.loads((start_folder(folder) / "model.json").read_text())["model"])
+    train(
+        smaller, fine_tuning(job.training), dataset, folder=pruned_run(folder), devices=devices, stop=stop,
+        test=job.test, machines=machines, say=lambda line: say(f"pruned: {line}"),
+    )  # fmt: skip
+    publish_pruned(folder)
+    return _checkpoint(folder)
 
 
 def _mark(machines: Machines) -> str:
@@ -174,89 +205,13 @@ def _run(
     exit_code, asked = 0, False
     with log.open("wb") as output:
         for command in programs(job, folder, machines):
-            exit_code, asked = _run_one(command, settings, output, follower, stop, say, hear, began)
+            exit_code, asked = run_process(command, settings, output, follower, stop, say, hear, began)
             if exit_code or asked:
                 break
     status = read_status(folder)
     if job.model.kind == "script" and status is None:
         status = script_status(exit_code, log)
     return _End(status=status, exit_code=exit_code, stop_asked=asked, log=log)
-
-
-def _run_one(
-    command: list[str],
-    settings: dict[str, str],
-    output: BinaryIO,
-    follower: Follower,
-    stop: threading.Event,
-    say: Callable[[str], None],
-    hear: Callable[[dict[str, Any]], None],
-    began: Callable[[int], None],
-) -> tuple[int, bool]:
-    """The process's exit code, and whether it was told to stop."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=environment.child_environment(**settings),
-        start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the workers'
-    )
-    began(process.pid)
-    asked = False
-    try:
-        with sigterm_sets(stop):
-            while not _ended(process, _POLL_S):
-                _pass_on(follower, say, hear)
-                if stop.is_set() and not asked:
-                    asked = True
-                    process.terminate()  # a worker saves; torchrun tells its workers
-    finally:
-        _end_now(process)
-    _pass_on(follower, say, hear)
-    return process.returncode, asked
-
-
-@contextmanager
-def sigterm_sets(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM to us means: save and stop. Only a main thread can listen."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(_signal: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    before = signal.signal(signal.SIGTERM, ask)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _ended(agent: subprocess.Popen[bytes], wait_s: float) -> bool:
-    try:
-        agent.wait(wait_s)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _end_now(agent: subprocess.Popen[bytes]) -> None:
-    """Does nothing to one that has ended. The workers die with the agent, which they watch."""
-    if agent.poll() is None:
-        agent.terminate()
-        if not _ended(agent, _SAVES_IN_S):
-            agent.kill()
-            agent.wait()
-
-
-def _pass_on(follower: Follower, say: Callable[[str], None], hear: Callable[[dict[str, Any]], None]) -> None:
-    for record in follower.read():
-        hear(record)
-        line = describe(record)
-        if line:
-            say(line)
 
 
 def _outcome(folder: Path, end: _End) -> Checkpoint:

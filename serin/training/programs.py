@@ -38,5 +38,9 @@ def programs(job: TrainingJob, folder: Path, machines: Machines) -> list[Command
             return [_module("worker", place, parent) if alone else torchrun]
 
 
+def pruning_program(folder: Path) -> Command:
+    return _module("pruning", str(folder), str(os.getpid()))
+
+
 def _module(name: str, *arguments: str) -> Command:
     return [sys.executable, "-m", f"serin.training.{name}", *arguments]

@@ -28,8 +28,9 @@ from serin.errors import (
 from serin.hardware import inventory, lease
 from serin.spec.search import SearchSpec, with_values
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training.launch import sigterm_sets, train
+from serin.training.launch import train
 from serin.training.objective import objective, objective_name
+from serin.training.processes import sigterm_sets
 from serin.training.progress import progress_file
 from serin.training.study import Study, Trial, Tried
 

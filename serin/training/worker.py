@@ -22,6 +22,7 @@ from serin import environment
 from serin.errors import LossNotFinite, Preempted, SerinError
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import SplitArrays, read_split
+from serin.formats.weights import read_weights
 from serin.models.build import build_model
 from serin.models.module import ANY_FAULT
 from serin.models.shape import TableShape
@@ -34,6 +35,7 @@ from serin.training.loader import Loader, stream_seed
 from serin.training.loop import Loop
 from serin.training.losses import Loss, loss_of
 from serin.training.memory import StartAgain
+from serin.training.pruned import start_of
 from serin.training.result import write_result
 from serin.training.roofline import WORTH_MEASURING_S, measure_peaks, weigh
 from serin.training.start import final_choices, first_choices, products_of, read_choices
@@ -113,6 +115,8 @@ def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[],
     network = build_model(job.model, shape)
     if description.task == "regression":
         _set_units(network, split)
+    if start_of(folder).exists():  # a network that was cut from a trained one
+        network.load_state_dict(read_weights(start_of(folder)).state)
     learner, table, choices = _begin(job, folder, world, description, network, split, shape)
     loop = Loop(
         job=job,

@@ -15,7 +15,7 @@ from serin.commands.stages import publish_model, train_model
 from serin.export.predict import Scorer
 from serin.features.column import column_from_arrow
 from serin.features.plan import FeaturePlan
-from serin.formats.trained import read_trained
+from serin.formats.trained import read_record, read_trained
 from serin.models.trees import margins, read_booster, scores
 from serin.spec.load import load_spec
 from serin.store import Store
@@ -76,3 +76,25 @@ def test_the_digits_go_from_a_script_to_a_version_that_reads_images(home: Path) 
 
 def _plan(bundle: str) -> FeaturePlan:
     return FeaturePlan.from_json(json.loads(Path(bundle, "features.json").read_text()))
+
+
+@pytest.mark.timeout(300)  # three starts of torch
+def test_a_pruned_network_is_offered_as_a_variant_with_its_price(home: Path) -> None:
+    training = {"epochs": 2, "batch_rows": 64, "learning_rate": 0.02, "seed": 3, "prune": {"share": 0.5}}
+    sections = {
+        "model": {"hidden": [64, 32]},
+        "training": training,
+        "export": {"variants": ["fp32", "pruned"], "budget": {"max_drop": 0.05}},
+    }
+    spec, said = load_spec(small_spec(home, **sections)), list[str]()
+
+    checkpoint = train_model(spec, say=said.append)
+    bundle = publish_model(spec, say=quiet)
+
+    gate = json.loads(Path(bundle.path, "gate.json").read_text())
+    variants = {one["name"]: one for one in gate["variants"]}
+    print(variants["fp32"], variants["pruned"])
+    assert read_record(Path(checkpoint.path, "pruned")).model.hidden == (32, 16)
+    assert variants["pruned"]["bytes"] < variants["fp32"]["bytes"]
+    assert variants["pruned"]["status"] in ("chosen", "passed")
+    assert any(line.startswith("pruned: epoch 1/1 done") for line in said)

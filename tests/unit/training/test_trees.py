@@ -17,7 +17,7 @@ from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training import launch, trees
 from serin.training.job import TrainingJob
 from tests.fakes.datasets import SIZES, make_dataset
-from tests.unit.training.test_train import at_the_next_checkpoint, kill_9, records
+from tests.unit.training.runs import at_the_next_checkpoint, kill_9, records
 
 SAMPLED = ModelSpec(
     kind="xgboost", rounds=120, options={"subsample": 0.7, "colsample_bynode": 0.8, "max_depth": 3}
