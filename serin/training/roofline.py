@@ -20,7 +20,7 @@ from serin.models.shape import TableShape
 from serin.models.table import CategoryTable
 from serin.training.precision import Precision, computing, matrix_products
 
-WORTH_MEASURING_S = 2.0  # of work; less says little and would not be worth the tenth of a second
+WORTH_MEASURING_S = 1.0  # of work; less says little and would not be worth the tenth of a second
 
 _ROWS = 2
 _FORWARD_AND_BACK = 3  # the way back takes two products for each one of the way there

@@ -32,7 +32,7 @@ def test_a_training_s_receipt_holds_what_the_driver_and_the_roofline_say(tmp_pat
     assert cost["joules"] > 0
     assert cost["peak_bytes"] > 0
     assert receipt["bound"] in ("start", "data", "launch", "memory", "compute")
-    if receipt["mfu"] is not None:  # a run of two seconds and more
+    if receipt["mfu"] is not None:  # a run of a second and more
         assert 0 < receipt["mfu"] <= 1
 
 

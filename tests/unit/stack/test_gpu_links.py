@@ -38,6 +38,14 @@ GPU 1: NVIDIA H200 (UUID: GPU-6f3d2c1a-0000-1111-2222-333344446666)
 FAST = Bandwidth(pinned_gb_s=55.0, pageable_gb_s=11.0)
 
 
+# Recorded on a virtual machine with one H200 (driver 580.159.04); `nvidia-smi nvlink --status` printed nothing there.
+ALONE = "0, GPU-221b1ecd-053e-2e3e-f24a-3810fa0b6e16, NVIDIA H200, 580.159.04, 5, 5, 16, 16, Enabled, Disabled, 0, 0, 143771\n"
+ALONE_TOPOLOGY = (
+    "\t\x1b[4mGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    "GPU0\t X \t0-15\t0\t\tN/A\n\nLegend:\n\n  X    = Self\n"
+)
+
+
 def judged(**changes: object) -> dict[str, Finding]:
     given = {
         "gpus": read_gpus(GPUS),
@@ -114,6 +122,13 @@ def test_links_that_are_down_between_some_pairs_are_noted() -> None:
     )
     finding = judged(topology=read_topology(three))["NVLink"]
     assert (finding.verdict, "NV16, NV18" in finding.advice) == ("note", True)
+
+
+def test_a_card_that_is_alone_needs_no_links() -> None:
+    found = judged(gpus=read_gpus(ALONE), topology=read_topology(ALONE_TOPOLOGY), nvlinks=read_nvlinks(""))
+    assert {finding.verdict for finding in found.values()} == {"ok"}
+    assert list(found) == ["GPU 0", "GPU 0 PCIe", "NVLink", "NUMA"]
+    assert found["NUMA"].found == "GPU 0: node 0"
 
 
 def test_memory_that_is_broken_is_missing() -> None:
