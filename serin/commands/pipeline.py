@@ -133,16 +133,28 @@ def train(
     profile: Annotated[
         bool, typer.Option("--profile", help="Only trace a few steps, into a file for Perfetto.")
     ] = False,
+    machines: Annotated[
+        int | None,
+        typer.Option(
+            help="How many machines train together: this command on each. [default: SERIN_MACHINES, or 1]"
+        ),
+    ] = None,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(help="Where they meet: host:port of one of them. [default: SERIN_RENDEZVOUS]"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """A dataset to trained weights. Goes on where an earlier call stopped; exit code 75 means: run me again."""
     from serin.commands.stages import trace_training, train_model
+    from serin.training.machines import machines_told
 
     if profile:
         trace = trace_training(_load(spec), say=progress())
         show_json({"trace": str(trace)}) if as_json else show(f"trace of a few steps: {trace}")
         return
-    checkpoint = train_model(_load(spec), say=progress())
+    together = machines_told(count=machines, rendezvous=rendezvous)
+    checkpoint = train_model(_load(spec), machines=together, say=progress())
     if as_json:
         show_json({"path": checkpoint.path, "step": checkpoint.step, "metrics": checkpoint.metrics})
         return

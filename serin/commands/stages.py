@@ -6,7 +6,7 @@ import secrets
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from serin.training.place import devices_wanted, training_folder, training_key
 
 if TYPE_CHECKING:
     from serin.etl.layout import Layout
+    from serin.training.machines import Machines
 
 Say = Callable[[str], None]
 
@@ -47,19 +48,22 @@ def make_dataset(spec: PipelineSpec, *, say: Say) -> Dataset:
     return build_dataset(spec.data, spec.features, spec.etl, store=Store.open(), name=spec.name, say=say)
 
 
-def train_model(spec: PipelineSpec, *, say: Say) -> Checkpoint:
+def train_model(spec: PipelineSpec, *, machines: Machines | None = None, say: Say) -> Checkpoint:
     """Trained weights, from where an earlier call or run stopped. GPUs are leased for the time it takes."""
     from serin.training.launch import train
 
     dataset, home = make_dataset(spec, say=say), environment.home()
     folder = training_folder(home, spec.model, spec.training, dataset)
+    together = machines is not None and machines.count > 1  # the others do the same on purpose
     with (
-        one_at_a_time(home, "train", folder.name, say=say),
+        nullcontext() if together else one_at_a_time(home, "train", folder.name, say=say),
         lease(
             devices_wanted(spec.model, spec.training), home=home, purpose=f"training of {spec.name}", say=say
         ) as held,
     ):
-        checkpoint = train(spec.model, spec.training, dataset, folder=folder, devices=held.ids, say=say)
+        checkpoint = train(
+            spec.model, spec.training, dataset, folder=folder, devices=held.ids, machines=machines, say=say
+        )
         keep_result(home, "train", training_key(spec.model, spec.training, dataset), checkpoint)
     return checkpoint
 

@@ -45,9 +45,9 @@ class Machines:
         ]  # fmt: skip
 
 
-def machines_told() -> Machines:
-    """As SERIN_MACHINES and SERIN_RENDEZVOUS say; one when they say nothing."""
-    count, rendezvous = environment.machines()
-    if not count.isdigit():
-        raise SpecError(where="SERIN_MACHINES", problems=[("", f"{count!r} is no number of machines")])
-    return Machines(count=int(count), rendezvous=rendezvous)
+def machines_told(*, count: int | None = None, rendezvous: str | None = None) -> Machines:
+    """As SERIN_MACHINES and SERIN_RENDEZVOUS say where nothing else is told; one when they say nothing either."""
+    word, place = environment.machines()
+    if not word.isdigit():
+        raise SpecError(where="SERIN_MACHINES", problems=[("", f"{word!r} is no number of machines")])
+    return Machines(count=int(word) if count is None else count, rendezvous=rendezvous or place)
