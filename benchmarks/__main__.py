@@ -19,6 +19,7 @@ BENCHMARKS = {
     "parallel": "benchmarks.parallel.benchmark",
     "quality": "benchmarks.quality.benchmark",
     "rollout": "benchmarks.rollout.benchmark",
+    "runtime": "benchmarks.runtime.benchmark",
     "training": "benchmarks.training.benchmark",
 }
 

@@ -27,8 +27,8 @@ from benchmarks.race import Lap
 ROOT = Path(__file__).resolve().parent.parent
 STOP_S = 20
 REPORTED = (
-    "dask", "duckdb", "lightgbm", "lightning", "numpy", "onnxruntime", "pandas", "polars", "pyarrow", "serin", "torch",
-    "tritonclient", "xgboost",
+    "dask", "duckdb", "lightgbm", "lightning", "numpy", "onnxruntime", "openvino", "pandas", "polars", "pyarrow",
+    "serin", "torch", "tritonclient", "xgboost",
 )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def score_into_folder(
             _dask.delayed(write_piece)(str(bundle), piece, str(scratch / f"part-{number:05d}.parquet"))
             for number, piece in enumerate(pieces)
         ]
-        done = sum(compute(tasks))
+        done = sum(int(count) for count in compute(tasks))
     scratch.rename(folder)
     say(f"scored {done:,} rows")
     return done

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 _SECONDS = 0.15  # for each contender
 _ROUNDS = (5, 200)
-_HOPELESS = 20.0  # a contender so many times slower than the fastest is not run again
+HOPELESS = 20.0  # a contender so many times slower than the fastest is not run again
 
 Run = Callable[[], object]
 
@@ -20,7 +20,7 @@ def race(contenders: Mapping[str, Run], *, seconds: float = _SECONDS) -> dict[st
     for name, run in contenders.items():
         first[name] = _warm(run)
     fastest = min(first.values())
-    racing = {name: run for name, run in contenders.items() if first[name] <= _HOPELESS * fastest}
+    racing = {name: run for name, run in contenders.items() if first[name] <= HOPELESS * fastest}
     taken: dict[str, list[float]] = {name: [] for name in racing}
     spent, rounds = 0.0, 0
     while rounds < _ROUNDS[0] or (rounds < _ROUNDS[1] and spent < seconds * len(racing)):

@@ -61,7 +61,8 @@ class _Ground:
     spec: PipelineSpec
     data: DatasetDescription
     folder: Path
-    device: Device
+    split: bool  # for a GPU: a front and a core
+    device: Device  # where the core runs here
     read_rows: ReadRows | None
     say: Say
 
@@ -76,8 +77,12 @@ def prove_model(
     say: Say,
 ) -> Proven:
     """GateFailed when the plain graph does not answer as the trainer does; other variants may fail and are listed."""
+    split = _for_gpu(spec.export.target)
+    device: Device = "cuda" if split and has_device("cuda") else "cpu"
+    if split and device == "cpu":
+        say("for a GPU, but ONNX Runtime has no CUDA provider here: front and core are proven on the CPU")
     ground = _Ground(
-        spec=spec, data=data, folder=folder, device=_device(spec.export.target), read_rows=read_rows, say=say
+        spec=spec, data=data, folder=folder, split=split, device=device, read_rows=read_rows, say=say
     )
     outputs = outputs_of(data.task, len(data.classes or ()))
     schema = Schema(task=data.task, inputs=data.inputs, outputs=outputs, classes=data.classes)
@@ -91,9 +96,8 @@ def prove_model(
     return _with_best_variant(ground, network, features, plan, schema, golden, report)
 
 
-def _device(target: str) -> Device:
-    wanted = bool(inventory()) and has_device("cuda") if target == "auto" else target == "gpu"
-    return "cuda" if wanted else "cpu"
+def _for_gpu(target: str) -> bool:
+    return bool(inventory()) and has_device("cuda") if target == "auto" else target == "gpu"
 
 
 def _pass_gate(
@@ -126,7 +130,7 @@ def _pass_gate(
         made_by=network.made_by,
         test_trained=trained,
         test_onnx=exported,
-        target="gpu" if ground.device == "cuda" else "cpu",
+        target="gpu" if ground.split else "cpu",
     )
 
 
@@ -148,14 +152,14 @@ def _with_best_variant(
         golden=golden,
         rows=_judged_rows(ground, len(variants) > 1),
         max_rows=ground.spec.serving.max_batch_rows,
-        split=ground.device != "cpu",
+        split=ground.split,
     )
     chosen, judged = judge_variants(court, variants, ground.say)
     outputs = run_in_batches(chosen.runs, golden.inputs, court.outputs, len(golden))
-    apart = _check_front_and_core(court, chosen) if ground.device != "cpu" else None
+    apart = _check_front_and_core(court, chosen) if ground.split else None
     return Proven(
         model=chosen.model,
-        core=chosen.core if ground.device != "cpu" else None,
+        core=chosen.core if ground.split else None,
         features=features,
         plan=plan,
         schema=schema,

@@ -43,7 +43,7 @@ KINDS: dict[str, Kind] = {**INPUTS, "seats": "int", "maker": "string"}
 CLASSES = ("early", "on time", "late")
 
 
-def spec_for(task: Task) -> PipelineSpec:
+def spec_for(task: Task, **sections: dict) -> PipelineSpec:
     return load_spec(
         {
             "name": "flights",
@@ -67,6 +67,7 @@ def spec_for(task: Task) -> PipelineSpec:
                 {"columns": ["dep"], "steps": [{"date_parts": ["hour", "weekday"]}]},
             ],
             "model": {"hidden": [8]},
+            **sections,
         }
     )
 
@@ -172,11 +173,11 @@ def make_dataset(folder: Path, task: Task) -> Dataset:
     return Dataset(path=str(folder), digest=description.digest, rows=description.rows)
 
 
-def make_trained(folder: Path, task: Task) -> Trained:
+def make_trained(folder: Path, task: Task, **sections: dict) -> Trained:
     (folder / "dataset").mkdir(parents=True)
     (folder / "result").mkdir()
     dataset = make_dataset(folder / "dataset", task)
-    spec = spec_for(task)
+    spec = spec_for(task, **sections)
     plan = FeaturePlan.from_json(json.loads((folder / "dataset" / "features.json").read_text()))
     sizes = tuple(column.size for column in plan.categorical)
     shape = TableShape(numeric=len(plan.numeric), sizes=sizes, outputs=3 if task == "multiclass" else 1)

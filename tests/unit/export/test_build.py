@@ -15,6 +15,7 @@ from serin.errors import BundleBroken, ExportFailed, GateFailed, RowsUnfit
 from serin.export.build import export_model
 from serin.export.golden import read_golden_rows
 from serin.export.predict import Scorer, score_file, score_table
+from serin.export.session import FrontAndCore, open_session
 from serin.formats.bundle import read_golden, verify_bundle
 from serin.formats.schema import Schema, Task
 from serin.spec.load import read_yaml
@@ -241,3 +242,20 @@ def test_a_touched_bundle_is_not_scored_with(bundle: Bundle, tmp_path: Path) -> 
     (copy / "model.onnx").write_bytes(content)
     with pytest.raises(BundleBroken, match=r"model\.onnx was changed"):
         score_table(copy, flights(1))
+
+
+def test_for_a_gpu_the_bundle_holds_a_front_and_a_core_that_answer_as_the_whole_does(tmp_path: Path) -> None:
+    trained = make_trained(tmp_path, "multiclass", export={"target": "gpu"})
+    made = export(trained, Store(str(tmp_path / "store")))
+    folder = Path(made.path)
+    assert {"front.onnx", "core.onnx", "model.onnx"} <= set(verify_bundle(folder).files)
+    gate = json.loads((folder / "gate.json").read_text())
+    assert gate["target"] == "gpu"
+    assert gate["front_core_difference"] < 1e-5
+    front, core = (open_session(folder / name) for name in ("front.onnx", "core.onnx"))
+    texts = {tensor.type for tensor in core.get_inputs()}
+    assert texts == {"tensor(float)", "tensor(int64)"}, "no text and no table reaches the accelerator"
+    golden = read_golden(folder)
+    found = FrontAndCore(front, core).run(["label", "probabilities"], golden.inputs)
+    whole = open_session(folder / "model.onnx").run(["label", "probabilities"], golden.inputs)
+    np.testing.assert_allclose(found[1], whole[1], atol=1e-6)
