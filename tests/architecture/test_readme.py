@@ -102,7 +102,9 @@ def test_every_example_s_spec_is_a_good_one() -> None:
     specs = [name for name in repository_files() if re.fullmatch(r"examples/[^/]+/spec\.yaml", name)]
     assert specs
     for name in specs:
-        assert Path(load_spec(ROOT / name).data.tables["flights"]).is_absolute()
+        spec = load_spec(ROOT / name)
+        files = [*spec.data.tables.values(), spec.model.script]
+        assert all(Path(file).is_absolute() for file in files if file is not None)
 
 
 def test_every_decision_is_listed() -> None:
