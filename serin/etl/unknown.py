@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from serin.features.column import Column, take
+from serin.features.column import Column
 
 
 class Unknown(NamedTuple):
@@ -28,6 +28,6 @@ def count_unknown(
     for name in names:
         column = columns[name]
         missing = column.null_count()
-        both = take({name: column}, lost)[name].null_count() if missing and len(lost) else 0
+        both = column.null_count(lost) if missing and len(lost) else 0
         found[name] = Unknown(len(column), missing, both)
     return found

@@ -91,9 +91,12 @@ class CodedColumn(Column):
             return np.zeros(len(self), bool)
         return np.take(null, self.places.rows)
 
-    def null_count(self) -> int:
+    def null_count(self, rows: Array | None = None) -> int:
+        null = self.of_entries().null
+        if rows is not None:
+            return int(np.count_nonzero(np.take(null, np.take(self.places.rows, rows))))
         places, counts = self.places.seen()
-        return int(counts[self.of_entries()[places].null].sum())
+        return int(counts[null[places]].sum())
 
     def of_entries(self) -> Column:
         """The table as a column of its own."""

@@ -42,8 +42,9 @@ class Column:
         )
         return null
 
-    def null_count(self) -> int:
-        return count_true(self.null)
+    def null_count(self, rows: Array | None = None) -> int:
+        """How many of these rows are null; of all, when none are named."""
+        return count_true((self if rows is None else self[beside(rows, self.values)]).null)
 
     @property
     def xp(self) -> Any:

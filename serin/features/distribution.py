@@ -38,7 +38,8 @@ class Filled:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Distribution:
     numbers: Numbers  # with the steps fitted so far
-    ends: Counts  # finite rows before any step up to each upper half of a sort key
+    highs: Counts  # the upper halves of sort keys that finite rows have before any step, in order
+    ends: Counts  # the rows up to and with each of them
     nulls: int
     filled: Filled | None = None
     lower: dict[int, Counts] = field(default_factory=dict)  # per upper half that was asked for
@@ -76,9 +77,7 @@ class Distribution:
 
     def exponent(self) -> int:
         """e such that every finite value, after the steps, is at most 2^e in magnitude."""
-        first = int(np.searchsorted(self.ends, 0, side="right"))
-        last = int(np.searchsorted(self.ends, self.ends[-1]))
-        ends = [_from_key(first << 16), _from_key((last << 16) | 0xFFFF)]
+        ends = [_from_key(int(self.highs[0]) << 16), _from_key((int(self.highs[-1]) << 16) | 0xFFFF)]
         made = [self.made_of(end) for end in ends]
         if self.filled is not None:
             made.append(self._made_of_fill())
@@ -91,13 +90,15 @@ class Distribution:
 
     def _at(self, ranks: Sequence[int]) -> Fit[dict[int, float]]:
         """The raw values at these ranks."""
-        ends = self.ends
-        highs = [int(np.searchsorted(ends, rank, side="right")) for rank in ranks]
+        places = [int(np.searchsorted(self.ends, rank, side="right")) for rank in ranks]
+        highs = [int(self.highs[place]) for place in places]
         yield from self._ask(highs)
         found = {}
-        for rank, high in zip(ranks, highs, strict=True):
-            before = int(ends[high - 1]) if high else 0
-            low = int(np.searchsorted(np.cumsum(self._lower(high)), rank - before, side="right"))
+        for rank, place, high in zip(ranks, places, highs, strict=True):
+            before = int(self.ends[place - 1]) if place else 0
+            lower = self._lower(high)
+            used = np.flatnonzero(lower)
+            low = int(used[np.searchsorted(np.cumsum(lower[used]), rank - before, side="right")])
             found[rank] = _from_key(high << 16 | low)
         return found
 
@@ -105,7 +106,8 @@ class Distribution:
         """How many rows have a smaller sort key."""
         high = key >> 16
         yield from self._ask([high])
-        before = int(self.ends[high - 1]) if high else 0
+        place = int(np.searchsorted(self.highs, high))
+        before = int(self.ends[place - 1]) if place else 0
         return before + int(self._lower(high)[: key & 0xFFFF].sum())
 
     def _first_key_not_below(self, value: float) -> int:
@@ -138,26 +140,28 @@ def measure_distribution(numbers: Numbers) -> Fit[Distribution]:
     assert not numbers.steps
     upper: Counts = yield HighBits(numbers)
     nulls = int(upper[_INFINITE + 1 : _SIGN].sum()) + int(upper[_SIGN + _INFINITE + 1 :].sum())
-    ends = np.cumsum(_by_key(upper))
-    if not ends[-1]:
+    highs, ends = _by_key(upper)
+    if not len(highs):
         raise DataError(
             f"column {numbers.column!r} holds no value in the training split; take it out of the features, "
             "or mend the table",
             column=numbers.column,
         )
-    return Distribution(numbers=numbers, ends=ends, nulls=nulls)
+    return Distribution(numbers=numbers, highs=highs, ends=ends, nulls=nulls)
 
 
 def _bits_of_high(high: int) -> int:
     return high ^ _SIGN if high & _SIGN else 0xFFFF - high
 
 
-def _by_key(counts: Counts) -> Counts:
-    """From bit order to the order of values: negative ones first, the largest magnitude in front. Finite ones only."""
-    ordered = np.concatenate([counts[_SIGN:][::-1], counts[:_SIGN]])
-    ordered[: _SIGN - _INFINITE] = 0
-    ordered[_SIGN + _INFINITE :] = 0
-    return ordered
+def _by_key(counts: Counts) -> tuple[Counts, Counts]:
+    """The finite upper halves that occur, as upper halves of sort keys in the order of values; and the rows up to and
+    with each."""
+    halves = np.flatnonzero(counts)
+    halves = halves[(halves & 0x7FFF) < _INFINITE]
+    keys = np.where(halves & _SIGN, 0xFFFF - halves, halves | _SIGN)
+    order = np.argsort(keys)
+    return keys[order], np.cumsum(counts[halves[order]])
 
 
 def _to_key(value: float) -> int:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.features.column import Column, array_module, beside
+from serin.features.column import Column, any_true, array_module, beside
 
 Positions = npt.NDArray[np.int64]
 _BLOCK = 2**14
@@ -67,13 +67,13 @@ class KeyIndex:
 
     def _combined(self, keys: Sequence[Column]) -> Positions:
         codes = [self._codes_of(place, key) for place, key in enumerate(keys)]
-        total, missing = codes[0], codes[0] < 0
+        total = codes[0]
         for code, distinct in zip(codes[1:], self._distinct[1:], strict=True):
             code = beside(code, total)
-            missing |= code < 0
+            missing = (total < 0) | (code < 0)
             total = total * len(distinct) + code
-        if len(codes) > 1:
-            total[missing] = -1
+            if any_true(missing):
+                total[missing] = -1
         return total
 
     def _codes_of(self, place: int, key: Column) -> Positions:
@@ -163,11 +163,8 @@ def _codes(key: Column, distinct: pa.Array) -> Positions:
 
 def _taken(table: Positions, places: Any) -> Positions:
     """The table's entries at these places, where the places are; -1 is the last."""
-    found: Positions
-    if array_module(places) is np:
-        found = np.take(table, places, mode="wrap")
-    else:
-        found = beside(table, places)[places]
+    here = array_module(places) is np
+    found: Positions = np.take(table, places, mode="wrap") if here else beside(table, places)[places]
     return found
 
 

@@ -54,7 +54,7 @@ class HighBits(_OfNumbers):
 
     def measure_counted(self, values: Counted) -> Counts:
         upper = _halves(self._of_entries(values))[1::2]
-        return np.bincount(upper, weights=values.counts, minlength=65536).astype(np.int64)
+        return _added(upper, values.counts)
 
     def merge(self, left: Counts, right: Counts) -> Counts:
         return left + right
@@ -83,8 +83,7 @@ class LowBits(_OfNumbers):
     def measure_counted(self, values: Counted) -> Counts:
         halves = _halves(self._of_entries(values))
         chosen = halves[1::2] == self.upper
-        weights = values.counts[chosen]
-        return np.bincount(halves[0::2][chosen], weights=weights, minlength=65536).astype(np.int64)
+        return _added(halves[0::2][chosen], values.counts[chosen])
 
     def merge(self, left: Counts, right: Counts) -> Counts:
         return left + right
@@ -187,6 +186,12 @@ def _sums(values: Any, scale: float) -> Sums:
     parts = [finite.astype(np.int64), fixed, high * high, high * low, low * low]
     count, total, upper, mixed, lower = (int(part.sum(dtype=np.int64)) for part in parts)
     return Sums(count, total, (upper << 32) + (mixed << 17) + lower)
+
+
+def _added(halves: npt.NDArray[np.uint16], counts: Counts) -> Counts:
+    total = np.zeros(65536, np.int64)
+    np.add.at(total, halves, counts)
+    return total
 
 
 def _weighed(values: npt.NDArray[np.float64], counts: Counts) -> int:
