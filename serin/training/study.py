@@ -136,10 +136,15 @@ class Study:
         return min(self._spec.trials, len(list(itertools.product(*self._grid().values()))))
 
     def tried(self) -> list[Tried]:
-        """All trials but those that another one took up."""
+        """All trials but those that another one took up, and those that died before they had settings."""
         found = self.optuna.get_trials(deepcopy=False)
         again = {trial.user_attrs.get(_AGAIN) for trial in found}
-        return [one for one in self._all() if one.number not in again]
+        return [
+            one
+            for one in self._all()
+            if one.number not in again
+            and (one.state != "failed" or set(one.settings) == set(self._spec.space))
+        ]
 
     def importance(self) -> dict[str, float]:
         """How much each setting decides about good trials (PED-ANOVA); empty while too few are complete."""

@@ -118,7 +118,7 @@ class Trials:
                 self._tell(trial, f"given up ({text})")
             return  # else we were told to stop: it stays as running, and the next search takes it up
         except _FAULTS as error:
-            reason = str(error)
+            reason = _why(error)
             trial.end("failed", seconds=time.monotonic() - began, reason=reason)
             self._tell(trial, f"failed ({text}): {reason.splitlines()[0]}")
             return
@@ -185,6 +185,8 @@ class Trials:
             except LeaseUnavailable as error:
                 if self._end.is_set():
                     raise Preempted(step=0, folder=self._folder) from error
+                if error.fields["wanted"] > error.fields["present"]:  # they were here a moment ago
+                    raise
 
     def _tell(self, trial: Trial, text: str) -> None:
         tried = self._study.tried()
@@ -252,6 +254,12 @@ def _best_by_epoch(place: Path) -> list[tuple[int, dict[str, float]]]:
 def _means(folds: Sequence[dict[str, float]]) -> dict[str, float]:
     names = [name for name in folds[0] if all(name in fold for fold in folds)]
     return {name: sum(fold[name] for fold in folds) / len(folds) for name in names}
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return "; ".join(str(item["msg"]).removeprefix("Value error, ") for item in error.errors())
+    return str(error)
 
 
 def _short(value: JsonValue) -> str:

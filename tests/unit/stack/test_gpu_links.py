@@ -39,7 +39,10 @@ FAST = Bandwidth(pinned_gb_s=55.0, pageable_gb_s=11.0)
 
 
 # Recorded on a virtual machine with one H200 (driver 580.159.04); `nvidia-smi nvlink --status` printed nothing there.
-ALONE = "0, GPU-221b1ecd-053e-2e3e-f24a-3810fa0b6e16, NVIDIA H200, 580.159.04, 5, 5, 16, 16, Enabled, Disabled, 0, 0, 143771\n"
+ALONE = (
+    "0, GPU-221b1ecd-053e-2e3e-f24a-3810fa0b6e16, NVIDIA H200, 580.159.04, 5, 5, 16, 16, Enabled, Disabled, 0, 0, "
+    "143771\n"
+)
 ALONE_TOPOLOGY = (
     "\t\x1b[4mGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
     "GPU0\t X \t0-15\t0\t\tN/A\n\nLegend:\n\n  X    = Self\n"

@@ -116,7 +116,10 @@ def test_trials_that_fall_behind_are_given_up_and_failing_ones_do_not_end_the_se
         MODEL,
         TrainingSpec(epochs=3, batch_rows=500),
         spec,
-        [dataset],
+        [
+            dataset,
+            dataset,
+        ],  # a small training may end before it can be given up: then its second fold is not begun
         folder=tmp_path / "search",
         home=tmp_path,
     )
