@@ -137,8 +137,7 @@ def count_times(prepared: Prepared, ranges: Sequence[Range]) -> Int64:
             continue
         counts[index, _BINS] = count_true(times < start)
         places = times.view(np.uint64) - np.uint64(start % 2**64)  # what is before the range comes out large
-        if bits < 64:
-            places = places[places < np.uint64(2**bits)]
+        places = places[places < np.uint64(2**bits)] if bits < 64 else places[times >= start]
         places = (places >> np.uint64(max(0, bits - 16))).view(np.int64)
         counts[index, :_BINS] = on_host(tally(places, _BINS))
     return counts
@@ -152,7 +151,7 @@ def rows_in(prepared: Prepared, ranges: Sequence[Range]) -> list[Inside]:
     found = []
     for start, bits in ranges:
         offset = times.view(np.uint64) - np.uint64(start % 2**64)  # what is before the range comes out large
-        inside = np.flatnonzero(offset <= np.uint64(2**bits - 1))
+        inside = np.flatnonzero(offset <= np.uint64(2**bits - 1) if bits < 64 else times >= start)
         before = int(np.count_nonzero(times < start))
         found.append(Inside(before, on_host(times[inside]), on_host(prepared.rows[inside])))
     return found

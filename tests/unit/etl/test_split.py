@@ -3,7 +3,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serin.etl.groups import group_hashes
@@ -49,6 +49,7 @@ def place(rule: SplitRule, prepared: Prepared) -> list[int]:
     st.sampled_from([0, 5, 2**20]),
     st.booleans(),
 )
+@example([0, -1, -2, 2**63 - 1], 2, 5, False)  # a range as wide as all times, and a row before it
 def test_a_split_by_time_is_a_cut_of_the_rows_sorted_by_time_and_id(
     times: list[int], pieces: int, few_rows: int, in_order: bool
 ) -> None:
