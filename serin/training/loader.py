@@ -55,6 +55,13 @@ class Loader:
         begin = position * self._batch_rows + self._rank * self._piece
         return self._orders.of(epoch)[begin : begin + self._piece]
 
+    def rows_of_many(self, step: int, count: int) -> Tensor:
+        """Those of so many steps, which must lie in one epoch: [count, rows]."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        begin, end = position * self._batch_rows, (position + count) * self._batch_rows
+        all_ranks = self._orders.of(epoch)[begin:end].view(count, -1, self._piece)
+        return all_ranks[:, self._rank]
+
 
 class _Orders:
     """Each epoch's permutation; the next one is made in a thread while this one is used."""

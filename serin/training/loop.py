@@ -29,6 +29,7 @@ from serin.training.reporter import Reporter
 from serin.training.schedule import epochs_since_best, learning_rate_at
 from serin.training.start import write_choices
 from serin.training.stream import StreamLoader
+from serin.training.stretch import Stretch
 from serin.training.tables import Batch, MappedTable, ResidentTable
 
 _TALK_EVERY_S = 0.5
@@ -44,6 +45,7 @@ class Loop:
         job: TrainingJob,
         choices: Choices,
         task: Task,
+        targets: tuple[str, ...] = (),
         learner: Learner,
         loader: Loader | StreamLoader,
         valid: ResidentTable | MappedTable | None,
@@ -51,6 +53,7 @@ class Loop:
         stop_asked: Callable[[], bool],
     ) -> None:
         self._training, self.choices, self._task, self._folder = job.training, choices, task, folder
+        self._targets = targets
         self._profile = job.profile
         self._loader, self._valid, self._stop_asked = loader, valid, stop_asked
         self.learner, self._world = learner, learner.world
@@ -77,12 +80,7 @@ class Loop:
             if not self._enough():
                 ahead = self.steps - self.step
                 with profiled(self._profile, self._folder, self._world, ahead) as step_done:
-                    for rows in ready.feed(self.step, self.steps):
-                        self._take_step(rows)
-                        self.step += 1
-                        step_done()
-                        if self._after(self.step):
-                            break
+                    self._go(ready, step_done)
         self.checkpoints.finish()
 
     def load_best(self, step: int) -> None:
@@ -92,11 +90,36 @@ class Loop:
     def evaluate(self, table: ResidentTable | MappedTable) -> dict[str, float]:
         """The metrics of a split with the weights as they are, the same on all ranks."""
         spread = self.learner.spread
-        return self._world.share(evaluate(spread.scorer, table, self._task, spread.rows))
+        return self._world.share(evaluate(spread.scorer, table, self._task, spread.rows, self._targets))
 
     @property
     def data_wait_share(self) -> float:
         return self._loader.wait_s / self.work_s if self.work_s else 0.0
+
+    def _go(self, ready: Ready, step_done: Callable[[], None]) -> None:
+        if ready.stretch is None or self._profile:
+            for rows in ready.feed(self.step, self.steps):
+                self._take_step(rows)
+                step_done()
+                if self._after(self.step):
+                    return
+            return
+        assert isinstance(self._loader, Loader)
+        while self.step < self.steps:
+            if self._undisturbed() >= ready.stretch.count:
+                self._take_steps(ready.stretch)
+            else:
+                self._take_step(self._loader.rows_of(self.step))
+            if self._after(self.step):
+                return
+
+    def _undisturbed(self) -> int:
+        """Steps until there is something else to do."""
+        due = [self._talk_at, (self.step // self.choices.steps_per_epoch + 1) * self.choices.steps_per_epoch]
+        every = self._training.checkpoint_every_steps
+        if every != "auto":
+            due.append((self.step // every + 1) * every)
+        return min(due) - self.step
 
     def _ready(self) -> Ready:
         """The step as it was chosen when the run began; chosen now when it begins."""
@@ -122,20 +145,28 @@ class Loop:
         if self._world.first:
             write_choices(self._folder, self.choices)
 
-    def _take_step(self, rows: Tensor | Batch) -> None:
-        self.learner.updates.set_rate(
-            learning_rate_at(
-                self.step,
-                steps=self.steps,
-                peak=self.choices.learning_rate or self._training.learning_rate,
-                schedule=self._training.schedule,
-                goodness=self._goodness(),
-            )
+    def _rate_at(self, step: int) -> float:
+        return learning_rate_at(
+            step,
+            steps=self.steps,
+            peak=self.choices.learning_rate or self._training.learning_rate,
+            schedule=self._training.schedule,
+            goodness=self._goodness(),
         )
+
+    def _take_steps(self, stretch: Stretch) -> None:
+        losses = stretch.run(self.step, self._rate_at)
+        self._losses[self._filled : self._filled + stretch.count].copy_(losses)
+        self._filled += stretch.count
+        self.step += stretch.count
+
+    def _take_step(self, rows: Tensor | Batch) -> None:
+        self.learner.updates.set_rate(self._rate_at(self.step))
         while True:
             try:
                 self._losses[self._filled].copy_(self._run(rows))
                 self._filled += 1
+                self.step += 1
                 return
             except torch.OutOfMemoryError as error:
                 self._take_smaller_parts(rows, error)

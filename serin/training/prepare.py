@@ -15,9 +15,13 @@ from serin.training.full import fill, full
 from serin.training.learner import Learner
 from serin.training.loader import Loader
 from serin.training.precision import Precision, candidates, choose_precision, matrix_products
-from serin.training.step import CapturedStep, Step, capture_pays, seconds_per_step
+from serin.training.step import CapturedStep, CapturedSteps, Step, capture_pays, seconds_per_step
 from serin.training.stream import StreamLoader
+from serin.training.stretch import Stretch
 from serin.training.tables import Batch
+
+_SHORT_S = 1e-3
+_AT_ONCE = 8
 
 Kind = Literal["eager", "captured", "compiled"]
 Feed = Callable[[int, int], Iterator[Tensor | Batch]]
@@ -33,6 +37,7 @@ class Ready:
     reason: str
     precision: Precision
     precision_reason: str = ""
+    stretch: Stretch | None = None  # for many steps at once
 
 
 def ready_step(
@@ -52,14 +57,23 @@ def ready_step(
         learner.step.set_precision(chosen)
         with matrix_products(chosen):
             run, feed, found, reason = trial.prepare(kind)
-    return Ready(run=run, feed=feed, kind=found, reason=reason, precision=chosen, precision_reason=why)
+            stretch = trial.stretch(run)
+    return Ready(
+        run=run,
+        feed=feed,
+        kind=found,
+        reason=reason,
+        precision=chosen,
+        precision_reason=why,
+        stretch=stretch,
+    )
 
 
 class _Trial:
     """Steps that are tried on the first rows, for what they would cost."""
 
     def __init__(self, learner: Learner, loader: Loader | StreamLoader) -> None:
-        self._learner, self._step, self._world = learner, learner.step, learner.world
+        self._learner, self._step, self._world, self._loader = learner, learner.step, learner.world, loader
         self._batches: Feed = loader.batches
         self._rows: Feed = loader.row_numbers if isinstance(loader, Loader) else loader.batches
 
@@ -86,6 +100,22 @@ class _Trial:
                 if self._learner.why_not_captured:
                     return self._eager(self._learner.why_not_captured)
                 return self._captured(sure=sure or kind == "captured")
+
+    def stretch(self, run: Callable[[Tensor | Batch], Tensor]) -> Stretch | None:
+        """Several captured steps at once, where one is short and nobody else takes part in it."""
+        example = self._example()
+        alone = isinstance(run, CapturedStep) and not self._world.group
+        if not alone or not isinstance(self._loader, Loader) or not isinstance(example, Tensor):
+            return None
+        if seconds_per_step(partial(run, example), self._world) > _SHORT_S:
+            return None
+        try:
+            many = CapturedSteps(self._step, example, min(_AT_ONCE, self._loader.steps_per_epoch))
+        except RuntimeError:  # out of memory, most likely: one at a time is as good
+            torch.cuda.synchronize(self._world.device)
+            torch.cuda.empty_cache()
+            return None
+        return Stretch(many, self._loader, self._world.device)
 
     def _eager(self, reason: str) -> tuple[Step, Feed, Kind, str]:
         return self._step, self._batches, "eager", reason

@@ -89,6 +89,12 @@ class Updates:
         for group in self._inner.param_groups:
             group["lr"] = rate
 
+    def copy_rate(self, rate: Tensor) -> None:
+        """As set_rate, from where the device has it already."""
+        assert isinstance(self._rate, Tensor)
+        self._rate.copy_(rate)
+        self._last_rate = None
+
     def scale_losses(self, scaled: bool) -> None:
         """For fp16."""
         self.scale = LossScale(self._world, self._strategy) if scaled else None
