@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +45,12 @@ class Range(NamedTuple):
     start: int
     bits: int
 
+    @property
+    def end(self) -> int:
+        return self.start + (1 << self.bits)
+
     def meets(self, extent: Extent) -> bool:
-        return bool(extent.rows) and extent.high >= self.start and extent.low < self.start + (1 << self.bits)
+        return bool(extent.rows) and extent.high >= self.start and extent.low < self.end
 
 
 def find_ranks(ranks: Sequence[int], engine: Engine, held: Held) -> list[tuple[int, int]]:
@@ -74,7 +78,8 @@ def _at(rank: int, parts: Sequence[Inside]) -> tuple[int, int]:
     """The time and the id at a rank, counted from the first row of the pieces that were asked."""
     times = np.concatenate([part.times for part in parts])
     rank -= sum(part.before for part in parts)
-    moment = np.partition(times, rank)[rank]
+    in_order = not (times[1:] < times[:-1]).any()
+    moment = times[rank] if in_order else np.partition(times, rank)[rank]
     tied = np.sort(np.concatenate([part.rows for part in parts])[times == moment])
     return int(moment), int(tied[rank - np.count_nonzero(times < moment)])
 
@@ -149,9 +154,16 @@ def rows_in(prepared: Prepared, ranges: Sequence[Range]) -> list[Inside]:
     times = prepared.time
     assert times is not None
     found = []
-    for start, bits in ranges:
-        offset = times.view(np.uint64) - np.uint64(start % 2**64)  # what is before the range comes out large
-        inside = np.flatnonzero(offset <= np.uint64(2**bits - 1) if bits < 64 else times >= start)
-        before = int(np.count_nonzero(times < start))
+    extent = time_extent(prepared)
+    for each in ranges:
+        before, inside = 0, cast(Any, slice(0, 0))
+        if not each.meets(extent):
+            before = extent.rows if extent.high < each.start else 0
+        elif extent.low >= each.start and extent.high < each.end:
+            inside = slice(None)
+        else:
+            before = count_true(times < each.start)
+            last = min(each.end - 1, 2**63 - 1)
+            inside = np.flatnonzero((times >= each.start) & (times <= last))
         found.append(Inside(before, on_host(times[inside]), on_host(prepared.rows[inside])))
     return found

@@ -71,9 +71,12 @@ def _count_texts(column: Column) -> ValueTable:
     size = len(column.dictionary) + 1
     counts = np.zeros(size, np.int64)
     for block in column.blocks(max(_BLOCK, 4 * size)):
-        counts += np.bincount(block.values + 1, minlength=size)  # 0: null
-    seen = np.flatnonzero(counts[1:])
-    return ValueTable(column.dictionary.take(pa.array(seen)), counts[1:][seen], int(counts[0]))
+        codes = block.values
+        if len(codes) and codes.min() < 0:
+            codes = np.where(codes < 0, size - 1, codes)
+        counts += np.bincount(codes, minlength=size)
+    seen = np.flatnonzero(counts[:-1])
+    return ValueTable(column.dictionary.take(pa.array(seen)), counts[seen], int(counts[-1]))
 
 
 def group_rows(column: Column) -> tuple[Any, pa.Array]:
