@@ -28,13 +28,15 @@ Say = Callable[[str], None]
 
 def look_at_tables(spec: PipelineSpec) -> Layout:
     """The spec held against its tables' real columns; DataError or SpecError for what does not fit."""
+    from serin.etl.kept import Kept
     from serin.etl.layout import lay_out
     from serin.etl.sources import find_files
     from serin.etl.tables import open_table
 
+    converted = Kept.converted(Store.open().kept_folder())  # the build that follows need not do it again
     with tempfile.TemporaryDirectory(prefix="serin-check-") as scratch:
         tables = {
-            name: open_table(name, find_files(name, path), Path(scratch))
+            name: open_table(name, find_files(name, path), Path(scratch), converted)
             for name, path in spec.data.tables.items()
         }
         return lay_out(spec.data, spec.features, tables)

@@ -105,7 +105,7 @@ def _compute(
     piece_rows: int | None,
 ) -> str:
     """Fills the folder `result`; the dataset's digest."""
-    converted = Kept(earlier.kept / "converted")
+    converted = Kept.converted(earlier.kept)
     tables = {name: open_table(name, found, scratch, converted) for name, found in sources.items()}
     if converted.found:
         asked = converted.found + converted.made

@@ -12,7 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -30,6 +30,11 @@ class Kept:
         self._lock = threading.Lock()
         self.found = 0
         self.made = 0
+
+    @classmethod
+    def converted(cls, folder: Path) -> Self:
+        """The files that were converted, in a store's folder of what is kept."""
+        return cls(folder / "converted")
 
     def file(self, made_from: Any, make: Callable[[Path], None]) -> Path:
         """The entry made from this (anything JSON can say); `make` writes it to a path when it is not there."""

@@ -181,7 +181,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(
 
 def test_workers_with_less_memory_than_the_table_has_run_through(tmp_path: Path, two_workers: Any) -> None:
     """A small version of tests/soak: pieces go to disk, a join comes in parts, and no worker comes near its limit."""
-    spec, _ = larger_than_memory.write_table(tmp_path / "table", 150_000)
+    spec, _ = larger_than_memory.write_table(tmp_path / "table", 80_000)
     expected = digest(spec, EtlSpec(engine="process"), tmp_path / "one")
     said: list[str] = []
     with (
@@ -190,7 +190,7 @@ def test_workers_with_less_memory_than_the_table_has_run_through(tmp_path: Path,
     ):
         patch.setattr("serin.etl.dask_engine.memory_bytes", lambda _: 1)  # as if there were more rows
         patch.setattr("serin.etl.dask_engine._WORKER_SHARE", 0.05)
-        patch.setattr("serin.etl.build.shared_room", lambda _: 3_000_000)
+        patch.setattr("serin.etl.build.shared_room", lambda _: 1_500_000)
         etl = EtlSpec(engine=two_workers.scheduler.address)
         assert digest(spec, etl, tmp_path / "two", say=said.append) == expected
     assert any(line.startswith("places is joined in ") for line in said)
