@@ -10,10 +10,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -99,16 +97,7 @@ def _averaged(network: nn.Module, world: World) -> nn.Module:
         )
     if side:
         torch.cuda.current_stream().wait_stream(side)
-        wrapped.register_comm_hook(world.size, _average)
     return wrapped
-
-
-def _average(ranks: int, bucket: dist.GradBucket) -> Any:  # type: ignore[name-defined]
-    """In one pass, by NCCL, where DDP itself would divide first. One rank alone has nothing to divide."""
-    op = dist.ReduceOp.AVG if ranks > 1 else dist.ReduceOp.SUM
-    work = dist.all_reduce(bucket.buffer(), op=op, async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda done: done.value()[0])
 
 
 def _sharded(network: nn.Module, world: World) -> nn.Module:
