@@ -20,7 +20,7 @@ from serin.export.own_inputs import export_own_inputs
 from serin.export.predict import BATCH_ROWS
 from serin.export.prove import Proven, prove_model
 from serin.export.session import open_session, run_in_batches
-from serin.formats.bundle import CORE, FRONT, MODEL, write_manifest
+from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, write_manifest
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
 from serin.formats.schema import write_schema
 from serin.formats.wire import Array, to_wire
@@ -100,6 +100,8 @@ def _fill(
     for name, graph in graphs.items():
         name_model(graph, properties)
         (work / name).write_bytes(graph.SerializeToString(deterministic=True))
+    if proven.plan_file is not None:
+        (work / PLAN).write_bytes(proven.plan_file)
     (work / "spec.yaml").write_text(spec.to_yaml(), encoding="utf-8")
     write_schema(work, proven.schema)
     write_golden(work, proven.golden, proven.outputs)

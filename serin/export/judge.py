@@ -11,27 +11,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import onnx
 
 from serin.errors import ExportFailed
+from serin.export.court import Court, Entry, enter
 from serin.export.diverge import first_divergence
-from serin.export.features2onnx import FeatureGraph
 from serin.export.flops import count_flops
-from serin.export.fuse import core_of, fuse
 from serin.export.gate import batch_sizes
 from serin.export.golden import GoldenRows, tile
 from serin.export.judged import Judged
 from serin.export.latency import HOPELESS, race
-from serin.export.quality import METRICS, answers, loss, measure
-from serin.export.session import RUNTIME_ERRORS, Device, FrontAndCore, Runs, open_session, run_in_batches
+from serin.export.quality import answers, loss, measure
+from serin.export.session import RUNTIME_ERRORS, open_session, run_in_batches
 from serin.export.variants import Unavailable, Variant
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
-from serin.spec.stages import ExportSpec
 
 _STEADY = 1e-3  # a row's score may move so much with the size of its batch: sums are made in another order
 _FASTER = 0.95  # of fp32's time; less of a gain is within the noise of the measurement
@@ -42,69 +39,12 @@ _METRIC_BATCH_ROWS = 4096
 _SEGMENT_ROWS = 200  # a segment with fewer says little
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TestRows:
-    """The test split as the network takes it; `segments`: for some of them ("carrier=AA") which rows they hold."""
-
-    num: Array
-    cat: Array
-    target: Array
-    segments: Mapping[str, Array] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Court:
-    """What every variant is held against."""
-
-    spec: ExportSpec
-    schema: Schema
-    features: FeatureGraph
-    golden: GoldenRows
-    rows: TestRows
-    max_rows: int
-    split: bool = False  # a front on the CPU and a core on the variant's device
-
-    @property
-    def outputs(self) -> list[str]:
-        return [output.name for output in self.schema.outputs]
-
-    @property
-    def metric(self) -> str:
-        return self.spec.budget.metric or METRICS[self.schema.task][0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A variant, ready to run: `model` is the whole graph, `runs` answers as it is served."""
-
-    variant: Variant
-    model: onnx.ModelProto
-    core: onnx.ModelProto
-    runs: Runs
-
-
 class Refused(Exception):
     """Why a variant is not served, and where it leaves fp32. Never leaves this module."""
 
     def __init__(self, reason: str, node: str | None = None) -> None:
         super().__init__(reason)
         self.node = node
-
-
-def enter(court: Court, variant: Variant) -> Entry:
-    """The variant as a model. ExportFailed when its graph does not load."""
-    model = fuse(court.features, variant.graph, court.schema)
-    core = core_of(court.features, variant.graph, court.schema)
-    runs: Runs
-    if court.split or variant.device != "cpu":
-        runs = front_and_core(court.features, core, variant.device)
-    else:
-        runs = open_session(model, threads=1)
-    return Entry(variant=variant, model=model, core=core, runs=runs)
-
-
-def front_and_core(features: FeatureGraph, core: onnx.ModelProto, device: Device) -> FrontAndCore:
-    return FrontAndCore(open_session(features.model, threads=1), open_session(core, threads=1, device=device))
 
 
 def judge_variants(
@@ -123,7 +63,8 @@ def judge_variants(
         try:
             entries[variant.name] = enter(court, variant)
         except ExportFailed as error:
-            judged[variant.name] = Judged(name=variant.name, status="unavailable", reason=str(error))
+            reason = str(error.fields["reason"])
+            judged[variant.name] = Judged(name=variant.name, status="unavailable", reason=reason)
     timed = _measure_latency(court, entries, judged)
     base = entries[variants[0].name]
     for name in timed:

@@ -16,16 +16,40 @@ import onnx
 
 from serin.errors import ExportFailed
 from serin.export.session import has_device
+from serin.hardware import inventory
 
 PROFILE_ROWS = (1, 8, 64)
 _WORKSPACE_BYTES = 1 << 30
 
 
 def missing_tensorrt() -> str:
-    """Why no engine can be built here; empty when one can."""
-    if importlib.util.find_spec("tensorrt") is None and not has_device("tensorrt"):
-        return "TensorRT is not here: neither its Python package nor ONNX Runtime's provider for it"
+    """Why no engine can be built and judged here; empty when one can."""
+    if not has_device("tensorrt"):
+        return "TensorRT is not here: ONNX Runtime has no provider for it"
     return ""
+
+
+def engine_of(core: onnx.ModelProto, *, max_rows: int, cache: Path) -> tuple[bytes, str] | None:
+    """An engine for Triton's own TensorRT backend and the key of the machine it is good for; None without TensorRT's
+    Python package. One that was built before for the same key is taken from `cache`."""
+    if importlib.util.find_spec("tensorrt") is None:
+        return None
+    device = inventory()[0]
+    key = engine_key(device.name, driver_version(), core)
+    kept = cache / f"{key}.plan"
+    if not kept.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        plan = build_plan(core, max_rows=max_rows, timing_cache=cache / "timings")
+        scratch = kept.with_suffix(".new")
+        scratch.write_bytes(plan)
+        scratch.replace(kept)
+    return kept.read_bytes(), key
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's; empty when it does not say."""
+    path = Path("/proc/driver/nvidia/version")
+    return path.read_text().splitlines()[0] if path.is_file() else ""
 
 
 def engine_key(gpu: str, driver: str, network: onnx.ModelProto) -> str:
@@ -37,7 +61,7 @@ def engine_key(gpu: str, driver: str, network: onnx.ModelProto) -> str:
     return hashlib.sha256("\n".join((*parts, digest)).encode()).hexdigest()
 
 
-def provider_options(cache: Path, columns: dict[str, int], max_rows: int) -> dict[str, Any]:
+def provider_options(columns: dict[str, int], max_rows: int) -> dict[str, Any]:
     """ONNX Runtime's TensorRT provider, set to build as `build_plan` does. `columns`: name -> width of each input."""
 
     def shapes(rows: int) -> str:
@@ -45,8 +69,6 @@ def provider_options(cache: Path, columns: dict[str, int], max_rows: int) -> dic
 
     return {
         "trt_fp16_enable": True,
-        "trt_engine_cache_enable": True,
-        "trt_engine_cache_path": str(cache),
         "trt_timing_cache_enable": True,
         "trt_profile_min_shapes": shapes(1),
         "trt_profile_opt_shapes": shapes(64),

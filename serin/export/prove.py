@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 
+from serin import environment
 from serin.artifacts import Checkpoint
 from serin.errors import ExportFailed, GateFailed
 from serin.export.champion import ReadRows
+from serin.export.court import Court, Entry, TestRows, front_and_core
 from serin.export.features2onnx import FeatureGraph, features2onnx
 from serin.export.fuse import fuse
 from serin.export.gate import Batch, GateReport, batch_sizes, check_features, check_metric, check_scores
 from serin.export.golden import GoldenRows, read_golden_rows, tile
-from serin.export.judge import Court, Entry, TestRows, front_and_core, judge_variants
+from serin.export.judge import judge_variants
 from serin.export.latency import race, thread_counts
 from serin.export.network import Network, read_network
+from serin.export.onnx2trt import engine_of
 from serin.export.segments import segment_masks
 from serin.export.session import Device, has_device, open_session, run_in_batches
 from serin.export.variants import CALIBRATION_ROWS, build_variants
@@ -46,6 +49,7 @@ class Proven:
 
     model: onnx.ModelProto
     core: onnx.ModelProto | None
+    plan_file: bytes | None  # a TensorRT engine of the core
     features: FeatureGraph
     plan: FeaturePlan
     schema: Schema
@@ -84,8 +88,10 @@ def prove_model(
     ground = _Ground(
         spec=spec, data=data, folder=folder, split=split, device=device, read_rows=read_rows, say=say
     )
-    outputs = outputs_of(data.task, len(data.classes or ()))
-    schema = Schema(task=data.task, inputs=data.inputs, outputs=outputs, classes=data.classes)
+    outputs = outputs_of(data.task, len(data.classes or ()), data.outputs)
+    schema = Schema(
+        task=data.task, inputs=data.inputs, outputs=outputs, classes=data.classes, targets=data.targets
+    )
     say("writing the network as ONNX")
     network = read_network(Path(checkpoint.path), data, tolerance=spec.export.tolerance)
     say("writing the features as ONNX")
@@ -157,15 +163,20 @@ def _with_best_variant(
     chosen, judged = judge_variants(court, variants, ground.say)
     outputs = run_in_batches(chosen.runs, golden.inputs, court.outputs, len(golden))
     apart = _check_front_and_core(court, chosen) if ground.split else None
+    engine = None
+    if chosen.variant.device == "tensorrt":
+        cache = environment.home() / "cache" / "tensorrt"
+        engine = engine_of(chosen.core, max_rows=court.max_rows, cache=cache)
     return Proven(
         model=chosen.model,
         core=chosen.core if ground.split else None,
+        plan_file=engine[0] if engine else None,
         features=features,
         plan=plan,
         schema=schema,
         golden=golden,
         outputs=outputs,
-        report=report.with_variants(
+        report=replace(report, engine_key=engine[1] if engine else None).with_variants(
             chosen.variant.name,
             judged,
             apart,

@@ -33,6 +33,7 @@ __all__ = [
 FORMAT, VERSION = "serin.bundle", 1
 MANIFEST, MODEL, GOLDEN = "manifest.json", "model.onnx", "golden.parquet"
 FRONT, CORE = "front.onnx", "core.onnx"  # for a GPU: the same model in two, strings and features apart
+PLAN = "model.plan"  # the core as a TensorRT engine
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

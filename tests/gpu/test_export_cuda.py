@@ -40,7 +40,7 @@ def test_fp32_and_fp16_pass_the_gate_with_front_and_core(tmp_path: Path, kind: s
               one["drop"], one["reason"])  # fmt: skip
     assert judged["fp32"]["status"] in ("passed", "chosen")
     assert judged["fp16"]["status"] in ("passed", "chosen"), judged["fp16"]["reason"]
-    assert judged["fp32"]["largest_score_difference"] == 0
+    assert judged["fp32"]["largest_score_difference"] < 1e-3, "between batch sizes; products go by TF32"
     assert judged["fp16"]["largest_score_difference"] < 0.01
     assert gate["front_core_difference"] < 0.01
     core = open_session(folder / "core.onnx", device="cuda")

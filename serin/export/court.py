@@ -1,0 +1,86 @@
+"""What variants are held against, and a variant as a model that can be run: whole, or as a front and a core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+
+from serin.export.features2onnx import FeatureGraph
+from serin.export.fuse import core_of, fuse
+from serin.export.golden import GoldenRows
+from serin.export.onnx2trt import provider_options
+from serin.export.quality import METRICS
+from serin.export.session import Device, FrontAndCore, Runs, open_session
+from serin.export.variants import Variant
+from serin.formats.schema import Schema
+from serin.formats.wire import Array
+from serin.spec.stages import ExportSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestRows:
+    """The test split as the network takes it; `segments`: for some of them ("carrier=AA") which rows they hold."""
+
+    num: Array
+    cat: Array
+    target: Array
+    segments: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Court:
+    """What every variant is held against."""
+
+    spec: ExportSpec
+    schema: Schema
+    features: FeatureGraph
+    golden: GoldenRows
+    rows: TestRows
+    max_rows: int
+    split: bool = False  # a front on the CPU and a core on the variant's device
+
+    @property
+    def outputs(self) -> list[str]:
+        return [output.name for output in self.schema.outputs]
+
+    @property
+    def metric(self) -> str:
+        return self.spec.budget.metric or METRICS[self.schema.task][0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A variant, ready to run: `model` is the whole graph, `runs` answers as it is served."""
+
+    variant: Variant
+    model: onnx.ModelProto
+    core: onnx.ModelProto
+    runs: Runs
+
+
+def enter(court: Court, variant: Variant) -> Entry:
+    """The variant as a model. ExportFailed when its graph does not load."""
+    model = fuse(court.features, variant.graph, court.schema)
+    core = core_of(court.features, variant.graph, court.schema)
+    runs: Runs
+    if court.split or variant.device != "cpu":
+        widths = {
+            court.features.num: court.golden.num.shape[1],
+            court.features.cat: court.golden.cat.shape[1],
+        }
+        engine = variant.device == "tensorrt"
+        options = provider_options(widths, court.max_rows) if engine else None
+        runs = front_and_core(court.features, core, variant.device, options)
+    else:
+        runs = open_session(model, threads=1)
+    return Entry(variant=variant, model=model, core=core, runs=runs)
+
+
+def front_and_core(
+    features: FeatureGraph, core: onnx.ModelProto, device: Device, options: Mapping[str, Any] | None = None
+) -> FrontAndCore:
+    back = open_session(core, threads=1, device=device, options=options)
+    return FrontAndCore(open_session(features.model, threads=1), back)
