@@ -20,6 +20,7 @@ from serin.export.own_inputs import export_own_inputs
 from serin.export.predict import BATCH_ROWS
 from serin.export.prove import Proven, prove_model
 from serin.export.session import open_session, run_in_batches
+from serin.export.tracking import track_bundle
 from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, write_manifest
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
 from serin.formats.schema import write_schema
@@ -73,6 +74,7 @@ def export_model(
         )
         bundle = store.publish_bundle(release.model, release.version, work)
     say(f"published {release.name}")
+    track_bundle(bundle, checkpoint, say=say)
     return bundle
 
 

@@ -1,0 +1,95 @@
+"""A published version to MLflow as well, when MLFLOW_TRACKING_URI says where: its files as an ONNX model, its metrics.
+
+The store has all of it in any case: an MLflow that does not answer is told, and the version stays published.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serin import environment
+from serin.artifacts import Bundle, Checkpoint
+from serin.errors import ExtraMissing
+
+Say = Callable[[str], None]
+
+
+def track_bundle(bundle: Bundle, checkpoint: Checkpoint, *, say: Say) -> None:
+    """Logs the version to the run of its training when that was tracked, else to a run of its own."""
+    uri = environment.mlflow_tracking_uri()
+    if uri is None:
+        return
+    if importlib.util.find_spec("mlflow") is None:
+        raise ExtraMissing(package="mlflow-skinny", extra="mlflow")
+    from mlflow.exceptions import MlflowException  # here, because it takes seconds to import
+    from mlflow.tracking import MlflowClient
+
+    try:
+        run = _log(MlflowClient(tracking_uri=uri), bundle, checkpoint)
+    except (MlflowException, OSError) as error:  # requests' errors are OSErrors
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        say(f"MLflow does not take the version: {first}; it is published all the same, in {bundle.path}")
+    else:
+        say(f"{bundle.model} version {bundle.version} is a model of MLflow's run {run}")
+
+
+def _log(client: Any, bundle: Bundle, checkpoint: Checkpoint) -> str:
+    run = _run_of(client, bundle, checkpoint)
+    where = f"{bundle.model}-v{bundle.version}"
+    folder = Path(bundle.path)
+    client.log_artifacts(run, str(folder), where)
+    with tempfile.TemporaryDirectory(prefix="serin-mlflow-") as scratch:
+        description = Path(scratch, "MLmodel")
+        description.write_text(yaml.safe_dump(_description(run, where, bundle), sort_keys=False))
+        client.log_artifact(run, str(description), where)
+    gate = json.loads((folder / "gate.json").read_text(encoding="utf-8"))
+    numbers = {f"model.{name}": value for name, value in bundle.metrics.items()}
+    for one in gate.get("variants", ()):
+        for key in ("bytes", "flops", "mix_us", "drop"):
+            if one.get(key) is not None:
+                numbers[f"variant.{one['name']}.{key}"] = one[key]
+    for name, value in numbers.items():
+        client.log_metric(run, name, float(value), step=bundle.version)
+    client.set_tag(run, "serin.release", where)
+    client.set_tag(run, "serin.manifest", bundle.digest)
+    client.set_tag(run, "serin.variant", gate.get("chosen", ""))
+    return run
+
+
+def _run_of(client: Any, bundle: Bundle, checkpoint: Checkpoint) -> str:
+    file = Path(checkpoint.path).parent / "mlflow.json"
+    if file.is_file():
+        return str(json.loads(file.read_text(encoding="utf-8"))["run"])
+    name = environment.mlflow_experiment()
+    experiment = client.get_experiment_by_name(name)
+    known = experiment.experiment_id if experiment else client.create_experiment(name)
+    run = client.create_run(known, run_name=f"{bundle.model}-v{bundle.version}")
+    client.set_terminated(run.info.run_id)
+    return str(run.info.run_id)
+
+
+def _description(run: str, where: str, bundle: Bundle) -> dict[str, Any]:
+    """MLflow's own file about a model: what `mlflow.onnx.load_model` reads."""
+    import mlflow
+    import onnx
+
+    return {
+        "artifact_path": where,
+        "flavors": {
+            "onnx": {
+                "onnx_version": onnx.__version__,
+                "data": "model.onnx",
+                "providers": ["CPUExecutionProvider"],
+            },
+            "serin": {"release": where, "manifest_sha256": bundle.digest},
+        },
+        "mlflow_version": mlflow.__version__,
+        "run_id": run,
+    }

@@ -1,0 +1,62 @@
+"""A version to a real MLflow store, and one that is published although there is none."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+
+from serin.artifacts import Bundle, Checkpoint
+from serin.export.build import export_model
+from serin.export.session import open_session
+from serin.export.tracking import track_bundle
+from serin.formats.bundle import read_golden
+from serin.store import Store
+from tests.unit.export.small_dataset import make_trained
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Checkpoint]:
+    trained = make_trained(tmp_path_factory.mktemp("trained"), "binary")
+    store = Store(str(tmp_path_factory.mktemp("store")))
+    bundle = export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
+    return bundle, trained.checkpoint
+
+
+def test_a_version_becomes_a_model_of_mlflow_s_with_its_metrics(
+    made: tuple[Bundle, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "flights")
+    said: list[str] = []
+    track_bundle(*made, say=said.append)
+    assert said[0].startswith("flights version 1 is a model of MLflow's run")
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"file://{tmp_path}/mlruns")
+    experiment = client.get_experiment_by_name("flights")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.metrics["model.valid_auc"] == 0.5
+    assert run.data.metrics["variant.fp32.bytes"] > 0
+    assert (run.data.tags["serin.release"], run.data.tags["serin.variant"]) == ("flights-v1", "fp32")
+    fetched = Path(client.download_artifacts(run.info.run_id, "flights-v1", str(tmp_path)))
+    flavors = yaml.safe_load((fetched / "MLmodel").read_text())["flavors"]
+    session = open_session(onnx.load(fetched / flavors["onnx"]["data"]))
+    golden = read_golden(fetched)
+    np.testing.assert_array_equal(session.run(["score"], golden.inputs)[0], golden.outputs["score"])
+
+
+def test_an_mlflow_that_takes_nothing_is_told(
+    made: tuple[Bundle, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a-file").write_text("")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/a-file/inside")
+    said: list[str] = []
+    track_bundle(*made, say=said.append)
+    assert "MLflow does not take the version" in said[0]
+    assert "published all the same" in said[0]
