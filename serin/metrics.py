@@ -5,7 +5,7 @@ A metric that cannot be computed raises ValueError; it never returns a number th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -128,6 +128,14 @@ def _resampled_auc(truth: NDArray[np.bool_], scores: NDArray[Any]) -> Callable[[
         return float(positives @ (below + 0.5 * negatives) / pairs)
 
     return measure
+
+
+def mean_and_each(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of several targets, {target: {metric: value}}: the mean of a metric that all have, then each one's."""
+    names = [name for name in next(iter(found.values())) if all(name in each for each in found.values())]
+    means = {name: sum(each[name] for each in found.values()) / len(found) for name in names}
+    own = {f"{name}_{target}": value for target, each in found.items() for name, value in each.items()}
+    return {**means, **own}
 
 
 def _pair(target: ArrayLike, score: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:

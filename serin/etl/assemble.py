@@ -145,6 +145,7 @@ class Assembly:
         described = DatasetDescription(
             task=self.data.target.task,
             target=self.data.target.expression,
+            targets=self.data.target.names,
             numeric=plan.numeric,
             categorical=plan.categorical,
             classes=tuple(str(each) for each in totals.classes) or None,

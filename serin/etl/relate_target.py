@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from serin.etl.device import gpu_aware
 from serin.etl.engine import Engine, Held
 from serin.etl.glance import Glance
+from serin.etl.target import first_target
 from serin.features.coded import CodedColumn, compact
 from serin.features.column import Column
 from serin.formats.schema import INT64_NULL
@@ -73,7 +74,7 @@ def relate_to_target(
     for name, extent in extents.items():
         if extent is not None:
             plans[name] = _Plan(np.linspace(extent[0], extent[1] + 1, _TIMES + 1), ())
-    target = glance.target.astype(np.float64)
+    target = first_target(glance.target).astype(np.float64)
     if label is not None:
         target = (target == label).astype(np.float64)
     made = {}

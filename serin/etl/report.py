@@ -56,8 +56,8 @@ class Heard:
 def shown_target(target: TargetSpec, classes: Sequence[Class]) -> str:
     """What the page draws of the target: of several classes, the first."""
     if target.task == "regression":
-        return f"the mean of {target.expression}"
-    return f"the share of {target.expression}" + (f" = {classes[0]}" if classes else "")
+        return f"the mean of {next(iter(target.each.values()))}"
+    return f"the share of {next(iter(target.each.values()))}" + (f" = {classes[0]}" if classes else "")
 
 
 def write_report(folder: Path, digest: str, body: str) -> None:

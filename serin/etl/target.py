@@ -44,7 +44,27 @@ class TargetPart:
 
 
 def evaluate_target(target: TargetSpec, columns: Mapping[str, Column], rows: int) -> TargetPart:
-    """The target of a piece's rows; TargetUnusable when the expression gives what the task cannot learn."""
+    """The target of a piece's rows; TargetUnusable when an expression gives what the task cannot learn.
+
+    Of several targets the values have a column for each, and a row without one of them has none.
+    """
+    if not target.names:
+        return _evaluate(target, columns, rows)
+    parts = [
+        _evaluate(TargetSpec(expression=text, task=target.task), columns, rows)
+        for text in target.each.values()
+    ]
+    xp = array_module(*(part.values for part in parts))
+    null = xp.stack([part.null for part in parts]).any(axis=0)
+    return TargetPart(values=xp.stack([part.values for part in parts], axis=1), null=null)
+
+
+def first_target(values: Array) -> Array:
+    """The one that is shown where only one can be."""
+    return values if values.ndim == 1 else values[:, 0]
+
+
+def _evaluate(target: TargetSpec, columns: Mapping[str, Column], rows: int) -> TargetPart:
     try:
         expression = typed(target.expression, {name: columns[name].kind for name in target.columns})
         result = evaluate_columns(expression, columns, rows)
@@ -78,6 +98,10 @@ def evaluate_target(target: TargetSpec, columns: Mapping[str, Column], rows: int
 
 def check_classes(target: TargetSpec, counts: npt.NDArray[np.int64], classes: Sequence[Class]) -> None:
     """TargetUnusable when the training rows have one class only. `counts`: training rows per class."""
+    if target.names:
+        for text, own in zip(target.each.values(), counts, strict=True):
+            check_classes(TargetSpec(expression=text, task=target.task), own, classes)
+        return
     present = np.flatnonzero(counts)
     if target.task == "regression" or len(present) > 1:
         return

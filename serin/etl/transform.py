@@ -14,7 +14,7 @@ from serin.etl.candidates import Candidates, pick_candidates
 from serin.etl.device import gpu_aware, store_rows, to_host
 from serin.etl.relation import Prepared
 from serin.etl.split import LEFT_OUT, SplitRule
-from serin.etl.target import Class
+from serin.etl.target import Class, first_target
 from serin.features.column import Column, any_true, array_module, count_true, on_host, take, tally
 from serin.features.counted import measure_sample, merge_answers
 from serin.features.plan import FeaturePlan
@@ -61,9 +61,14 @@ def divide(prepared: Prepared, rule: SplitRule, classes: Sequence[Class]) -> Div
 
 @gpu_aware
 def count_rows(divided: Divided, classes: int) -> tuple[list[int], npt.NDArray[np.int64]]:
-    """Rows per split, and training rows per class (none for a regression)."""
+    """Rows per split, and training rows per class (none for a regression; of several targets, [target, class])."""
     sizes = [divided.span(split).stop - divided.span(split).start for split in range(len(SPLITS))]
     target = divided.target[divided.span(0)]
+    if target.ndim == 2:  # several, each with a row of its own
+        seen = [
+            [count_true(target[:, at] == each) for each in range(classes)] for at in range(target.shape[1])
+        ]
+        return sizes, np.asarray(seen, np.int64)
     if classes <= _FEW_CLASSES:  # comparing is quicker than counting
         return sizes, np.asarray([count_true(target == each) for each in range(classes)], np.int64)
     return sizes, on_host(tally(target.astype(np.int64), classes)).astype(np.int64)
@@ -77,7 +82,7 @@ def measure(divided: Divided, requests: tuple[Request, ...]) -> list[Any]:
     sample = Sample(
         columns={name: divided.columns[name][train] for name in used},
         rows=divided.rows[train],
-        target=divided.target[train],
+        target=first_target(divided.target[train]),
         training=train.stop,
     )
     only_host = [request for request in requests if not getattr(request, "on_gpu", False)]
@@ -122,7 +127,7 @@ def write_piece(
         divided.rows[test],
         num,
         cat,
-        divided.target[test],
+        first_target(divided.target[test]),
         classes,
     )
 

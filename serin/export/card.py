@@ -52,6 +52,8 @@ def model_card(
 def _what(spec: PipelineSpec, dataset: DatasetDescription, schema: Schema) -> str:
     network = _kind(spec.model)
     answer = _ANSWER[schema.task]
+    if schema.targets:
+        answer = f"{answer[:-1]}; one column for each target, in this order: {_words(schema.targets)}."
     if schema.classes is not None:
         answer += ", ".join(map(_code, schema.classes)) + "."
     split = (

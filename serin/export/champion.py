@@ -168,18 +168,22 @@ def _report(
     asked = spec.champion
     metric = asked.metric or METRICS[schema.task][0]
     name = schema.outputs[-1].name
-    first, second = (_flat(answer[name]) for answer in (ours, theirs))
-    overall = _contest(metric, rows.target, first, second, asked.max_loss, asked.confidence)
+    parts = _by_target(schema, rows.target, ours[name], theirs[name])
+    sure = 1 - (1 - asked.confidence) / len(parts)
+    contests = {key: _contest(metric, *part, asked.max_loss, sure) for key, part in parts.items()}
+    overall = max(contests.values(), key=lambda contest: contest.at_least)  # of several targets, the worst
+    segments = {f"target {key}": contest for key, contest in contests.items() if key}
     masks = segment_masks(rows.table, spec.export.segments)
-    shared = 1 - (1 - asked.confidence) / max(len(masks), 1)
-    segments = {}
+    shared = 1 - (1 - asked.confidence) / max(len(masks) * len(parts), 1)
     for segment, mask in masks.items():
-        try:
-            segments[segment] = _contest(
-                metric, rows.target[mask], first[mask], second[mask], asked.max_loss, shared
-            )
-        except _Incomparable:
-            continue  # a segment with one class has no AUC
+        for key, (target, first, second) in parts.items():
+            label = f"{segment}, target {key}" if key else segment
+            try:
+                segments[label] = _contest(
+                    metric, target[mask], first[mask], second[mask], asked.max_loss, shared
+                )
+            except _Incomparable:
+                continue  # a segment with one class has no AUC
     worse = [f"overall {_told(metric, overall)}"] if overall.worse else []
     worse += [
         f"{segment}: {_told(metric, contest)}" for segment, contest in segments.items() if contest.worse
@@ -195,6 +199,15 @@ def _report(
         segments=segments,
     )
     return report, "; ".join(worse) or None
+
+
+def _by_target(
+    schema: Schema, target: Array, ours: Array, theirs: Array
+) -> dict[str, tuple[Array, Array, Array]]:
+    """Truth and both models' answers by the target's name; a single one has none."""
+    if not schema.targets:
+        return {"": (target, _flat(ours), _flat(theirs))}
+    return {name: (target[:, at], ours[:, at], theirs[:, at]) for at, name in enumerate(schema.targets)}
 
 
 def _flat(values: Array) -> Array:

@@ -75,7 +75,7 @@ def shape_of(data: DatasetDescription) -> TableShape:
     return TableShape(
         numeric=len(data.numeric),
         sizes=tuple(column.size for column in data.categorical),
-        outputs=1 if data.classes is None or data.task != "multiclass" else len(data.classes),
+        outputs=data.outputs,
         units=data.task == "regression",
     )
 

@@ -34,7 +34,15 @@ def answers(logits: Array, task: Task) -> dict[str, Array]:
 
 
 def measure(target: Array, given: Mapping[str, Array], task: Task) -> dict[str, float]:
-    """The task's metrics; one that this split cannot give (AUC with one class only) is left out."""
+    """The task's metrics; one that this split cannot give (AUC with one class only) is left out.
+
+    Of several targets, the mean of each metric that all of them have.
+    """
+    if target.ndim == 2:
+        columns = range(target.shape[1])
+        each = [measure(target[:, at], {"score": given["score"][:, [at]]}, task) for at in columns]
+        both = [name for name in METRICS[task] if all(name in one for one in each)]
+        return {name: sum(one[name] for one in each) / len(each) for name in both}
     compute: Mapping[str, Callable[[], float]] = {
         "auc": lambda: metrics.auc(target, given["score"][:, 0]),
         "rmse": lambda: metrics.rmse(target, given["score"][:, 0]),

@@ -66,7 +66,8 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetDescription:
-    """`target` is the target's expression; `dropped` counts rows left out, by reason."""
+    """`target` is the target's expression; `targets` are the names of several. `dropped` counts rows left out, by
+    reason."""
 
     task: Task
     target: str
@@ -80,6 +81,12 @@ class DatasetDescription:
     digest: str
     dropped: dict[str, int] = field(default_factory=dict)
     derived: tuple[DerivedDescription, ...] = ()  # in the order in which they are calculated
+    targets: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a network answers with."""
+        return len(self.classes or ()) if self.task == "multiclass" else len(self.targets) or 1
 
     @property
     def rows(self) -> dict[str, int]:
@@ -110,6 +117,7 @@ class DatasetDescription:
             digest=document["digest"],
             dropped=dict(document["dropped"]),
             derived=tuple(DerivedDescription(**entry) for entry in document.get("derived", ())),
+            targets=tuple(document.get("targets", ())),
         )
 
 

@@ -59,12 +59,14 @@ class OutputTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """`classes`: the meaning of `label` and the order of `probabilities` in a multiclass model."""
+    """`classes`: the meaning of `label` and the order of `probabilities` in a multiclass model. `targets`: the order of
+    `score`'s columns where there are several."""
 
     task: Task
     inputs: tuple[InputColumn, ...]
     outputs: tuple[OutputTensor, ...]
     classes: tuple[str, ...] | None = None
+    targets: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
@@ -87,6 +89,7 @@ class Schema:
             inputs=input_columns(document["inputs"]),
             outputs=outputs,
             classes=None if classes is None else tuple(classes),
+            targets=tuple(document.get("targets", ())),
         )
 
 
@@ -113,10 +116,10 @@ def input_columns(entries: Sequence[Mapping[str, Any]]) -> tuple[InputColumn, ..
     return tuple(columns)
 
 
-def outputs_of(task: Task, classes: int | None = None) -> tuple[OutputTensor, ...]:
-    """What a model for `task` answers."""
+def outputs_of(task: Task, classes: int | None = None, targets: int = 1) -> tuple[OutputTensor, ...]:
+    """What a model for `task` answers: with several targets a score for each."""
     if task != "multiclass":
-        return (OutputTensor(name="score", dtype="FP32", dims=(1,)),)
+        return (OutputTensor(name="score", dtype="FP32", dims=(targets,)),)
     assert classes is not None
     return (
         OutputTensor(name="label", dtype="INT64", dims=(1,)),

@@ -30,7 +30,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Features, target and ids of some rows: num float32[n,k], cat int32[n,m], target float32[n], rows int64[n]."""
+    """Features, target and ids of some rows: num float32[n,k], cat int32[n,m], target float32[n]
+    ([n, k] with several targets), rows int64[n]."""
 
     num: Array
     cat: Array
@@ -190,13 +191,21 @@ def seal_part(
         "files": {
             name: {"dtype": dtype, "shape": shape}
             for (name, dtype), shape in zip(
-                _FILES, ([count, len(numeric)], [count, len(categorical)], [count], [count]), strict=True
+                _FILES,
+                ([count, len(numeric)], [count, len(categorical)], _target_shape(folder, count), [count]),
+                strict=True,
             )
         },
         "digest": digest.hexdigest(),
     }
     (folder / HEADER).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
     return digest.hexdigest()
+
+
+def _target_shape(folder: Path, count: int) -> list[int]:
+    """[count], or with several targets [count, targets]: as many as there were written."""
+    targets = (folder / "target.f32").stat().st_size // (4 * count)
+    return [count] if targets == 1 else [count, targets]
 
 
 def read_split(path: Path | str, split: str) -> SplitArrays:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from serin.errors import NetworkUnfit
 from serin.models.shape import TableShape
 from serin.models.stages import Stage, named_stages
+from serin.models.table import units_of
 from serin.spec.stages import ModelSpec
 
 # What code that is not ours may raise. Not everything: memory and signals have their own meaning.
@@ -53,8 +54,8 @@ class OwnNetwork(nn.Module):
             reason = f"gives a {type(made).__name__}, not a torch.nn.Module"
             raise NetworkUnfit(module=spec.module, reason=reason)
         self.network, self.has_units = made, shape.units
-        self.register_buffer("scale", torch.ones(()))
-        self.register_buffer("shift", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(units_of(shape)))
+        self.register_buffer("shift", torch.zeros(units_of(shape)))
         _try(self.network, spec.module, shape)
 
     def forward(self, num: Tensor, cat: Tensor) -> Tensor:

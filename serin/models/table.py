@@ -53,6 +53,11 @@ class CategoryTable(nn.Embedding):
         return leaf
 
 
+def units_of(shape: TableShape) -> tuple[int, ...]:
+    """The form of a regression's scale and shift: one number, or one for each of several targets."""
+    return (shape.outputs,) if shape.units and shape.outputs > 1 else ()
+
+
 class TableNetwork(nn.Module):
     """(num float32[n, k], cat int64[n, m]) -> float32[n, outputs]: logits, or the value itself in a regression."""
 
@@ -70,8 +75,8 @@ class TableNetwork(nn.Module):
             self.width += size * len(shape.sizes)
         # A regression learns its target in standard units and answers in the target's own; logits have none.
         self.has_units = shape.units
-        self.register_buffer("scale", torch.ones(()))
-        self.register_buffer("shift", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(units_of(shape)))
+        self.register_buffer("shift", torch.zeros(units_of(shape)))
 
     def flat(self, num: Tensor, cat: Tensor) -> Tensor:
         """All columns side by side: float32[n, width]."""

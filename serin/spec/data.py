@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from serin.expressions import ExpressionError, parse
 from serin.spec.checks import CheckSpec
@@ -20,6 +20,7 @@ from serin.spec.split import SplitSpec
 RESERVED = ("score", "label", "probabilities", "row", "target")
 """Names that an answer or a golden row has for itself; no column of a request may have them."""
 
+_TARGET_NAME = re.compile(r"[A-Za-z0-9_]{1,40}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 Origin = Source | Literal["derived"]
 
@@ -35,17 +36,47 @@ def checked_expression(text: str) -> str:
 
 
 class TargetSpec(Section):
-    expression: str
+    """One target, or several of the same task by name: then `score` has one column for each, in this order."""
+
+    expression: str  # with several: all of them, as text for people
+    expressions: dict[str, str] | None = Field(default=None, min_length=2)
     task: Literal["binary", "multiclass", "regression"]
 
-    @field_validator("expression")
+    @model_validator(mode="before")
     @classmethod
-    def _parses(cls, text: str) -> str:
-        return checked_expression(text)
+    def _tell_all(cls, given: Any) -> Any:
+        if isinstance(given, dict) and isinstance(given.get("expressions"), dict):
+            text = "; ".join(f"{name}: {each}" for name, each in given["expressions"].items())
+            if given.get("expression") not in (None, text):
+                raise ValueError("give expression for one target or expressions for several, not both")
+            return {**given, "expression": text}
+        return given
+
+    @model_validator(mode="after")
+    def _parse(self) -> Self:
+        for name, text in self.each.items():
+            checked_expression(text)
+            if name and not _TARGET_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a target: letters, digits and '_', at most 40")
+        if self.expressions is not None and self.task == "multiclass":
+            raise ValueError(
+                "several targets are all binary or all regression; train a model for each multiclass one"
+            )
+        return self
+
+    @property
+    def each(self) -> dict[str, str]:
+        """The expressions by name; a single one has none."""
+        return {"": self.expression} if self.expressions is None else self.expressions
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of several targets."""
+        return () if self.expressions is None else tuple(self.expressions)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return parse(self.expression).columns
+        return tuple(dict.fromkeys(column for text in self.each.values() for column in parse(text).columns))
 
 
 class DataSpec(Section):
@@ -215,6 +246,8 @@ class DataSpec(Section):
             yield "data.split.gap", "needs data.time: it is a time"
         if self.split_kind == "stratified" and self.target.task == "regression":
             yield "data.split.kind", "stratified needs classes; a regression has none: use random or temporal"
+        if self.split_kind == "stratified" and self.target.names:
+            yield "data.split.kind", "stratified needs one target to go by; use random or temporal"
 
     @property
     def late(self) -> frozenset[str]:

@@ -76,6 +76,7 @@ class PipelineSpec(Section):
         if self.training.prune is not None and model.kind not in ("mlp", "dcn"):
             yield "training.prune", f"cuts hidden layers of mlp and dcn, not of {model.kind}; take it out"
         if self.has_data:
+            yield from self._several_targets_problems()
             if not self.features:
                 yield "features", "is missing; name the columns that the model learns from"
             if model.task is not None:
@@ -93,6 +94,18 @@ class PipelineSpec(Section):
             yield "features", "are made of data, which is missing; take them out or add data"
         if model.kind == "onnx" and model.golden is None:
             yield "model.golden", "is missing; without data an ONNX file needs rows (.npz) to be proven with"
+
+    def _several_targets_problems(self) -> Iterator[tuple[str, str]]:
+        if not self.data.target.names:
+            return
+        if self.training.class_weights is not None:
+            yield "training.class_weights", "are of one target's classes; data.target.expressions has several"
+        for index, feature in enumerate(self.features):
+            if any(step.name == "target_encode" for step in feature.steps):
+                yield (
+                    f"features[{index}].steps",
+                    "target_encode needs one target; data.target.expressions has several",
+                )
 
     @property
     def has_data(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -28,9 +30,13 @@ def scores_of(logits: Tensor, task: Task) -> Tensor:
 
 
 def evaluate(
-    network: nn.Module, table: ResidentTable | MappedTable, task: Task, world: World
+    network: nn.Module,
+    table: ResidentTable | MappedTable,
+    task: Task,
+    world: World,
+    targets: Sequence[str] = (),
 ) -> dict[str, float]:
-    """The split's metrics, the same on all ranks. Always in full fp32, without dropout.
+    """The split's metrics, the same on all ranks. Always in full fp32, without dropout. `targets`: names of several.
 
     FloatingPointError when a score is not finite: such weights are not to be kept.
     """
@@ -45,7 +51,7 @@ def evaluate(
             end = min(stop, begin + _BATCH_ROWS)
             batch = table.slice(begin, end) if begin < end else table.slice(0, 1)
             scores = scores_of(network(batch.num, batch.cat), task)
-            pieces.append(torch.cat([batch.target[:, None], scores], dim=1)[: end - begin])
+            pieces.append(torch.cat([batch.target.view(len(batch.target), -1), scores], dim=1)[: end - begin])
     network.train()
     mine = torch.cat(pieces)
     padded = torch.nn.functional.pad(mine, (0, 0, 0, per_rank - len(mine)))
@@ -53,8 +59,10 @@ def evaluate(
     found = {}
     if gathered:
         rows = torch.cat(gathered)[: table.rows].numpy()
-        finite = bool(np.isfinite(rows[:, 1:]).all())
-        found = judge_scores(rows[:, 0], rows[:, 1:], task) if finite else {_NOT_FINITE: 1.0}
+        width = len(targets) or 1
+        truth, scored = rows[:, :width] if targets else rows[:, 0], rows[:, width:]
+        finite = bool(np.isfinite(scored).all())
+        found = judge_scores(truth, scored, task, targets) if finite else {_NOT_FINITE: 1.0}
     found = world.share(found)
     if _NOT_FINITE in found:
         raise FloatingPointError("a score is not finite")

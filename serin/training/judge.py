@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from serin import metrics
@@ -9,8 +11,14 @@ from serin.formats.schema import Task
 from serin.formats.shards import Array
 
 
-def judge_scores(target: Array, scores: Array, task: Task) -> dict[str, float]:
-    """Metrics by name. AUC is left out where only one class is there: it cannot be measured."""
+def judge_scores(target: Array, scores: Array, task: Task, targets: Sequence[str] = ()) -> dict[str, float]:
+    """Metrics by name. AUC is left out where only one class is there: it cannot be measured.
+
+    Of several targets the mean of each metric, and the metric of each as auc_<name>.
+    """
+    if targets:
+        each = [judge_scores(target[:, at], scores[:, [at]], task) for at in range(len(targets))]
+        return metrics.mean_and_each(dict(zip(targets, each, strict=True)))
     match task:
         case "binary":
             chance = np.ascontiguousarray(scores[:, 0])

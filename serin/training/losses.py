@@ -14,7 +14,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss_of(task: Task, *, scale: Tensor | None = None, weights: Tensor | None = None) -> Loss:
-    """(logits float[n, outputs], target float[n]) -> one number. `scale`: a regression's unit."""
+    """(logits float[n, outputs], target float[n], or [n, k] of several) -> one number. `scale`: a regression's unit."""
     match task:
         case "binary":
             return _weighted(_binary, weights)
@@ -22,7 +22,14 @@ def loss_of(task: Task, *, scale: Tensor | None = None, weights: Tensor | None =
             return _weighted(_multiclass, weights)
         case "regression":  # in standard units, so that the learning rate does not depend on the target's
             unit = torch.ones(()) if scale is None else scale
-            return lambda values, target: functional.mse_loss(values[:, 0].float() / unit, target / unit)
+            return lambda values, target: functional.mse_loss(
+                _like(values, target).float() / unit, target / unit
+            )
+
+
+def _like(answers: Tensor, target: Tensor) -> Tensor:
+    """One column for each target; without columns where there is one target."""
+    return answers[:, 0] if target.dim() == 1 else answers
 
 
 def _weighted(each: Callable[[Tensor, Tensor, str], Tensor], weights: Tensor | None) -> Loss:
@@ -32,7 +39,8 @@ def _weighted(each: Callable[[Tensor, Tensor, str], Tensor], weights: Tensor | N
 
 
 def _binary(logits: Tensor, target: Tensor, reduction: str) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(logits[:, 0].float(), target, reduction=reduction)
+    answers = _like(logits, target).float()
+    return functional.binary_cross_entropy_with_logits(answers, target, reduction=reduction)
 
 
 def _multiclass(logits: Tensor, target: Tensor, reduction: str) -> Tensor:

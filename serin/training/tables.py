@@ -64,11 +64,15 @@ class ResidentTable:
         # Four bytes a column, floats by their bits: num, then cat, then the target. A GPU gathers rows of a multiple
         # of 16 bytes with its widest loads.
         self._target = self._numeric + self._codes
-        width = -(-(self._target + 1) // _GPU_WORDS) * _GPU_WORDS if self.on_gpu else self._target + 1
+        self._several = split.target[0].ndim == 2
+        used = self._target + (split.target[0].shape[1] if self._several else 1)
+        width = -(-used // _GPU_WORDS) * _GPU_WORDS if self.on_gpu else used
+        self._targets = slice(self._target, used)
         self._packed = torch.zeros((self.rows, width), dtype=torch.int32, device=device)
         start = 0
         for num, cat, target in zip(split.num, split.cat, split.target, strict=True):
-            words = [np.ascontiguousarray(part).view(np.int32) for part in (num, cat, target[:, None])]
+            answers = target.reshape(len(target), -1)
+            words = [np.ascontiguousarray(part).view(np.int32) for part in (num, cat, answers)]
             rows = torch.from_numpy(np.concatenate(words, axis=1))
             self._packed[start : start + len(target), : rows.shape[1]] = rows.to(device)
             start += len(target)
@@ -88,7 +92,7 @@ class ResidentTable:
         return Batch(
             num=words[:, : self._numeric].view(torch.float32),
             cat=words[:, self._numeric : self._target].long(),
-            target=words[:, self._target].view(torch.float32),
+            target=words[:, self._targets if self._several else self._target].view(torch.float32),
         )
 
 

@@ -85,7 +85,7 @@ def _shape(data: DatasetDescription) -> TableShape:
     return TableShape(
         numeric=len(data.numeric),
         sizes=tuple(column.size for column in data.categorical),
-        outputs=len(data.classes or ()) if data.task == "multiclass" else 1,
+        outputs=data.outputs,
         units=data.task == "regression",
     )
 
@@ -167,7 +167,7 @@ def _measure(job: TrainingJob, data: DatasetDescription, ask: Ask, what: str) ->
             row = int(np.argmin(np.isfinite(logits).all(axis=1)))
             raise ModelUnfit(what=what, reason=f"it answers row {row} of the {split} rows with {logits[row]}")
         target = np.concatenate([target for target, _ in pieces])
-        found = judge_scores(target, scores(logits, data.task), data.task)
+        found = judge_scores(target, scores(logits, data.task), data.task, data.targets)
         metrics |= {f"{split}_{name}": value for name, value in found.items()}
     return metrics
 

@@ -158,7 +158,7 @@ class _Run:
         shape = {
             "numeric": len(self._data.numeric),
             "sizes": sizes_of(self._data),
-            "outputs": _outputs(self._data),
+            "outputs": self._data.outputs,
         }
         record = {
             "model": self._job.model.model_dump(),
@@ -203,14 +203,14 @@ def tree_settings(job: TrainingJob, data: DatasetDescription) -> dict[str, Any]:
         **_DEFAULTS,
         **job.model.options,
         "objective": _OBJECTIVE[data.task],
-        "eval_metric": _METRIC[data.task],
+        "eval_metric": "logloss" if data.task == "binary" and data.targets else _METRIC[data.task],
         "tree_method": "hist",
         "device": "cuda" if job.gpu else "cpu",
         "nthread": _threads(data),
         "seed": job.training.seed,
         "verbosity": 1,
     }
-    return {**settings, "num_class": _outputs(data)} if data.task == "multiclass" else settings
+    return {**settings, "num_class": data.outputs} if data.task == "multiclass" else settings
 
 
 def quantiles(
@@ -250,7 +250,8 @@ def quantiles(
 def _judge(booster: Any, job: TrainingJob, data: DatasetDescription, split: str) -> dict[str, float]:
     arrays, sizes = read_split(job.dataset, split), sizes_of(data)
     margin = [margins(booster, num, cat, sizes) for num, cat in zip(arrays.num, arrays.cat, strict=True)]
-    return judge_scores(np.concatenate(arrays.target), scores(np.concatenate(margin), data.task), data.task)
+    found = scores(np.concatenate(margin), data.task)
+    return judge_scores(np.concatenate(arrays.target), found, data.task, data.targets)
 
 
 def _threads(data: DatasetDescription) -> int:
@@ -261,10 +262,6 @@ def _threads(data: DatasetDescription) -> int:
 
 def sizes_of(data: DatasetDescription) -> list[int]:
     return [column.size for column in data.categorical]
-
-
-def _outputs(data: DatasetDescription) -> int:
-    return len(data.classes or ()) if data.task == "multiclass" else 1
 
 
 def _first_line(text: str) -> str:

@@ -122,6 +122,7 @@ def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[],
         job=job,
         choices=choices,
         task=description.task,
+        targets=description.targets,
         learner=learner,
         loader=_loader(job, choices, table, learner),
         valid=_table(description, job, "valid", world, shape),
@@ -262,7 +263,7 @@ def _shape(description: DatasetDescription) -> TableShape:
     return TableShape(
         numeric=len(description.numeric),
         sizes=tuple(column.size for column in description.categorical),
-        outputs=len(description.classes or ()) if description.task == "multiclass" else 1,
+        outputs=description.outputs,
         units=description.task == "regression",
     )
 
@@ -278,8 +279,9 @@ def _table(
 def _set_units(network: nn.Module, split: SplitArrays) -> None:
     """The network answers in the target's unit and learns in standard ones."""
     target = np.concatenate(split.target).astype(np.float64)
-    network.get_buffer("shift").fill_(target.mean())
-    network.get_buffer("scale").fill_(target.std() or 1.0)
+    deviation = target.std(axis=0)
+    network.get_buffer("shift").copy_(torch.as_tensor(target.mean(axis=0)))
+    network.get_buffer("scale").copy_(torch.as_tensor(np.where(deviation > 0, deviation, 1.0)))
 
 
 if __name__ == "__main__":
