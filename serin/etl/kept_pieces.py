@@ -73,7 +73,11 @@ class Keeping:
     def path(self, piece: Piece) -> Path:
         file = origin_of(piece.file)
         origin = [file.path, file.size, file.modified, file.partition]
-        return Path(self.folder) / entry_name([origin, piece.first_row, piece.rows])
+        groups = [
+            Path(piece.file.path).name,
+            piece.groups,
+        ]  # of the file itself, or of one it was rewritten to
+        return Path(self.folder) / entry_name([origin, groups, piece.first_row, piece.rows])
 
     def count(self, pieces: Sequence[Piece]) -> int:
         """How many of the pieces are there."""

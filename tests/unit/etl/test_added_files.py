@@ -183,3 +183,17 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
     with pytest.raises(SourceUnreadable, match=r"a\.csv cannot be read: it changed while it was read"):
         build(spec, store)
     assert [path for path in (tmp_path / "store" / "kept").rglob("*") if path.is_file()] == []
+
+
+def test_a_file_that_moves_by_one_of_its_pieces_is_not_mistaken_for_itself(tmp_path: Path) -> None:
+    frame, folder, store = trips(), tmp_path / "in", Store(str(tmp_path / "store"))
+    folder.mkdir()
+    for name, start in (("b", 0), ("c", 200)):
+        frame.iloc[start : start + 200].to_parquet(folder / f"{name}.parquet", row_group_size=100)
+    spec = spec_over(tmp_path, windows=False)
+    build(spec, store, piece_rows=100)
+    frame.iloc[400:500].to_parquet(folder / "d.parquet")
+    build(spec, store, piece_rows=100)  # keeps its pieces
+    (folder / "d.parquet").rename(folder / "a.parquet")  # in front: all others move by 100 rows
+    moved = build(spec, store, piece_rows=100)
+    assert moved.digest == build(spec, Store(str(tmp_path / "fresh")), piece_rows=100).digest
