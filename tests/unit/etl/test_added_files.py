@@ -4,12 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serin.errors import SourceUnreadable
 from serin.etl import tables
@@ -197,3 +200,27 @@ def test_a_file_that_moves_by_one_of_its_pieces_is_not_mistaken_for_itself(tmp_p
     (folder / "d.parquet").rename(folder / "a.parquet")  # in front: all others move by 100 rows
     moved = build(spec, store, piece_rows=100)
     assert moved.digest == build(spec, Store(str(tmp_path / "fresh")), piece_rows=100).digest
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.data())
+def test_whatever_happens_to_the_files_the_dataset_is_that_of_a_first_build(data: st.DataObject) -> None:
+    frame, names = trips(300), [f"{letter}.{form}" for letter in "abcd" for form in ("parquet", "csv")]
+    with tempfile.TemporaryDirectory() as place:
+        home = Path(place)
+        spec, store = spec_over(home, windows=data.draw(st.booleans())), Store(str(home / "store"))
+        folder = home / "in"
+        folder.mkdir()
+        for lap in range(3):
+            for name in data.draw(st.lists(st.sampled_from(names), min_size=2, max_size=3, unique=True)):
+                start = data.draw(st.sampled_from([0, 50, 100, 150]))
+                part = frame.iloc[start : start + 100]
+                if (folder / name).exists() and data.draw(st.booleans()):
+                    (folder / name).unlink()
+                elif name.endswith("csv"):
+                    part.to_csv(folder / name, index=False)
+                else:
+                    part.to_parquet(folder / name, row_group_size=data.draw(st.sampled_from([25, 50])))
+            if any(folder.iterdir()):
+                grown = build(spec, store, piece_rows=50)
+                assert grown.digest == build(spec, Store(str(home / f"fresh-{lap}")), piece_rows=50).digest
