@@ -1,0 +1,83 @@
+"""Models that came through other doors, in a real Triton: trees with two targets, and a model that takes images."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from serin.artifacts import NO_DATASET, Bundle, Checkpoint, Release
+from serin.commands.stages import make_dataset
+from serin.export.build import export_model
+from serin.export.predict import Scorer
+from serin.formats.bundle import read_golden, read_schema
+from serin.serving.client import predict
+from serin.serving.releases import Releases
+from serin.spec.load import load_spec
+from serin.store import Store
+from serin.training import trees
+from serin.training.job import TrainingJob
+from tests.e2e.serving_host import ChildHost, wait_for
+from tests.unit.export.test_own_inputs import IMAGES, chances, picture_model, spec_in, taken_over
+from tests.unit.test_several_targets import LATE, several
+
+
+def pictures(folder: Path, store: Store) -> Bundle:
+    spec = spec_in(folder / "own", picture_model())
+    return export_model(spec, taken_over(spec, folder / "run"), NO_DATASET, store=store, lineage={})
+
+
+def two_targets(folder: Path, store: Store) -> Bundle:
+    spec = load_spec(several(folder / "data", LATE, "binary", model={"kind": "xgboost", "rounds": 15}))
+    dataset, run = make_dataset(spec, say=lambda _: None), folder / "trees"
+    run.mkdir()
+    job = TrainingJob(
+        model=spec.model, training=spec.training, dataset=dataset.path, dataset_digest=dataset.digest,
+        processes=1, gpu=False,
+    )  # fmt: skip
+    trees.train(job, run, lambda: False)
+    checkpoint = Checkpoint(path=str(run / "result"), step=1, metrics={})
+    return export_model(spec, checkpoint, dataset, store=store, lineage={})
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="serin-doors-"))  # short: it holds unix sockets
+    monkeypatch.setenv("SERIN_HOME", str(folder / "home"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_trees_and_images_are_answered_by_triton_as_in_this_process(place: Path) -> None:
+    store, host = Store(str(place / "store")), ChildHost()
+    releases = Releases(place / "releases", host=host, store=store)
+    bundles = [make(place, store) for make in (pictures, two_targets)]
+    try:
+        for bundle in bundles:
+            releases.start(Release(model=bundle.model, version=bundle.version))
+        for bundle in bundles:
+            release = Release(model=bundle.model, version=bundle.version)
+
+            def ready(release: Release = release) -> bool:
+                return releases.state(release) == "ready"
+
+            wait_for(release.name, ready, host, release.name, within_s=60)
+            releases.verify(release)  # the golden rows, over HTTP and gRPC
+            folder = Path(bundle.path)
+            golden = read_golden(folder, read_schema(folder))
+            found = predict(releases.endpoint(release).http, bundle.model, golden.inputs, read_schema(folder))
+            for name, values in golden.outputs.items():
+                assert np.abs(found[name] - values).max() < 1e-5, name
+    finally:
+        for release in releases.running():
+            releases.stop(release)
+        host.stop_all()
+    own = Scorer(bundles[0].path).answers(pa.table({"image": IMAGES.tolist()}))["probabilities"]
+    assert own == pytest.approx(chances(IMAGES), abs=1e-5)
+    assert len(golden) > 100
+    assert golden.outputs["score"].shape[1] == 2
