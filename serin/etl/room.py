@@ -53,11 +53,11 @@ def shared_room(room_bytes: int) -> int:
 def plan_rows(layout: Layout, table: Table, *, room_bytes: int, workers: int, least: int, most: int) -> int:
     """Rows per piece: enough pieces for all workers, `least` to `most` rows each, and none too large for its room.
 
-    In steps of two times, so that a table which grows a little is cut as before, and its old pieces are found again.
+    Doubled where a table has grown enough, not little by little: a table that grows is cut as before, and its old
+    pieces are found again.
     """
     even = max(least, min(most, 1 << (-(-table.rows // (2 * workers))).bit_length() - 1))
-    fitting = room_bytes // row_bytes(layout, table)
-    return max(MIN_ROWS, min(even, 1 << max(fitting.bit_length() - 1, 0)))
+    return max(MIN_ROWS, min(even, room_bytes // row_bytes(layout, table)))
 
 
 def plan_gpu_rows(layout: Layout, table: Table, *, room_bytes: int, gpus: int) -> int:
