@@ -163,6 +163,8 @@ def _with_best_variant(
     chosen, judged = judge_variants(court, variants, ground.say)
     outputs = run_in_batches(chosen.runs, golden.inputs, court.outputs, len(golden))
     apart = _check_front_and_core(court, chosen) if ground.split else None
+    runtime = measure_threads(chosen.model, golden, export.batch_mix, court.outputs)
+    runtime = replace(runtime, spread=_spread(court, chosen, outputs))
     engine = None
     if chosen.variant.device == "tensorrt":
         cache = environment.home() / "cache" / "tensorrt"
@@ -177,12 +179,19 @@ def _with_best_variant(
         golden=golden,
         outputs=outputs,
         report=replace(report, engine_key=engine[1] if engine else None).with_variants(
-            chosen.variant.name,
-            judged,
-            apart,
-            measure_threads(chosen.model, golden, export.batch_mix, court.outputs),
+            chosen.variant.name, judged, apart, runtime
         ),
     )
+
+
+def _spread(court: Court, chosen: Entry, outputs: Mapping[str, Array]) -> float:
+    """How far scores move with the size of the batch: what a client may see between one request and another."""
+    name, largest = court.outputs[-1], 0.0
+    for size in (1, 8, 64):
+        found = run_in_batches(chosen.runs, court.golden.inputs, [name], size)[name]
+        scale = np.maximum(1.0, np.abs(outputs[name]))
+        largest = max(largest, float(np.max(np.abs(found - outputs[name]) / scale, initial=0.0)))
+    return largest
 
 
 def _check_front_and_core(court: Court, chosen: Entry) -> float:

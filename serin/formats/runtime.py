@@ -13,10 +13,12 @@ GATE = "gate.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """`threads`: for one run. `mix_us`: for each number of threads tried, the mean time of a request."""
+    """`threads`: for one run. `mix_us`: for each number of threads tried, the mean time of a request. `spread`: how far
+    a golden row's score moved with the size of its batch, at most; 8-bit layers round otherwise in other company."""
 
     threads: int = 1
     mix_us: dict[str, float] = field(default_factory=dict)
+    spread: float = 0.0
 
 
 def read_runtime(bundle: Path) -> Runtime:
@@ -29,6 +31,7 @@ def read_runtime(bundle: Path) -> Runtime:
         threads = section.get("threads", 1)
         if not isinstance(threads, int) or threads < 1:
             raise ValueError(f"{threads!r} is no number of threads")
-        return Runtime(threads=threads, mix_us=dict(section.get("mix_us", {})))
+        spread = float(section.get("spread", 0.0))
+        return Runtime(threads=threads, mix_us=dict(section.get("mix_us", {})), spread=spread)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error

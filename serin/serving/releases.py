@@ -12,6 +12,7 @@ import numpy as np
 from serin.artifacts import Endpoint, Release
 from serin.errors import NameInvalid, PredictionFailed, ReleaseNotReady, VerificationFailed
 from serin.formats.bundle import Golden, read_golden
+from serin.formats.runtime import read_runtime
 from serin.formats.schema import Schema, read_schema
 from serin.formats.wire import Array
 from serin.serving.client import Protocol, predict
@@ -34,6 +35,7 @@ ReleaseState = Literal["absent", "starting", "ready", "dead"]
 FORMAT, VERSION = "serin.release", 1
 
 _TOLERANCE = 1e-5  # absolute and relative; the same graph on the same runtime gave the golden answers
+_SPREADS = 4  # ... or so many times as far as its scores move with the size of their batch
 _SINGLE_ROWS = 3
 
 
@@ -94,6 +96,7 @@ class Releases:
         golden = read_golden(folder, schema)
         endpoint = self.endpoint(release)
         batch_rows = min(64, serving_settings(bundle).max_batch_rows)
+        tolerance = max(_TOLERANCE, _SPREADS * read_runtime(folder).spread)
         few = {name: values[:_SINGLE_ROWS] for name, values in golden.inputs.items()}
         urls: dict[Protocol, str] = {"http": endpoint.http, "grpc": endpoint.grpc}
         for protocol, url in urls.items():
@@ -111,7 +114,7 @@ class Releases:
                     )
                 except PredictionFailed as error:
                     raise VerificationFailed(release=release.name, reason=f"{protocol}: {error}") from error
-                _compare(release, protocol, golden, answer)
+                _compare(release, protocol, golden, answer, tolerance)
 
     def stop(self, release: Release) -> None:
         """Nothing of the release is left: process, shared memory, folder. Its log stays."""
@@ -165,13 +168,15 @@ class Releases:
         return place
 
 
-def _compare(release: Release, protocol: str, golden: Golden, answer: dict[str, Array]) -> None:
+def _compare(
+    release: Release, protocol: str, golden: Golden, answer: dict[str, Array], tolerance: float
+) -> None:
     for name, given in answer.items():
         wanted = golden.outputs[name][: len(given)]
         if given.shape != wanted.shape:
             reason = f"{name!r} has shape {given.shape}, its bundle says {wanted.shape}"
             raise VerificationFailed(release=release.name, reason=f"{protocol}: {reason}")
-        near = np.isclose(given, wanted, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
+        near = np.isclose(given, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
         wrong = np.flatnonzero(~near.reshape(len(near), -1).all(axis=1))
         if wrong.size:
             reason = (
