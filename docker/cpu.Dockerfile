@@ -16,7 +16,7 @@ COPY flows flows
 COPY tasks tasks
 COPY deployments deployments
 COPY triton_models triton_models
-RUN /opt/serin/bin/pip install --constraint constraints.txt ".[cpu,flows]"
+RUN /opt/serin/bin/pip install --constraint constraints.txt ".[cpu,flows,xgboost]"
 
 FROM ${PYTHON_IMAGE}
 
