@@ -40,7 +40,7 @@ PURE_MAY_IMPORT = {
         for name in ("betting", "blocks", "evidence", "guards", "histogram", "plan", "state", "verdict")
     ),
 }  # fmt: skip
-GPU_ONLY = {"cudf", "cupy", "cupyx", "dask_cuda", "pynvml", "rmm"}  # of the extra `gpu`, absent here
+GPU_ONLY = {"cudf", "cupy", "cupyx", "dask_cuda", "pynvml", "rmm", "tensorrt"}  # for GPUs, absent here
 
 
 def test_a_triton_model_imports_only_what_triton_s_environment_holds() -> None:
@@ -94,7 +94,8 @@ def test_a_process_does_not_load_what_it_must_not_pay_for(module: str, never: se
 def test_every_imported_package_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    declared = {_distribution(text) for text in [*project["dependencies"], *extras["cpu"], *extras["flows"]]}
+    named = [text for extra, texts in extras.items() if extra not in ("dev", "gpu") for text in texts]
+    declared = {_distribution(text) for text in [*project["dependencies"], *named]}
     owners = {
         package: {_distribution(name) for name in names}
         for package, names in packages_distributions().items()
