@@ -111,14 +111,28 @@ def diff_models(
 
 
 def import_model(
-    folder: Annotated[Path, typer.Argument(help="A version's folder, from another store.")],
-    name: Annotated[str | None, typer.Option(help="Under another name. [default: its own]")] = None,
+    folder: Annotated[
+        Path, typer.Argument(help="A version's folder from another store, or a Triton repository.")
+    ],
+    name: Annotated[str | None, typer.Option(help="Under this name. [default: a version's own]")] = None,
+    entry: Annotated[str | None, typer.Option(help="Of a repository: the model that clients ask.")] = None,
+    with_code: Annotated[
+        bool, typer.Option("--with-code", help="Take a repository's own model.py too.")
+    ] = False,
 ) -> None:
-    """Take a version from elsewhere, verified, under the next number of this store."""
+    """Take a version, or a team's own Triton repository, under the next number of this store."""
     from serin.export.take_over import import_bundle
+    from serin.export.take_repository import import_repository, is_repository
     from serin.store import Store
 
-    bundle = import_bundle(folder, Store.open(), name=name)
+    if is_repository(folder):
+        if name is None:
+            raise SpecError(
+                where=str(folder), problems=[("", "is a Triton repository; give it a name: --name")]
+            )
+        bundle = import_repository(folder, Store.open(), name=name, entry=entry, with_code=with_code)
+    else:
+        bundle = import_bundle(folder, Store.open(), name=name)
     show(f"{bundle.model} version {bundle.version} in {bundle.path}")
 
 

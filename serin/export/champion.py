@@ -131,7 +131,7 @@ def _open_live(live: Bundle) -> tuple[Scorer, PipelineSpec]:
     try:
         scorer = Scorer(live.path)
         before = load_spec(read_yaml((Path(live.path) / "spec.yaml").read_text(encoding="utf-8")))
-    except (BundleBroken, ExportFailed, SpecError, OSError) as error:
+    except (BundleBroken, ExportFailed, PredictionFailed, SpecError, OSError) as error:
         raise _Incomparable(f"the live model cannot be opened: {error}") from error
     return scorer, before
 

@@ -28,6 +28,9 @@ class Scorer:
         folder = Path(bundle_folder)
         self.manifest = verify_bundle(folder)
         self.schema = read_schema(folder)
+        if MODEL not in self.manifest.files:
+            reason = "it is a Triton repository, which only a server can run; ask it through the gateway"
+            raise PredictionFailed(model=self.manifest.name, status="refused", reason=reason)
         self._session = open_session(folder / MODEL, threads=threads)
 
     def answers(self, table: pa.Table | pd.DataFrame) -> dict[str, Array]:

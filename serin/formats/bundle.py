@@ -1,7 +1,8 @@
 """A published model version on disk: the manifest that binds its files, and the golden rows with their answers.
 
-A bundle is data, never code: no pickle, no links, no reference to a file outside. Nothing of a bundle may be used
-before `verify_bundle` has let it pass.
+A bundle is data, never code: no pickle, no links, no reference to a file outside; the one exception is a team's own
+Triton repository, which is taken only when told to. Nothing of a bundle may be used before `verify_bundle` has let it
+pass.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ FORMAT, VERSION = "serin.bundle", 1
 MANIFEST, MODEL, GOLDEN = "manifest.json", "model.onnx", "golden.parquet"
 FRONT, CORE = "front.onnx", "core.onnx"  # for a GPU: the same model in two, strings and features apart
 PLAN = "model.plan"  # the core as a TensorRT engine
+REPOSITORY = "repository"  # instead of a graph: a team's own Triton models, each in its folder
+_DEPTH, _REPOSITORY_DEPTH = 3, 8  # folders and name of a file
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -211,7 +214,8 @@ def _relative(folder: Path, path: Path) -> str:
 def _valid_path(name: str) -> str:
     """`name` when it stays inside the bundle and is plain everywhere; else ValueError."""
     parts = PurePosixPath(name).parts
-    if not 1 <= len(parts) <= 3 or "/".join(parts) != name or not all(map(_PART.fullmatch, parts)):
+    deepest = _REPOSITORY_DEPTH if parts[:1] == (REPOSITORY,) else _DEPTH
+    if not 1 <= len(parts) <= deepest or "/".join(parts) != name or not all(map(_PART.fullmatch, parts)):
         raise ValueError(f"{name!r} is no name for a bundle's file")
     return name
 

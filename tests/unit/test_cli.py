@@ -45,7 +45,7 @@ COMMAND_LINE = {
     "rollout back": "[MODEL] [--to] [--why] [--follow --no-follow]",
     "models list": "[--json]",
     "models diff": "[MODEL] [LEFT] [RIGHT] [--json]",
-    "models import": "[FOLDER] [--name]",
+    "models import": "[FOLDER] [--name] [--entry] [--with-code]",
     "models show": "[MODEL] [VERSION] [--json]",
     "models verify": "[MODEL] [VERSION]",
     "predict": "[MODEL] [ROWS] [--out -o] [--version] [--batch] [--workers] [--scheduler] [--grpc]",

@@ -1,0 +1,115 @@
+"""A team's own Triton model repository becomes a version, as it is: ensembles and own model.py included.
+
+It brings what no export here could find out: `schema.json` (what clients send and get) and `golden.parquet` (request
+rows with the answers they must get) beside the models' folders. Nothing of it is run here; a release of it takes no
+traffic before it has answered its golden rows, and its code runs where Triton runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from serin.artifacts import Bundle, Release
+from serin.errors import ExportFailed
+from serin.export.champion import ChampionReport
+from serin.formats.bundle import GOLDEN, MANIFEST, REPOSITORY, read_golden, write_manifest
+from serin.formats.schema import FILE as SCHEMA
+from serin.formats.schema import Schema, read_schema
+from serin.spec.names import valid_model_name
+from serin.store import Store
+
+_CONFIG = "config.pbtxt"
+_CODE = (".py", ".so", ".pyc")
+_TRITON = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "INT8": "TYPE_INT8"}
+
+
+def is_repository(folder: Path) -> bool:
+    """Does it hold models' folders with Triton's configurations, and is it no bundle?"""
+    return not (folder / MANIFEST).exists() and any(folder.glob(f"*/{_CONFIG}"))
+
+
+def import_repository(
+    folder: Path, store: Store, *, name: str, entry: str | None = None, with_code: bool = False
+) -> Bundle:
+    """`entry`: the model that clients ask; by itself the one called `name`, the only ensemble or the only model."""
+    configs = {path.parent.name: _read_config(path) for path in sorted(folder.glob(f"*/{_CONFIG}"))}
+    asked = _entry(configs, valid_model_name(name), entry)
+    schema = read_schema(folder)
+    _check_schema(schema, configs[asked], asked)
+    golden = read_golden(folder, schema)
+    if not len(golden):
+        raise ExportFailed(
+            what="the repository", reason=f"{folder / GOLDEN} has no rows: nothing could prove it"
+        )
+    files = [path for model in configs for path in sorted((folder / model).rglob("*")) if path.is_file()]
+    code = [path for path in files if path.suffix in _CODE]
+    if code and not with_code:
+        first = code[0].relative_to(folder)
+        reason = f"it holds code that Triton will run ({first}); say --with-code when you trust it"
+        raise ExportFailed(what="the repository", reason=reason)
+    release = Release(model=name, version=store.reserve_version(name))
+    with store.workspace() as work:
+        for path in files:
+            target = work / REPOSITORY / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        for file in (SCHEMA, GOLDEN):
+            shutil.copyfile(folder / file, work / file)
+        champion = ChampionReport(verdict="not compared", reason="a model repository runs in Triton only")
+        _write_json(work / "champion.json", champion.to_json())
+        write_manifest(
+            work,
+            name=release.model,
+            model_version=release.version,
+            spec_digest="",
+            lineage={"repository": {"entry": asked, "models": sorted(configs), "code": bool(code)}},
+            metrics={},
+        )
+        return store.publish_bundle(release.model, release.version, work)
+
+
+def _read_config(path: Path) -> Any:
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+    except (OSError, ValueError, text_format.ParseError) as error:
+        raise ExportFailed(what="the repository", reason=f"{path}: {error}") from error
+
+
+def _entry(configs: Mapping[str, Any], name: str, entry: str | None) -> str:
+    ensembles = [model for model, config in configs.items() if config.HasField("ensemble_scheduling")]
+    for found in ([entry] if entry else [], [name], ensembles, list(configs)):
+        known = [model for model in found if model in configs]
+        if len(known) == 1:
+            return known[0]
+        if found == [entry]:
+            break
+    reason = f"which of {sorted(configs)} do clients ask? name it with --entry"
+    raise ExportFailed(what="the repository", reason=reason)
+
+
+def _check_schema(schema: Schema, config: Any, entry: str) -> None:
+    """What schema.json promises is what the entry's configuration says."""
+    for what, ours, theirs in (
+        ("input", schema.inputs, config.input),
+        ("output", schema.outputs, config.output),
+    ):
+        promised = {tensor.name: _TRITON[tensor.dtype] for tensor in ours}
+        found = {tensor.name: model_config_pb2.DataType.Name(tensor.data_type) for tensor in theirs}
+        for name in promised.keys() | found.keys():
+            if promised.get(name) != found.get(name):
+                reason = (
+                    f"{what} {name!r} is {promised.get(name, 'absent')} in schema.json and "
+                    f"{found.get(name, 'absent')} in {entry}/{_CONFIG}"
+                )
+                raise ExportFailed(what="the repository", reason=reason)
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")

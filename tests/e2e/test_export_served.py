@@ -1,0 +1,142 @@
+"""What was exported, as a real Triton serves it: equal to bulk scores; a team's own repository, taken as it is."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from serin.artifacts import Release
+from serin.errors import ExportFailed, PredictionFailed, VerificationFailed
+from serin.export.build import export_model
+from serin.export.predict import Scorer
+from serin.export.take_repository import import_repository
+from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, read_schema, write_schema
+from serin.formats.wire import to_wire
+from serin.serving.client import predict
+from serin.serving.releases import Releases
+from serin.store import Store
+from tests.e2e.serving_host import ChildHost, wait_for
+from tests.unit.export.small_dataset import flights, make_trained
+
+DOUBLE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            (tensor,) = request.inputs()
+            made = pb_utils.Tensor("out", tensor.as_numpy() * np.float32(2))
+            answers.append(pb_utils.InferenceResponse(output_tensors=[made]))
+        return answers
+"""
+CONFIG = """
+name: "double"
+backend: "python"
+max_batch_size: 64
+input {{ name: "in" data_type: TYPE_FP32 dims: 1 }}
+output {{ name: "out" data_type: TYPE_FP32 dims: 1 }}
+instance_group {{ kind: KIND_CPU count: 1 }}
+"""
+ENSEMBLE = """
+name: "twice"
+platform: "ensemble"
+max_batch_size: 64
+input { name: "weight" data_type: TYPE_FP32 dims: 1 }
+output { name: "score" data_type: TYPE_FP32 dims: 1 }
+ensemble_scheduling {
+  step {
+    model_name: "double" model_version: -1
+    input_map { key: "in" value: "weight" } output_map { key: "out" value: "once" }
+  }
+  step {
+    model_name: "double" model_version: -1
+    input_map { key: "in" value: "once" } output_map { key: "out" value: "score" }
+  }
+}
+"""
+
+
+@contextmanager
+def served(store: Store, release: Release) -> Iterator[tuple[Releases, str]]:
+    host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-e2e-"))
+    releases = Releases(folder, host=host, store=store)
+    try:
+        releases.start(release)
+        wait_for(release.name, lambda: releases.state(release) == "ready", host, release.name, within_s=60)
+        yield releases, releases.endpoint(release).http
+    finally:
+        for each in releases.running():
+            releases.stop(each)
+        host.stop_all()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_bulk_scores_equal_the_served_ones(tmp_path: Path) -> None:
+    trained = make_trained(tmp_path, "binary")
+    store = Store(str(tmp_path / "store"))
+    bundle = export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
+    release, rows = Release(model=bundle.model, version=bundle.version), flights(300)
+    bulk = Scorer(bundle.path).answers(rows)["score"]
+    schema = read_schema(Path(bundle.path))
+    with served(store, release) as (releases, url):
+        releases.verify(release)
+        columns = to_wire(rows, schema)
+        for size in (1, 100, 300):
+            answer = predict(url, release.model, columns, schema, "http", release.version, batch_rows=size)
+            np.testing.assert_allclose(answer["score"], bulk, rtol=0, atol=1e-6)
+
+
+def own_repository(folder: Path, factor: float = 4.0) -> Path:
+    """An ensemble of one model, twice, with its own code; golden rows say what it must answer."""
+    (folder / "double" / "1").mkdir(parents=True)
+    (folder / "double" / "1" / "model.py").write_text(DOUBLE)
+    (folder / "double" / "config.pbtxt").write_text(CONFIG.format())
+    (folder / "twice" / "1").mkdir(parents=True)
+    (folder / "twice" / "config.pbtxt").write_text(ENSEMBLE)
+    column = InputColumn(name="weight", dtype="FP32", kind="float", null=NULL_OF_KIND["float"])
+    outputs = (OutputTensor(name="score", dtype="FP32", dims=(1,)),)
+    write_schema(folder, Schema(task="regression", inputs=(column,), outputs=outputs))
+    weight = np.arange(10, dtype=np.float32)
+    table = {"weight": weight, "score": weight * np.float32(factor), "row": np.arange(10)}
+    pq.write_table(pa.table(table), folder / "golden.parquet")
+    return folder
+
+
+def test_a_team_s_own_repository_is_served_as_it_is_and_must_answer_its_golden_rows(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    with pytest.raises(ExportFailed, match=r"code that Triton will run \(double/1/model.py\)"):
+        import_repository(own_repository(tmp_path / "own"), store, name="weights")
+    for factor, right in ((4.0, True), (5.0, False)):
+        folder = own_repository(tmp_path / f"own-{factor}", factor)
+        bundle = import_repository(folder, store, name="weights", with_code=True)
+        release = Release(model=bundle.model, version=bundle.version)
+        with served(store, release) as (releases, _):
+            if right:
+                releases.verify(release)
+            else:
+                with pytest.raises(VerificationFailed, match="2 of 3 rows differ in 'score'"):
+                    releases.verify(release)
+    assert store.versions("weights") == [1, 2]
+    with pytest.raises(PredictionFailed, match="only a server can run"):
+        Scorer(bundle.path)
+
+
+def test_a_repository_that_is_not_what_its_schema_says_is_refused(tmp_path: Path) -> None:
+    folder = own_repository(tmp_path / "own")
+    config = folder / "twice" / "config.pbtxt"
+    config.write_text(
+        ENSEMBLE.replace('name: "weight" data_type: TYPE_FP32', 'name: "mass" data_type: TYPE_FP32')
+    )
+    with pytest.raises(ExportFailed, match=r"input '(mass|weight)' is .* in twice/config.pbtxt"):
+        import_repository(folder, Store(str(tmp_path / "store")), name="weights", with_code=True)
+    with pytest.raises(ExportFailed, match="which of"):
+        import_repository(folder, Store(str(tmp_path / "store")), name="weights", entry="thrice")
