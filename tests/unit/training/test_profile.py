@@ -1,0 +1,28 @@
+"""A trace on demand, also of a run that is over soon."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training import worker
+from serin.training.job import TrainingJob
+from serin.training.progress import Follower
+from serin.training.world import World
+from tests.fakes.datasets import make_dataset
+
+
+def test_a_short_run_is_traced_and_says_where(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data", rows={"train": 2000, "valid": 100})
+    job = TrainingJob(
+        model=ModelSpec(hidden=(8,)), training=TrainingSpec(epochs=2, batch_rows=500, step="eager"),
+        dataset=dataset.path, dataset_digest=dataset.digest, processes=1, gpu=False, profile=True,
+    )  # fmt: skip
+    follower = Follower(tmp_path)
+    worker.train(job, tmp_path, World(rank=0, size=1, device=torch.device("cpu")), lambda: False)
+    (record,) = [record for record in follower.read() if record["event"] == "trace"]
+    events = json.loads(Path(record["path"]).read_text())["traceEvents"]
+    assert any("addmm" in str(event.get("name")) for event in events)
