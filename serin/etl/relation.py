@@ -126,9 +126,11 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
     dropped = dict(related.dropped) | {"null_target": len(rows) - count_true(keep)}
     unknown = {} if data.time is None else count_unknown(columns, layout.kept, target.null)
     if time is not None:
-        timed = time != INT64_NULL
-        dropped["null_time"] = count_true(keep & ~timed)
-        keep &= timed
+        dropped["null_time"] = 0
+        if len(time) and int(time.min()) == INT64_NULL:  # the smallest of all
+            timed = time != INT64_NULL
+            dropped["null_time"] = count_true(keep & ~timed)
+            keep &= timed
     group = None if data.split.group is None else beside(group_hashes(columns[data.split.group]), target.null)
     found = Prepared(
         columns={name: compact(columns[name]) for name in layout.kept},

@@ -44,7 +44,10 @@ class Column:
 
     def null_count(self, rows: Array | None = None) -> int:
         """How many of these rows are null; of all, when none are named."""
-        return count_true((self if rows is None else self[beside(rows, self.values)]).null)
+        some = self if rows is None else self[beside(rows, self.values)]
+        if self.kind != "float" and (not len(some) or int(some.values.min()) != null_of(self.kind)):
+            return 0  # a null is the smallest of all
+        return count_true(some.null)
 
     @property
     def xp(self) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from serin.errors import BundleBroken
 FORMAT, VERSION = "serin.shard", 1
 PART_ROWS = 2**20
 HEADER = "header.json"
-_BLOCK_BYTES = 2**18  # that stay in the processor's cache from the page cache to the digest
 _FILES = (("num.f32", "<f4"), ("cat.i32", "<i4"), ("target.f32", "<f4"), ("rows.i64", "<i8"))
 
 Array = npt.NDArray[Any]
@@ -243,10 +243,11 @@ def _map(file: Path, dtype: str, shape: Sequence[int]) -> Array:
 
 
 def _digest_file(digest: Any, file: Path) -> None:
-    block = memoryview(bytearray(_BLOCK_BYTES))
-    with file.open("rb", buffering=0) as content:
-        while count := content.readinto(block):
-            digest.update(block[:count])
+    with file.open("rb") as content:
+        if os.fstat(content.fileno()).st_size == 0:  # an empty file cannot be mapped
+            return
+        with mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            digest.update(mapped)
 
 
 def _digest_columns(digest: Any, num: Array, numeric: Sequence[str], approximate: Sequence[str]) -> None:
