@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from serin.etl.json2parquet import read_json
 from serin.etl.sources import format_of, remote_errors
 from serin.formats.dataset import SourceFile
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _GROUP_ROWS = 2**18
 _READERS = {"csv": read_csv, "json": read_json, "arrow": read_arrow}
 
@@ -32,6 +34,8 @@ def convert(file: SourceFile, target: Path) -> None:
     except remote_errors() as error:
         raise SourceUnreadable(table=file.table, path=file.path, reason=str(error)) from error
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+        if getattr(error, "errno", None) in _FULL:  # it was the writing that failed
+            raise
         raise broken_text(file, error) from error
 
 

@@ -36,6 +36,14 @@ class Kept:
         """The files that were converted, in a store's folder of what is kept."""
         return cls(folder / "converted")
 
+    def usable(self) -> bool:
+        """Whether anything can be kept here."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return False
+        return os.access(self._folder, os.W_OK)
+
     def file(self, made_from: Any, make: Callable[[Path], None]) -> Path:
         """The entry made from this (anything JSON can say); `make` writes it to a path when it is not there."""
         path = self._folder / entry_name(made_from)

@@ -89,7 +89,7 @@ def kept_or_made(keeping: Keeping | None, piece: Piece, make: Callable[[], T], k
     if keeping is None:
         return make()
     path = keeping.path(piece)
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # most often: it is not there
         found = read_piece_file(path)
         if isinstance(found, kind):
             path.touch()  # still of use

@@ -163,7 +163,7 @@ def _as_parquet(
         number, file = numbered
         if format_of(file.path) in ("parquet", None):
             return file
-        if kept is not None and file.modified:
+        if kept is not None and file.modified and kept.usable():
             return local_copy(kept.file(conversion_of(file), partial(_convert_whole, file)), file)
         target = scratch / f"{name}-{number}.parquet"
         convert(file, target)

@@ -188,6 +188,19 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
     assert [path for path in (tmp_path / "store" / "kept").rglob("*") if path.is_file()] == []
 
 
+def test_where_nothing_can_be_kept_the_build_goes_on(tmp_path: Path, converted: list[str]) -> None:
+    for part in range(2):
+        write(tmp_path / "in", f"{part}.csv", part)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "kept").write_text("a file where a folder would be")
+    spec = spec_over(tmp_path)
+    for part in (2, 3):
+        write(tmp_path / "in", f"{part}.csv", part)
+        made = build(spec, Store(str(tmp_path / "store")))
+    assert converted.count("0.csv") == 2
+    assert made.digest == build(spec, Store(str(tmp_path / "fresh"))).digest
+
+
 def test_a_file_that_moves_by_one_of_its_pieces_is_not_mistaken_for_itself(tmp_path: Path) -> None:
     frame, folder, store = trips(), tmp_path / "in", Store(str(tmp_path / "store"))
     folder.mkdir()
