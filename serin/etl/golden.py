@@ -24,7 +24,7 @@ from serin.formats.schema import InputColumn, Kind
 from serin.formats.ulps import alike
 
 _CHANGED_ROWS = 64
-_UNSEEN_TEXT, _UNSEEN_INT = "serin-unseen-value", 9_007_199_254_740_993
+_UNSEEN_TEXT, _UNSEEN_INT = "serin-unseen-välue-鳥", 9_007_199_254_740_993
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

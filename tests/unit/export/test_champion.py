@@ -125,11 +125,12 @@ def test_a_changed_target_is_said_and_passed(home: Path, live: tuple[Path, Bundl
 def test_a_live_model_that_cannot_be_compared_stops_the_candidate(home: Path) -> None:
     model = home / "store" / "models" / NAME / "versions" / "1" / "model.onnx"
     model.write_bytes(model.read_bytes()[:-1] + b"\0")
+    spec = spec_of(home / "data")
     with pytest.raises(
         ChampionRefused, match="cannot be compared with the live version 1: the live model cannot"
     ):
-        retrain(spec_of(home / "data"))
-    report = champion_of(retrain(spec_of(home / "data"), override="bob"))
+        publish_model(spec, say=lambda _: None)
+    report = champion_of(publish_model(spec, override="bob", say=lambda _: None))
     assert (report["verdict"], report["overridden_by"], report["overall"]) == ("overridden", "bob", None)
 
 
