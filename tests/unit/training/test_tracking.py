@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training.job import TrainingJob
 from serin.training.launch import train
+from serin.training.tracking import tracked
 from tests.fakes.datasets import make_dataset
 
 MODEL = ModelSpec(hidden=(8,))
@@ -40,13 +42,16 @@ def test_epochs_settings_and_the_receipt_reach_mlflow(
     assert [point.step for point in curve] == [4, 8]
 
 
-def test_an_mlflow_that_takes_nothing_is_told_once_and_the_training_goes_on(
+def test_an_mlflow_that_takes_nothing_is_told_once_and_holds_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    (tmp_path / "a-file").write_text("")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/a-file/inside")
-    dataset = make_dataset(tmp_path / "data", rows=SMALL)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    job = TrainingJob(model=MODEL, training=TRAINING, dataset="", dataset_digest="", processes=1, gpu=False)
     said: list[str] = []
-    train(MODEL, TRAINING, dataset, folder=tmp_path / "run", say=said.append)
-    assert sum("MLflow does not take the metrics" in line for line in said) == 1
+    with tracked(job, tmp_path, said.append) as tracker:
+        for step in range(3):
+            tracker.hear({"event": "epoch", "t": 0.0, "step": step, "metrics": {"loss": 1.0}})
+    (line,) = said
+    assert line.startswith("MLflow does not take the metrics: ")
+    assert line.endswith("/progress.jsonl")
