@@ -21,14 +21,14 @@ from serin.etl.engine import Engine
 from serin.etl.kept import Kept
 from serin.etl.kept_pieces import Keeping
 from serin.etl.large_joins import load_joins
-from serin.etl.layout import lay_out
+from serin.etl.layout import Layout, lay_out
 from serin.etl.progress import Progress
 from serin.etl.relation import LoadedJoin
 from serin.etl.report import Heard
 from serin.etl.room import shared_room
 from serin.etl.seal import canonical
 from serin.etl.sources import find_files
-from serin.etl.tables import Piece, open_table
+from serin.etl.tables import Piece, Table, open_table
 from serin.formats.dataset import FORMAT, VERSION, SourceFile
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
@@ -105,22 +105,13 @@ def _compute(
     piece_rows: int | None,
 ) -> str:
     """Fills the folder `result`; the dataset's digest."""
-    converted = Kept.converted(earlier.kept)
-    tables = {name: open_table(name, found, scratch, converted) for name, found in sources.items()}
-    if converted.found:
-        asked = converted.found + converted.made
-        say(f"{converted.found} of {asked} files to be converted were found as they were converted before")
+    tables = _open_tables(sources, earlier, scratch, say)
     layout = lay_out(data, features, tables)
     main = tables[data.main]
     partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
     say(f"{main.rows:,} rows in {main.name}{partners}")
     heard = Heard(say)
-    keeping = None
-    if (
-        earlier.known and len(sources[data.main]) > 1
-    ):  # who builds again will build again, and tables grow by files
-        others = [file for name, found in sources.items() if name != data.main for file in found]
-        keeping = Keeping.of(earlier.kept, earlier.family, data, layout, others)
+    keeping = _keeping(data, layout, sources, earlier)
 
     def run(engine: Engine, pieces: Sequence[Piece], rows: int) -> str:
         _empty(result)
@@ -148,6 +139,27 @@ def _compute(
     return run_with_room(
         run, table=main, layout=layout, etl=etl, scratch=scratch, say=say, piece_rows=piece_rows
     )
+
+
+def _open_tables(
+    sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier, scratch: Path, say: Say
+) -> dict[str, Table]:
+    converted = Kept.converted(earlier.kept)
+    tables = {name: open_table(name, found, scratch, converted) for name, found in sources.items()}
+    if converted.found:
+        asked = converted.found + converted.made
+        say(f"{converted.found} of {asked} files to be converted were found as they were converted before")
+    return tables
+
+
+def _keeping(
+    data: DataSpec, layout: Layout, sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier
+) -> Keeping | None:
+    """Where pieces are kept for the next build: who builds again will build again, and tables grow by files."""
+    if not earlier.known or len(sources[data.main]) < 2:
+        return None
+    others = [file for name, found in sources.items() if name != data.main for file in found]
+    return Keeping.of(earlier.kept, earlier.family, data, layout, others)
 
 
 def find_dataset(

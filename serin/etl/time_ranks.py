@@ -156,7 +156,7 @@ def rows_in(prepared: Prepared, ranges: Sequence[Range]) -> list[Inside]:
     found = []
     extent = time_extent(prepared)
     for each in ranges:
-        before, inside = 0, cast(Any, slice(0, 0))
+        before, inside = 0, cast("Any", slice(0, 0))
         if not each.meets(extent):
             before = extent.rows if extent.high < each.start else 0
         elif extent.low >= each.start and extent.high < each.end:
