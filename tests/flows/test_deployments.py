@@ -97,6 +97,7 @@ def test_a_run_finds_its_code_from_any_folder(api: str, tmp_path: Path) -> None:
         "flows.pipeline.pipeline": "pipeline",
         "flows.placed.pipeline": "pipeline",
         "flows.roll_out.roll_out": "roll_out",
+        "flows.search.search": "search",
         "flows.stages.etl": "etl",
         "flows.stages.export": "export",
         "flows.stages.train": "train",
@@ -110,7 +111,7 @@ def test_the_parameters_of_both_pipelines_are_the_same(api: str) -> None:
         found[f"pipeline/{name}"]["parameter_openapi_schema"]["properties"] for name in ("inline", "placed")
     )
     assert inline == placed
-    assert list(inline) == ["spec", "fresh", "serve"]
+    assert list(inline) == ["spec", "fresh", "serve", "override"]
 
 
 def test_a_stage_that_is_asked_for_wrongly_is_refused_before_it_runs(api: str) -> None:
