@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serin.metrics import accuracy, auc, log_loss, rmse
+from serin.metrics import accuracy, auc, log_loss, paired_bootstrap, rmse
 
 
 def pairwise_auc(target: np.ndarray, score: np.ndarray) -> float:
@@ -81,3 +81,48 @@ def test_rmse_is_in_the_unit_of_the_target() -> None:
 def test_no_rows_is_no_measurement() -> None:
     with pytest.raises(ValueError, match="no rows"):
         rmse([], [])
+
+
+def resamples_of(rows: int, count: int) -> list[np.ndarray]:
+    """The rows that the bootstrap draws, in its order."""
+    random = np.random.default_rng(0)
+    return [random.integers(0, rows, rows) for _ in range(count)]
+
+
+@pytest.mark.parametrize("metric", ["auc", "logloss", "accuracy", "rmse"])
+def test_a_bootstrap_gives_the_metric_s_difference_in_every_resample(metric: str) -> None:
+    random = np.random.default_rng(4)
+    target = (random.random(80) < 0.4).astype(np.float32)
+    ours = np.round(np.clip(target * 0.3 + random.random(80) * 0.7, 0.01, 0.99), 1)  # with ties
+    theirs = np.clip(random.random(80), 0.01, 0.99)
+    compute = {
+        "auc": auc,
+        "logloss": log_loss,
+        "rmse": rmse,
+        "accuracy": lambda truth, score: accuracy(truth, score > 0.5),
+    }[metric]
+    wanted = [
+        compute(target[drawn], ours[drawn]) - compute(target[drawn], theirs[drawn])
+        for drawn in resamples_of(80, 20)
+    ]
+    found = paired_bootstrap(metric, target, ours, theirs, resamples=20)
+    np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
+def test_a_bootstrap_of_several_classes_takes_probabilities() -> None:
+    random = np.random.default_rng(4)
+    target = random.integers(0, 3, 60)
+    ours, theirs = (random.dirichlet(np.ones(3), 60) for _ in range(2))
+    for metric, compute in (
+        ("logloss", log_loss),
+        ("accuracy", lambda truth, chance: accuracy(truth, chance.argmax(axis=1))),
+    ):
+        wanted = [compute(target[d], ours[d]) - compute(target[d], theirs[d]) for d in resamples_of(60, 9)]
+        np.testing.assert_allclose(paired_bootstrap(metric, target, ours, theirs, resamples=9), wanted)
+
+
+def test_the_same_model_differs_from_itself_in_no_resample_and_one_class_has_no_auc() -> None:
+    target, score = np.array([0, 1, 1, 0]), np.array([0.1, 0.8, 0.7, 0.9])
+    assert not paired_bootstrap("auc", target, score, score, resamples=50).any()
+    with pytest.raises(ValueError, match="no resample of 4 rows gives a auc"):
+        paired_bootstrap("auc", np.ones(4), score, score, resamples=5)
