@@ -76,6 +76,20 @@ def test_when_the_gpu_is_full_the_host_goes_on_and_it_is_said(
     assert any("the GPU was full" in line or "memory did not suffice" in line for line in said)
 
 
+@pytest.mark.usefixtures("one_gpu")
+def test_several_targets_go_through_a_gpu_unchanged(
+    few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = spec_of(few_flights).model_dump(mode="json", by_alias=True)
+    late = {"late": "arr_delay > 15", "early": "arr_delay < -10"}
+    given["data"]["target"] = {"expressions": late, "task": "binary"}
+    spec = load_spec(given)
+    expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
+    cupy.install(monkeypatch)
+    assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 3000) == expected
+    assert expected != digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "one")
+
+
 def test_the_columns_of_steps_that_only_the_host_knows_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serin.etl.device.GPU_STEPS", frozenset({"fill_median", "normalize"}))
     spec = load_spec(
