@@ -18,7 +18,7 @@ from serin.training import launch, worker
 from serin.training.files import only_one
 from serin.training.status import Status
 from tests.fakes.datasets import make_dataset
-from tests.unit.training.runs import ALONE, MODEL, WAIT_S, is_alive, job_of, made, records, train_here
+from tests.unit.training.runs import ALONE, MODEL, is_alive, job_of, made, records, train_here
 
 ROOT = Path(__file__).parents[3]
 
@@ -138,11 +138,3 @@ def test_more_processes_than_leased_gpus_are_refused(tmp_path: Path) -> None:
             folder=tmp_path / "run",
             devices=("GPU-a",),
         )
-
-
-@pytest.mark.parametrize(
-    ("module", "unwanted"), [("serin.training.worker", "prefect"), ("serin.training.launch", "torch")]
-)
-def test_what_a_module_must_never_load(module: str, unwanted: str) -> None:
-    code = f"import sys, {module}; sys.exit({unwanted!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=WAIT_S).returncode == 0
