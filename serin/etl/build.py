@@ -110,35 +110,70 @@ def _compute(
     main = tables[data.main]
     partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
     say(f"{main.rows:,} rows in {main.name}{partners}")
-    heard = Heard(say)
-    keeping = _keeping(data, layout, sources, earlier)
+    attempt = _Attempt(
+        data=data,
+        features=features,
+        layout=layout,
+        tables=tables,
+        files=[file for found in sources.values() for file in found],
+        previous=earlier.previous,
+        keeping=_keeping(data, layout, sources, earlier),
+        scratch=scratch,
+        result=result,
+        say=Heard(say),
+    )
+    return run_with_room(
+        attempt, table=main, layout=layout, etl=etl, scratch=scratch, say=say, piece_rows=piece_rows
+    )
 
-    def run(engine: Engine, pieces: Sequence[Piece], rows: int) -> str:
-        _empty(result)
-        engine.tell = progress = Progress(say)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """Fills the folder `result` with what an engine makes of pieces; called again when memory did not suffice."""
+
+    data: DataSpec
+    features: Sequence[FeatureSpec]
+    layout: Layout
+    tables: Mapping[str, Table]
+    files: Sequence[SourceFile]
+    previous: Dataset | None
+    keeping: Keeping | None
+    scratch: Path
+    result: Path
+    say: Heard
+
+    def __call__(self, engine: Engine, pieces: Sequence[Piece], rows: int) -> str:
+        """The dataset's digest."""
+        _empty(self.result)
+        engine.tell = progress = Progress(self.say)
         progress.begin("read and joined")
-        joins = load_joins(
-            layout, tables, room_bytes=shared_room(engine.room_bytes), scratch=scratch, say=say
-        )
+        data, features, layout, scratch = self.data, self.features, self.layout, self.scratch
+        room = shared_room(engine.room_bytes)
+        joins = load_joins(layout, self.tables, room_bytes=room, scratch=scratch, say=self.say)
         held = hold_pieces(
-            engine, pieces, data, features, layout, joins, scratch, rows=rows, say=heard, keeping=keeping
+            engine,
+            pieces,
+            data,
+            features,
+            layout,
+            joins,
+            scratch,
+            rows=rows,
+            say=self.say,
+            keeping=self.keeping,
         )
         assembly = Assembly(
             data=data,
             features=features,
             layout=layout,
             joins=[join for join in joins if isinstance(join, LoadedJoin)],
-            files=[file for found in sources.values() for file in found],
-            previous=earlier.previous,
+            files=self.files,
+            previous=self.previous,
             engine=engine,
-            say=heard,
+            say=self.say,
             progress=progress,
         )
-        return assembly.fill(held, result)
-
-    return run_with_room(
-        run, table=main, layout=layout, etl=etl, scratch=scratch, say=say, piece_rows=piece_rows
-    )
+        return assembly.fill(held, self.result)
 
 
 def _open_tables(
