@@ -60,22 +60,10 @@ def first_choices(
         raise TrainingRefused(folder=folder, reason=str(error)) from error
     shares = world.size if strategy in ("ddp", "fsdp") else 1
     if kept:
-        if kept.batch_rows % shares:
-            counts = [count for count in range(1, 65) if kept.batch_rows % count == 0]
-            reason = (
-                f"the run has {kept.batch_rows} rows per step, which do not divide over {world.size} processes; "
-                f"these do: {', '.join(map(str, counts))}"
-            )
-            raise TrainingRefused(folder=folder, reason=reason)
-        moved = kept.device != device  # what was measured there says nothing here
-        fresh: dict[str, object] = {
-            "device": device,
-            "precision": _precision(training, world),
-            "step": "auto",
-        }
-        where = {"strategy": strategy, "strategy_reason": why, "ranks": world.size}
-        changes = {**where, **(fresh if moved else {})}
-        return kept.model_copy(update=changes)
+        where: dict[str, object] = {"strategy": strategy, "strategy_reason": why, "ranks": world.size}
+        if strategy == "pipeline" and kept.parts < world.size:  # was none before
+            where["parts"] = _parts(training, strategy, kept.batch_rows, world, folder)
+        return _taken_up(kept, training, world, folder, shares).model_copy(update=where)
     sizes = _sizes(job, world, rows, shares, folder)
     if not sizes:
         reason = f"{rows} training rows do not fill {shares} process(es)"
@@ -94,6 +82,21 @@ def first_choices(
         by_row=by_row,
         parts=_parts(training, strategy, sizes[-1], world, folder),
     )
+
+
+def _taken_up(kept: Choices, training: TrainingSpec, world: World, folder: Path, shares: int) -> Choices:
+    """The choices of an earlier attempt, here. The rows per step stay, whoever shares them now."""
+    if kept.batch_rows % shares:
+        counts = [count for count in range(1, 65) if kept.batch_rows % count == 0]
+        reason = (
+            f"the run has {kept.batch_rows} rows per step, which do not divide over {world.size} processes; "
+            f"these do: {', '.join(map(str, counts))}"
+        )
+        raise TrainingRefused(folder=folder, reason=reason)
+    if kept.device == _device(world):
+        return kept
+    fresh = {"device": _device(world), "precision": _precision(training, world), "step": "auto"}
+    return kept.model_copy(update=fresh)  # what was measured there says nothing here
 
 
 def final_choices(

@@ -172,10 +172,10 @@ def test_ranks_of_fsdp_that_were_stopped_end_with_the_same_weights(tmp_path: Pat
 def test_a_run_goes_on_with_other_ranks_and_another_strategy_and_its_batch(
     tmp_path: Path, dataset: Dataset, trained: Path
 ) -> None:
-    """A pipeline of two, stopped; then tensor parallel, stopped; then one process to the end."""
+    """Tensor parallel, stopped; then a pipeline, stopped; then one process to the end."""
     settings = {"clip_norm": 0.5, "checkpoint_every_steps": 3}
     folder = tmp_path / "run"
-    for strategy in ("pipeline", "tensor"):
+    for strategy in ("tensor", "pipeline"):
         made = job(tmp_path, dataset, 2, TRANSFORMER, strategy=strategy, **settings)
         assert train(made, folder, stop_at=1) == [Preempted.exit_code] * 2
     assert train(job(tmp_path, dataset, 1, TRANSFORMER, **settings), folder) == [0]
@@ -183,7 +183,7 @@ def test_a_run_goes_on_with_other_ranks_and_another_strategy_and_its_batch(
     assert difference(folder, trained / "pipeline-transformer-1") < TOLERANCE
     started = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
     resumed = [(record["ranks"], record["strategy"]) for record in started if record["event"] == "started"]
-    assert resumed == [(2, "pipeline"), (2, "tensor"), (1, "ddp")]
+    assert resumed == [(2, "tensor"), (2, "pipeline"), (1, "ddp")]
 
 
 def test_out_of_memory_of_several_ranks_is_taken_up_with_smaller_parts(
