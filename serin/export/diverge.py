@@ -1,6 +1,9 @@
-"""Where a variant leaves its reference: the first node, in the order of calculation, whose result is another.
+"""Where a variant leaves its reference: the first node, in the order of calculation, that makes something else of what
+it is given.
 
-Both graphs are asked for the tensors that bear the same name in each, for the rows that showed the difference.
+Both graphs are asked for the tensors that bear the same name in each, for the rows that showed the difference. A node
+is then judged by itself: the reference's operator is given what the variant's was given, so that neither an error from
+before nor the noise that all layers add hides the one that is wrong.
 """
 
 from __future__ import annotations
@@ -10,11 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+from onnx import helper
 
-from serin.export.inner import float_tensors, run_with_inner
-from serin.export.session import Device
+from serin.errors import ExportFailed
+from serin.export.inner import run_with_inner
+from serin.export.session import RUNTIME_ERRORS, Device, open_session
 from serin.formats.wire import Array
 
+_SEEN = "_DequantizeLinear_Output"  # as ONNX Runtime's quantiser names it
 _SMALL = 0.01  # of a common row's value: a row that is nearly nothing is not measured by itself
 
 
@@ -39,39 +45,70 @@ def first_divergence(
     allowed: float,
     device: Device = "cpu",
 ) -> Divergence | None:
-    """The first node that is off by more than `allowed`; else the one that adds most to what its inputs are off by."""
+    """The first node that is off by more than `allowed`; else the one that is off most."""
     given = {name for node in variant.graph.node for name in node.output}
-    tensors = [name for name in float_tensors(reference) if name in given]
-    wanted = run_with_inner(reference, feed, tensors)
-    found = run_with_inner(variant, feed, tensors, device)
-    apart = {name: _apart(found[name], wanted[name]) for name in tensors}
-    best: tuple[float, Divergence] | None = None
+    tensors = [name for node in reference.graph.node for name in node.output if name in given]
+    wanted = {**feed, **run_with_inner(reference, feed, tensors)}
+    # What those behind a quantised tensor see of it: a Relu may live in its clamp alone.
+    seen = {name: f"{name}{_SEEN}" if f"{name}{_SEEN}" in given else name for name in tensors}
+    inner = run_with_inner(variant, feed, list(seen.values()), device)
+    found = {**feed, **{name: inner[other] for name, other in seen.items()}}
+    worst: Divergence | None = None
     for node in reference.graph.node:
-        for tensor in (name for name in node.output if name in apart):
-            here = Divergence(node=node.name, operator=node.op_type, tensor=tensor, apart=apart[tensor])
-            if not apart[tensor] <= allowed:
-                return here
-            added = apart[tensor] - max((apart.get(name, 0.0) for name in node.input), default=0.0)
-            if best is None or added > best[0]:
-                best = added, here
-    return None if best is None or best[0] <= 0 else best[1]
+        result = node.output[0]
+        if result not in found:
+            continue
+        made = _by_reference(reference, node, wanted, found)
+        apart = _apart(found[result], wanted[result] if made is None else made)
+        here = Divergence(node=node.name, operator=node.op_type, tensor=result, apart=apart)
+        if not apart <= allowed:
+            return here
+        if worst is None or apart > worst.apart:
+            worst = here
+    return None if worst is None or worst.apart <= 0 else worst
+
+
+def _by_reference(
+    model: onnx.ModelProto, node: onnx.NodeProto, wanted: Mapping[str, Array], found: Mapping[str, Array]
+) -> Array | None:
+    """What the reference's operator makes of the variant's inputs; None where they do not fit it."""
+    names = [name for name in dict.fromkeys(node.input) if name in wanted]
+    inputs = {name: found.get(name, wanted[name]).astype(wanted[name].dtype) for name in names}
+    graph = helper.make_graph(
+        [node],
+        "one",
+        [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(array.dtype), list(array.shape)
+            )
+            for name, array in inputs.items()
+        ],
+        [onnx.ValueInfoProto(name=node.output[0])],
+        initializer=[tensor for tensor in model.graph.initializer if tensor.name in node.input],
+    )
+    alone = helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version)
+    try:
+        return np.asarray(open_session(alone).run([node.output[0]], inputs)[0])
+    except ExportFailed:
+        return None
+    except RUNTIME_ERRORS:
+        return None
 
 
 def _apart(found: Array, wanted: Array) -> float:
     """The largest difference in a row, as a share of the row's largest value: no extreme row may hide the others."""
     if found.shape != wanted.shape:
         return float("inf")
+    if not wanted.size:
+        return 0.0
+    found, wanted = found.astype(np.float64), wanted.astype(np.float64)
     both = np.isfinite(wanted)
     if not np.array_equal(both, np.isfinite(found)):
         return float("inf")
-    if not wanted.size:
-        return 0.0
     rows = len(wanted) if wanted.ndim > 1 else 1
-    value = np.where(both, np.abs(wanted, dtype=np.float64), 0.0).reshape(rows, -1).max(axis=1)
+    value = np.where(both, np.abs(wanted), 0.0).reshape(rows, -1).max(axis=1)
     with np.errstate(invalid="ignore"):
-        difference = (
-            np.where(both, np.abs(found.astype(np.float64) - wanted), 0.0).reshape(rows, -1).max(axis=1)
-        )
+        difference = np.where(both, np.abs(found - wanted), 0.0).reshape(rows, -1).max(axis=1)
     common = np.sort(value[value > 0])
     scale = np.maximum(value, _SMALL * common[len(common) // 4]) if len(common) else value
     return float(np.max(np.where(scale > 0, difference / np.where(scale > 0, scale, 1.0), difference)))

@@ -4,11 +4,19 @@ import numpy as np
 import onnx
 import pytest
 
+from serin.export.int8 import to_int8
 from serin.export.judge import _choose, judge_variants
 from serin.export.judged import Judged
 from serin.export.network import Network
 from serin.export.variants import Unavailable, Variant
-from tests.unit.export.small_court import copy_of, small_court, small_network, wrong_from, wrong_scale
+from tests.unit.export.small_court import (
+    copy_of,
+    rows_of,
+    small_court,
+    small_network,
+    wrong_from,
+    wrong_scale,
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +38,18 @@ def test_a_layer_with_a_wrong_scale_is_refused_with_reason_and_node(network: Net
     assert "'score' differs from fp32" in found.reason
     assert "at batch size 1, first in row 5" in found.reason
     assert "node 'first' (Gemm) is off by" in found.reason
+
+
+def test_a_quantised_layer_with_the_wrong_scale_is_told_from_one_with_the_right_one(network: Network) -> None:
+    honest = to_int8(network.graph, rows_of(512, 5))
+    assert isinstance(honest, onnx.ModelProto)
+    poisoned = copy_of(honest)
+    layer = next(node for node in network.graph.graph.node if node.name == "plain").input[1]
+    scale = next(tensor for tensor in poisoned.graph.initializer if tensor.name == f"{layer}_scale")
+    scale.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(scale) * 2, scale.name))
+    found = judge(network, Variant(name="int8", graph=honest), Variant(name="int8 again", graph=poisoned))
+    assert found["int8"].status != "rejected", found["int8"].reason
+    assert (found["int8 again"].status, found["int8 again"].node) == ("rejected", "plain")
 
 
 @pytest.mark.parametrize("node", ["first", "plain"])
