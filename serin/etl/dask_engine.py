@@ -28,7 +28,7 @@ _LocalCluster: Any = distributed.LocalCluster
 _Client: Any = distributed.Client
 _as_completed: Any = distributed.as_completed
 CONNECT_S = 10.0
-_FAN_IN = 8  # partial results merged at once
+_FAN_IN = 4  # partial results merged at once: they are all in one worker then
 _WORKER_SHARE = 0.15  # of what a worker has free: Dask stops giving it work at 0.8, and ends it at 0.95
 
 
