@@ -1,4 +1,5 @@
 """The whole chain on this machine: tables, stack, pipeline, a served model, predictions beside what really happened.
+Then, under live traffic, a second version that is promoted, and a third that is slow on purpose and is rolled back.
 
 Runs the same commands a person would type. Can be run again: a stack that is up is used, what has not changed is kept.
     make demo
@@ -7,9 +8,11 @@ Runs the same commands a person would type. Can be run again: a stack that is up
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import numpy as np
 import pandas as pd
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
+from traffic import Traffic
 
 from serin.metrics import auc
 
@@ -27,6 +31,7 @@ SPEC = HERE / "spec.yaml"
 MODEL = "flight-delays"
 SHOWN, SCORED, BATCH_ROWS = 10, 4_000, 500
 
+STORIES = HERE / "data"
 BEGIN = time.monotonic()
 
 
@@ -35,12 +40,18 @@ def main() -> int:
     run([sys.executable, str(HERE / "fetch.py")])
     say("the stack: Prefect, the gateway, the rollout controller")
     stack = status() or bring_up()
-    say("the pipeline: features, training, export, rollout")
-    run([SERIN, "run", str(SPEC)])
+    address = stack["gateway"]["url"].split("://")[-1]
+    told = live_version() or 0
+    if told < 2:
+        say("the pipeline: features, training, export, rollout")
+        with (
+            clients(address, newest_flights()) if told else nullcontext()
+        ):  # a rollout over a live version needs some
+            run([SERIN, "run", str(SPEC)])
+    else:
+        say(f"version {told} is live: the pipeline and its rollouts were run before")
     say("predictions through the gateway, by HTTP and gRPC, with NVIDIA's own client")
     flights = newest_flights()
-    gateway = stack["gateway"]["url"]
-    address = gateway.split("://")[-1]
     scores = predict_http(address, flights)
     late = (flights["arr_delay"] > 15).to_numpy()
     some = np.sort(np.concatenate([np.flatnonzero(late)[: SHOWN // 2], np.flatnonzero(~late)[: SHOWN // 2]]))
@@ -48,29 +59,67 @@ def main() -> int:
     print(
         f"\nAUC {auc(late, scores):.3f} on the {len(flights):,} newest flights, which were not trained on\n"
     )
+    if told < 2:
+        say("a second version, with trees instead of a network, under live traffic")
+        release("second", "{kind: xgboost}", flights, address, promoted=True)
+        say("a third version, whose network is slow on purpose")
+        release("third", "{module: wide_network.py:Wide}", flights, address, promoted=False)
     run([SERIN, "status"])
     say("done")
     print(
         f"\n  Prefect     {stack['prefect']['url']}\n"
-        f"  the model   {gateway}/v2/models/{MODEL}/infer   (HTTP, and gRPC on the same port)\n"
+        f"  the model   {stack['gateway']['url']}/v2/models/{MODEL}/infer   (HTTP, and gRPC on the same port)\n"
+        f"  the rollouts' stories: {STORIES.relative_to(ROOT)}/*.html\n"
         f"  stop        {Path(SERIN).relative_to(ROOT)} down\n"
     )
     return 0
+
+
+def release(name: str, model: str, rows: pd.DataFrame, address: str, *, promoted: bool) -> None:
+    """The example's spec with another model, rolled out while clients ask, and the story of that."""
+    spec = re.sub(
+        r"^search:.*\n(?: .*\n)+", "", SPEC.read_text(), flags=re.MULTILINE
+    )  # fits the network only
+    path = HERE / f"{name}.yaml"
+    path.write_text(re.sub(r"^model: .*$", f"model: {model}", spec, flags=re.MULTILINE))
+    print(f"{path.relative_to(ROOT)} is spec.yaml with another model: {model}", flush=True)
+    before = live_version()
+    with clients(address, rows) as traffic:
+        run([SERIN, "run", str(path)], code=0 if promoted else 1)
+    now = live_version()
+    print(
+        f"\nversion {now} is live, before it was {before}; "
+        f"of {traffic.answered + len(traffic.failures):,} requests meanwhile {len(traffic.failures)} failed"
+    )
+    run([SERIN, "rollout", "report", MODEL, "--out", str(STORIES / f"{name}-rollout.html")])
+    if traffic.failures or (now == before) == promoted:
+        sys.exit(f"demo: that should not be so: {sorted(set(traffic.failures))}")
+
+
+def clients(address: str, rows: pd.DataFrame) -> Traffic:
+    return Traffic(address, MODEL, request_bodies(address, rows[:1000]))
+
+
+def live_version() -> int | None:
+    found = subprocess.run(
+        [SERIN, "rollout", "status", "--json"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return next((entry["live"] for entry in json.loads(found.stdout) if entry["name"] == MODEL), None)
 
 
 def say(text: str) -> None:
     print(f"\n=== {time.monotonic() - BEGIN:4.0f} s  {text}", flush=True)
 
 
-def run(command: list[str]) -> None:
-    """Shown as a person would type it; its output goes straight to the screen."""
+def run(command: list[str], code: int = 0) -> None:
+    """Shown as a person would type it; its output goes straight to the screen. It must end with `code`."""
     print(
         "$",
         *(str(Path(word).relative_to(ROOT)) if word.startswith(str(ROOT)) else word for word in command),
         flush=True,
     )
     done = subprocess.run(command, cwd=ROOT)
-    if done.returncode != 0:
+    if done.returncode != code:
         sys.exit(f"demo: that ended with code {done.returncode}; the lines above say why")
 
 
@@ -102,17 +151,34 @@ def tensors(client: Any, kinds: dict[str, str], rows: pd.DataFrame) -> list[Any]
     """One tensor of shape [rows, 1] per input the model names. Nulls are what the schema says: NaN, "", ..."""
     made = []
     for name, kind in kinds.items():
-        column = rows[name]
-        if kind == "BYTES":
-            values = column.fillna("").to_numpy(dtype=object)
-        elif pd.api.types.is_datetime64_any_dtype(column):
-            values = column.dt.as_unit("us").astype("int64").to_numpy()
-        else:
-            values = column.to_numpy(dtype=np.float32 if kind == "FP32" else np.int64)
         tensor = client.InferInput(name, [len(rows), 1], kind)
-        tensor.set_data_from_numpy(values.reshape(-1, 1))
+        tensor.set_data_from_numpy(column_values(rows[name], kind).reshape(-1, 1))
         made.append(tensor)
     return made
+
+
+def column_values(column: pd.Series, kind: str) -> np.ndarray:
+    """As the model's input of that name wants them."""
+    if kind == "BYTES":
+        return column.fillna("").to_numpy(dtype=object)
+    if pd.api.types.is_datetime64_any_dtype(column):
+        return column.dt.as_unit("us").astype("int64").to_numpy()
+    return column.to_numpy(dtype=np.float32 if kind == "FP32" else np.int64)
+
+
+def request_bodies(address: str, rows: pd.DataFrame) -> list[list[dict[str, Any]]]:
+    """A request of one row for each of `rows`, in the JSON any HTTP client can send."""
+    with http_client.InferenceServerClient(address) as client:
+        kinds = {entry["name"]: entry["datatype"] for entry in client.get_model_metadata(MODEL)["inputs"]}
+    rows = rows.dropna(subset=list(kinds))  # JSON has no NaN
+    columns = {name: column_values(rows[name], kind).tolist() for name, kind in kinds.items()}
+    return [
+        [
+            {"name": name, "datatype": kind, "shape": [1, 1], "data": [columns[name][row]]}
+            for name, kind in kinds.items()
+        ]
+        for row in range(len(rows))
+    ]
 
 
 def predict_http(address: str, rows: pd.DataFrame) -> np.ndarray:
