@@ -36,6 +36,9 @@ class BackgroundFleet:
             return "absent"  # so that it is started again, which raises why it could not be
         return self._fleet.state(release)
 
+    def instance(self, release: Release) -> int | None:
+        return self._fleet.instance(release)
+
     def endpoint(self, release: Release) -> Endpoint:
         return self._fleet.endpoint(release)
 

@@ -31,6 +31,10 @@ class Fleet(Protocol):
 
     def state(self, release: Release) -> ReleaseState: ...
 
+    def instance(self, release: Release) -> int | None:
+        """Which of its processes runs: another number after a restart. None: it cannot be known."""
+        ...
+
     def endpoint(self, release: Release) -> Endpoint: ...
 
     def verify(self, release: Release) -> None:

@@ -49,6 +49,7 @@ class Memory:
     swept: str = ""  # the phase in which nothing was found running that should not
     named: dict[str, int | None] | None = None  # the aliases as they were last set
     problem: str = ""  # why the candidate could not be started
+    instances: dict[str, int] = field(default_factory=dict)  # by rollout: the process that got traffic
     ready_at: dict[Release, float] = field(default_factory=dict)  # when each was last seen ready
     restart: Patience = field(default_factory=Patience)
     naming: Patience = field(default_factory=Patience)
@@ -85,7 +86,7 @@ class World:
                 problem = str(error)
         judged = now.phase in (Phase.SHIFTING, Phase.BAKING)
         return Seen(
-            candidate=self._state(now.candidate),
+            candidate=self._candidate_state(memory, now),
             unready_s=self._unready_s(memory, now.candidate, t),
             stable_ready=now.stable is None or self._unready_s(memory, now.stable, t) <= now.plan.unready_s,
             routed=self._routed,
@@ -94,6 +95,17 @@ class World:
             problem=problem,
             judgement=self._judge.judge(now, t) if judged else None,
         )
+
+    def _candidate_state(self, memory: Memory, now: Rollout) -> ReleaseState:
+        """Dead also when it is up again: what dies under traffic has failed, however soon its host restarts it."""
+        state = self._state(now.candidate)
+        if state != "ready" or now.phase not in (Phase.SHIFTING, Phase.BAKING):
+            return state
+        try:
+            instance = self._fleet.instance(now.candidate)
+        except FOREIGN:
+            return state
+        return "dead" if instance and memory.instances.setdefault(now.id, instance) != instance else state
 
     def _active_requests(self, now: Rollout) -> int | None:
         leaving = {Phase.DRAINING: now.stable, Phase.ABORTING: now.candidate}.get(now.phase)

@@ -88,6 +88,10 @@ class Releases:
             return "ready"
         return "dead" if release.name in self._were_ready else "starting"
 
+    def instance(self, release: Release) -> int | None:
+        """The process that runs it. One that died and was started again by its host is another."""
+        return self._host.pid(release.name)
+
     def verify(self, release: Release) -> None:
         """The running release answers the golden rows as its bundle says: by HTTP and gRPC, alone and in batches."""
         bundle = self._store.bundle(release.model, release.version)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from serin.expressions import ExpressionError, parse
 from serin.spec.checks import CheckSpec
@@ -38,8 +38,8 @@ def checked_expression(text: str) -> str:
 class TargetSpec(Section):
     """One target, or several of the same task by name: then `score` has one column for each, in this order."""
 
-    expression: str  # with several: all of them, as text for people
     expressions: dict[str, str] | None = Field(default=None, min_length=2)
+    expression: str  # with several: all of them, as text for people
     task: Literal["binary", "multiclass", "regression"]
 
     @model_validator(mode="before")
@@ -52,12 +52,23 @@ class TargetSpec(Section):
             return {**given, "expression": text}
         return given
 
-    @model_validator(mode="after")
-    def _parse(self) -> Self:
-        for name, text in self.each.items():
+    @field_validator("expressions")
+    @classmethod
+    def _parse_each(cls, texts: dict[str, str] | None) -> dict[str, str] | None:
+        for name, text in (texts or {}).items():
             checked_expression(text)
-            if name and not _TARGET_NAME.fullmatch(name):
+            if not _TARGET_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no name of a target: letters, digits and '_', at most 40")
+        return texts
+
+    @field_validator("expression")
+    @classmethod
+    def _parse_one(cls, text: str, others: ValidationInfo) -> str:
+        several = others.data.get("expressions", "refused") is not None
+        return text if several else checked_expression(text)
+
+    @model_validator(mode="after")
+    def _one_task(self) -> Self:
         if self.expressions is not None and self.task == "multiclass":
             raise ValueError(
                 "several targets are all binary or all regression; train a model for each multiclass one"

@@ -27,6 +27,9 @@ class AnyFleet:
     def state(self, release: Release) -> ReleaseState:
         return self._external.state(release) if self._external.has(release) else self._ours.state(release)
 
+    def instance(self, release: Release) -> int | None:
+        return None if self._external.has(release) else self._ours.instance(release)
+
     def endpoint(self, release: Release) -> Endpoint:
         elsewhere = self._external.has(release)
         return self._external.endpoint(release) if elsewhere else self._ours.endpoint(release)

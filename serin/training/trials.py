@@ -192,7 +192,9 @@ class Trials:
         tried = self._study.tried()
         ended = sum(one.state not in ("running", "waiting") for one in tried)
         best = max(
-            (one for one in tried if one.value is not None), key=lambda one: one.value or 0.0, default=None
+            (one for one in tried if one.value is not None and one.metrics),
+            key=lambda one: one.value or 0.0,
+            default=None,
         )
         shown = ""
         if best is not None:

@@ -85,6 +85,13 @@ class FakeFleet:
                 self.states[release] = "ready"
         return self.states.get(release, "absent")
 
+    def restart(self, release: Release) -> None:
+        """It died, and its host had it up again before anybody looked."""
+        self._ports[release] += 100
+
+    def instance(self, release: Release) -> int | None:
+        return self._ports.get(release)
+
     def endpoint(self, release: Release) -> Endpoint:
         if release not in self._ports:
             raise ReleaseNotReady(release=release.name, reason="never started", log="triton.log")

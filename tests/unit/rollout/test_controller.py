@@ -82,6 +82,16 @@ def test_a_dead_candidate_is_sent_back_within_the_tick(scene: Scene) -> None:
     assert route.candidate_percent == 0
 
 
+def test_a_candidate_that_died_and_is_up_again_is_sent_back_all_the_same(scene: Scene) -> None:
+    scene.promote_first()
+    scene.command("start", 2)
+    scene.until(Phase.SHIFTING)
+    scene.tick()
+    scene.fleet.restart(release(2))
+    scene.tick()
+    assert scene.until(Phase.ROLLED_BACK).live == release(1)
+
+
 def test_a_candidate_that_hangs_is_sent_back_in_seconds(scene: Scene) -> None:
     scene.promote_first()
     scene.judge.step_s = 100.0
