@@ -87,7 +87,7 @@ def test_a_killed_training_goes_on_before_a_damaged_checkpoint_and_ends_with_the
 
     with pytest.raises(WorkerFailed, match="SIGKILL"), at_the_next_checkpoint(folder, kill_9):
         launch.train(PLAIN, training, dataset, folder=folder)
-    newest = max((folder / "checkpoints").glob("step-*"))
+    newest = max((folder / "checkpoints").glob("step-*/COMPLETE")).parent  # not one it died in the middle of
     (newest / "trees.ubj").write_bytes((newest / "trees.ubj").read_bytes()[:-7])
     checkpoint = launch.train(PLAIN, training, dataset, folder=folder)
     trees.train(job_for(PLAIN, dataset), reference, never)
