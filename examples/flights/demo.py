@@ -1,8 +1,9 @@
 """The whole chain on this machine: tables, stack, pipeline, a served model, predictions beside what really happened.
-Then, under live traffic, a second version that is promoted, and a third that is slow on purpose and is rolled back.
+With --rollouts, under live traffic, a second version with trees, and a third that is slow on purpose.
 
 Runs the same commands a person would type. Can be run again: a stack that is up is used, what has not changed is kept.
     make demo
+    .venv/bin/python examples/flights/demo.py --rollouts
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def main() -> int:
     print(
         f"\nAUC {auc(late, scores):.3f} on the {len(flights):,} newest flights, which were not trained on\n"
     )
-    if told < 2:
+    if told < 2 and "--rollouts" in sys.argv[1:]:
         say("a second version, with trees instead of a network, under live traffic")
         release("second", "{kind: xgboost}", flights, address, promoted=True)
         say("a third version, whose network is slow on purpose")
@@ -69,7 +70,6 @@ def main() -> int:
     print(
         f"\n  Prefect     {stack['prefect']['url']}\n"
         f"  the model   {stack['gateway']['url']}/v2/models/{MODEL}/infer   (HTTP, and gRPC on the same port)\n"
-        f"  the rollouts' stories: {STORIES.relative_to(ROOT)}/*.html\n"
         f"  stop        {Path(SERIN).relative_to(ROOT)} down\n"
     )
     return 0
