@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from serin.export.predict import BATCH_ROWS
 from serin.export.prove import Proven, prove_model
 from serin.export.session import open_session, run_in_batches
 from serin.export.tracking import track_bundle
-from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, write_manifest
+from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, write_document, write_manifest
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
 from serin.formats.schema import write_schema
 from serin.formats.wire import Array, to_wire
@@ -107,9 +106,9 @@ def _fill(
     (work / "spec.yaml").write_text(spec.to_yaml(), encoding="utf-8")
     write_schema(work, proven.schema)
     write_golden(work, proven.golden, proven.outputs)
-    _write_json(work / "metrics.json", {"format": "serin.metrics", **metrics})
-    _write_json(work / "gate.json", proven.report.to_json())
-    _write_json(work / "champion.json", champion.to_json())
+    write_document(work / "metrics.json", {"format": "serin.metrics", **metrics})
+    write_document(work / "gate.json", proven.report.to_json())
+    write_document(work / "champion.json", champion.to_json())
     shutil.copyfile(folder / FEATURES, work / FEATURES)
     _copy_lookups(work, data, folder)
     card = model_card(
@@ -141,8 +140,3 @@ def _copy_lookups(work: Path, data: DatasetDescription, folder: Path) -> None:
             target = target.with_stem(f"{target.stem}_{position}")
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(folder / table.file, target)
-
-
-def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")

@@ -23,7 +23,7 @@ from serin.formats.trained import ModelRecord, read_record, read_trained
 from serin.formats.weights import read_weights
 from serin.formats.wire import Array
 from serin.models.build import build_model, load_model
-from serin.models.shape import TableShape
+from serin.models.shape import TableShape, shape_of
 from serin.models.trees import margins, read_booster
 
 _PRUNED = "pruned"  # beside the weights it was cut from
@@ -68,16 +68,6 @@ def graph_network(graph: onnx.ModelProto, made_by: str) -> Network:
         return np.asarray(logits)
 
     return Network(graph=graph, reference=reference, made_by=made_by)
-
-
-def shape_of(data: DatasetDescription) -> TableShape:
-    """What a model must take and give to fit the dataset."""
-    return TableShape(
-        numeric=len(data.numeric),
-        sizes=tuple(column.size for column in data.categorical),
-        outputs=data.outputs,
-        units=data.task == "regression",
-    )
 
 
 def _torch_network(folder: Path, data: DatasetDescription, tolerance: float) -> Network:

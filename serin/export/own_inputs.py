@@ -6,7 +6,6 @@ the framework it was made with did, and its metrics are those its script reporte
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from serin.export.gate import GateReport, batch_sizes
 from serin.export.golden import tile
 from serin.export.quality import HIGHER_IS_BETTER, METRICS
 from serin.export.session import open_session, run_in_batches
-from serin.formats.bundle import GOLDEN, MODEL, output_column, write_manifest
+from serin.formats.bundle import GOLDEN, MODEL, output_column, write_document, write_manifest
 from serin.formats.schema import Schema, read_schema, write_schema
 from serin.formats.trained import read_trained
 from serin.formats.wire import Array, to_wire
@@ -62,9 +61,9 @@ def export_own_inputs(
         for name, values in answers.items():
             golden = golden.append_column(name, output_column(values))
         pq.write_table(golden, work / GOLDEN, compression="zstd")
-        _write_json(work / "metrics.json", {"format": "serin.metrics", **checkpoint.metrics})
-        _write_json(work / "gate.json", report.to_json())
-        _write_json(work / "champion.json", champion.to_json())
+        write_document(work / "metrics.json", {"format": "serin.metrics", **checkpoint.metrics})
+        write_document(work / "gate.json", report.to_json())
+        write_document(work / "champion.json", champion.to_json())
         card = _card(spec, release, schema, report, champion, checkpoint.metrics, known)
         (work / "card.md").write_text(card, encoding="utf-8")
         write_manifest(
@@ -200,8 +199,3 @@ def _card(
         f"(allowed {report.tolerance:g})\n\n"
         f"## Against the live model\n\n{champion.verdict}: {champion.reason}\n"
     )
-
-
-def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")

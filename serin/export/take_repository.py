@@ -7,7 +7,6 @@ traffic before it has answered its golden rows, and its code runs where Triton r
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from tritonclient.grpc import model_config_pb2
 from serin.artifacts import Bundle, Release
 from serin.errors import ExportFailed
 from serin.export.champion import ChampionReport
-from serin.formats.bundle import GOLDEN, MANIFEST, REPOSITORY, read_golden, write_manifest
+from serin.formats.bundle import GOLDEN, MANIFEST, REPOSITORY, read_golden, write_document, write_manifest
 from serin.formats.schema import FILE as SCHEMA
 from serin.formats.schema import Schema, read_schema
 from serin.spec.names import valid_model_name
@@ -63,7 +62,7 @@ def import_repository(
         for file in (SCHEMA, GOLDEN):
             shutil.copyfile(folder / file, work / file)
         champion = ChampionReport(verdict="not compared", reason="a model repository runs in Triton only")
-        _write_json(work / "champion.json", champion.to_json())
+        write_document(work / "champion.json", champion.to_json())
         write_manifest(
             work,
             name=release.model,
@@ -109,7 +108,3 @@ def _check_schema(schema: Schema, config: Any, entry: str) -> None:
                     f"{found.get(name, 'absent')} in {entry}/{_CONFIG}"
                 )
                 raise ExportFailed(what="the repository", reason=reason)
-
-
-def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")

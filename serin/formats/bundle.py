@@ -73,6 +73,12 @@ class Golden:
         return len(self.row)
 
 
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """A bundle's file of facts (metrics.json, gate.json, ...), for programs and people."""
+    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
 def write_manifest(
     folder: Path,
     *,

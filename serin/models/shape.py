@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from serin.formats.dataset import DatasetDescription
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableShape:
@@ -22,3 +24,13 @@ class TableShape:
             )
         if self.numeric < 0 or self.outputs < 1 or any(size < 1 for size in self.sizes):
             raise ValueError(f"no table has this shape: {self}")
+
+
+def shape_of(data: DatasetDescription) -> TableShape:
+    """What a model must take and give to fit the dataset."""
+    return TableShape(
+        numeric=len(data.numeric),
+        sizes=tuple(column.size for column in data.categorical),
+        outputs=data.outputs,
+        units=data.task == "regression",
+    )

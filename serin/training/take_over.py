@@ -18,7 +18,7 @@ from serin.errors import ModelUnfit, SerinError
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import Array, read_split
 from serin.formats.trained import GRAPH, WEIGHTS, write_trained
-from serin.models.shape import TableShape
+from serin.models.shape import TableShape, shape_of
 from serin.models.trees import scores
 from serin.spec.stages import ModelSpec
 from serin.training.job import TrainingJob, training_file
@@ -81,15 +81,6 @@ def _source(model: ModelSpec, folder: Path) -> tuple[str, Path]:
     )
 
 
-def _shape(data: DatasetDescription) -> TableShape:
-    return TableShape(
-        numeric=len(data.numeric),
-        sizes=tuple(column.size for column in data.categorical),
-        outputs=data.outputs,
-        units=data.task == "regression",
-    )
-
-
 def _record(model: ModelSpec, shape: TableShape, data: DatasetDescription, file: str) -> dict[str, Any]:
     columns = {"numeric": shape.numeric, "sizes": shape.sizes, "outputs": shape.outputs}
     return {"model": model.model_dump(), "shape": columns, "task": data.task, "file": file}
@@ -101,7 +92,7 @@ def _graph(
     from serin.models.own_graph import as_network, load_graph
     from serin.models.run_graph import RunningGraph
 
-    shape = _shape(data)
+    shape = shape_of(data)
     graph = as_network(load_graph(file, what), shape, data.task, answer=job.model.answer, what=what)
     running = RunningGraph(graph, what)
     record, content = _record(job.model, shape, data, GRAPH), graph.SerializeToString(deterministic=True)
@@ -122,7 +113,7 @@ def _weights(
     from serin.formats.weights import write_weights
     from serin.models.build import build_model
 
-    shape = _shape(data)
+    shape = shape_of(data)
     model = _factory(job, folder / FACTORY, what)
     network = build_model(model, shape)
     try:

@@ -25,7 +25,7 @@ from serin.formats.shards import SplitArrays, read_split
 from serin.formats.weights import read_weights
 from serin.models.build import build_model
 from serin.models.module import ANY_FAULT
-from serin.models.shape import TableShape
+from serin.models.shape import TableShape, shape_of
 from serin.training.class_weights import class_weights
 from serin.training.files import only_one
 from serin.training.job import Choices, TrainingJob, training_file
@@ -109,7 +109,7 @@ def _is_the_users(error: BaseException, job: TrainingJob) -> bool:
 def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[], bool]) -> Status:
     """One attempt, to the end. Raises Preempted or LossNotFinite."""
     description = read_dataset(job.dataset)
-    shape = _shape(description)
+    shape = shape_of(description)
     split = read_split(job.dataset, "train")
     torch.manual_seed(stream_seed(job.training.seed, "weights"))
     network = build_model(job.model, shape)
@@ -257,15 +257,6 @@ def _roofline(loop: Loop, job: TrainingJob, shape: TableShape, world: World) -> 
 def _sole_writer(folder: Path, world: World) -> AbstractContextManager[None]:
     """The first rank waits until a worker of an earlier attempt, killed a moment ago, is really gone."""
     return only_one(folder / "worker.lock", wait_s=_FORMER_WORKER_ENDS_S) if world.first else nullcontext()
-
-
-def _shape(description: DatasetDescription) -> TableShape:
-    return TableShape(
-        numeric=len(description.numeric),
-        sizes=tuple(column.size for column in description.categorical),
-        outputs=description.outputs,
-        units=description.task == "regression",
-    )
 
 
 def _table(
