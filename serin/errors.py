@@ -43,6 +43,8 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── ServingError
 │   ├── TritonMissing           no Triton to be found on this machine
 │   ├── TritonInstallFailed     Triton's own environment could not be made
+│   ├── ShapeRefused            a way of serving that this server, machine or bundle cannot honour
+│   ├── GpuMemoryShort          a release that fits on no GPU now (retryable)
 │   ├── ReleaseNotReady         a release that did not come up
 │   ├── VerificationFailed      a release that does not answer its golden rows
 │   ├── GatewayRejected         Envoy did not take a configuration
@@ -481,6 +483,33 @@ class TritonInstallFailed(ServingError):
             "or name another Triton with SERIN_TRITON",
             step=step,
             reason=reason,
+        )
+
+
+class ShapeRefused(ServingError):
+    """What was asked of serving cannot be honoured by this server, this machine or this bundle."""
+
+    def __init__(self, *, model: str, asked: str, reason: str, instead: str) -> None:
+        super().__init__(
+            f"{model} cannot be served with {asked}: {reason}; {instead}",
+            model=model,
+            asked=asked,
+            reason=reason,
+            instead=instead,
+        )
+
+
+class GpuMemoryShort(ServingError):
+    retryable = True
+
+    def __init__(self, *, release: str, wanted_mb: int, room: Iterable[str]) -> None:
+        rooms = list(room)
+        super().__init__(
+            f"release {release} needs {wanted_mb:,} MB on a GPU and no GPU has that free ({'; '.join(rooms)}); stop a "
+            "release or a training, lower serving.max_batch_rows or serving.gpu_memory_mb, or set serving.device: cpu",
+            release=release,
+            wanted_mb=wanted_mb,
+            room=rooms,
         )
 
 

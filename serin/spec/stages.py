@@ -179,6 +179,24 @@ class ServingSpec(Section):
     p99_ms: float = Field(default=50.0, gt=0)
     max_batch_rows: int = Field(default=1024, ge=1)
     request_timeout: Duration = Field(default=5.0, gt=0)
+    shape: Literal["auto", "onnx_python", "onnxruntime", "ensemble", "tensorrt_plan", "fil"] = (
+        "auto"  # what in Triton runs the model; auto: the best that the server has (docs/how-to/serve.md)
+    )
+    device: Literal["auto", "cpu", "gpu"] = "auto"  # auto: a GPU for what was exported for one, if one is here
+    accelerator: Literal["cuda", "tensorrt"] = "cuda"  # inside ONNX Runtime on a GPU
+    gpus: int = Field(default=1, ge=1)  # that one release is spread over
+    gpu_memory_mb: int | None = Field(default=None, ge=1)  # on each; None: estimated from the bundle
+    instances: int = Field(default=1, ge=1)  # that score at the same time, on the CPU or on each GPU
+    threads: int | None = Field(default=None, ge=1)  # for one run on the CPU; None: as the export measured
+    queue_delay_us: int = Field(default=0, ge=0)  # how long a request may wait for company
+    max_string_bytes: int = Field(default=65_536, ge=1)  # of one text in a request
+
+    @model_validator(mode="after")
+    def _asks_for_a_gpu_where_it_needs_one(self) -> Self:
+        wants = "shape=tensorrt_plan" if self.shape == "tensorrt_plan" else f"gpus={self.gpus}"
+        if self.device == "cpu" and (self.shape == "tensorrt_plan" or self.gpus > 1):
+            raise ValueError(f"device=cpu does not go with {wants}; leave one of them out")
+        return self
 
 
 class LatencySpec(Section):

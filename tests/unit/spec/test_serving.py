@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from serin.spec.stages import ServingSpec
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"shape": "openvino"}, "shape"),
+        ({"device": "tpu"}, "device"),
+        ({"accelerator": "rocm"}, "accelerator"),
+        ({"gpus": 0}, "gpus"),
+        ({"gpu_memory_mb": 0}, "gpu_memory_mb"),
+        ({"instances": 0}, "instances"),
+        ({"threads": 0}, "threads"),
+        ({"queue_delay_us": -1}, "queue_delay_us"),
+        ({"max_string_bytes": 0}, "max_string_bytes"),
+        ({"device": "cpu", "shape": "tensorrt_plan"}, "device=cpu does not go with shape=tensorrt_plan"),
+        ({"device": "cpu", "gpus": 2}, "device=cpu does not go with gpus=2"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_name_of_its_key(section: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        ServingSpec.model_validate(section)
+
+
+def test_without_a_word_everything_is_left_to_what_the_server_and_the_machine_have() -> None:
+    spec = ServingSpec()
+    assert (spec.shape, spec.device, spec.threads, spec.gpu_memory_mb) == ("auto", "auto", None, None)
