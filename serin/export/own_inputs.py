@@ -23,6 +23,7 @@ from serin.export.gate import GateReport, batch_sizes
 from serin.export.golden import tile
 from serin.export.quality import HIGHER_IS_BETTER, METRICS
 from serin.export.session import open_session, run_in_batches
+from serin.export.tracking import track_bundle
 from serin.formats.bundle import GOLDEN, MODEL, output_column, write_document, write_manifest
 from serin.formats.schema import Schema, read_schema, write_schema
 from serin.formats.trained import read_trained
@@ -76,6 +77,7 @@ def export_own_inputs(
         )
         bundle = store.publish_bundle(release.model, release.version, work)
     say(f"published {release.name}")
+    track_bundle(bundle, checkpoint, say=say)
     return bundle
 
 

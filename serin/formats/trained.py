@@ -21,6 +21,9 @@ RECORD = "model.json"
 WEIGHTS: Final = "weights.safetensors"
 TREES: Final = "trees.ubj"
 GRAPH: Final = "model.onnx"
+# How the numbers lie in a network's weights, where that has changed since the first version of it: files of an older
+# layout load without a complaint of torch's and answer nonsense. 2 of ft_transformer: queries, keys, values by head.
+LAYOUTS: Final[Mapping[str, int]] = {"ft_transformer": 2}
 
 
 class _Record(BaseModel):
@@ -42,12 +45,15 @@ class ModelRecord(_Record):
     shape: ShapeRecord | None = None
     task: Literal["binary", "multiclass", "regression"] | None = None
     file: Literal["weights.safetensors", "trees.ubj", "model.onnx"] = WEIGHTS
+    layout: int = 1  # of the weights: one of LAYOUTS
     weights_sha256: str = ""  # of the file
 
 
 def write_trained(folder: Path, data: bytes, model_json: Mapping[str, Any]) -> None:
     """The file and model.json into an existing folder. `model_json` holds the other fields; the digest is added."""
-    record = ModelRecord.model_validate({**model_json, "weights_sha256": hashlib.sha256(data).hexdigest()})
+    digest = hashlib.sha256(data).hexdigest()
+    record = ModelRecord.model_validate({**model_json, "weights_sha256": digest})
+    record = record.model_copy(update={"layout": _layout(record)})
     (folder / record.file).write_bytes(data)
     (folder / RECORD).write_text(record.model_dump_json(indent=1) + "\n")
 
@@ -56,9 +62,16 @@ def read_record(folder: Path | str) -> ModelRecord:
     """What model.json says. Says nothing about the file beside it: `read_trained` does."""
     place = Path(folder)
     try:
-        return ModelRecord.model_validate(json.loads((place / RECORD).read_text()))
+        record = ModelRecord.model_validate(json.loads((place / RECORD).read_text()))
     except (OSError, ValidationError, json.JSONDecodeError) as error:
         raise CheckpointBroken(path=place, reason=str(error)) from error
+    if record.layout != _layout(record):
+        reason = (
+            f"the weights of {record.model.kind} lie in layout {record.layout}, this version of serin reads layout "
+            f"{_layout(record)}; train it again"
+        )
+        raise CheckpointBroken(path=place, reason=reason)
+    return record
 
 
 def read_trained(folder: Path | str) -> tuple[ModelRecord, bytes]:
@@ -71,3 +84,7 @@ def read_trained(folder: Path | str) -> tuple[ModelRecord, bytes]:
     if hashlib.sha256(data).hexdigest() != record.weights_sha256:
         raise CheckpointBroken(path=place, reason=f"{record.file} does not match the digest in {RECORD}")
     return record, data
+
+
+def _layout(record: ModelRecord) -> int:
+    return LAYOUTS.get(record.model.kind, 1)

@@ -7,13 +7,14 @@ import onnx
 import pytest
 import yaml
 
-from serin.artifacts import Bundle, Checkpoint
+from serin.artifacts import NO_DATASET, Bundle, Checkpoint
 from serin.export.build import export_model
 from serin.export.session import open_session
 from serin.export.tracking import track_bundle
 from serin.formats.bundle import read_golden
 from serin.store import Store
 from tests.unit.export.small_dataset import make_trained
+from tests.unit.export.test_own_inputs import picture_model, spec_in, taken_over
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +61,17 @@ def test_an_mlflow_that_takes_nothing_is_told(
     track_bundle(*made, say=said.append)
     assert "MLflow does not take the version" in said[0]
     assert "published all the same" in said[0]
+
+
+def test_a_version_with_inputs_of_its_own_is_tracked_when_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    spec, store = spec_in(tmp_path / "own", picture_model()), Store(str(tmp_path / "store"))
+    checkpoint = taken_over(spec, tmp_path / "run", {"test_accuracy": 0.9})
+    said: list[str] = []
+    export_model(spec, checkpoint, NO_DATASET, store=store, lineage={}, say=said.append)
+    assert said[-1].startswith("pictures version 1 is a model of MLflow's run")
+    (metric,) = tmp_path.glob("mlruns/*/*/metrics/model.test_accuracy")
+    assert metric.read_text().split()[1] == "0.9"

@@ -16,11 +16,12 @@ from serin.models.table import auto_embedding
 from serin.spec.stages import ModelSpec
 
 SHAPE = TableShape(numeric=3, sizes=(5, 7), outputs=2)
+SMALL = ModelSpec(hidden=(8,))
 
 
-def write(folder: Path, network: torch.nn.Module) -> None:
+def write(folder: Path, network: torch.nn.Module, spec: ModelSpec = SMALL) -> None:
     shape = {"numeric": SHAPE.numeric, "sizes": SHAPE.sizes, "outputs": SHAPE.outputs}
-    model = {"model": ModelSpec(hidden=(8,)).model_dump(), "shape": shape, "task": "multiclass"}
+    model = {"model": spec.model_dump(), "shape": shape, "task": "multiclass"}
     write_weights(folder, network.state_dict(), model)
 
 
@@ -88,3 +89,17 @@ def test_a_description_of_another_kind_is_refused(tmp_path: Path, change: dict[s
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(CheckpointBroken, match=next(iter(change))):
         read_weights(tmp_path)
+
+
+def test_weights_that_lie_in_an_older_layout_are_refused(tmp_path: Path) -> None:
+    spec = ModelSpec(kind="ft_transformer", embedding=8, heads=2, blocks=1)
+    write(tmp_path, build_model(spec, SHAPE), spec)
+    load_model(tmp_path)
+    file = tmp_path / "model.json"
+    record = json.loads(file.read_text())
+    del record["layout"]  # as it was written before there were two
+    file.write_text(json.dumps(record))
+    with pytest.raises(
+        CheckpointBroken, match=r"ft_transformer lie in layout 1, .* reads layout 2; train it again"
+    ):
+        load_model(tmp_path)
