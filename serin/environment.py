@@ -4,6 +4,7 @@ SERIN_HOME       where all state of the local stack lies            (./.serin)
 SERIN_STORE      datasets and model versions: a folder or fsspec URL (<home>/store)
 SERIN_TRITON     an environment or folder that holds Triton          (beside the virtual environment)
 SERIN_INVENTORY  a JSON file that stands in for the machine's GPUs   (unset: ask the driver)
+SERIN_SERVING_MEMORY  of each GPU's memory, what leases leave to served models, in bytes (0)
 SERIN_MACHINES   how many machines train together                    (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset)
 PREFECT_API_URL  a Prefect server to use instead of our own          (unset: our own)
@@ -16,8 +17,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from pathlib import Path
+
+from serin.errors import SpecError
+
+_SECRET_NAME = re.compile(
+    r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|AUTH_STRING|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE
+)
+_URL_PASSWORD = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
+_SECRET_LENGTH = 6  # what is shorter stands in a log by chance
 
 
 def home() -> Path:
@@ -36,8 +46,31 @@ def inventory_file() -> Path | None:
     return _path("SERIN_INVENTORY")
 
 
+def serving_memory_bytes() -> int:
+    """Of each GPU. What is no number of bytes is an error: a typing mistake must not give the memory away."""
+    value = os.environ.get("SERIN_SERVING_MEMORY") or "0"
+    if not value.isdigit():
+        raise SpecError(where="SERIN_SERVING_MEMORY", problems=[("", f"{value!r} is no number of bytes")])
+    return int(value)
+
+
 def prefect_api_url() -> str | None:
     return os.environ.get("PREFECT_API_URL") or None
+
+
+def prefect_credentials() -> dict[str, str]:
+    """What the caller shows to a Prefect server of his own."""
+    names = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def secrets() -> frozenset[str]:
+    """The values of variables whose names say that they are secret: no log may show them."""
+    found = {value for name, value in os.environ.items() if _SECRET_NAME.search(name)}
+    passwords = {match[1] for value in os.environ.values() if (match := _URL_PASSWORD.search(value))}
+    whole = found | passwords
+    parts = {part for value in found if value.count(":") == 1 for part in value.split(":")[1:]}
+    return frozenset(value for value in whole | parts if len(value) >= _SECRET_LENGTH)
 
 
 def search_storage() -> str | None:

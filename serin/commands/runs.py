@@ -6,13 +6,16 @@ import json
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from serin import environment
 from serin.commands.output import Json, show, show_json, show_table, when
 from serin.errors import NotFound
+
+if TYPE_CHECKING:
+    from serin.stack.prefect_api import Api
 
 Run = Annotated[str, typer.Argument(help="A run's name, as `serin runs list` shows it.")]
 
@@ -73,14 +76,14 @@ def show_run(run: Run, as_json: Json = False) -> None:
         show(f"  {line}")
 
 
-def _api() -> str | None:
-    """The stack's own Prefect, which needs no credentials; None when there is none."""
+def _api() -> Api | None:
+    """The stack's own Prefect; None when there is none."""
     from serin.stack.state import read_stack
 
     stack = read_stack(environment.home())
     if stack is None or not stack.is_alive or not stack.owns_prefect:
         return None
-    return stack.prefect_api_url
+    return stack.api
 
 
 def _flow_runs(limit: int) -> list[RunEntry]:

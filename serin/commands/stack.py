@@ -31,6 +31,7 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start the local stack: Prefect with two workers, the gateway, the rollout controller."""
+    from serin.stack.login import login_file
     from serin.stack.up import bring_up
 
     stack = bring_up(environment.home(), port=port, ui_port=ui_port, say=progress())
@@ -38,13 +39,15 @@ def up(
         "gateway": stack.gateway_url,
         "prefect": stack.prefect_ui_url,
         "prefect_api": stack.prefect_api_url,
+        "prefect_login": str(login_file(stack.home)) if stack.owns_prefect else None,
         "home": str(stack.home),
     }
     if as_json:
         show_json(addresses)
         return
     show(f"gateway  {addresses['gateway']}   (models answer at /v2/models/<name>/infer, HTTP and gRPC)")
-    show(f"Prefect  {addresses['prefect']}")
+    login = f"   (its page asks for a login: cat {addresses['prefect_login']})" if stack.owns_prefect else ""
+    show(f"Prefect  {addresses['prefect']}{login}")
     show(f"state    {addresses['home']}")
     show("next: `serin run SPEC` runs a pipeline, `serin status` shows the stack, `serin down` ends it")
 
@@ -89,11 +92,16 @@ def doctor(as_json: Json = False) -> None:
 
 def env() -> None:
     """Shell lines that point this shell at the stack: eval "$(serin env)"."""
+    from serin.stack.login import login_file
     from serin.stack.state import running_stack
 
     stack = running_stack(environment.home())
     show(f"export SERIN_HOME={shlex.quote(str(stack.home))}")
     show(f"export PREFECT_API_URL={shlex.quote(stack.prefect_api_url)}")
+    if (
+        stack.owns_prefect
+    ):  # the shell reads the secret itself, so that it stands on no screen and in no history
+        show(f'export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(login_file(stack.home)))})"')
 
 
 def install_triton() -> None:

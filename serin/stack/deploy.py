@@ -25,12 +25,12 @@ def pool_template(pool: str) -> Path:
     return environment.application_folder() / "deployments" / f"{pool}-pool.json"
 
 
-def make_pools(api_url: str) -> None:
+def make_pools(api: prefect_api.Api) -> None:
     """The pools cpu and gpu on our own server; on somebody else's the workers make them where they are missing."""
     for pool in POOLS:
         slots = max(1, len(inventory())) if pool == "gpu" else None
         template = json.loads(pool_template(pool).read_text())
-        prefect_api.ensure_pool(api_url, pool, template=template, slots=slots)
+        prefect_api.ensure_pool(api, pool, template=template, slots=slots)
 
 
 def apply_deployments(stack: Stack, settings: Mapping[str, str]) -> list[str]:
@@ -38,12 +38,12 @@ def apply_deployments(stack: Stack, settings: Mapping[str, str]) -> list[str]:
     noted = stack.home / "stack" / "deployed.json"
     wanted = {"digest": _digest(environment.application_folder())}
     if stack.owns_prefect and noted.exists() and json.loads(noted.read_text()) == wanted:
-        names = prefect_api.deployments(stack.prefect_api_url)
+        names = prefect_api.deployments(stack.api)
         if names:
             return names
     _run_prefect(["deploy", "--all", "--prefect-file", _FILE], settings, stack.home / "logs" / "deploy.log")
     noted.write_text(json.dumps(wanted))
-    return prefect_api.deployments(stack.prefect_api_url) if stack.owns_prefect else ["applied"]
+    return prefect_api.deployments(stack.api) if stack.owns_prefect else ["applied"]
 
 
 def _run_prefect(arguments: list[str], settings: Mapping[str, str], log: Path) -> None:

@@ -1,8 +1,13 @@
-"""What the parts of the stack wrote into their logs."""
+"""What the parts of the stack write into their logs, and what must not stand there."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+
+from serin import environment
+
+_MASK = "********"
 
 
 def log_tail(path: Path, lines: int = 20) -> str:
@@ -23,3 +28,32 @@ def log_says(path: Path, offset: int, words: str) -> bool:
         return False
     content = path.read_bytes()
     return words.encode() in (content[offset:] if len(content) >= offset else content)
+
+
+def masked(text: str, secrets: frozenset[str]) -> str:
+    for secret in sorted(secrets, key=len, reverse=True):  # one may stand in another
+        text = text.replace(secret, _MASK)
+    return text
+
+
+def mask_secrets() -> None:
+    """From here on no log record of this process holds a secret of its environment. A pull step of every deployment.
+
+    In the record itself, not in a handler: every handler, of whatever library, sees the masked one."""
+    hidden = environment.secrets()
+    make, formatter = logging.getLogRecordFactory(), logging.Formatter()
+    if not hidden or getattr(make, "masks_secrets", False):
+        return
+
+    def make_masked(*arguments: object, **named: object) -> logging.LogRecord:
+        record: logging.LogRecord = make(*arguments, **named)
+        said = record.getMessage()
+        shown = masked(said, hidden)
+        if shown != said:
+            record.msg, record.args = shown, ()
+        if record.exc_info:
+            record.exc_text = masked(formatter.formatException(record.exc_info), hidden)
+        return record
+
+    make_masked.masks_secrets = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(make_masked)

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from serin.errors import PrefectGone, PrefectRefused
 
 _UNFINISHED = ["RUNNING", "PENDING", "CANCELLING"]
+_NO_TOKEN_WANTED = (404, 422)  # an older server; one whose protection is off
 
 
-def answers(api_url: str, *, seconds: float = 2.0) -> bool:
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A server, with the login it asks for. Where one is wanted, a plain URL is a server that asks for none."""
+
+    url: str
+    login: str | None = field(default=None, repr=False)  # user:password
+    client: str = field(default_factory=lambda: str(uuid.uuid4()), compare=False)
+
+    def headers(self) -> dict[str, str]:
+        plain = {"Content-Type": "application/json"}
+        if self.login is None:
+            return plain
+        return {**plain, "Authorization": f"Basic {base64.b64encode(self.login.encode()).decode()}"}
+
+
+def answers(api: Api | str, *, seconds: float = 2.0) -> bool:
     """Whether a Prefect server is there: it may ask for credentials, but it must not be broken."""
     try:
-        with urllib.request.urlopen(f"{api_url.rstrip('/')}/health", timeout=seconds):  # noqa: S310
+        with urllib.request.urlopen(f"{_api(api).url.rstrip('/')}/health", timeout=seconds):  # noqa: S310
             return True
     except urllib.error.HTTPError as error:
         return error.code < 500
@@ -24,13 +43,34 @@ def answers(api_url: str, *, seconds: float = 2.0) -> bool:
         return False
 
 
-def call(api_url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+def call(api: Api | str, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
     """One JSON request. PrefectRefused with the server's own words when it says no."""
+    server = _api(api)
+    headers = server.headers()
+    if method != "GET":
+        headers |= _against_forgery(server)
+    return _request(server, method, path, headers, body)
+
+
+def _against_forgery(server: Api) -> dict[str, str]:
+    """What a server wants to see with every change, so that no page in a browser can make one (CSRF)."""
+    try:
+        answer = _request(server, "GET", f"/csrf-token?client={server.client}", server.headers())
+    except PrefectRefused as refusal:
+        if refusal.fields["code"] not in _NO_TOKEN_WANTED:
+            raise
+        return {}
+    return {"Prefect-Csrf-Token": answer["token"], "Prefect-Csrf-Client": server.client}
+
+
+def _request(
+    server: Api, method: str, path: str, headers: dict[str, str], body: Mapping[str, Any] | None = None
+) -> Any:
     request = urllib.request.Request(  # noqa: S310
-        f"{api_url.rstrip('/')}/{path.lstrip('/')}",
+        f"{server.url.rstrip('/')}/{path.lstrip('/')}",
         method=method,
         data=None if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
+        headers=headers,
     )
     try:
         with urllib.request.urlopen(request, timeout=30.0) as response:  # noqa: S310
@@ -39,60 +79,64 @@ def call(api_url: str, method: str, path: str, body: Mapping[str, Any] | None = 
         detail = error.read().decode(errors="replace")[:500]
         raise PrefectRefused(call=f"{method} {path}", code=error.code, reason=detail) from error
     except OSError as error:
-        raise PrefectGone(url=api_url, reason=str(error)) from error
+        raise PrefectGone(url=server.url, reason=str(error)) from error
     return json.loads(content) if content else None
 
 
-def ensure_pool(api_url: str, name: str, *, template: Mapping[str, Any] | None, slots: int | None) -> None:
+def _api(api: Api | str) -> Api:
+    return Api(api) if isinstance(api, str) else api
+
+
+def ensure_pool(api: Api | str, name: str, *, template: Mapping[str, Any] | None, slots: int | None) -> None:
     """A process work pool `name` with this job template and limit, made or brought up to date."""
     settings: dict[str, Any] = {"concurrency_limit": slots}
     if template is not None:
         settings["base_job_template"] = dict(template)
     try:
-        call(api_url, "POST", "/work_pools/", {"name": name, "type": "process", **settings})
+        call(api, "POST", "/work_pools/", {"name": name, "type": "process", **settings})
     except PrefectRefused as refusal:
         if refusal.fields["code"] != 409:
             raise
-        call(api_url, "PATCH", f"/work_pools/{name}", settings)
+        call(api, "PATCH", f"/work_pools/{name}", settings)
 
 
-def deployments(api_url: str) -> list[str]:
+def deployments(api: Api | str) -> list[str]:
     """Every deployment as flow/name."""
-    found: list[dict[str, Any]] = call(api_url, "POST", "/deployments/filter", {"limit": 200})
-    names = flow_names(api_url)
+    found: list[dict[str, Any]] = call(api, "POST", "/deployments/filter", {"limit": 200})
+    names = flow_names(api)
     return sorted(f"{names.get(entry['flow_id'], '?')}/{entry['name']}" for entry in found)
 
 
-def flow_names(api_url: str) -> dict[str, str]:
+def flow_names(api: Api | str) -> dict[str, str]:
     """Flows by id."""
-    flows: list[dict[str, Any]] = call(api_url, "POST", "/flows/filter", {"limit": 200})
+    flows: list[dict[str, Any]] = call(api, "POST", "/flows/filter", {"limit": 200})
     return {flow["id"]: flow["name"] for flow in flows}
 
 
-def flow_runs(api_url: str, *, limit: int, name: str | None = None) -> list[dict[str, Any]]:
+def flow_runs(api: Api | str, *, limit: int, name: str | None = None) -> list[dict[str, Any]]:
     """The newest runs first; those of one name when it is given."""
     body: dict[str, Any] = {"sort": "EXPECTED_START_TIME_DESC", "limit": limit}
     if name is not None:
         body["flow_runs"] = {"name": {"any_": [name]}}
-    found: list[dict[str, Any]] = call(api_url, "POST", "/flow_runs/filter", body)
+    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
     return [run for run in found if run["state_type"] != "SCHEDULED" or run.get("auto_scheduled") is False]
 
 
-def run_log(api_url: str, run_id: str, *, lines: int = 50) -> list[str]:
+def run_log(api: Api | str, run_id: str, *, lines: int = 50) -> list[str]:
     """The last lines of a run's log, oldest first."""
     body = {"logs": {"flow_run_id": {"any_": [run_id]}}, "sort": "TIMESTAMP_DESC", "limit": lines}
-    found: list[dict[str, Any]] = call(api_url, "POST", "/logs/filter", body)
+    found: list[dict[str, Any]] = call(api, "POST", "/logs/filter", body)
     return [f"{entry['timestamp'][:19]} {entry['message']}" for entry in reversed(found)]
 
 
-def close_lost_runs(api_url: str, pools: Iterable[str]) -> list[str]:
+def close_lost_runs(api: Api | str, pools: Iterable[str]) -> list[str]:
     """Mark as crashed every run of `pools` that is recorded as unfinished; returns their names.
 
     Only for a server that was just started by a stack whose processes have all ended: nobody can be running them, and
     Prefect itself would show them as running for ever.
     """
     unfinished: list[dict[str, Any]] = call(
-        api_url,
+        api,
         "POST",
         "/flow_runs/filter",
         {
@@ -107,5 +151,5 @@ def close_lost_runs(api_url: str, pools: Iterable[str]) -> list[str]:
             "name": "Crashed",
             "message": "the stack ended while this run was under way",
         }
-        call(api_url, "POST", f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+        call(api, "POST", f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
     return [str(run["name"]) for run in unfinished]

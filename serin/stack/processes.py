@@ -8,6 +8,7 @@ from pathlib import Path
 
 from serin import environment
 from serin.serving.process import Process
+from serin.stack.login import make_login
 from serin.stack.state import Stack
 from serin.stack.survivors import STACK_MARK
 
@@ -20,9 +21,12 @@ def worker_name(pool: str) -> str:
 
 
 def stack_environment(home: Path) -> dict[str, str]:
-    """What every process of the stack starts from: the caller's environment, with this home and the stack's mark."""
+    """What every process of the stack starts from: the caller's environment, with this home and the stack's mark.
+
+    Without the caller's way into Prefect: a model that is served has no business there."""
     store = environment.store_url()
     return environment.child_environment(
+        **dict.fromkeys(environment.prefect_credentials()),
         SERIN_HOME=str(home),
         SERIN_STORE=store if "://" in store else str(Path(store).expanduser().absolute()),
         PYTHONUNBUFFERED="1",
@@ -39,11 +43,15 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
         "PREFECT_CLI_PROMPT": "false",
         "DO_NOT_TRACK": "1",
     }
-    if own:
+    if not own:
+        settings |= environment.prefect_credentials()
+    else:
         settings |= {
             "PREFECT_HOME": str(home / "prefect"),
             "PREFECT_PROFILE": None,
-            "PREFECT_API_KEY": None,
+            "PREFECT_API_AUTH_STRING": make_login(home),
+            # What stages hand each other is data: a result that were a pickle could run code where it is read.
+            "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             # What `prefect deployment run --watch` shows: without these it shows changes of state alone.
             "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",
@@ -63,7 +71,10 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
 def prefect_server(home: Path, port: int) -> Process:
     api_url = f"http://127.0.0.1:{port}/api"
     server = prefect_environment(home, api_url, own=True)
-    # Whoever may talk to the server may run code here; by default that is any page open in a browser on this machine.
+    # Whoever may talk to the server may run code here; by default that is everybody on this machine, and any page
+    # that is open in a browser on it.
+    server["PREFECT_SERVER_API_AUTH_STRING"] = server["PREFECT_API_AUTH_STRING"]
+    server["PREFECT_SERVER_CSRF_PROTECTION_ENABLED"] = "true"
     origins = (f"http://127.0.0.1:{port}", f"http://localhost:{port}")
     server["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(origins)
     # The interface's files are copied when they are not there: into the stack's folder, not into the installation.

@@ -16,6 +16,8 @@ from typing import Any
 
 from serin.environment import runtime_folder
 from serin.errors import NotUp, StackError
+from serin.stack.login import read_login
+from serin.stack.prefect_api import Api
 from serin.stack.survivors import start_ticks
 
 _FORMAT = "serin.stack"
@@ -37,6 +39,11 @@ class Stack:
     @property
     def owns_prefect(self) -> bool:
         return self.prefect_port is not None
+
+    @property
+    def api(self) -> Api:
+        """The Prefect server with the login that our own one asks for; somebody else's has its own ways."""
+        return Api(self.prefect_api_url, read_login(self.home) if self.owns_prefect else None)
 
     @property
     def gateway_url(self) -> str:

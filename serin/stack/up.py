@@ -122,10 +122,10 @@ def _start_workers(supervisor: Supervisor, stack: Stack, say: Say) -> None:
         _wait_for_workers(supervisor, stack)  # they make the pools that deployments need
         names = apply_deployments(stack, settings)
     else:
-        lost = prefect_api.close_lost_runs(stack.prefect_api_url, processes.POOLS)
+        lost = prefect_api.close_lost_runs(stack.api, processes.POOLS)
         if lost:
             say(f"runs that an earlier stack left unfinished are now marked as crashed: {', '.join(lost)}")
-        make_pools(stack.prefect_api_url)
+        make_pools(stack.api)
         say("starting workers for the pools cpu and gpu, applying deployments")
         with ThreadPoolExecutor(max_workers=1) as side:
             deploying = side.submit(apply_deployments, stack, settings)

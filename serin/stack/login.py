@@ -1,0 +1,62 @@
+"""The stack's login to its Prefect server: made at the first start, in a file that only its owner can read.
+
+Whoever may talk to the server may run code here, so the server lets nobody else in. The secret travels in the
+environment of the stack's own processes and in this file, never on a command line and never in a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from serin.errors import StackError
+
+_USER = "serin"
+
+
+def login_file(home: Path) -> Path:
+    return home / "prefect-login"
+
+
+def make_login(home: Path) -> str:
+    """`user:password` of this home, made when there is none: of two that make it at once, both get the same."""
+    found = read_login(home)
+    if found is not None:
+        return found
+    home.mkdir(parents=True, exist_ok=True)
+    scratch = home / f".prefect-login.{os.getpid()}.{secrets.token_hex(4)}"
+    file = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(file, "w", encoding="ascii") as stream:
+            stream.write(f"{_USER}:{secrets.token_urlsafe(32)}\n")
+        with contextlib.suppress(FileExistsError):  # somebody was quicker
+            os.link(scratch, login_file(home))
+    finally:
+        scratch.unlink(missing_ok=True)
+    made = read_login(home)
+    assert made is not None
+    return made
+
+
+def read_login(home: Path) -> str | None:
+    """`user:password`, or None where no stack was ever started. StackError when others could have read it."""
+    path = login_file(home)
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise StackError(
+            f"{path} cannot be read: {error}; remove it, and `serin up` makes another"
+        ) from error
+    if mode & 0o077:
+        raise StackError(
+            f"{path} can be read by others; `serin down`, remove it, and `serin up` makes another",
+            path=str(path),
+        )
+    if text.count(":") != 1 or not all(text.split(":")):
+        raise StackError(f"{path} holds no login; remove it, and `serin up` makes another", path=str(path))
+    return text
