@@ -10,8 +10,6 @@ import dataclasses
 import fcntl
 import hashlib
 import json
-import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from serin.durable import write_whole
 from serin.spec.section import Section
 
 Result = TypeVar("Result")
@@ -46,12 +45,7 @@ def keep_result(home: Path, stage: str, key: str, result: Any) -> None:
     """Whole or not at all."""
     path = _file(home, stage, key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with scratch.open("x") as file:
-        json.dump(dataclasses.asdict(result), file)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.rename(path)
+    write_whole(path, json.dumps(dataclasses.asdict(result)))
 
 
 @contextmanager

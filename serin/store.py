@@ -34,6 +34,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from serin import environment
 from serin.artifacts import Bundle, Dataset
+from serin.durable import sync, write_whole
 from serin.errors import BundleBroken, NameInvalid, NotFound, StoreNotWritable
 from serin.spec.names import valid_model_name
 
@@ -209,14 +210,14 @@ class Store:
         with ThreadPoolExecutor(
             _SYNCS_AT_ONCE
         ) as threads:  # a disk's journal takes several at the price of one
-            list(threads.map(_sync, folder.rglob("*")))
-        _sync(folder)
+            list(threads.map(sync, folder.rglob("*")))
+        sync(folder)
         try:
             folder.rename(target)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not (target / marker).is_file():
                 raise
-        _sync(target.parent)
+        sync(target.parent)
         return target
 
     def _upload(self, folder: Path, relative: str, *, marker: str) -> Path:
@@ -262,14 +263,7 @@ class Store:
         if not self.local:
             self._fs.pipe_file(path, content)
             return
-        temporary = Path(f"{path}.{secrets.token_hex(4)}")
-        try:
-            temporary.write_bytes(content)
-            _sync(temporary)
-            temporary.rename(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync(Path(path).parent)
+        write_whole(Path(path), content)
 
     @contextmanager
     def _locked(self, relative: str) -> Iterator[None]:
@@ -296,14 +290,6 @@ def _checked(digest: str) -> str:
     if not _DIGEST.fullmatch(digest):
         raise NameInvalid(kind="digest", name=digest, rule="8 to 64 hexadecimal digits")
     return digest
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _dataset(folder: Path) -> Dataset:

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from serin.durable import sync
 from serin.etl.seal import canonical
 from serin.formats.dataset import SourceFile
 
@@ -54,8 +55,7 @@ class Kept:
 
         def make_and_sync(temporary: Path) -> None:
             make(temporary)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(temporary)
 
         put_entry(path, make_and_sync)
         self._count(made=1)

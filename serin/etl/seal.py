@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from serin.durable import sync
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, DatasetDescription, SplitDescription, write_dataset
 from serin.formats.shards import part_files, seal_part
@@ -35,7 +35,7 @@ class PartSeals:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="seal")
         self._disk = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="sync")
         self._synced = [
-            self._disk.submit(_sync, file) for split, index, _ in parts for file in part_files(split, index)
+            self._disk.submit(sync, file) for split, index, _ in parts for file in part_files(split, index)
         ]
         self._sealed = [
             self._threads.submit(seal_part, split, index, own.rows, *names) for split, index, own in parts
@@ -78,14 +78,6 @@ def seal_dataset(
     (folder / FEATURES).write_text(features + "\n", encoding="utf-8")
     write_dataset(folder, replace(description, digest=digest))
     return digest
-
-
-def _sync(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def canonical(document: Any, default: Any = None) -> bytes:

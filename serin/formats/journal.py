@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from serin.durable import sync
 from serin.errors import JournalHeld, JournalUnknown
 
 FORMAT: Final = "serin.journal"
@@ -101,7 +102,7 @@ class Journal:
         if end == 0:
             self._end = 0
             self._write(json.dumps({"format": FORMAT, "version": VERSION}).encode() + b"\n")
-            _sync_folder(self.path.parent)
+            sync(self.path.parent)
             return self._end, None
         if end < len(data):
             os.ftruncate(self._file, end)
@@ -169,11 +170,3 @@ def _decision(line: bytes) -> Decision | None:
         return Decision(**{name: value for name, value in row.items() if name in _KNOWN})
     except (ValueError, TypeError, AttributeError):
         return None
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

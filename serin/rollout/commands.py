@@ -9,7 +9,6 @@ Files appear by rename, so that nobody reads half of one. An id sorts by time: c
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import time
@@ -19,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
+from serin.durable import write_whole
 from serin.errors import ControllerSilent, SerinError
 from serin.rollout.plan import Plan
 from serin.spec.names import valid_model_name
@@ -174,9 +174,4 @@ def _answer_file(home: Path, command_id: str) -> Path:
 
 def _publish(path: Path, value: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with scratch.open("x") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.rename(path)
+    write_whole(path, json.dumps(value))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from serin.durable import sync
 from serin.errors import CheckpointBroken, StoreNotWritable
-from serin.training.files import sync_folder
 
 TENSORS, STATE, COMPLETE = "state.safetensors", "state.json", "COMPLETE"
 _LAST = 2
@@ -123,10 +122,10 @@ class Checkpoints:
         state = position.model_copy(update={"sha256": _digest(data)}).model_dump_json(indent=1).encode()
         for name, content in ((TENSORS, data), (STATE, state), (COMPLETE, _digest(state).encode())):
             _write_through(scratch / name, content)
-        sync_folder(scratch)
+        sync(scratch)
         _forget(place)  # there when a run went back behind it because it was broken
         scratch.rename(place)
-        sync_folder(self._folder)
+        sync(self._folder)
 
     def _forget_old(self) -> None:
         steps = self._steps()
@@ -163,10 +162,8 @@ def _forget(place: Path) -> None:
 
 
 def _write_through(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    path.write_bytes(data)
+    sync(path)
 
 
 def _digest(data: bytes) -> str:

@@ -20,11 +20,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from serin.artifacts import Checkpoint, Dataset
+from serin.durable import write_whole
 from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
 from serin.hardware import Device, inventory
 from serin.receipt import Measurement, Work, measure
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training.files import only_one, write_whole
+from serin.training.files import only_one
 from serin.training.job import TrainingJob, result_folder, training_file
 from serin.training.machines import Machines, machines_told
 from serin.training.processes import run_process

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from serin.durable import sync
 from serin.spec.stages import TrainingSpec
-from serin.training.files import sync_folder
 from serin.training.job import result_folder
 
 PRUNED = "pruned"
@@ -38,7 +38,7 @@ def publish_pruned(folder: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(result_folder(pruned_run(folder)), scratch)
     scratch.rename(result / PRUNED)
-    sync_folder(result)
+    sync(result)
 
 
 def fine_tuning(training: TrainingSpec) -> TrainingSpec:

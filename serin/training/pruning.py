@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from serin.durable import sync
 from serin.formats.weights import read_weights, write_weights
 from serin.spec.stages import ModelSpec
-from serin.training.files import sync_folder
 from serin.training.job import TrainingJob, training_file
 from serin.training.lifeline import die_with_parent
 from serin.training.pruned import start_folder
@@ -37,7 +37,7 @@ def main() -> None:
     scratch.mkdir(parents=True)
     write_weights(scratch, state, record)
     scratch.rename(place)
-    sync_folder(place.parent)
+    sync(place.parent)
 
 
 def prune(model: ModelSpec, state: Mapping[str, Tensor], share: float) -> tuple[ModelSpec, dict[str, Tensor]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from serin.training.files import sync_folder
+from serin.durable import sync
 from serin.training.job import TrainingJob, result_folder
 
 
@@ -43,19 +42,11 @@ def publish_result(
         choices=choices,
     )
     for file in filter(Path.is_file, scratch.rglob("*")):
-        _sync_file(file)
+        sync(file)
     scratch.rename(final)
-    sync_folder(folder)
+    sync(folder)
 
 
 def _write(path: Path, form: str, **content: object) -> None:
     text = json.dumps({"format": form, "version": 1, **content}, indent=1, allow_nan=False)
     path.write_text(text + "\n")
-
-
-def _sync_file(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,6 +11,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from serin.durable import write_whole
 from serin.errors import TrainingRefused
 from serin.models.stages import stages_of
 from serin.models.table import TableNetwork
@@ -21,7 +22,6 @@ from serin.training.batch_size import (
     measure_batch_rows,
     scaled_rate,
 )
-from serin.training.files import write_whole
 from serin.training.job import Choices, TrainingJob, choices_file
 from serin.training.learner import Learner
 from serin.training.memory import StartAgain, batch_limit, limit_batch

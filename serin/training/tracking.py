@@ -17,9 +17,10 @@ from typing import Any
 
 from serin import environment
 from serin.artifacts import Checkpoint
+from serin.durable import write_whole
 from serin.errors import ExtraMissing, TrainingRefused
 from serin.receipt import Receipt
-from serin.training.files import only_one, write_whole
+from serin.training.files import only_one
 from serin.training.job import TrainingJob
 
 _ENDS_IN_S = 30.0  # what is still to be sent then is left

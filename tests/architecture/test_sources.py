@@ -61,6 +61,16 @@ def test_only_environment_py_reads_environment_variables() -> None:
     assert not found
 
 
+def test_only_durable_py_and_writers_of_open_files_call_fsync() -> None:
+    calls = {
+        name
+        for name in python_files(*PRODUCT)
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.Attribute) and node.attr == "fsync"
+    }
+    assert calls == {"serin/durable.py", "serin/formats/journal.py", "serin/formats/rows.py"}
+
+
 def test_only_the_command_catches_everything() -> None:
     found = []
     for name in python_files(*PRODUCT, "benchmarks", "examples", "triton_models"):

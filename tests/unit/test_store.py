@@ -144,16 +144,15 @@ def test_kill_while_publishing_leaves_the_old_or_the_new(tmp_path: Path) -> None
     script = textwrap.dedent("""
         import os, sys
         from pathlib import Path
-        from serin import store as module
         from serin.store import Store
         moment, count = int(sys.argv[2]), 0
-        real = module._sync
-        def sync(path):
+        real = os.fsync
+        def fsync(descriptor):
             global count
             count += 1
             if count == moment: os.kill(os.getpid(), 9)
-            real(path)
-        module._sync = sync
+            real(descriptor)
+        os.fsync = fsync
         store = Store(sys.argv[1])
         with store.workspace() as folder:
             (folder / "train").mkdir(); (folder / "train/part").write_text("rows")

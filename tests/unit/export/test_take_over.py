@@ -77,7 +77,6 @@ def test_a_diff_names_what_changed_and_nothing_else(bundle: Bundle, tmp_path: Pa
 PUBLISHER = textwrap.dedent("""
     import os, sys
     from pathlib import Path
-    from serin import store as module
     from serin.formats.bundle import write_manifest
     from serin.store import Store
     root, moment, count = sys.argv[1], int(sys.argv[2]), 0
@@ -89,10 +88,10 @@ PUBLISHER = textwrap.dedent("""
                 os.kill(os.getpid(), 9)
             return real(*arguments, **options)
         return step
-    module._sync = deadly(module._sync)
+    os.fsync = deadly(os.fsync)
     for name in ("_create", "_publish", "_replace"):
         setattr(Store, name, deadly(getattr(Store, name)))
-    Path.rename = deadly(Path.rename)
+    Path.rename, Path.replace = deadly(Path.rename), deadly(Path.replace)
     store = Store(root)
     version = store.reserve_version("flights")
     with store.workspace() as work:
