@@ -20,9 +20,10 @@ from serin.export.predict import BATCH_ROWS
 from serin.export.prove import Proven, prove_model
 from serin.export.session import open_session, run_in_batches
 from serin.export.tracking import track_bundle
-from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, write_document, write_manifest
+from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES, write_document, write_manifest
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
 from serin.formats.schema import write_schema
+from serin.formats.trained import read_record, read_trained
 from serin.formats.wire import Array, to_wire
 from serin.spec.pipeline import PipelineSpec
 from serin.store import Store
@@ -63,6 +64,8 @@ def export_model(
     }  # keeps the dataset alive
     with store.workspace() as work:
         _fill(work, spec, release, proven, champion, description, folder, checkpoint.metrics, facts)
+        if proven.core is not None and read_record(checkpoint.path).file == TREES:
+            (work / TREES).write_bytes(read_trained(checkpoint.path)[1])  # a GPU runs trees from XGBoost's own file
         write_manifest(
             work,
             name=release.model,

@@ -35,6 +35,7 @@ FORMAT, VERSION = "serin.bundle", 1
 MANIFEST, MODEL, GOLDEN = "manifest.json", "model.onnx", "golden.parquet"
 FRONT, CORE = "front.onnx", "core.onnx"  # for a GPU: the same model in two, strings and features apart
 PLAN = "model.plan"  # the core as a TensorRT engine
+TREES = "trees.ubj"  # the core as XGBoost's own file, for who runs trees on a GPU
 REPOSITORY = "repository"  # instead of a graph: a team's own Triton models, each in its folder
 _DEPTH, _REPOSITORY_DEPTH = 3, 8  # folders and name of a file
 

@@ -78,6 +78,7 @@ def test_a_repository_holds_one_version_of_one_model_read_only(tmp_path: Path) -
         f"{inside}/model.py",
         f"{inside}/schema.json",
         f"{MODEL}/config.pbtxt",
+        *(f"{MODEL}/warmup/{sample}-{column}.bin" for sample in range(2) for column in range(4)),
     ]
     assert parse((folder / MODEL / "config.pbtxt").read_text()).max_batch_size == 8
     assert {path.stat().st_mode & 0o777 for path in folder.rglob("*.*")} == {0o444}
