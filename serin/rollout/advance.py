@@ -82,11 +82,11 @@ def _verify(now: Rollout, seen: Seen, t: float) -> Rollout:
         return now
     if now.stable is None:
         reason = "the model's first release answers its golden rows"
-        return move(now, t, Phase.PROMOTED, reason, verdict=Verdict.PASS)
+        return move(now, t, Phase.DRAINING, reason, verdict=Verdict.PASS)
     if needs_approval(now, 0):
         return _ask(now, 0, "its golden rows are answered")
     then = shift(now, t, 0, "its golden rows are answered")
-    return replace(then, evidence_from=t, evidence={})
+    return replace(then, evidence_from=t, evidence_epoch=then.epoch, evidence={})
 
 
 def _gone(now: Rollout, seen: Seen, t: float) -> Rollout | None:
@@ -186,12 +186,16 @@ def _bake(now: Rollout, seen: Seen, t: float) -> Rollout:
 
 
 def _leave(now: Rollout, seen: Seen, t: float, end: Phase, leaving: Release | None) -> Rollout:
-    """To a final phase when nothing is under way any more at the release that goes, or it has had its time."""
-    assert leaving is not None
+    """To a final phase when nothing is under way any more at the release that goes, or it has had its time.
+
+    Nothing goes when a model's first release comes: then it is enough that the gateway sends requests to it.
+    """
     waited = t - now.since
     if not seen.routed or waited < _SETTLE_S or now.hold:
         return now
-    if seen.active_requests == 0:
+    if leaving is None:
+        reason = now.reason
+    elif seen.active_requests == 0:
         reason = f"{leaving.name} has no request under way"
     elif waited >= now.plan.drain_s:
         under_way = "unknown" if seen.active_requests is None else seen.active_requests

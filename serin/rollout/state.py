@@ -1,7 +1,7 @@
 """The state of one rollout and the moves between its phases. Pure. When to make which move is decided in advance.py.
 
     Pending -> Loading -> Verifying -> Shifting(step) ... -> Baking -> Draining -> Promoted
-    from each of these: -> Aborting -> RolledBack; the first release of a model goes from Verifying to Promoted.
+    from each of these: -> Aborting -> RolledBack; the first release of a model goes from Verifying to Draining.
 
 What runs, what is routed and what is called live follow from the state alone, so that a controller can bring the world
 to it again and again.
@@ -69,7 +69,8 @@ class Rollout:
     epoch: int = 0  # counts the changes of the model's route, over all its rollouts
     began: float
     since: float  # the phase or step began, or began anew
-    evidence_from: float  # requests that arrived before this are no evidence
+    evidence_from: float  # where to look for evidence in the log
+    evidence_epoch: int = 0  # requests of an earlier epoch are no evidence: no clock is asked
     verdict: Verdict | None = None
     reason: str = ""
     by: str = CONTROLLER
@@ -107,9 +108,9 @@ class Rollout:
                 candidate=self.candidate,
                 candidate_percent=self.weight_percent,
             )
-        if self.live is None:
-            return None
-        return ModelRoute(model=self.model, epoch=self.epoch, stable=self.live)
+        first = self.candidate if self.phase is Phase.DRAINING else None  # promoted once the gateway knows it
+        routed = self.live or first
+        return ModelRoute(model=self.model, epoch=self.epoch, stable=routed) if routed else None
 
     @property
     def live(self) -> Release | None:
@@ -186,6 +187,7 @@ def begin_again(
         since=t,
         evidence_from=t,
         epoch=now.epoch + 1,
+        evidence_epoch=now.epoch + 1,
         verdict=None,
         reason=reason,
         by=by,

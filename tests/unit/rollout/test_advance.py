@@ -110,10 +110,19 @@ def test_a_final_phase_absorbs_everything(phase: Phase, verdict: Verdict | None)
     assert advance(now, seen(verdict, candidate="dead", problem="x", stable_ready=False), T) is now
 
 
-def test_the_first_release_goes_live_when_it_is_verified() -> None:
-    then = advance(rollout(P.VERIFYING, stable=None), seen(verified=True), T)
-    assert then.phase is P.PROMOTED
-    assert then.route == ModelRoute(model="flights", epoch=8, stable=V2)
+def test_the_first_release_is_routed_when_it_is_verified_and_live_when_the_gateway_has_the_route() -> None:
+    routed = advance(rollout(P.VERIFYING, stable=None), seen(verified=True), T)
+    assert (routed.phase, routed.live) == (P.DRAINING, None)
+    assert routed.route == ModelRoute(model="flights", epoch=8, stable=V2)
+    for too_soon, what in ((T + 5, seen(routed=False)), (T + 0.5, seen())):
+        assert advance(routed, what, too_soon) == routed
+    live = advance(routed, seen(active_requests=None), T + 5)
+    assert (live.phase, live.live, live.route) == (P.PROMOTED, V2, routed.route)
+
+
+def test_the_first_release_that_dies_before_it_is_live_leaves_no_route() -> None:
+    now = advance(rollout(P.VERIFYING, stable=None), seen(verified=True), T)
+    assert advance(now, seen(candidate="dead"), T + 0.5).route is None
 
 
 def test_a_plan_of_one_step_goes_from_verifying_to_the_bake() -> None:

@@ -22,7 +22,7 @@ def test_the_first_release_is_verified_and_then_live(scene: Scene) -> None:
     scene.until(Phase.PROMOTED)
     phases = [decision.phase for decision in history(scene.home, "flights")]
     assert scene.answer(command).accepted
-    assert phases == ["pending", "loading", "verifying", "promoted"]
+    assert phases == ["pending", "loading", "verifying", "draining", "promoted"]
     assert scene.router.route("flights") == ModelRoute(model="flights", epoch=1, stable=release(1))
     assert scene.versions.aliases("flights") == {"live": 1}
 
