@@ -48,6 +48,10 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── ReleaseNotReady         a release that did not come up
 │   ├── VerificationFailed      a release that does not answer its golden rows
 │   ├── GatewayRejected         Envoy did not take a configuration
+│   ├── EnvoyFileUnfit          Envoy settings of a user's own that cannot be added (exit code 2)
+│   ├── TlsUnfit                a certificate and key that cannot be used (exit code 2)
+│   ├── KeyRefused              an API key that cannot be made or revoked as asked (exit code 2)
+│   ├── KeyFileBroken           the file of API keys cannot be trusted: nobody is let in on its word
 │   └── PredictionFailed        a request that was answered with an error
 ├── RolloutError
 │   ├── RolloutRefused          a command that cannot be honoured now
@@ -318,11 +322,18 @@ class BundleBroken(StoreError):
 class LeaseUnavailable(SerinError):
     retryable = True
 
-    def __init__(self, *, wanted: int, present: int, holders: Iterable[str] = ()) -> None:
+    def __init__(
+        self, *, wanted: int, present: int, holders: Iterable[str] = (), memory_bytes: int = 0
+    ) -> None:
         held = list(holders)
         who = f"; held by {', '.join(held)}" if held else ""
+        room = f" with {memory_bytes / 1e9:.1f} GB each" if memory_bytes else ""
         super().__init__(
-            f"{wanted} GPU(s) wanted, {present} here{who}", wanted=wanted, present=present, holders=held
+            f"{wanted} GPU(s){room} wanted, {present} here{who}",
+            wanted=wanted,
+            present=present,
+            holders=held,
+            memory_bytes=memory_bytes,
         )
 
 
@@ -535,6 +546,41 @@ class GatewayRejected(ServingError):
 
     def __init__(self, *, what: str, reason: str) -> None:
         super().__init__(f"the gateway did not take {what}: {reason}", what=what, reason=reason)
+
+
+class EnvoyFileUnfit(ServingError):
+    exit_code = 2
+
+    def __init__(self, *, path: Path | str, reason: str) -> None:
+        super().__init__(f"{path} cannot be added to the gateway: {reason}", path=str(path), reason=reason)
+
+
+class TlsUnfit(ServingError):
+    exit_code = 2
+
+    def __init__(self, *, certificate: Path | str, key: Path | str, reason: str) -> None:
+        super().__init__(
+            f"the certificate {certificate} and the key {key} cannot be used: {reason}",
+            certificate=str(certificate),
+            key=str(key),
+            reason=reason,
+        )
+
+
+class KeyRefused(ServingError):
+    exit_code = 2
+
+    def __init__(self, *, name: str, reason: str) -> None:
+        super().__init__(f"API key {name!r}: {reason}", name=name, reason=reason)
+
+
+class KeyFileBroken(ServingError):
+    def __init__(self, *, path: Path | str, reason: str) -> None:
+        super().__init__(
+            f"{path} is no file of API keys ({reason}); mend it, or remove it and make the keys anew",
+            path=str(path),
+            reason=reason,
+        )
 
 
 class PredictionFailed(ServingError):

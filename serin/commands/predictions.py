@@ -29,14 +29,20 @@ def predict_through_gateway(
 ) -> int:
     """Scores as clients get them; `pinned` asks for the bundle's version, else the gateway chooses. Gives the rows."""
     from serin.serving.client import predict
+    from serin.stack.guard import read_guard
+    from serin.stack.parts import build_gateway
     from serin.stack.state import running_stack
 
-    url = running_stack(environment.home()).gateway_url
+    home = environment.home()
+    url, wire = running_stack(home).gateway_url, protocol
+    guard = read_guard(home)
+    if guard.tls or guard.keys_required:  # the owner of the stack has a door of his own, which speaks gRPC
+        url, wire = f"unix:{build_gateway(home).inside}", "grpc"
     schema = read_schema(Path(bundle.path))
 
     def ask(piece: pa.Table) -> pa.Table:
         version = bundle.version if pinned else None
-        answer = predict(url, bundle.model, to_wire(piece, schema), schema, protocol, version)
+        answer = predict(url, bundle.model, to_wire(piece, schema), schema, wire, version)
         for name, values in answer.items():
             piece = piece.append_column(name, output_column(values))
         return piece

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,13 +29,28 @@ def up(
     ui_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Prefect's port. [default: a free one, 4200 first]")
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="The gateway speaks TLS: its certificate with the chain, PEM.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's private key, PEM.")] = None,
+    envoy: Annotated[
+        Path | None, typer.Option(help="Envoy settings to be added to the gateway's, YAML.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Start the local stack: Prefect with two workers, the gateway, the rollout controller."""
+    from serin.serving.tls import tls_pair
     from serin.stack.login import login_file
     from serin.stack.up import bring_up
 
-    stack = bring_up(environment.home(), port=port, ui_port=ui_port, say=progress())
+    stack = bring_up(
+        environment.home(),
+        port=port,
+        ui_port=ui_port,
+        tls=tls_pair(tls_cert, tls_key),
+        envoy_file=envoy,
+        say=progress(),
+    )
     addresses = {
         "gateway": stack.gateway_url,
         "prefect": stack.prefect_ui_url,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,16 @@ from urllib.parse import quote
 
 from serin.errors import GatewayRejected
 from serin.serving.envoy_bootstrap import STAT_PREFIX
+from serin.serving.envoy_guard import KEYS_NAME, TLS_NAME
 from serin.serving.envoy_routes import ROUTES_NAME
 from serin.serving.unix_http import UnixConnection
 
-SCOPES = {"clusters": "cluster_manager.cds", "routes": f"http.{STAT_PREFIX}.rds.{ROUTES_NAME}"}
+SCOPES = {
+    "clusters": "cluster_manager.cds",
+    "routes": f"http.{STAT_PREFIX}.rds.{ROUTES_NAME}",
+    "keys": f"extension_config_discovery.http_filter.{KEYS_NAME}",
+    "tls": f"sds.{TLS_NAME}",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +43,7 @@ class Admin:
             return False
 
     def taken(self, kind: str) -> Taken:
-        """Of "clusters" or "routes"."""
+        """Of one of SCOPES."""
         scope = SCOPES[kind]
         stats = self.stats(rf"^{re.escape(scope)}\.(version_text|update_rejected|update_failure)$")
         refused = int(stats.get(f"{scope}.update_rejected", "0")) + int(
@@ -51,6 +58,12 @@ class Admin:
             raise GatewayRejected(what="a question about its statistics", reason=text.strip())
         pairs = (line.partition(": ") for line in text.splitlines())
         return {name: value for name, _, value in pairs if value}
+
+    def certificate_days(self) -> int | None:
+        """Until the first of the certificates in force ends; None when there is none."""
+        found = json.loads(self._ask("GET", "/certs")[1]).get("certificates", [])
+        days = [int(link["days_until_expiration"]) for entry in found for link in entry.get("cert_chain", [])]
+        return min(days, default=None)
 
     def reopen_logs(self) -> None:
         self._ask("POST", "/reopen_logs")

@@ -6,10 +6,12 @@ Models come and go through CDS and RDS files only (a change of the listener woul
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from serin.serving.envoy_fixed_routes import HEALTH_CLUSTER
+from serin.serving.envoy_guard import keys_filter, tls_socket
 from serin.serving.envoy_routes import ROUTES_NAME
 from serin.serving.envoy_types import (
     BUFFER,
@@ -20,6 +22,7 @@ from serin.serving.envoy_types import (
     REVERSE_BRIDGE,
     ROUTER,
     SOURCES,
+    followed,
 )
 
 Document = dict[str, Any]
@@ -42,10 +45,6 @@ LOG_FIELDS = {
     "id": "%REQ(X-REQUEST-ID)%",
 }
 
-_CONNECTIONS = {
-    "name": "envoy.resource_monitors.global_downstream_max_connections",
-    "typed_config": {"@type": MAX_CONNECTIONS, "max_active_downstream_connections": 20_000},
-}
 _PROTOBUF = "application/x-protobuf"
 _TRUE_FIELD_1 = base64.b64encode(
     b"\x08\x01"
@@ -59,33 +58,57 @@ def bootstrap(
     admin: Path,
     health: Path,
     log: Path,
+    inside: Path,
     clusters: Path,
     routes: Path,
+    keys: Path,
+    tls: Path | None,
     max_request_bytes: int,
+    max_connections: int,
+    http_filters: Sequence[Document] = (),
 ) -> Document:
-    """`clusters` and `routes` are files, each in a folder of its own, whose renames Envoy follows."""
-    manager = _connection_manager(log, routes, max_request_bytes)
+    """`clusters`, `routes`, `keys` and `tls` are files, each in a folder of its own, whose renames Envoy follows.
+
+    `inside` is a socket for the owner of this machine's stack: the same door without TLS and without keys.
+    """
+    guarded = [keys_filter(keys), *http_filters, *_http_filters(max_request_bytes)]
+    chain: Document = {"filters": [_connection_manager(log, routes, guarded)]}
+    if tls is not None:
+        chain["transport_socket"] = tls_socket(tls)
     public = {
         "name": STAT_PREFIX,
         "address": {"socket_address": {"address": address, "port_value": port}},
         "enable_reuse_port": False,  # else a second Envoy could take half of the connections, unseen
         "connection_balance_config": {"exact_balance": {}},
-        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
+        "filter_chains": [chain],
+    }
+    private = {
+        "name": "inside",
+        "address": _socket(inside),
+        "filter_chains": [{"filters": [_connection_manager(log, routes, _http_filters(max_request_bytes))]}],
     }
     return {
         "node": {"id": "gateway", "cluster": "serin"},
         "admin": {"address": _socket(admin)},
-        "overload_manager": {"resource_monitors": [_CONNECTIONS]},
-        "dynamic_resources": {"cds_config": _followed(clusters)},
+        "overload_manager": {"resource_monitors": [_connections(max_connections)]},
+        "dynamic_resources": {"cds_config": followed(clusters)},
         "static_resources": {
-            "listeners": [public, _health_listener(health)],
+            "listeners": [public, private, _health_listener(health)],
             "clusters": [_health_cluster(health)],
         },
     }
 
 
-def _connection_manager(log: Path, routes: Path, max_request_bytes: int) -> Document:
+def _connections(limit: int) -> Document:
+    """More than these are closed as soon as they come."""
     return {
+        "name": "envoy.resource_monitors.global_downstream_max_connections",
+        "typed_config": {"@type": MAX_CONNECTIONS, "max_active_downstream_connections": limit},
+    }
+
+
+def _connection_manager(log: Path, routes: Path, http_filters: list[Document]) -> Document:
+    manager = {
         "@type": CONNECTION_MANAGER,
         "stat_prefix": STAT_PREFIX,
         "codec_type": "AUTO",
@@ -102,11 +125,12 @@ def _connection_manager(log: Path, routes: Path, max_request_bytes: int) -> Docu
         "stream_idle_timeout": "300s",
         "common_http_protocol_options": {"idle_timeout": "900s"},
         "http2_protocol_options": {"max_concurrent_streams": 1024},
-        "rds": {"route_config_name": ROUTES_NAME, "config_source": _followed(routes)},
-        "http_filters": _http_filters(max_request_bytes),
+        "rds": {"route_config_name": ROUTES_NAME, "config_source": followed(routes)},
+        "http_filters": http_filters,
         "access_log": [_log(log)],
         "local_reply_config": {"mappers": [_json_errors()]},
     }
+    return {"name": "http", "typed_config": manager}
 
 
 def _http_filters(max_request_bytes: int) -> list[Document]:
@@ -190,11 +214,3 @@ def _health_cluster(path: Path) -> Document:
 
 def _socket(path: Path) -> Document:
     return {"pipe": {"path": str(path), "mode": 0o600}}
-
-
-def _followed(path: Path) -> Document:
-    """A file that Envoy reads again when something is renamed into its folder."""
-    return {
-        "resource_api_version": "V3",
-        "path_config_source": {"path": str(path), "watched_directory": {"path": str(path.parent)}},
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 _V3 = "type.googleapis.com/envoy.extensions"
 
@@ -19,6 +20,9 @@ MAX_CONNECTIONS = f"{_V3}.resource_monitors.downstream_connections.v3.Downstream
 HTTP_OPTIONS = f"{_V3}.upstreams.http.v3.HttpProtocolOptions"
 AGGREGATE = f"{_V3}.clusters.aggregate.v3.ClusterConfig"
 PREVIOUS_PRIORITIES = f"{_V3}.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig"
+DOWNSTREAM_TLS = f"{_V3}.transport_sockets.tls.v3.DownstreamTlsContext"
+SECRET = f"{_V3}.transport_sockets.tls.v3.Secret"
+EXTENSION = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
 CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 ROUTE_CONFIGURATION = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 
@@ -29,3 +33,11 @@ JSON_HEADER = {
     "header": {"key": "content-type", "value": "application/json"},
     "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
 }
+
+
+def followed(path: Path) -> dict[str, Any]:
+    """A file that Envoy reads again when something is renamed into its folder."""
+    return {
+        "resource_api_version": "V3",
+        "path_config_source": {"path": str(path), "watched_directory": {"path": str(path.parent)}},
+    }

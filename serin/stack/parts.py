@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from serin.serving.gateway import Gateway
+from serin.serving.keys import KeyFile
 from serin.serving.releases import Releases
 from serin.serving.triton import TritonPlace, reclaim_shared_memory
 from serin.stack.state import socket_folder
@@ -19,7 +20,16 @@ def request_log(home: Path) -> Path:
 
 
 def build_gateway(home: Path) -> Gateway:
-    return Gateway(home / "gateway", admin=socket_folder(home) / "envoy.sock", log=request_log(home))
+    return Gateway(
+        home / "gateway",
+        admin=socket_folder(home) / "envoy.sock",
+        log=request_log(home),
+        keys=key_file(home).path,
+    )
+
+
+def key_file(home: Path) -> KeyFile:
+    return KeyFile(path=home / "keys.json")
 
 
 def build_releases(home: Path) -> Releases:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from serin import environment
 from serin.errors import AlreadyUp, ProcessFailed, SerinError
+from serin.serving.tls import TlsFiles, tls_pair
 from serin.stack import processes
 from serin.stack.controller import say
 from serin.stack.down import clear_away, take_down
@@ -27,7 +28,15 @@ _READY_S = 30.0
 _LOOK_S = 1.0
 
 
-def serve(home: Path, *, address: str, port: int, stop: threading.Event) -> None:
+def serve(
+    home: Path,
+    *,
+    address: str,
+    port: int,
+    stop: threading.Event,
+    tls: TlsFiles | None = None,
+    envoy_file: Path | None = None,
+) -> None:
     """Serve until `stop` is set. ProcessFailed when the gateway does not come up or the supervisor dies."""
     home.mkdir(parents=True, exist_ok=True)
     with changing_stack(home):
@@ -35,7 +44,8 @@ def serve(home: Path, *, address: str, port: int, stop: threading.Event) -> None
         if last is not None and last.is_alive:
             raise AlreadyUp(home=home, pid=last.supervisor_pid)
         clear_away(home)
-        stack = _start(home, address=address, port=port)
+        build_gateway(home).write_bootstrap(port, address, tls=tls, expert=envoy_file)
+        stack = _start(home, port=port, tls=tls is not None)
     try:
         _wait_for_gateway(home, stack)
         say(f"serving on {address}:{port}")
@@ -47,7 +57,7 @@ def serve(home: Path, *, address: str, port: int, stop: threading.Event) -> None
         take_down(home, say=say)
 
 
-def _start(home: Path, *, address: str, port: int) -> Stack:
+def _start(home: Path, *, port: int, tls: bool) -> Stack:
     supervisor = Supervisor(home)
     pid = supervisor.launch(processes.stack_environment(home))
     stack = Stack(
@@ -58,11 +68,10 @@ def _start(home: Path, *, address: str, port: int) -> Stack:
         prefect_api_url=environment.prefect_api_url() or "",
         prefect_port=None,
         since=time.time(),
+        tls=tls,
     )
     write_stack(stack)
-    gateway = build_gateway(home)
-    gateway.write_bootstrap(port, address)
-    for process in (gateway.process(), processes.controller(home)):
+    for process in (build_gateway(home).process(), processes.controller(home)):
         supervisor.start(process)
     return stack
 
@@ -81,6 +90,9 @@ def read_options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m serin.stack.serve", description=__doc__)
     parser.add_argument("--address", default="127.0.0.1", help="where the gateway listens (%(default)s)")
     parser.add_argument("--port", type=int, default=8080, help="its port (%(default)s)")
+    parser.add_argument("--tls-cert", type=Path, help="its certificate with the chain, PEM; with --tls-key")
+    parser.add_argument("--tls-key", type=Path, help="the certificate's private key, PEM")
+    parser.add_argument("--envoy", type=Path, help="Envoy settings to be added (docs/how-to/secure.md)")
     return parser.parse_args(arguments)
 
 
@@ -90,7 +102,14 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        serve(environment.home(), address=options.address, port=options.port, stop=stop)
+        serve(
+            environment.home(),
+            address=options.address,
+            port=options.port,
+            stop=stop,
+            tls=tls_pair(options.tls_cert, options.tls_key),
+            envoy_file=options.envoy,
+        )
     except SerinError as error:
         sys.exit(f"serving cannot go on: {error}")
 

@@ -35,6 +35,7 @@ class Stack:
     prefect_api_url: str
     prefect_port: int | None  # None: a server that is not ours
     since: float
+    tls: bool = False  # what the gateway speaks
 
     @property
     def owns_prefect(self) -> bool:
@@ -47,7 +48,7 @@ class Stack:
 
     @property
     def gateway_url(self) -> str:
-        return f"http://127.0.0.1:{self.gateway_port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.gateway_port}"
 
     @property
     def prefect_ui_url(self) -> str:

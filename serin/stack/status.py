@@ -15,6 +15,7 @@ from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.rollout.status import ModelStatus
 from serin.rollout.status import status as rollout_statuses
 from serin.stack import prefect_api
+from serin.stack.guard import Guard, read_guard
 from serin.stack.parts import build_gateway, build_releases, request_log
 from serin.stack.state import read_stack
 from serin.stack.supervisor import Child, Supervisor
@@ -33,6 +34,7 @@ class Status:
     home: Path
     up: bool
     gateway: Address | None = None
+    guard: Guard | None = None
     prefect: Address | None = None
     processes: tuple[Child, ...] = ()
     models: tuple[ModelStatus, ...] = ()
@@ -58,7 +60,9 @@ class Status:
             "home": str(self.home),
             "up": self.up,
             "well": self.well,
-            "gateway": asdict(self.gateway) if self.gateway else None,
+            "gateway": {**asdict(self.gateway), "guard": self.guard and asdict(self.guard)}
+            if self.gateway
+            else None,
             "prefect": asdict(self.prefect) if self.prefect else None,
             "processes": [
                 {"name": child.name, "state": child.state, "pid": child.pid} for child in self.processes
@@ -72,6 +76,8 @@ class Status:
             yield f"no stack is up in {self.home}; start one with `serin up`"
             return
         yield f"gateway  {self.gateway.url}  {'ready' if self.gateway.ready else 'NOT READY'}"
+        if self.guard:
+            yield f"         {self.guard.words}"
         yield f"Prefect  {self.prefect.url}  {'ready' if self.prefect.ready else 'NOT READY'}"
         for child in self.processes:
             pid = f"process {child.pid}" if child.pid else ""
@@ -129,6 +135,7 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
         home=home,
         up=True,
         gateway=Address(url=stack.gateway_url, ready=build_gateway(home).ready()),
+        guard=read_guard(home),
         prefect=Address(url=stack.prefect_ui_url, ready=prefect_api.answers(stack.prefect_api_url)),
         processes=children,
         models=models,

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from serin import environment
 from serin.errors import AlreadyUp, ProcessFailed, StackError
 from serin.serving.process import Process
+from serin.serving.tls import TlsFiles
 from serin.serving.triton import find_triton
 from serin.stack import prefect_api, processes
 from serin.stack.deploy import apply_deployments, make_pools, pool_template
@@ -34,9 +35,18 @@ _WORKER_STARTED = " started!"
 
 
 def bring_up(
-    home: Path, *, port: int | None = None, ui_port: int | None = None, say: Say = lambda _: None
+    home: Path,
+    *,
+    port: int | None = None,
+    ui_port: int | None = None,
+    tls: TlsFiles | None = None,
+    envoy_file: Path | None = None,
+    say: Say = lambda _: None,
 ) -> Stack:
-    """A stack in `home` with everything ready. On any failure everything that was started is ended again."""
+    """A stack in `home` with everything ready. On any failure everything that was started is ended again.
+
+    `tls` and `envoy_file` are for the gateway (serving/gateway.py).
+    """
     if not sys.platform.startswith("linux"):
         raise StackError(
             "the local stack needs Linux (Triton's wheel is Linux only); elsewhere use docker/compose.yaml"
@@ -66,7 +76,8 @@ def bring_up(
                 claims, asked=ui_port, option="--ui-port", preferred=(*sticky, *_PREFECT_PORTS)
             )
         with _down_on_failure(home, say):
-            return _start(home, gateway_port, prefect_port, foreign, say)
+            build_gateway(home).write_bootstrap(gateway_port, tls=tls, expert=envoy_file)
+            return _start(home, gateway_port, prefect_port, foreign, say, tls=tls is not None)
 
 
 def _foreign_prefect() -> str | None:
@@ -82,7 +93,9 @@ def _foreign_prefect() -> str | None:
     )
 
 
-def _start(home: Path, gateway_port: int, prefect_port: int | None, foreign: str | None, say: Say) -> Stack:
+def _start(
+    home: Path, gateway_port: int, prefect_port: int | None, foreign: str | None, say: Say, *, tls: bool
+) -> Stack:
     began = time.monotonic()
     supervisor = Supervisor(home)
     pid = supervisor.launch(processes.stack_environment(home))
@@ -94,10 +107,10 @@ def _start(home: Path, gateway_port: int, prefect_port: int | None, foreign: str
         prefect_api_url=foreign or f"http://127.0.0.1:{prefect_port}/api",
         prefect_port=prefect_port,
         since=time.time(),
+        tls=tls,
     )
     write_stack(stack)
     gateway = build_gateway(home)
-    gateway.write_bootstrap(gateway_port)
     decider = processes.controller(home)
     for process in (gateway.process(), decider):
         supervisor.start(process)

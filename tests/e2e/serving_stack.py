@@ -18,6 +18,7 @@ from serin.formats.request_log import read_requests
 from serin.serving.gateway import PROCESS_NAME, Gateway
 from serin.serving.ports import free_ports
 from serin.serving.releases import Releases
+from serin.serving.tls import TlsFiles
 from serin.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.unit.serving import bundles
@@ -88,19 +89,25 @@ class Stack:
             connection.close()
 
 
-def start_gateway(folder: Path, host: ChildHost) -> tuple[Gateway, int]:
+def start_gateway(
+    folder: Path, host: ChildHost, *, tls: TlsFiles | None = None, expert: Path | None = None, **limits: int
+) -> tuple[Gateway, int]:
     gateway = Gateway(
-        folder / "gateway", admin=folder / "admin.sock", log=folder / "gateway" / "requests.jsonl"
+        folder / "gateway",
+        admin=folder / "admin.sock",
+        log=folder / "gateway" / "requests.jsonl",
+        keys=folder / "keys.json",
+        **limits,
     )
     (port,) = free_ports(1)
-    gateway.write_bootstrap(port)
+    gateway.write_bootstrap(port, tls=tls, expert=expert)
     host.start(gateway.process())
     wait_for("Envoy", gateway.ready, host, PROCESS_NAME, within_s=15)
     return gateway, port
 
 
 @contextmanager
-def running_stack() -> Iterator[Stack]:
+def running_stack(tls: TlsFiles | None = None) -> Iterator[Stack]:
     host = ChildHost()
     folder = Path(tempfile.mkdtemp(prefix="serin-e2e-"))  # short: it holds unix sockets
     store = Store(str(folder / "store"))
@@ -110,7 +117,7 @@ def running_stack() -> Iterator[Stack]:
         stable, candidate = (Release(model=bundles.MODEL, version=version) for version in versions)
         for release in (stable, candidate):
             releases.start(release)
-        gateway, port = start_gateway(folder, host)
+        gateway, port = start_gateway(folder, host, tls=tls)
         stack = Stack(folder, store, host, releases, gateway, port, stable, candidate)
         for release in (stable, candidate):
             stack.bring_up(release)

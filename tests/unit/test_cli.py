@@ -13,7 +13,7 @@ import typer
 
 from serin import cli
 from serin.errors import Preempted
-from serin.hardware import lease
+from serin.leases import lease
 
 # What people and scripts type. A change here breaks somebody: say so in CHANGELOG.md.
 COMMAND_LINE = {
@@ -25,7 +25,7 @@ COMMAND_LINE = {
     "train": "[SPEC] [--profile] [--machines] [--rendezvous] [--json]",
     "search": "[SPEC] [--out] [--trials] [--json]",
     "export": "[SPEC] [--override] [--json]",
-    "up": "[--port] [--ui-port] [--json]",
+    "up": "[--port] [--ui-port] [--tls-cert] [--tls-key] [--envoy] [--json]",
     "down": "",
     "status": "[--json]",
     "doctor": "[--json]",
@@ -51,6 +51,10 @@ COMMAND_LINE = {
     "models verify": "[MODEL] [VERSION]",
     "predict": "[MODEL] [ROWS] [--out -o] [--version] [--batch] [--workers] [--scheduler] [--grpc]",
     "gpus": "[--json]",
+    "keys create": "[NAME] [--model] [--lasts] [--json]",
+    "keys list": "[--json]",
+    "keys revoke": "[NAME]",
+    "keys require": "[--off --on]",
     "gc": "[--keep-versions] [--keep-days] [--remove] [--json]",
 }
 

@@ -1,0 +1,125 @@
+"""API keys of the gateway: create, list, revoke, require."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serin import environment
+from serin.commands.output import Json, say, show, show_json, show_table, when
+from serin.errors import GatewayRejected, SpecError
+from serin.spec.section import seconds
+
+if TYPE_CHECKING:
+    from serin.serving.keys import ApiKey
+
+Name = Annotated[str, typer.Argument(help="Who has the key, or what it is for.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="API keys of the gateway.", no_args_is_help=True)
+    group.command("create")(create)
+    group.command("list")(list_keys)
+    group.command("revoke")(revoke)
+    group.command("require")(require)
+    app.add_typer(group, name="keys")
+
+
+def create(
+    name: Name,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model it may ask for; may be repeated. [default: all]")
+    ] = None,
+    lasts: Annotated[
+        str | None, typer.Option(help="For how long, as 12h or 90d. [default: until revoked]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key and show it, this once. From the first key on, the gateway answers nobody without one."""
+    from serin.stack.parts import key_file
+
+    entry, key = key_file(environment.home()).create(name, models=model, lasts_s=_seconds(lasts))
+    _publish()
+    if as_json:
+        show_json({**_facts(entry), "key": key})
+        return
+    say(f"the key of {name}, which is shown only now; clients send the header `authorization: Bearer <key>`:")
+    show(key)
+
+
+def list_keys(as_json: Json = False) -> None:
+    """Every key that there is or was. The keys themselves are kept nowhere."""
+    from serin.stack.parts import key_file
+
+    ring = key_file(environment.home()).read()
+    if as_json:
+        show_json({"required": ring.required, "keys": [_facts(entry) for entry in ring.keys]})
+        return
+    rows = [
+        (
+            entry.name,
+            entry.state(time.time()),
+            ", ".join(entry.models) if entry.models else "all",
+            when(entry.made),
+            when(entry.expires) if entry.expires else None,
+        )
+        for entry in ring.keys
+    ]
+    show_table(("name", "state", "models", "made", "expires"), rows, empty="no keys yet")
+    if not ring.required:
+        show("no key is asked for: whoever reaches the gateway's port is answered")
+
+
+def revoke(name: Name) -> None:
+    """The key opens nothing any more, at once. Revoking the last one opens nothing either."""
+    from serin.stack.parts import key_file
+
+    key_file(environment.home()).revoke(name)
+    _publish()
+    show(f"{name} is revoked")
+
+
+def require(
+    on: Annotated[bool, typer.Option("--on/--off", help="Ask every client for a key, or nobody.")] = True,
+) -> None:
+    """Ask for a key although there is none yet, or stop asking."""
+    from serin.stack.parts import key_file
+
+    key_file(environment.home()).require(on)
+    _publish()
+    show(
+        "a key is asked for" if on else "no key is asked for: whoever reaches the gateway's port is answered"
+    )
+
+
+def _publish() -> None:
+    """A gateway that runs takes the change now; else the controller or the next `serin up` hands it over."""
+    from serin.stack.parts import build_gateway
+
+    gateway = build_gateway(environment.home())
+    if not gateway.ready():
+        say("no gateway runs here now; this holds from its next start on")
+        return
+    try:
+        gateway.follow_keys()
+    except GatewayRejected as error:
+        say(f"written, and not in force yet ({error}); the controller goes on trying")
+        raise
+
+
+def _seconds(lasts: str | None) -> float | None:
+    if lasts is None:
+        return None
+    try:
+        found = float(seconds(lasts))
+    except ValueError as error:
+        raise SpecError(where="--lasts", problems=[("", str(error))]) from error
+    if found <= 0:
+        raise SpecError(where="--lasts", problems=[("", "a key that never lived is no key")])
+    return found
+
+
+def _facts(entry: ApiKey) -> dict[str, object]:
+    return {**entry.model_dump(exclude={"sha256"}), "state": entry.state(time.time())}

@@ -1,0 +1,49 @@
+"""What guards the public door, as Envoy reads it: the key check (ECDS) and the certificate (SDS). Pure.
+
+Both are files of their own that Envoy follows: they change without a new listener, which would drain connections.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from serin.serving.envoy_types import DOWNSTREAM_TLS, LUA, SOURCES, followed
+
+Document = dict[str, Any]
+
+KEYS_NAME = "keys"
+TLS_NAME = "gateway"
+
+
+def keys_filter(file: Path) -> Document:
+    """The place of the key check in the chain. Without its file requests are refused, not let through."""
+    return {"name": KEYS_NAME, "config_discovery": {"config_source": followed(file), "type_urls": [LUA]}}
+
+
+def keys_document(table: str) -> Document:
+    """`table`: what keys.lua expects before it (serving/keys.py)."""
+    source = {"inline_string": table + (SOURCES / "keys.lua").read_text()}
+    return {"name": KEYS_NAME, "typed_config": {"@type": LUA, "default_source_code": source}}
+
+
+def tls_socket(file: Path) -> Document:
+    """TLS for HTTP/1.1, HTTP/2 and gRPC on one port."""
+    secret = {"name": TLS_NAME, "sds_config": followed(file)}
+    context = {
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+        "alpn_protocols": ["h2", "http/1.1"],
+        "tls_certificate_sds_secret_configs": [secret],
+    }
+    return {"name": "tls", "typed_config": {"@type": DOWNSTREAM_TLS, "common_tls_context": context}}
+
+
+def tls_document(certificate: bytes, key: bytes) -> Document:
+    """Both in one document: Envoy never sees a new certificate with an old key."""
+    pair = {"certificate_chain": _inline(certificate), "private_key": _inline(key)}
+    return {"name": TLS_NAME, "tls_certificate": pair}
+
+
+def _inline(data: bytes) -> Document:
+    return {"inline_bytes": base64.b64encode(data).decode()}

@@ -1,0 +1,114 @@
+-- Who may ask for which model. REQUIRED and KEYS stand before this text: sha256 of a key -> {until, models it may ask}.
+-- The key itself is nowhere but in the client's request, and it ends here: neither Triton nor a log gets it.
+
+local bit = require("bit")
+local band, bnot, bxor, ror, shift, tohex = bit.band, bit.bnot, bit.bxor, bit.ror, bit.rshift, bit.tohex
+
+local KEY_BYTES = 49 -- one block of the hash: whatever else is sent costs nothing
+local SERVICE = "/inference.GRPCInferenceService/"
+local OPEN = { -- they tell whether the gateway lives, and nothing about models
+  ["/v2/health/live"] = true,
+  ["/v2/health/ready"] = true,
+  [SERVICE .. "ServerLive"] = true,
+  [SERVICE .. "ServerReady"] = true,
+}
+local ROUNDS = {
+  0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+  0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+  0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+  0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+  0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+  0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+  0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+  0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
+}
+
+-- SHA-256 of KEY_BYTES bytes, which with the padding are exactly one block.
+local function sha256(text)
+  local block = text .. "\128" .. ("\0"):rep(64 - KEY_BYTES - 3) .. string.char(shift(KEY_BYTES * 8, 8), band(KEY_BYTES * 8, 255))
+  local w = {}
+  for i = 1, 16 do
+    local one, two, three, four = block:byte(4 * i - 3, 4 * i)
+    w[i] = bit.tobit(((one * 256 + two) * 256 + three) * 256 + four)
+  end
+  for i = 17, 64 do
+    local x, y = w[i - 15], w[i - 2]
+    local low = bxor(ror(x, 7), ror(x, 18), shift(x, 3))
+    local high = bxor(ror(y, 17), ror(y, 19), shift(y, 10))
+    w[i] = bit.tobit(w[i - 16] + low + w[i - 7] + high)
+  end
+  local start = {
+    0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19,
+  }
+  local a, b, c, d, e, f, g, h = unpack(start)
+  for i = 1, 64 do
+    local sum = bxor(ror(e, 6), ror(e, 11), ror(e, 25))
+    local one = bit.tobit(h + sum + bxor(band(e, f), band(bnot(e), g)) + ROUNDS[i] + w[i])
+    local other = bxor(ror(a, 2), ror(a, 13), ror(a, 22)) + bxor(band(a, b), band(a, c), band(b, c))
+    h, g, f, e, d, c, b, a = g, f, e, bit.tobit(d + one), c, b, a, bit.tobit(one + other)
+  end
+  local words = {}
+  for i, value in ipairs({a, b, c, d, e, f, g, h}) do
+    words[i] = tohex(bit.tobit(start[i] + value))
+  end
+  return table.concat(words)
+end
+
+local seen = {} -- entries by key, so that one is hashed once. Good keys only: their number is bounded
+
+-- The entry of a key that is good now; else nil and why not.
+local function known(header)
+  local key = header and header:match("^[Bb]earer +(%S+)$")
+  if key == nil then
+    return nil, "a key is needed: send the header 'authorization: Bearer <key>'"
+  end
+  local entry = seen[key] or #key == KEY_BYTES and KEYS[sha256(key)] or nil
+  if entry == nil then
+    return nil, "this key is not known here, or was revoked"
+  end
+  seen[key] = entry
+  if entry.till ~= nil and os.time() >= entry.till then
+    return nil, "this key has expired"
+  end
+  return entry
+end
+
+local function refuse(handle, http, grpc, text)
+  local headers = {[":status"] = http, ["grpc-status"] = grpc}
+  if http == "401" then
+    headers["www-authenticate"] = "Bearer"
+  end
+  handle:respond(headers, text)
+end
+
+function envoy_on_request(handle)
+  local headers = handle:headers()
+  headers:remove("x-serin-may") -- the gateway's own, see below
+  local authorization = headers:get("authorization")
+  if not REQUIRED then
+    if authorization ~= nil and authorization:find("serin_", 1, true) then
+      headers:remove("authorization")
+    end
+    return
+  end
+  headers:remove("authorization")
+  local path = headers:get(":path") or ""
+  if OPEN[path] then
+    return
+  end
+  -- A script that fails lets the request pass: so whatever may fail is caught.
+  local ran, entry, reason = pcall(known, authorization)
+  if not ran then
+    handle:logErr("the key could not be checked: " .. tostring(entry))
+    refuse(handle, "503", "14", "the key could not be checked")
+  elseif entry == nil then
+    refuse(handle, "401", "16", reason)
+  elseif entry.models ~= nil then -- nil: all
+    local model = path:match("^/v2/models/([^/?]+)")
+    if model ~= nil and not entry.models:find("," .. model .. ",", 1, true) then
+      refuse(handle, "403", "7", "this key may not ask for this model")
+    elseif path:sub(1, #SERVICE) == SERVICE then
+      headers:add("x-serin-may", entry.models) -- for model_name.lua: the model's name is in the message
+    end
+  end
+end
