@@ -1,30 +1,22 @@
-"""Which GPUs are here, who holds them, and what the driver measures on them.
+"""Which GPUs are here, and what the driver measures on them. Who may use them is leases.py's matter.
 
-A lease is an flock per device: the kernel frees it when its holder dies, however it dies. NVML is spoken to directly
-(the library comes with the driver), so that nothing has to be installed for it. Nothing here imports torch.
+NVML is spoken to directly (the library comes with the driver), so that nothing has to be installed for it. Nothing here
+imports torch.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import json
-import os
 import re
-import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from serin import environment
-from serin.errors import LeaseUnavailable, SpecError
+from serin.errors import SpecError
 
-_POLL_S = 0.05
 _DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -37,41 +29,6 @@ class Device:
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """Who holds a device."""
-
-    device: str
-    pid: int
-    host: str
-    user: str
-    purpose: str
-    since: float
-
-    def __str__(self) -> str:
-        minutes = max(0.0, time.time() - self.since) / 60
-        purpose = f" ({self.purpose})" if self.purpose else ""
-        return (
-            f"{self.device}: process {self.pid} of {self.user} on {self.host}{purpose}, for {minutes:.1f} min"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """Devices that are ours until the lease's block ends or this process dies."""
-
-    devices: tuple[Device, ...]
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        return tuple(device.id for device in self.devices)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """For child processes. Empty on purpose when nothing is leased: what is not leased is not to be seen."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.ids)}
-
-
 def inventory() -> tuple[Device, ...]:
     """The GPUs this process may use, in the driver's order; none on a machine without.
 
@@ -81,116 +38,6 @@ def inventory() -> tuple[Device, ...]:
     stand_in = environment.inventory_file()
     found = _read_inventory(stand_in) if stand_in else tuple(_driver_devices())
     return _visible(found, environment.visible_devices())
-
-
-@contextmanager
-def lease(
-    count: int,
-    *,
-    home: Path,
-    purpose: str = "",
-    wait_s: float = 3600.0,
-    say: Callable[[str], None] = lambda _: None,
-) -> Iterator[Lease]:
-    """Hold `count` devices for the block. Waits in a queue up to `wait_s`, then LeaseUnavailable names the holders.
-
-    Only the head of the queue collects devices, so a request for many is not starved by requests for one, and no two
-    can hold half of what the other needs.
-    """
-    if count == 0:
-        yield Lease(devices=())
-        return
-    devices = inventory()
-    if count > len(devices):
-        raise LeaseUnavailable(wanted=count, present=len(devices))
-    folder = home / "gpus"
-    folder.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + wait_s
-    with ExitStack() as held:
-        with ExitStack() as queue:
-            _wait_for(queue, [folder / "queue.lock"], 1, deadline, lambda: _refuse(count, devices, home), say)
-            locks = [folder / f"{_safe(device.id)}.lock" for device in devices]
-            taken = _wait_for(held, locks, count, deadline, lambda: _refuse(count, devices, home), say)
-        ours = tuple(devices[locks.index(path)] for path in taken)
-        for device, file in zip(ours, taken.values(), strict=True):
-            _sign(file, device.id, purpose)
-        yield Lease(devices=ours)
-
-
-def holders(home: Path) -> tuple[Holder, ...]:
-    """Who holds which device now. Reads only: dead holders do not show, whatever they left in their files."""
-    found = []
-    for path in sorted((home / "gpus").glob("*.lock")):
-        if path.name == "queue.lock":
-            continue
-        with path.open() as file:
-            if _try_lock(file.fileno(), fcntl.LOCK_SH):
-                continue
-            try:
-                found.append(Holder(**json.loads(file.read())))
-            except (json.JSONDecodeError, TypeError):
-                continue  # taken this instant, not signed yet
-    return tuple(found)
-
-
-def _wait_for(
-    stack: ExitStack,
-    paths: list[Path],
-    count: int,
-    deadline: float,
-    refuse: Callable[[], LeaseUnavailable],
-    say: Callable[[str], None],
-) -> dict[Path, int]:
-    """Exclusive locks on `count` of `paths`, as file descriptors that `stack` closes."""
-    taken: dict[Path, int] = {}
-    waiting_since: float | None = None
-    while True:
-        for path in paths:
-            if len(taken) == count:
-                return taken
-            if path not in taken:
-                file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-                if _try_lock(file, fcntl.LOCK_EX):
-                    stack.callback(os.close, file)
-                    os.ftruncate(file, 0)  # what a former holder wrote is no longer true
-                    taken[path] = file
-                else:
-                    os.close(file)
-        if len(taken) == count:
-            return taken
-        now = time.monotonic()
-        if now >= deadline:
-            raise refuse()
-        if waiting_since is None:
-            waiting_since = now
-            say(f"waiting for {count} GPU(s), at most {deadline - now:.0f} s")
-        time.sleep(min(_POLL_S, deadline - now))
-
-
-def _try_lock(file: int, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _sign(file: int, device: str, purpose: str) -> None:
-    holder = Holder(
-        device=device,
-        pid=os.getpid(),
-        host=socket.gethostname(),
-        user=environment.user(),
-        purpose=purpose,
-        since=time.time(),
-    )
-    os.pwrite(file, json.dumps(asdict(holder)).encode(), 0)
-
-
-def _refuse(count: int, devices: tuple[Device, ...], home: Path) -> LeaseUnavailable:
-    return LeaseUnavailable(
-        wanted=count, present=len(devices), holders=[str(holder) for holder in holders(home)]
-    )
 
 
 def _safe(device: str) -> str:

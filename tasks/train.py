@@ -15,13 +15,14 @@ from prefect.runtime import flow_run
 
 from serin import environment
 from serin.artifacts import Checkpoint, Dataset
-from serin.hardware import lease
+from serin.leases import lease
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.stage_results import find_result, keep_result, one_at_a_time
 from serin.training import launch
 from serin.training.place import devices_wanted, training_folder, training_key
 from tasks.markdown import receipt_table, table
 from tasks.retry import error_is_retryable
+from tasks.run_log import following, rank_line, thinned
 
 Say = Callable[[str], None]
 
@@ -80,9 +81,14 @@ def _train(
         with lease(
             devices_wanted(model, training), home=home, purpose=f"training of {name}", say=say
         ) as held:
-            checkpoint = launch.train(
-                model, training, dataset, folder=folder, devices=held.ids, stop=stop, say=say
-            )
+            logs = folder / "logs"
+            with (
+                thinned(say) as less,
+                following(lambda: logs.glob("attempt-*.log"), less, label=rank_line),
+            ):
+                checkpoint = launch.train(
+                    model, training, dataset, folder=folder, devices=held.ids, stop=stop, say=less
+                )
         keep_result(home, "train", training_key(model, training, dataset), checkpoint)
     return checkpoint, _page(folder, checkpoint)
 

@@ -181,24 +181,40 @@ def predict(
 
 
 def gpus(as_json: Json = False) -> None:
-    """The GPUs of this machine and who holds them."""
-    from serin.hardware import holders, inventory
+    """The GPUs of this machine, who holds them since when, and who waits for them."""
+    from serin.hardware import inventory
+    from serin.leases import holders, offered_bytes, waiters
 
-    held = {holder.device: holder for holder in holders(environment.home())}
-    devices = inventory()
+    home = environment.home()
+    held, waiting, devices = holders(home), waiters(home), inventory()
+    by = {device.id: [holder for holder in held if holder.device == device.id] for device in devices}
     if as_json:
         show_json(
-            [
-                {**dataclasses.asdict(d), "holder": dataclasses.asdict(held[d.id]) if d.id in held else None}
-                for d in devices
-            ]
+            {
+                "devices": [
+                    {
+                        **dataclasses.asdict(device),
+                        "offered_bytes": offered_bytes(device),
+                        "holders": [dataclasses.asdict(holder) for holder in by[device.id]],
+                    }
+                    for device in devices
+                ],
+                "waiting": [dataclasses.asdict(waiter) for waiter in waiting],
+            }
         )
         return
     rows = [
-        (d.id, d.name, human_bytes(d.memory_bytes), str(held[d.id]) if d.id in held else "free")
-        for d in devices
+        (
+            device.id,
+            device.name,
+            human_bytes(device.memory_bytes),
+            "; ".join(map(str, by[device.id])) or "free",
+        )
+        for device in devices
     ]
     show_table(("id", "name", "memory", "holder"), rows, empty="no GPUs here; everything runs on the CPU")
+    for place, waiter in enumerate(waiting, start=1):
+        show(f"{place}. {waiter}")
 
 
 def gc(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from serin import environment
 from serin.artifacts import NO_DATASET, Bundle, Checkpoint, Dataset
 from serin.errors import NotTrained, Preempted, TrainingRefused
-from serin.hardware import lease
+from serin.leases import lease
 from serin.spec.pipeline import PipelineSpec
 from serin.stage_results import find_result, keep_result, one_at_a_time
 from serin.store import Store

@@ -25,7 +25,8 @@ from serin.errors import (
     TrainingRefused,
     WorkerFailed,
 )
-from serin.hardware import inventory, lease
+from serin.hardware import inventory
+from serin.leases import lease
 from serin.spec.search import SearchSpec, with_values
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.launch import train

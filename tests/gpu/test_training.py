@@ -20,7 +20,8 @@ from serin.artifacts import Dataset
 from serin.errors import WorkerFailed
 from serin.formats.shards import read_split
 from serin.formats.weights import read_weights
-from serin.hardware import Lease, inventory, lease
+from serin.hardware import inventory
+from serin.leases import Lease, lease
 from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec

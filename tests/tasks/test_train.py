@@ -12,7 +12,7 @@ from prefect import flow
 
 from serin import environment
 from serin.artifacts import Checkpoint, Dataset
-from serin.hardware import holders
+from serin.leases import holders
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.place import devices_wanted, training_folder
 from tasks import train as task_module

@@ -1,0 +1,289 @@
+"""Leases on GPUs: who may use which device now, and who is next.
+
+A lease is an flock per device: exclusive for a training, shared with a slot for a small stage. The kernel frees it when
+its holder dies, however it dies. Everybody waits in one queue, in the order of coming; a ticket of somebody who died
+counts for nothing. All of it lies in <home>/gpus:
+
+    queue.lock            held for the moment in which a ticket is numbered; holds the last number
+    queue/<number>.json   one ticket each, locked by who waits
+    <device>.lock         locked by who has the whole device; shared by those who have a slot of it
+    <device>.slot-<n>     locked by who has the slot
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from serin import environment
+from serin.errors import LeaseUnavailable
+from serin.hardware import Device, inventory
+from serin.signed_locks import is_held, living, sign, signature, take
+
+SLOTS = 4  # shared leases that one device may have at a time
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds a device, or a slot of it."""
+
+    device: str
+    pid: int
+    host: str
+    user: str
+    purpose: str
+    since: float
+    kind: Literal["exclusive", "shared"] = "exclusive"
+    memory_bytes: int = 0  # that a shared lease asked for
+
+    def __str__(self) -> str:
+        how = "" if self.kind == "exclusive" else ", shared"
+        return f"{self.device}: {_who(self.pid, self.user, self.host, self.purpose)}{how}, {_for(self.since)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiter:
+    """Who waits for devices. The lowest ticket is next."""
+
+    ticket: int
+    count: int
+    shared: bool
+    memory_bytes: int
+    pid: int
+    host: str
+    user: str
+    purpose: str
+    since: float
+
+    def __str__(self) -> str:
+        what = f"{self.count} GPU(s){', shared' if self.shared else ''}"
+        return f"{_who(self.pid, self.user, self.host, self.purpose)} waits for {what}, {_for(self.since)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Devices that are ours until the lease's block ends or this process dies."""
+
+    devices: tuple[Device, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(device.id for device in self.devices)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For child processes. Empty on purpose when nothing is leased: what is not leased is not to be seen."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.ids)}
+
+
+@contextmanager
+def lease(
+    count: int,
+    *,
+    home: Path,
+    purpose: str = "",
+    shared: bool = False,
+    memory_bytes: int = 0,
+    wait_s: float = 3600.0,
+    stop: threading.Event | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[Lease]:
+    """Hold `count` devices for the block, alone or (`shared`) beside others, with `memory_bytes` free on each.
+
+    Waits in the queue up to `wait_s` or until `stop` is set, then LeaseUnavailable names the holders. Only the head of
+    the queue collects devices, so a request for many is not starved by requests for one, and no two can hold half of
+    what the other needs. What SERIN_SERVING_MEMORY keeps for served models is given to nobody.
+    """
+    if count == 0:
+        yield Lease(devices=())
+        return
+    devices = inventory()
+    able = [device for device in devices if memory_bytes <= offered_bytes(device)]
+    if count > len(able):
+        raise LeaseUnavailable(wanted=count, present=len(devices), memory_bytes=memory_bytes)
+    wanted = _Wanted(
+        folder=home / "gpus",
+        devices=able,
+        count=count,
+        shared=shared,
+        memory_bytes=memory_bytes,
+        purpose=purpose,
+    )
+    with ExitStack() as held:
+        with ExitStack() as queue:
+            ticket = _take_ticket(queue, wanted)
+            _wait(held, wanted, ticket, deadline=time.monotonic() + wait_s, stop=stop, say=say, home=home)
+        yield Lease(devices=tuple(device for device in able if device.id in wanted.taken))
+
+
+def offered_bytes(device: Device) -> int:
+    """What leases may give away of a device's memory: all but the share of served models."""
+    return max(0, device.memory_bytes - environment.serving_memory_bytes())
+
+
+def holders(home: Path) -> tuple[Holder, ...]:
+    """Who holds which device now. Reads only: dead holders do not show, whatever they left in their files."""
+    folder = home / "gpus"
+    return tuple(living(sorted([*folder.glob("*.lock"), *folder.glob("*.slot-*")]), Holder))
+
+
+def waiters(home: Path) -> tuple[Waiter, ...]:
+    """Who waits, the next one first."""
+    return tuple(living(_tickets(home / "gpus"), Waiter))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """A request, and the ids of the devices it has got so far."""
+
+    folder: Path
+    devices: Sequence[Device]
+    count: int
+    shared: bool
+    memory_bytes: int
+    purpose: str
+    taken: set[str] = field(default_factory=set)
+
+    def collect(self, held: ExitStack) -> bool:
+        """Take and sign what is free; True when it is enough. Only for the head of the queue: the next one must find
+        what we have signed."""
+        for device in self._by_preference():
+            if len(self.taken) == self.count:
+                break
+            if device.id in self.taken:
+                continue
+            file = self._take_slot(held, device) if self.shared else self._take_whole(held, device)
+            if file is not None:
+                self.taken.add(device.id)
+                self._sign(file, device)
+        return len(self.taken) == self.count
+
+    def _sign(self, file: int, device: Device) -> None:
+        kind: Literal["exclusive", "shared"] = "shared" if self.shared else "exclusive"
+        by = signature()
+        holder = Holder(
+            device=device.id, purpose=self.purpose, kind=kind, memory_bytes=self.memory_bytes,
+            pid=by.pid, host=by.host, user=by.user, since=by.since,
+        )  # fmt: skip
+        sign(file, asdict(holder))
+
+    def _by_preference(self) -> Sequence[Device]:
+        """Small stages go where others are already, so that whole devices stay free."""
+        if not self.shared:
+            return self.devices
+        return sorted(self.devices, key=lambda device: not self._sharers(device))
+
+    def _take_whole(self, held: ExitStack, device: Device) -> int | None:
+        return take(held, self._file(device), fcntl.LOCK_EX)
+
+    def _take_slot(self, held: ExitStack, device: Device) -> int | None:
+        with ExitStack() as ours:
+            if take(ours, self._file(device), fcntl.LOCK_SH) is None:
+                return None
+            given = sum(holder.memory_bytes for holder in self._sharers(device))
+            if given + self.memory_bytes > offered_bytes(device):
+                return None
+            for path in self._slots(device):
+                file = take(ours, path, fcntl.LOCK_EX)
+                if file is not None:
+                    held.enter_context(ours.pop_all())
+                    return file
+        return None
+
+    def _sharers(self, device: Device) -> list[Holder]:
+        return list(living([path for path in self._slots(device) if path.exists()], Holder))
+
+    def _file(self, device: Device) -> Path:
+        return self.folder / f"{device.id}.lock"
+
+    def _slots(self, device: Device) -> list[Path]:
+        return [self.folder / f"{device.id}.slot-{number}" for number in range(SLOTS)]
+
+
+def _take_ticket(queue: ExitStack, wanted: _Wanted) -> Path:
+    """A place in the queue, ours until `queue` is closed.
+
+    The ticket is locked before it has a name that others look for, so that nobody takes it for a dead one's; numbers
+    are never used twice, so that who removes a dead ticket cannot hit a living one.
+    """
+    folder = wanted.folder / "queue"
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as mutex:
+        numbered = os.open(wanted.folder / "queue.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        mutex.callback(os.close, numbered)
+        fcntl.flock(numbered, fcntl.LOCK_EX)
+        words = os.pread(numbered, 20, 0).decode(errors="replace").strip()
+        known = [int(words) if words.isdigit() else 0, *(int(path.stem) for path in _tickets(wanted.folder))]
+        number = max(known) + 1
+        os.pwrite(numbered, f"{number:<20}".encode(), 0)
+        scratch = folder / f".{os.getpid()}-{secrets.token_hex(4)}"
+        file = take(queue, scratch, fcntl.LOCK_EX)
+        assert file is not None, "nobody else knows this name"
+        by = signature()
+        waiter = Waiter(
+            ticket=number, count=wanted.count, shared=wanted.shared, memory_bytes=wanted.memory_bytes,
+            purpose=wanted.purpose, pid=by.pid, host=by.host, user=by.user, since=by.since,
+        )  # fmt: skip
+        sign(file, asdict(waiter))
+        path = folder / f"{number:012d}.json"
+        scratch.rename(path)
+    queue.callback(path.unlink, missing_ok=True)
+    return path
+
+
+def _wait(
+    held: ExitStack,
+    wanted: _Wanted,
+    ticket: Path,
+    *,
+    deadline: float,
+    stop: threading.Event | None,
+    say: Callable[[str], None],
+    home: Path,
+) -> None:
+    told = False
+    while True:
+        if _is_head(wanted.folder, ticket) and wanted.collect(held):
+            return
+        now = time.monotonic()
+        if now >= deadline or (stop is not None and stop.is_set()):
+            who = [str(holder) for holder in holders(home)]
+            raise LeaseUnavailable(wanted=wanted.count, present=len(wanted.devices), holders=who)
+        if not told:
+            told = True
+            before = sum(waiter.ticket < int(ticket.stem) for waiter in waiters(home))
+            say(f"waiting for {wanted.count} GPU(s), at most {deadline - now:.0f} s; {before} before us")
+        time.sleep(min(_POLL_S, deadline - now))
+
+
+def _is_head(folder: Path, ticket: Path) -> bool:
+    """Whether no living ticket stands before ours; those of the dead are removed."""
+    for path in _tickets(folder):
+        if path == ticket:
+            return True
+        if is_held(path):
+            return False
+        path.unlink(missing_ok=True)
+    return True  # somebody has removed our file; the order of the others is still right
+
+
+def _tickets(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / "queue").glob("*.json") if path.stem.isdigit())
+
+
+def _who(pid: int, user: str, host: str, purpose: str) -> str:
+    return f"process {pid} of {user} on {host}{f' ({purpose})' if purpose else ''}"
+
+
+def _for(since: float) -> str:
+    return f"for {max(0.0, time.time() - since) / 60:.1f} min"

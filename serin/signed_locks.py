@@ -1,0 +1,70 @@
+"""Files that are locked while their writer lives, and say who that is. The kernel gives the lock back at his death."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from serin import environment
+
+Signed = TypeVar("Signed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    pid: int
+    host: str
+    user: str
+    since: float
+
+
+def signature() -> Signature:
+    """This process, now."""
+    return Signature(pid=os.getpid(), host=socket.gethostname(), user=environment.user(), since=time.time())
+
+
+def take(stack: ExitStack, path: Path, kind: int, *, create: bool = True) -> int | None:
+    """A lock (LOCK_EX, LOCK_SH) that `stack` gives back; None when somebody else has it. An exclusive one empties the
+    file: what a former holder wrote is no longer true."""
+    file = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    stack.callback(os.close, file)
+    if kind == fcntl.LOCK_EX:
+        os.ftruncate(file, 0)
+    return file
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody who lives holds it exclusively."""
+    with ExitStack() as moment:
+        try:
+            return take(moment, path, fcntl.LOCK_SH, create=False) is None
+        except FileNotFoundError:
+            return False
+
+
+def sign(file: int, content: Mapping[str, object]) -> None:
+    os.pwrite(file, json.dumps(content).encode(), 0)
+
+
+def living(paths: Iterable[Path], kind: type[Signed]) -> Iterator[Signed]:
+    """What those who live have signed, of the files that hold a `kind`."""
+    for path in paths:
+        if not is_held(path):
+            continue
+        try:
+            yield kind(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            continue  # taken this instant and not signed yet
