@@ -18,6 +18,7 @@ from serin.spec.stages import EtlSpec
 from serin.store import Store
 from tasks.markdown import receipt_table, table
 from tasks.retry import error_is_retryable
+from tasks.run_log import dask_warnings, thinned
 
 Say = Callable[[str], None]
 
@@ -59,8 +60,8 @@ def _build(
         return found, None
     from serin.etl import build  # pandas and Dask: not for a run that only looks
 
-    with measure("etl") as measurement:
-        dataset = build.build_dataset(data, features, etl, store=Store.open(), name=name, say=say)
+    with measure("etl") as measurement, thinned(say) as less, dask_warnings(less):
+        dataset = build.build_dataset(data, features, etl, store=Store.open(), name=name, say=less)
         measurement.rows = sum(dataset.rows.values())
     return dataset, _page(dataset, measurement.receipt)
 

@@ -29,6 +29,7 @@ from serin.spec.stages import RolloutSpec, ServingSpec
 from tasks.approval import Approval
 from tasks.markdown import table
 from tasks.retry import error_is_retryable
+from tasks.run_log import following, thinned, triton_line
 
 _POLL_S = 0.5
 Say = Callable[[str], None]
@@ -131,6 +132,14 @@ def _who() -> str:
 
 
 async def _follow(release: Release, rollout: str, say: Say, *, until_asked: bool = False) -> list[Decision]:
+    """Every decision, once the last one is made; with what the release's Triton has to say meanwhile."""
+    log = environment.home() / "releases" / "logs" / f"{release.name}.log"
+    find, label = lambda: [log] if log.exists() else [], triton_line(release.name)
+    with thinned(say) as less, following(find, less, label=label):
+        return await _follow_decisions(release, rollout, say, until_asked=until_asked)
+
+
+async def _follow_decisions(release: Release, rollout: str, say: Say, *, until_asked: bool) -> list[Decision]:
     """Every decision, once the last one is made, or once the plan could not have lasted so long by itself."""
     shown, began = 0, time.monotonic()
     while True:

@@ -96,6 +96,9 @@ class DaskEngine:
 
     def __init__(self, client: Any, *, scratch: Path, keep: bool = True, gpu: bool = False) -> None:
         self._client = client
+        client.forward_logging(
+            "distributed", level=logging.WARNING
+        )  # told here, not in a file of a worker's machine
         self.tell: Callable[[int, int], None] = untold
         self._scratch = str(scratch)
         self._keep = keep

@@ -14,6 +14,7 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from serin import environment
 from serin.errors import Preempted
 from serin.training.job import TrainingJob, training_file
 from serin.training.lifeline import die_with_parent
@@ -28,7 +29,7 @@ def main() -> None:
     if script is not None:
         worker = ["-m", "serin.training.script_rank", str(os.getpid()), script]
     try:
-        run.main([*options, "--nproc-per-node", processes, *worker])
+        run.main([*options, *_named_lines(folder), "--nproc-per-node", processes, *worker])
     except SignalException:
         sys.exit(1)
     except ChildFailedError as error:
@@ -46,6 +47,14 @@ def main() -> None:
                 ),
             )
         sys.exit(1)
+
+
+def _named_lines(folder: Path) -> list[str]:
+    """What a rank writes comes out with its number before each line; torchrun keeps it in files of its own first."""
+    environment.prefer("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank ${rank}] ")
+    ranks = folder / "logs" / "ranks"
+    ranks.mkdir(parents=True, exist_ok=True)
+    return ["--tee", "3", "--log-dir", str(ranks)]
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ class Server:
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, Any]] = {}
         self.asked: list[tuple[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -27,7 +28,8 @@ class Server:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 call = f"{self.command} {self.path.removeprefix('/api')}"
                 outer.asked.append((call, json.loads(body) if body else None))
-                code, content = outer.answers.get(call, (404, {"detail": "no such thing"}))
+                outer.headers.append({name.lower(): value for name, value in self.headers.items()})
+                code, content = outer.answers.get(call.partition("?")[0], (404, {"detail": "no such thing"}))
                 self.send_response(code)
                 self.end_headers()
                 self.wfile.write(json.dumps(content).encode())
@@ -95,3 +97,29 @@ def test_deployments_are_named_by_flow_and_name(server: Server) -> None:
     server.answers["POST /deployments/filter"] = (200, [{"flow_id": "f", "name": "inline"}])
     server.answers["POST /flows/filter"] = (200, [{"id": "f", "name": "pipeline"}])
     assert prefect_api.deployments(server.url) == ["pipeline/inline"]
+
+
+def test_a_change_shows_the_login_and_the_token_against_forgery(server: Server) -> None:
+    server.answers["GET /csrf-token"] = (200, {"token": "t0ken"})
+    server.answers["POST /flow_runs/filter"] = (200, [])
+    api = prefect_api.Api(server.url, "serin:secret")
+    assert prefect_api.call(api, "POST", "/flow_runs/filter", {}) == []
+    asking, changing = server.headers
+    assert asking["authorization"] == changing["authorization"] == "Basic c2VyaW46c2VjcmV0"
+    assert server.asked[0][0] == f"GET /csrf-token?client={changing['prefect-csrf-client']}"
+    assert changing["prefect-csrf-token"] == "t0ken"
+    assert "secret" not in repr(api)
+
+
+def test_a_wrong_login_is_refused_and_not_shown(server: Server) -> None:
+    server.answers["GET /csrf-token"] = (401, {"exception_message": "Unauthorized"})
+    with pytest.raises(PrefectRefused, match="401") as refusal:
+        prefect_api.call(prefect_api.Api(server.url, "serin:wrong-one"), "POST", "/flow_runs/filter", {})
+    assert "wrong-one" not in str(refusal.value)
+
+
+def test_a_server_without_such_tokens_gets_none(server: Server) -> None:
+    server.answers["GET /csrf-token"] = (422, {"detail": "CSRF protection is disabled."})
+    server.answers["POST /flow_runs/filter"] = (200, [])
+    assert prefect_api.call(server.url, "POST", "/flow_runs/filter", {}) == []
+    assert "prefect-csrf-token" not in server.headers[-1]

@@ -1,0 +1,82 @@
+"""Lines of other processes in the log of a run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from tasks.run_log import Thinned, dask_warnings, following, rank_line, thinned, triton_line
+
+
+def test_of_lines_that_differ_in_numbers_alone_one_in_a_while_is_told_and_the_last() -> None:
+    told: list[str] = []
+    now = 0.0
+    less = Thinned(told.append, every_s=10.0, clock=lambda: now)
+    for step in range(1, 26):
+        now = float(step)
+        less(f"epoch 1/2, step {step:,}/30, loss {1 / step:.4f}")
+    less("epoch 1/2 done: valid_auc 0.9")
+    less.flush()
+    assert [line.partition(", loss")[0] for line in told] == [
+        "epoch 1/2, step 1/30",
+        "epoch 1/2, step 11/30",
+        "epoch 1/2, step 21/30",
+        "epoch 1/2 done: valid_auc 0.9",
+        "epoch 1/2, step 25/30",
+    ]
+
+
+def test_a_line_of_its_own_is_always_told() -> None:
+    told: list[str] = []
+    with thinned(told.append) as less:
+        for line in ("reading flights", "reading weather", "fitted 3 features"):
+            less(line)
+        assert told == ["reading flights", "reading weather", "fitted 3 features"]
+
+
+def test_a_file_that_appears_and_grows_is_followed_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "attempt-001.log").write_text("of an earlier attempt\n")
+    told: list[str] = []
+    heard = threading.Event()
+
+    def say(line: str) -> None:
+        told.append(line)
+        heard.set()
+
+    with following(lambda: tmp_path.glob("attempt-*.log"), say, label=rank_line):
+        log = tmp_path / "attempt-002.log"
+        log.write_text("warming up\n[rank 1] out of pa")
+        assert heard.wait(20), "nothing was passed on while it ran"
+        with log.open("a") as file:
+            file.write("tience\nunfinished")
+    assert told == ["[rank 0] warming up", "[rank 1] out of patience"]
+
+
+@pytest.mark.parametrize(
+    ("line", "worth"),
+    [
+        ("I1115 08:00:00.1 7 server.cc:592] +----", False),
+        ("I1115 08:00:01.1 7 model_lifecycle.cc:839] successfully loaded 'flights'", True),
+        ("E1115 08:00:02.1 7 model_lifecycle.cc:641] failed to load 'flights'", True),
+        ("W1115 08:00:02.1 7 pinned_memory_manager.cc:273] Unable to allocate pinned memory", True),
+    ],
+)
+def test_of_tritons_log_what_matters_is_told_with_the_release(line: str, worth: bool) -> None:
+    assert triton_line("flights-v2")(line) == (f"[triton flights-v2] {line}" if worth else None)
+
+
+def test_warnings_of_dask_are_told_with_the_worker_they_came_from() -> None:
+    told: list[str] = []
+    logger = logging.getLogger("distributed.nanny")
+    with dask_warnings(told.append):
+        logger.warning("Worker process %d was killed by signal %d", 7, 9)
+        logger.warning("Compute Failed", extra={"worker": "tcp://127.0.0.1:1"})
+        logger.info("nothing special")
+    logger.warning("afterwards")
+    assert told == [
+        "[dask] Worker process 7 was killed by signal 9",
+        "[dask worker tcp://127.0.0.1:1] Compute Failed",
+    ]
