@@ -14,7 +14,7 @@ from serin.errors import RolloutRefused
 from serin.rollout.advance import advance
 from serin.rollout.commands import Answer, Command
 from serin.rollout.obey import obey
-from serin.rollout.ports import Clock, Commands, Fleet, Journal, Journals, Judge, Router, Versions, WallClock
+from serin.rollout.ports import Clock, Commands, EvenClock, Fleet, Journal, Journals, Judge, Router, Versions
 from serin.rollout.record import decision2rollout, rollout2decision
 from serin.rollout.state import Phase, Rollout
 from serin.rollout.world import FOREIGN, World
@@ -47,9 +47,11 @@ class Controller:
         clock: Clock | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._world = World(router=router, fleet=fleet, judge=judge, versions=versions, say=say)
+        self._clock, self._say = clock or EvenClock(), say
+        self._world = World(
+            router=router, fleet=fleet, judge=judge, versions=versions, clock=self._clock, say=say
+        )
         self._journals, self._versions, self._commands = journals, versions, commands
-        self._clock, self._say = clock or WallClock(), say
         self._courses: dict[str, Course] = {}
         try:
             for model in journals.models():
@@ -61,7 +63,9 @@ class Controller:
     def tick(self) -> None:
         """One round for all models. OSError when a decision cannot be recorded: then nothing of it was done."""
         self._world.look_again()
-        self._world.bring(self.rollouts(), self._clock.now())
+        if all(rollout.phase.final for rollout in self.rollouts()):
+            self._clock.follow()
+        self._world.bring(self.rollouts())
         commanded = set()
         for command in self._commands.pending():
             if self._obey(command):
@@ -69,7 +73,7 @@ class Controller:
         for model, course in self._courses.items():
             if model not in commanded:
                 self._decide(course)
-        self._world.bring(self.rollouts(), self._clock.now())
+        self._world.bring(self.rollouts())
 
     def rollouts(self) -> list[Rollout]:
         """The newest rollout of each model."""
@@ -88,6 +92,8 @@ class Controller:
         if decisions:
             course.rollout = decision2rollout(decisions[-1])
             course.recorded_at = decisions[-1].t
+            if not course.rollout.phase.final and self._clock.now() < decisions[-1].t:
+                self._clock.follow(not_before=decisions[-1].t)  # the machine's clock was set back meanwhile
             course.obeyed = {decision.command for decision in decisions if decision.command}
         return course
 

@@ -1,7 +1,7 @@
 """What is known about a rollout's arms, folded from the request log. Pure; all of it is in the journal.
 
 Evidence goes on through the steps of a rollout: the arms of a block are equal whatever the weight. Requests that
-arrived before `since` only teach what stable's latency is. Pinned requests are none: nobody drew lots for them.
+carry an epoch before `since` only teach what stable's latency is. Pinned requests are none: nobody drew lots for them.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Arm:
     stable: str
     epoch: int
     share: float  # the candidate's part of traffic, 0 .. 1
-    since: float
+    since: int  # the first epoch that counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evidence:
-    since: float = 0.0
+    since: int = 0  # the first weight epoch that counts
     epoch: int = 0
     shares: Mapping[int, float] = field(default_factory=dict)  # by weight epoch
     newest: float = 0.0  # arrival
@@ -130,7 +130,7 @@ def fold(
     """`evidence` with `requests` added. `now`: the log is written up to there, so that silence closes blocks too."""
     evidence = _present(evidence, arm)
     lines = columns(requests, candidate=arm.candidate, stable=arm.stable)
-    earlier = lines.t < arm.since
+    earlier = lines.epoch < arm.since
     if earlier.any():
         before = lines.pick(earlier & ~lines.candidate)
         evidence = replace(evidence, memory=evidence.memory + count(bins_of(before.us)))
@@ -139,7 +139,8 @@ def fold(
         taken = _until_clock_steps_back(lines, max(evidence.newest, evidence.closed))
         if taken == 0:
             evidence = _close(evidence, plan, before=None)
-            evidence = replace(evidence, newest=float(lines.t[0]), closed=0)
+            newest = float(lines.t[0])
+            evidence = replace(evidence, newest=newest, closed=math.floor(newest - plan.watermark_s))
             continue
         evidence = _add(evidence, lines.pick(slice(taken)), plan)
         lines = lines.pick(slice(taken, None))
@@ -196,7 +197,7 @@ def _judge(evidence: Evidence, second: int, block: Block, plan: Plan) -> Evidenc
         if counts.requests:
             shares = (counts.error_share, counts.slow_share)
             owned |= hold_to_promises(owned, names, shares, plan)
-    recent = [(at, counts) for at, counts in evidence.recent if at > second - RECENT_S]
+    recent = [(at, counts) for at, counts in evidence.recent if second - RECENT_S < at <= second]
     return replace(
         evidence,
         owned=owned,

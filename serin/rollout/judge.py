@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from serin.formats.request_log import Offset, find_offset, read_requests
@@ -11,8 +12,10 @@ from serin.rollout.verdict import Judgement, Verdict, judge_bake, judge_step
 
 
 class LogJudge:
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    """`log_clock` is the clock that the times in the log are of; None: the rollout's own."""
+
+    def __init__(self, log: Path, log_clock: Callable[[], float] | None = None) -> None:
+        self._log, self._log_clock = log, log_clock
 
     def judge(self, rollout: Rollout, t: float) -> Judgement:
         """What the log says at time `t` about a rollout that is shifting or baking."""
@@ -37,7 +40,7 @@ class LogJudge:
             batch = read_requests(self._log, place)
             place, more = batch.offset, batch.more
             bad_lines += batch.bad_lines
-            now = None if more else t
+            now = None if more else self._log_clock() if self._log_clock else t
             evidence = fold(evidence, batch.requests, arm=arm_of(rollout), plan=rollout.plan, now=now)
         return evidence, place, bad_lines
 
@@ -48,7 +51,7 @@ def arm_of(rollout: Rollout) -> Arm:
         stable=rollout.stable.name if rollout.stable else "",
         epoch=rollout.epoch,
         share=rollout.weight_percent / 100,
-        since=rollout.evidence_from,
+        since=rollout.evidence_epoch,
     )
 
 

@@ -89,11 +89,31 @@ class Commands(Protocol):
 
 
 class Clock(Protocol):
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds since 1970, for the journals: their times must mean the same after a restart."""
+        ...
+
+    def steady(self) -> float:
+        """Seconds since whenever: for what is timed and never written down."""
+        ...
+
+    def follow(self, *, not_before: float = 0.0) -> None:
+        """Take over the machine's time, or `not_before` if that is later. For when nothing is being timed by `now`."""
+        ...
 
 
-class WallClock:
-    """Seconds since 1970: times in a journal must mean the same after a restart, and be comparable with the log's."""
+class EvenClock:
+    """Passes evenly between two calls of `follow`: no step and no bake is shorter or longer because somebody, or NTP,
+    has set the machine's clock meanwhile."""
+
+    def __init__(self) -> None:
+        self._ahead = time.time() - time.monotonic()
 
     def now(self) -> float:
-        return time.time()
+        return self._ahead + time.monotonic()
+
+    def steady(self) -> float:
+        return time.monotonic()
+
+    def follow(self, *, not_before: float = 0.0) -> None:
+        self._ahead = max(time.time(), not_before) - time.monotonic()

@@ -33,6 +33,7 @@ def rollout2decision(rollout: Rollout, t: float, *, command: str | None = None) 
             "began": rollout.began,
             "since": rollout.since,
             "evidence_from": rollout.evidence_from,
+            "evidence_epoch": rollout.evidence_epoch,
             "plan": rollout.plan.to_json(),
         },
     )
@@ -54,6 +55,7 @@ def decision2rollout(decision: Decision) -> Rollout:
         began=state["began"],
         since=state["since"],
         evidence_from=state["evidence_from"],
+        evidence_epoch=state["evidence_epoch"],
         verdict=Verdict(decision.verdict) if decision.verdict else None,
         reason=decision.reason,
         by=decision.by,

@@ -13,7 +13,7 @@ from typing import Final
 from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.errors import SerinError
 from serin.rollout.advance import ReleaseState, Seen
-from serin.rollout.ports import Fleet, Judge, Router, Versions
+from serin.rollout.ports import Clock, Fleet, Judge, Router, Versions
 from serin.rollout.state import Phase, Rollout
 
 FOREIGN: Final = (SerinError, OSError)  # what a port may raise
@@ -58,10 +58,17 @@ class Memory:
 
 class World:
     def __init__(
-        self, *, router: Router, fleet: Fleet, judge: Judge, versions: Versions, say: Callable[[str], None]
+        self,
+        *,
+        router: Router,
+        fleet: Fleet,
+        judge: Judge,
+        versions: Versions,
+        clock: Clock,
+        say: Callable[[str], None],
     ) -> None:
         self._router, self._fleet, self._judge, self._versions = router, fleet, judge, versions
-        self._say = say
+        self._clock, self._say = clock, say
         self._memories: dict[str, Memory] = {}
         self._states: dict[Release, ReleaseState] = {}
         self._applied: object = None
@@ -87,8 +94,8 @@ class World:
         judged = now.phase in (Phase.SHIFTING, Phase.BAKING)
         return Seen(
             candidate=self._candidate_state(memory, now),
-            unready_s=self._unready_s(memory, now.candidate, t),
-            stable_ready=now.stable is None or self._unready_s(memory, now.stable, t) <= now.plan.unready_s,
+            unready_s=self._unready_s(memory, now.candidate),
+            stable_ready=now.stable is None or self._unready_s(memory, now.stable) <= now.plan.unready_s,
             routed=self._routed,
             active_requests=self._active_requests(now),
             verified=verified,
@@ -127,16 +134,18 @@ class World:
                 self._states[release] = "starting"
         return self._states[release]
 
-    def _unready_s(self, memory: Memory, release: Release, t: float) -> float:
+    def _unready_s(self, memory: Memory, release: Release) -> float:
         """Since it was last seen ready, or, if it never was, since it was first looked at."""
+        t = self._clock.steady()
         if self._state(release) == "ready":
             memory.ready_at[release] = t
         return t - memory.ready_at.setdefault(release, t)
 
     # hands
 
-    def bring(self, rollouts: Sequence[Rollout], t: float) -> None:
+    def bring(self, rollouts: Sequence[Rollout]) -> None:
         """To what `rollouts` say: what must run first, then traffic, then what may go."""
+        t = self._clock.steady()
         for now in rollouts:
             self._start_live(now, t)
             self._start_candidate(now)

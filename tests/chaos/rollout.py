@@ -29,6 +29,7 @@ from tests.chaos.stage import PLAN, Clients, Stage, stage
 SOON = replace(
     PLAN, quantiles=(0.5,)
 )  # for cases about crashes: the median is proven in seconds on any machine
+ENDING = (Phase.ABORTING, Phase.DRAINING, Phase.PROMOTED, Phase.ROLLED_BACK)
 Change = Callable[[str], str]
 Strike = Callable[[Stage, Release], None]
 
@@ -73,8 +74,7 @@ def play(scene: Stage, case: Case, requests_per_s: float = 100.0) -> Outcome:
             scene.until(candidate, lambda now: case.when(now) or now.phase.final, 120)
             began = time.time()
             case.strike(scene, candidate)
-        leaving = (Phase.ABORTING, Phase.DRAINING)
-        turned = scene.until(candidate, lambda now: now.phase in leaving or now.phase.final, case.within_s)
+        turned = scene.until(candidate, lambda now: now.phase in ENDING, case.within_s)
         ended = time.time()
         now = scene.until(candidate, lambda now: now.phase.final, 60)
     if case.strike is None:
@@ -153,6 +153,30 @@ def truncates_log(scene: Stage, _: Release) -> None:
     os.truncate(scene.requests, 0)
 
 
+def sets_clock(scene: Stage, candidate: Release) -> None:
+    """The controller's clock and the log's are an hour ahead at 50%, an hour behind later, two ahead in the bake; no
+    deadline may strike and no bake may be shorter for that. How: tests/chaos/stepped_clock.py."""
+    steps = scene.home / "clock-steps"
+    steps.touch()
+
+    def set_ahead(seconds: float) -> None:
+        with steps.open("a") as file:
+            file.write(f"{time.time()} {seconds}\n")
+
+    with scene.other_controller("tests.chaos.stepped_clock", str(steps)):
+        scene.until(candidate, lambda now: at_half(now) or now.phase.final, 120)
+        for ahead_s in (3600.0, -3600.0):
+            set_ahead(ahead_s)
+            known = len(scene.decisions(candidate))
+            scene.wait(lambda known=known: len(scene.decisions(candidate)) > known or None, "a decision", 60)
+        scene.until(candidate, lambda now: now.phase in (Phase.BAKING, *ENDING), 240)
+        set_ahead(7200.0)
+        baking = time.monotonic()
+        now = scene.until(candidate, lambda now: now.phase in ENDING, 60)
+        assert time.monotonic() - baking > now.plan.bake_s - 1, "the bake was cut short"
+        scene.until(candidate, lambda now: now.phase.final, 60)
+
+
 HUNGRY = (
     "_kept or resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
     "_kept.append(b'x' * (64 << 20) if len(_kept) >= 200 else b'')"
@@ -182,6 +206,10 @@ CASES = (
     ),
     Case(name="disk full", ends=Phase.PROMOTED, strike=fills_journal_disk, plan=SOON),
     Case(name="log truncated", ends=Phase.PROMOTED, strike=truncates_log, plan=SOON),
+    Case(
+        name="clock stepped", ends=Phase.PROMOTED, strike=sets_clock, when=lambda now: True,
+        plan=replace(SOON, bake_s=6.0),
+    ),
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from serin.rollout.record import decision2rollout
 from serin.rollout.state import Phase, Rollout
 from serin.serving.ports import free_ports
 from serin.serving.repository import build_repository
+from serin.stack import processes
 from serin.stack.parts import build_gateway, request_log
 from serin.stack.supervisor import Supervisor
 from serin.stack.survivors import stack_processes
@@ -162,6 +163,17 @@ class Stage:
     def pid(self, name: str) -> int:
         """Of a running part: "gateway", "controller" or a release's name."""
         return self.wait(lambda: Supervisor(self.home).pid(name), f"a process {name}", 30)
+
+    @contextmanager
+    def other_controller(self, module: str, *arguments: str) -> Iterator[None]:
+        """`python -m module` in the controller's place, and the controller again afterwards."""
+        supervisor, ours = Supervisor(self.home), processes.controller(self.home)
+        ours = replace(ours, environment=ours.environment | {"SERIN_STORE": str(self.home / "store")})
+        supervisor.start(replace(ours, command=(sys.executable, "-m", module, *arguments), folder=Path.cwd()))
+        try:
+            yield
+        finally:
+            supervisor.start(ours)
 
     def first_release(self) -> Release:
         release = self.publish()

@@ -15,10 +15,20 @@ from serin.rollout.verdict import Judgement, Verdict
 
 @dataclass
 class FakeClock:
+    """`behind` is how much the machine's clock was set back (negative: forwards) while `t` went on evenly."""
+
     t: float = 1_000_000.0
+    behind: float = 0.0
+    _taken: float = 0.0
 
     def now(self) -> float:
+        return self.t - self._taken
+
+    def steady(self) -> float:
         return self.t
+
+    def follow(self, *, not_before: float = 0.0) -> None:
+        self._taken = self.t - max(self.t - self.behind, not_before)
 
 
 @dataclass

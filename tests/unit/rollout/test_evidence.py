@@ -14,7 +14,7 @@ from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 
 T = 1000.0
 PLAN = Plan(slo_ms=100.0)
-ARM = Arm(candidate=CANDIDATE, stable=STABLE, epoch=3, share=0.5, since=T)
+ARM = Arm(candidate=CANDIDATE, stable=STABLE, epoch=3, share=0.5, since=3)
 
 
 def request(t: float = T, **changes: Any) -> Request:
@@ -88,7 +88,7 @@ def test_tolerance_forgives_some_of_the_candidate_s_failures_only() -> None:
         {"release": "flights-v7"},
         {"arm": "stable", "release": CANDIDATE},
         {"model": "taxis", "release": "taxis-v2"},
-        {"t": T - 1},
+        {"epoch": 2},
     ],
 )
 def test_requests_that_nobody_drew_lots_for_are_no_evidence(other: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ def test_requests_that_nobody_drew_lots_for_are_no_evidence(other: dict[str, Any
 
 
 def test_requests_before_the_rollout_teach_what_stable_s_latency_is() -> None:
-    before = Traffic(share=0.0).requests(T - 10, 10)
+    before = [line._replace(epoch=2) for line in Traffic(share=0.0).requests(T - 10, 10)]
     evidence = folded(before)
     assert evidence.memory.sum() == len(before)
     assert (evidence.blocks, evidence.stable) == (0, Counts())
@@ -139,7 +139,7 @@ def test_a_clock_that_was_set_back_does_not_stop_the_evidence() -> None:
 
 def test_a_new_step_counts_anew_and_keeps_what_its_guards_have_won() -> None:
     before = folded(Traffic(slower=3).requests(T, 20), now=T + 30)
-    after = folded([], before, arm=Arm(candidate=CANDIDATE, stable=STABLE, epoch=4, share=1.0, since=T))
+    after = folded([], before, arm=Arm(candidate=CANDIDATE, stable=STABLE, epoch=4, share=1.0, since=3))
     assert (after.candidate, after.split, after.shares) == (Counts(), (0, 0), {3: 0.5, 4: 1.0})
     assert after.worths() == before.worths()
     assert before.worths()["p50"] > 1e3
@@ -147,14 +147,14 @@ def test_a_new_step_counts_anew_and_keeps_what_its_guards_have_won() -> None:
 
 def test_a_step_that_begins_again_forgets_promises_and_nothing_that_was_compared() -> None:
     before = folded(Traffic(slower=3, errors=(0.5, 0.5)).requests(T, 20), now=T + 30)
-    after = folded([], before, arm=Arm(candidate=CANDIDATE, stable=STABLE, epoch=4, share=0.5, since=T + 31))
+    after = folded([], before, arm=Arm(candidate=CANDIDATE, stable=STABLE, epoch=4, share=0.5, since=4))
     assert {name for name in before.worths() if "promise" in name} & set(after.worths()) == set()
     assert after.worths()["p50"] == before.worths()["p50"]
 
 
 def test_a_late_line_of_the_step_before_is_compared_by_that_step_s_weight() -> None:
     before = folded([request(T, epoch=3)])
-    arm = Arm(candidate=CANDIDATE, stable=STABLE, epoch=4, share=1.0, since=T)
+    arm = Arm(candidate=CANDIDATE, stable=STABLE, epoch=4, share=1.0, since=3)
     after = folded([request(T + 1, epoch=3), request(T + 2, epoch=4)], before, arm=arm, now=T + 60)
     assert after.split == (1, 1)
 

@@ -27,6 +27,7 @@ SHIFTING = Rollout(
     began=T,
     since=T,
     evidence_from=T,
+    evidence_epoch=4,
 )
 
 
@@ -50,7 +51,7 @@ def write_both(log: Path, *times: float, **changes: Any) -> None:
 
 def test_a_step_passes_when_the_log_shows_enough_good_requests(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
-    write(log, *(T - 5 + i for i in range(3)), code=500)
+    write(log, *(T - 5 + i for i in range(3)), code=500, epoch=3)
     write_both(log, *(T + i / 4 for i in range(20)))
     judge, now = LogJudge(log), replace(SHIFTING, plan=replace(SHIFTING.plan, steps=(50.0, 80.0, 100.0)))
     assert judge.judge(now, T + 5).verdict is Verdict.WAIT
