@@ -18,7 +18,7 @@ PLAN = Plan(step_s=30.0, min_requests=100, max_error_share=0.02, deadline_s=600.
 
 def seen(requests: list[Request], share: float = 0.5, before: Evidence | None = None) -> Evidence:
     """All of it, the traffic before the rollout too."""
-    known = Traffic(share=0.0).requests(T - 30, 30, seed=99)
+    known = Traffic(share=0.0, epoch=2).requests(T - 30, 30, seed=99)
     arm = Arm(candidate=CANDIDATE, stable=STABLE, epoch=3, share=share, since=3)
     end = max((request.t for request in requests), default=T)
     return fold(before or Evidence(), [*known, *requests], arm=arm, plan=PLAN, now=end + 60)
