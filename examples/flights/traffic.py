@@ -2,55 +2,48 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
-CONNECTIONS, REQUESTS_PER_S = 4, 100
+from serin.serving.load import LoadResult, Open, json_target, run_load
+
+REQUESTS_PER_S = 100
+LONGEST_S = 24 * 3600.0
 
 
 @dataclass
 class Traffic:
-    """Runs between `with Traffic(...) as traffic:` and the end of that block."""
+    """Runs between `with Traffic(...) as traffic:` and the end of that block; its figures are there after it."""
 
     address: str
     model: str
     bodies: list[list[dict[str, Any]]]  # the "inputs" of each request
-    answered: int = 0
-    failures: list[str] = field(default_factory=list)
+    result: LoadResult | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
-    _threads: list[threading.Thread] = field(default_factory=list)
+    _thread: threading.Thread | None = None
+
+    @property
+    def answered(self) -> int:
+        return self.result.latencies.count if self.result else 0
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How many, by kind."""
+        return self.result.errors if self.result else {"the clients themselves": 1}
 
     def __enter__(self) -> Traffic:
-        for number in range(CONNECTIONS):
-            thread = threading.Thread(target=self._ask, args=(number,), daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        for thread in self._threads:
-            thread.join(10)
+        if self._thread is not None:
+            self._thread.join(30)
 
-    def _ask(self, number: int) -> None:
-        requests = [json.dumps({"inputs": inputs}) for inputs in self.bodies[number::CONNECTIONS]]
-        connection = http.client.HTTPConnection(self.address, timeout=10)
-        count, at = 0, time.monotonic()
-        while not self._stop.wait(max(0.0, at - time.monotonic())):
-            at = max(at + CONNECTIONS / REQUESTS_PER_S, time.monotonic() - 1.0)
-            try:
-                connection.request("POST", f"/v2/models/{self.model}/infer", requests[count % len(requests)])
-                answer = connection.getresponse()
-                answer.read()
-                self.answered += 1
-                if answer.status != 200:
-                    self.failures.append(str(answer.status))
-            except (OSError, http.client.HTTPException) as error:
-                self.failures.append(type(error).__name__)
-                connection.close()
-            count += 1
-        connection.close()
+    def _ask(self) -> None:
+        bodies = [{"inputs": inputs} for inputs in self.bodies]
+        target = json_target(self.address, f"/v2/models/{self.model}/infer", bodies, timeout_s=10.0)
+        pace = Open(requests_per_s=REQUESTS_PER_S, connections=16)
+        self.result = run_load(target, pace, seconds=LONGEST_S, stop=self._stop.is_set)

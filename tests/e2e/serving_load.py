@@ -6,25 +6,37 @@ import threading
 from typing import Any
 
 from serin.serving.client import Protocol
-from serin.serving.load import LoadResult, run_load
+from serin.serving.load import Closed, LoadResult, Open, model_target, run_load
 from tests.e2e.serving_stack import Stack
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
 
 class loading:  # noqa: N801 (used as a verb)
-    """Load over each protocol, in threads, while the block runs; the results are there after it."""
+    """Load over each protocol, in threads, while the block runs; the results are there after it.
 
-    def __init__(self, stack: Stack, protocols: list[Protocol], **settings: Any) -> None:
+    `clients` ask as fast as they are answered; `requests_per_s` come whatever happens.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        protocols: list[Protocol],
+        *,
+        clients: int = 4,
+        requests_per_s: float | None = None,
+        **settings: Any,
+    ) -> None:
         self._results: list[LoadResult] = []
         rows = bundles.rows(64)
+        pace = Open(requests_per_s=requests_per_s) if requests_per_s else Closed(clients=clients)
         self._threads = [
             threading.Thread(
-                target=lambda protocol=protocol: self._results.append(
-                    run_load(stack.url, MODEL, rows, SCHEMA, protocol=protocol, **settings)
-                )
+                target=lambda target=target: self._results.append(run_load(target, pace, **settings))
             )
-            for protocol in protocols
+            for target in (
+                model_target(stack.url, MODEL, rows, SCHEMA, protocol=protocol) for protocol in protocols
+            )
         ]
 
     def __enter__(self) -> list[LoadResult]:

@@ -247,6 +247,7 @@ def test_what_envoy_refuses_changes_nothing_also_not_for_the_next_envoy(stack: S
 def test_a_release_goes_without_a_failed_request_and_leaves_nothing(stack: Stack) -> None:
     stack.route(50)
     gone = threading.Event()
+    record = json.loads((stack.folder / "releases" / stack.candidate.name / "release.json").read_text())
     with loading(stack, PROTOCOLS, seconds=30, clients=3, stop=gone.is_set) as results:
         stack.route(0)
         wait_for(
@@ -260,7 +261,7 @@ def test_a_release_goes_without_a_failed_request_and_leaves_nothing(stack: Stack
     assert sum(result.failed for result in results) == 0
     assert stack.releases.state(stack.candidate) == "absent"
     assert stack.releases.running() == [stack.stable]
-    assert not list(Path("/dev/shm").glob(f"serin-{stack.candidate.name}-*"))
+    assert not list(Path("/dev/shm").glob(f"{record['place']['shared_memory_prefix']}*"))
     assert not (stack.folder / "releases" / stack.candidate.name).exists()
     with pytest.raises(PredictionFailed, match=NO_SUCH):
         predict(stack.url, MODEL, bundles.rows(1), SCHEMA, version=stack.candidate.version)

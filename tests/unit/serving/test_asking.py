@@ -9,7 +9,6 @@ from serin.artifacts import ModelRoute
 from serin.errors import GatewayRejected, PredictionFailed, RowsUnfit
 from serin.serving.client import Protocol, predict, request_columns
 from serin.serving.gateway import Gateway
-from serin.serving.load import LoadResult, run_load
 from serin.serving.ports import free_ports, is_free
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
@@ -42,23 +41,6 @@ def test_columns_get_their_wire_types() -> None:
     made = request_columns(columns, SCHEMA)  # type: ignore[arg-type]
     assert [str(values.dtype) for values in made.values()] == ["object", "float32", "int64", "int8"]
     assert {values.shape for values in made.values()} == {(3, 1)}
-
-
-def test_load_on_a_closed_port_is_all_failures() -> None:
-    result = run_load(closed(), MODEL, bundles.rows(4), SCHEMA, clients=2, seconds=0.05)
-    assert set(result.outcomes) == {"no answer"}
-    assert result.failed == result.requests > 0
-    assert np.isnan(result.quantile_ms(0.5))
-
-
-def test_a_load_result_counts_only_good_answers_as_latencies() -> None:
-    result = LoadResult(seconds=2.0, outcomes={"200": 3, "503": 1}, latencies_ms=np.array([1.0, 2.0, 3.0]))
-    assert (result.requests, result.failed, result.requests_per_s, result.quantile_ms(0.5)) == (
-        4,
-        1,
-        2.0,
-        2.0,
-    )
 
 
 def test_free_ports_differ_and_leave_out_what_is_asked() -> None:

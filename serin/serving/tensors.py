@@ -1,0 +1,125 @@
+"""Tensors of the Open Inference Protocol as bytes: the binary form of HTTP and the messages of gRPC, both ways."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2
+
+from serin.formats.schema import Schema
+from serin.formats.wire import Array
+
+HEADER_BYTES = "inference-header-content-length"
+INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+METADATA_METHOD = "/inference.GRPCInferenceService/ModelMetadata"
+
+_NUMPY = {
+    "BOOL": "?", "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "UINT8": "u1", "UINT16": "<u2",
+    "UINT32": "<u4", "UINT64": "<u8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """`data`: little-endian, row after row; of BYTES each value behind its length (uint32)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def encode(columns: Mapping[str, Array], schema: Schema) -> list[Tensor]:
+    """The schema's columns, which have their wire types already."""
+    return [
+        Tensor(
+            column.name, column.dtype, columns[column.name].shape, _bytes(columns[column.name], column.dtype)
+        )
+        for column in schema.inputs
+    ]
+
+
+def http_body(tensors: Iterable[Tensor]) -> tuple[bytes, int]:
+    """A request's body and the length of its JSON part, which goes into the header HEADER_BYTES."""
+    listed = list(tensors)
+    inputs = [
+        {
+            "name": tensor.name,
+            "datatype": tensor.dtype,
+            "shape": tensor.shape,
+            "parameters": {"binary_data_size": len(tensor.data)},
+        }
+        for tensor in listed
+    ]
+    head = json.dumps(
+        {"inputs": inputs, "parameters": {"binary_data_output": True}}, ensure_ascii=False
+    ).encode()
+    return b"".join([head, *(tensor.data for tensor in listed)]), len(head)
+
+
+def grpc_message(model: str, tensors: Iterable[Tensor], version: int | None = None) -> bytes:
+    message = service_pb2.ModelInferRequest(model_name=model, model_version=str(version) if version else "")
+    for tensor in tensors:
+        message.inputs.add(name=tensor.name, datatype=tensor.dtype, shape=tensor.shape)
+        message.raw_input_contents.append(tensor.data)
+    return bytes(message.SerializeToString())
+
+
+def read_http_answer(body: bytes, head_bytes: int | None) -> dict[str, Array]:
+    """The outputs by name; ValueError when the body is none of an answer."""
+    end = len(body) if head_bytes is None else head_bytes
+    try:
+        listed = json.loads(body[:end])["outputs"]
+        found: dict[str, Array] = {}
+        for output in listed:
+            size = output.get("parameters", {}).get("binary_data_size")
+            if size is None:
+                kind = object if output["datatype"] == "BYTES" else _NUMPY[output["datatype"]]
+                found[output["name"]] = np.array(output["data"], dtype=kind).reshape(output["shape"])
+                continue
+            found[output["name"]] = _array(body[end : end + size], output["datatype"], output["shape"])
+            end += size
+    except (KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return found
+
+
+def read_grpc_answer(message: bytes) -> dict[str, Array]:
+    """The outputs by name; ValueError when the message is none of an answer."""
+    try:
+        answer = service_pb2.ModelInferResponse.FromString(message)
+        return {
+            output.name: _array(data, output.datatype, list(output.shape))
+            for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True)
+        }
+    except (DecodeError, KeyError, struct.error) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _bytes(values: Array, dtype: str) -> bytes:
+    if dtype != "BYTES":
+        return np.ascontiguousarray(values, dtype=_NUMPY[dtype]).tobytes()
+    pieces: list[bytes] = []
+    for value in values.reshape(-1):
+        text = value if isinstance(value, bytes) else str(value).encode()
+        pieces += (struct.pack("<I", len(text)), text)
+    return b"".join(pieces)
+
+
+def _array(data: bytes, dtype: str, shape: Sequence[int]) -> Array:
+    if dtype != "BYTES":
+        return np.frombuffer(data, dtype=_NUMPY[dtype]).reshape(shape)
+    values: list[Any] = []
+    place = 0
+    for _ in range(math.prod(shape)):
+        (size,) = struct.unpack_from("<I", data, place)
+        values.append(data[place + 4 : place + 4 + size])
+        place += 4 + size
+    return np.array(values, dtype=object).reshape(shape)
