@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -53,12 +54,23 @@ def score(folder: str | Path, columns: dict[str, Array]) -> Array:
 
 
 def publish(
-    store: Store, *, bias: float, spec: str = "serving: {p99_ms: 50, request_timeout: 4s}\n"
+    store: Store,
+    *,
+    bias: float,
+    spec: str = "serving: {p99_ms: 50, request_timeout: 4s}\n",
+    in_two: bool = False,
+    extra: dict[str, bytes] | None = None,
 ) -> Bundle:
-    """The next version of MODEL. `bias` is what tells its scores from those of another version."""
+    """The next version of MODEL. `bias` is what tells its scores from those of another version. `in_two`: with a front
+    and a core beside the whole graph, as for a GPU. `extra`: further files."""
     version = store.reserve_version(MODEL)
     with store.workspace() as folder:
         onnx.save(graph(bias), folder / "model.onnx")
+        if in_two:
+            onnx.save(front(), folder / "front.onnx")
+            onnx.save(core(bias), folder / "core.onnx")
+        for name, data in (extra or {}).items():
+            (folder / name).write_bytes(data)
         write_schema(folder, SCHEMA)
         (folder / "spec.yaml").write_text(spec)
         columns = rows(40, seed=7)
@@ -77,36 +89,78 @@ def publish(
         return store.publish_bundle(MODEL, version, folder)
 
 
+_TYPES = {
+    "carrier": TensorProto.STRING,
+    "temp": TensorProto.FLOAT,
+    "distance": TensorProto.INT64,
+    "night": TensorProto.INT8,
+}
+_KEYS = ["AA", "UA", "DL", "Zürich 雪"]
+_CAST = {"distance": "far", "night": "dark"}
+NUM, CAT = "features/num", "features/cat"
+
+
 def graph(bias: float) -> onnx.ModelProto:
-    keys = {
-        "keys_strings": ["AA", "UA", "DL", "Zürich 雪"],
-        "values_floats": [1.0, 2.0, 3.0, 4.0],
-        "default_float": 0.0,
-    }
+    keys = {"keys_strings": _KEYS, "values_floats": [1.0, 2.0, 3.0, 4.0], "default_float": 0.0}
     nodes = [
         helper.make_node("LabelEncoder", ["carrier"], ["code"], domain="ai.onnx.ml", **keys),
-        helper.make_node("IsNaN", ["temp"], ["missing"]),
-        helper.make_node("Where", ["missing", "zero", "temp"], ["filled"]),
-        helper.make_node("Cast", ["distance"], ["far"], to=TensorProto.FLOAT),
-        helper.make_node("Cast", ["night"], ["dark"], to=TensorProto.FLOAT),
+        *_filled(),
         helper.make_node("Sum", ["code", "filled", "far", "dark", "bias"], ["logit"]),
         helper.make_node("Sigmoid", ["logit"], ["score"]),
     ]
-    types = {
-        "carrier": TensorProto.STRING,
-        "temp": TensorProto.FLOAT,
-        "distance": TensorProto.INT64,
-        "night": TensorProto.INT8,
-    }
+    return _model(nodes, _TYPES, {"score": (TensorProto.FLOAT, 1)}, {"bias": [bias], "zero": 0})
+
+
+def front() -> onnx.ModelProto:
+    """The same up to the numbers: three of them and a code."""
+    keys = {"keys_strings": _KEYS, "values_int64s": [1, 2, 3, 4], "default_int64": 0}
+    nodes = [
+        helper.make_node("LabelEncoder", ["carrier"], [CAT], domain="ai.onnx.ml", **keys),
+        *_filled(),
+        helper.make_node("Concat", ["filled", "far", "dark"], [NUM], axis=1),
+    ]
+    return _model(nodes, _TYPES, {NUM: (TensorProto.FLOAT, 3), CAT: (TensorProto.INT64, 1)}, {"zero": 0})
+
+
+def core(bias: float) -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Cast", [CAT], ["code"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", [NUM, "axis"], ["sum"], keepdims=1),
+        helper.make_node("Sum", ["code", "sum", "bias"], ["logit"]),
+        helper.make_node("Sigmoid", ["logit"], ["score"]),
+    ]
+    types = {NUM: (TensorProto.FLOAT, 3), CAT: (TensorProto.INT64, 1)}
+    made = _model(nodes, types, {"score": (TensorProto.FLOAT, 1)}, {"bias": [bias]})
+    made.graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "axis"))
+    return made
+
+
+def _filled() -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("IsNaN", ["temp"], ["missing"]),
+        helper.make_node("Where", ["missing", "zero", "temp"], ["filled"]),
+        *(helper.make_node("Cast", [name], [to], to=TensorProto.FLOAT) for name, to in _CAST.items()),
+    ]
+
+
+def _model(
+    nodes: list[onnx.NodeProto],
+    inputs: Mapping[str, int | tuple[int, int]],
+    outputs: Mapping[str, tuple[int, int]],
+    constants: Mapping[str, float | list[float]],
+) -> onnx.ModelProto:
+    def infos(tensors: Mapping[str, int | tuple[int, int]]) -> list[onnx.ValueInfoProto]:
+        wide = {name: kind if isinstance(kind, tuple) else (kind, 1) for name, kind in tensors.items()}
+        return [
+            helper.make_tensor_value_info(name, kind, ["batch", size]) for name, (kind, size) in wide.items()
+        ]
+
     built = helper.make_graph(
         nodes,
         "hand-made",
-        [helper.make_tensor_value_info(name, kind, ["batch", 1]) for name, kind in types.items()],
-        [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch", 1])],
-        [
-            numpy_helper.from_array(np.array([bias], np.float32), "bias"),
-            numpy_helper.from_array(np.array(0, np.float32), "zero"),
-        ],
+        infos(inputs),
+        infos(outputs),
+        [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in constants.items()],
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnx.ml", 3)]
     return helper.make_model(built, opset_imports=opsets, ir_version=10)

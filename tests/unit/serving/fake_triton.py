@@ -11,9 +11,11 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
 
 from serin.formats.wire import Array
-from serin.serving.model_config import SHAPE_FOLDER
+from serin.serving.model_config import MODEL_CODE
 
 
 @dataclass
@@ -67,14 +69,14 @@ def _as_bytes(values: Array) -> Array:
     return np.array(encoded, dtype=object).reshape(values.shape)
 
 
-def load_model(repository: Path, version: int) -> Any:
-    """The model that Triton would run from `repository`, initialised."""
+def load_model(folder: Path, version: int) -> Any:
+    """The model that Triton would run from the model's `folder`, with what its configuration says, initialised."""
     fake = ModuleType("triton_python_backend_utils")
     for part in (Tensor, TritonError, InferenceResponse, Logger):
         setattr(fake, part.__name__, part)
     sys.modules["triton_python_backend_utils"] = fake
     try:
-        spec = importlib.util.spec_from_file_location("served_model", SHAPE_FOLDER / "1" / "model.py")
+        spec = importlib.util.spec_from_file_location("served_model", MODEL_CODE)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -82,12 +84,14 @@ def load_model(repository: Path, version: int) -> Any:
     finally:
         del sys.modules["triton_python_backend_utils"]
     model = module.TritonPythonModel()
-    config = {"parameters": {"ort_threads": {"string_value": "1"}}}
+    text = (folder / "config.pbtxt").read_text(encoding="utf-8")
+    said = text_format.Parse(text, model_config_pb2.ModelConfig()).parameters
+    parameters = {key: {"string_value": value.string_value} for key, value in said.items()}
     model.initialize(
         {
-            "model_repository": str(repository),
+            "model_repository": str(folder),
             "model_version": str(version),
-            "model_config": json.dumps(config),
+            "model_config": json.dumps({"parameters": parameters}),
         }
     )
     return model

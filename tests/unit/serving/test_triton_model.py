@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,11 @@ import numpy as np
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
+from serin.artifacts import Release
+from serin.formats.schema import read_schema
+from serin.serving.model_config import Settings, python_config
 from serin.serving.repository import build_repository
+from serin.spec.stages import ServingSpec
 from serin.store import Store
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
@@ -18,11 +23,13 @@ from tests.unit.serving.fake_triton import InferenceRequest, Logger, TritonError
 class Counting:
     """An ONNX Runtime session that counts its runs, and chokes on an infinite `temp` as a graph might."""
 
-    def __init__(self, session: Any) -> None:
-        self._session, self.batches = session, []
+    def __init__(self, session: Any, fed: list[dict[str, Any]] | None = None) -> None:
+        self._session, self.batches, self._fed = session, [], fed
 
     def run(self, outputs: list[str], feed: dict[str, Any]) -> Any:
         self.batches.append(len(feed["temp"]))
+        if self._fed is not None:
+            self._fed.append(feed)
         if np.isinf(feed["temp"]).any():
             raise Fail("node Sum in /srv/secret/model.onnx did not like it")
         return self._session.run(outputs, feed)
@@ -73,11 +80,101 @@ def test_a_bad_value_fails_its_own_request_and_names_the_column(
     assert np.array_equal(first.output_tensors[0].values, last.output_tensors[0].values)
 
 
-def test_a_missing_column_is_named(model: Any) -> None:
-    columns = bundles.rows(1)
-    del columns["distance"]
+MALFORMED: dict[str, tuple[str, Any, str]] = {
+    "type": ("temp", np.zeros((2, 1), np.float64), "input 'temp' holds float64, the model asks for float32"),
+    "form": (
+        "temp",
+        np.zeros((2, 3), np.float32),
+        "input 'temp' has shape [2, 3], the model asks for [rows, 1]",
+    ),
+    "dimensions": (
+        "distance",
+        np.zeros(2, np.int64),
+        "input 'distance' has shape [2], the model asks for [rows, 1]",
+    ),
+    "rows": ("distance", np.zeros((3, 1), np.int64), "input 'distance' has 3 rows, input 'carrier' has 2"),
+    "missing": ("distance", None, "input 'distance' is missing"),
+    "long": (
+        "carrier",
+        np.array([[b"AA"], [b"x" * 70_000]], object),
+        "input 'carrier': row 1 has 70000 bytes; at most 65536 are taken",
+    ),
+    "not UTF-8": ("carrier", np.array([[b"\xc3"], [b"\xa9"]], object), "input 'carrier': row 0 is not UTF-8"),
+    "bool": (
+        "night",
+        np.array([[1], [-2]], np.int8),
+        "input 'night': row 1 is -2; a bool is 0 or 1, or -1 for null",
+    ),
+}
+
+
+def malformed(kind: str) -> InferenceRequest:
+    column, values, _ = MALFORMED[kind]
+    columns = {**bundles.rows(2), column: values}
+    return InferenceRequest({name: held for name, held in columns.items() if held is not None})
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_request_is_told_what_is_wrong_and_its_neighbours_are_scored_in_one_run(
+    model: Any, kind: str
+) -> None:
+    good = [InferenceRequest(bundles.rows(count, seed=count)) for count in (2, 1, 3)]
+    first, bad, second, third = model.execute([good[0], malformed(kind), *good[1:]])
+    assert (bad.error.message, bad.error.code) == (MALFORMED[kind][2], TritonError.INVALID_ARG)
+    assert model._session.batches == [6]
+    for request, response in zip(good, (first, second, third), strict=True):
+        assert np.array_equal(response.output_tensors[0].values, bundles.score(model.folder, request.columns))
+
+
+def test_every_malformed_kind_in_one_batch_is_told_its_own_fault(model: Any) -> None:
+    good = InferenceRequest(bundles.rows(2))
+    responses = model.execute([good, *map(malformed, MALFORMED), good])
+    told = [response.error.message for response in responses[1:-1]]
+    assert told == [words for _, _, words in MALFORMED.values()]
+    assert np.array_equal(responses[0].output_tensors[0].values, responses[-1].output_tensors[0].values)
+    assert not any(mark in words for words in told for mark in ("/", "Traceback", ".py"))
+
+
+def test_columns_may_come_in_any_order(model: Any) -> None:
+    columns = bundles.rows(3)
+    turned = dict(reversed(columns.items()))
+    one, other = model.execute([InferenceRequest(columns), InferenceRequest(turned)])
+    assert np.array_equal(one.output_tensors[0].values, other.output_tensors[0].values)
+
+
+def test_a_text_may_hold_any_character(model: Any) -> None:
+    texts = ["A\0A", "\0", "", "AA\0", "AA", "\U0001f426"]
+    columns = {**bundles.rows(6), "carrier": np.array(texts, dtype=object).reshape(-1, 1)}
+    fed = []
+    model._session = Counting(model._session._session, fed)
+    model.execute([InferenceRequest(columns)])
+    assert fed[0]["carrier"].reshape(-1).tolist() == texts
+
+
+def test_of_many_requests_one_that_the_graph_chokes_on_costs_few_runs(model: Any) -> None:
+    bad = {**bundles.rows(1), "temp": np.array([[np.inf]], dtype=np.float32)}
+    requests = [InferenceRequest(bundles.rows(1)) for _ in range(15)]
+    responses = model.execute([*requests[:9], InferenceRequest(bad), *requests[9:]])
+    assert [at for at, response in enumerate(responses) if response.error] == [9]
+    assert len(model._session.batches) == 9, "16, both halves of 16, of 8, of 4 and of 2"
+
+
+def test_a_front_and_a_core_answer_as_the_whole_graph_does(tmp_path: Path) -> None:
+    bundle = bundles.publish(Store(str(tmp_path / "store")), bias=-1.0, in_two=True)
+    folder, schema = Path(bundle.path), read_schema(Path(bundle.path))
+    release = Release(model=MODEL, version=bundle.version)
+    settings = Settings(release=release, serving=ServingSpec())
+    place = tmp_path / MODEL / str(bundle.version)
+    place.mkdir(parents=True)
+    for name in ("front.onnx", "core.onnx", "schema.json"):
+        shutil.copyfile(folder / name, place / name)
+    config = python_config(schema, settings, graphs=("front.onnx", "core.onnx"))
+    (place.parent / "config.pbtxt").write_text(config.text)
+    model = load_model(place.parent, bundle.version)
+    model._session._core._bound = True  # as on a GPU; here what is bound lies in the same memory
+    columns = bundles.rows(9)
     (response,) = model.execute([InferenceRequest(columns)])
-    assert response.error.message == "input 'distance' is missing"
+    np.testing.assert_allclose(response.output_tensors[0].values, bundles.score(folder, columns), rtol=1e-6)
 
 
 def test_a_request_the_graph_chokes_on_fails_alone_and_its_sender_learns_no_path(model: Any) -> None:
