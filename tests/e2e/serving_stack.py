@@ -124,8 +124,9 @@ def running_stack(tls: TlsFiles | None = None) -> Iterator[Stack]:
         stack.route(0)
         yield stack
     finally:
-        host.stop(PROCESS_NAME)  # Triton waits for open connections, and Envoy keeps some
+        host.kill(PROCESS_NAME)
         for release in releases.running():
+            host.kill(release.name)
             releases.stop(release)
         host.stop_all()
         shutil.rmtree(folder, ignore_errors=True)
