@@ -133,6 +133,10 @@ class Nvml:
         rates = _Utilization()
         return rates.gpu / 100 if self._ask("nvmlDeviceGetUtilizationRates", device, rates) else None
 
+    def free_bytes(self, device: str) -> int | None:
+        memory = _Memory()
+        return int(memory.free) if self._ask("nvmlDeviceGetMemoryInfo", device, memory) else None
+
     def joules(self, device: str) -> float | None:
         """Energy since the driver was loaded."""
         millijoules = ctypes.c_ulonglong()

@@ -11,7 +11,11 @@ ProcessState = Literal["absent", "starting", "running", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A long-running program: how to start it, where its output goes, how long it may take to end by itself."""
+    """A long-running program: how to start it, where its output goes, how long it may take to end by itself.
+
+    `settle_s`: one that ends sooner has not come up. A host tries again, each time after a longer pause; one that ends
+    later is started again at once.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -19,6 +23,7 @@ class Process:
     folder: Path
     log: Path
     stop_s: float
+    settle_s: float = 1.0
 
 
 class ProcessHost(Protocol):

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import fcntl
 import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from serin.artifacts import Endpoint, Release
-from serin.errors import NameInvalid, PredictionFailed, ReleaseNotReady, VerificationFailed
-from serin.formats.bundle import Golden, read_golden
-from serin.formats.runtime import read_runtime
+from serin.artifacts import Bundle, Endpoint, Release
+from serin.errors import NameInvalid, PredictionFailed, ReleaseNotReady, SerinError, VerificationFailed
+from serin.formats.bundle import REPOSITORY, Golden, read_golden, read_manifest
+from serin.formats.runtime import largest_difference
 from serin.formats.schema import Schema, read_schema
 from serin.formats.wire import Array
+from serin.hardware import Device, inventory
 from serin.serving.client import Protocol, predict
+from serin.serving.gpu_memory import estimate_need, look_around, pick_devices, repository_need
 from serin.serving.ports import free_ports, is_free
 from serin.serving.probe import answers
 from serin.serving.process import ProcessHost
-from serin.serving.repository import build_repository, serving_settings
+from serin.serving.release_record import Record, Served, read_record, write_record
+from serin.serving.repository import build_repository, check_own_repository, choose_for, serving_settings
 from serin.serving.triton import (
     TritonInstall,
     TritonPlace,
@@ -32,10 +37,8 @@ from serin.store import Store
 
 ReleaseState = Literal["absent", "starting", "ready", "dead"]
 
-FORMAT, VERSION = "serin.release", 1
-
 _TOLERANCE = 1e-5  # absolute and relative; the same graph on the same runtime gave the golden answers
-_SPREADS = 4  # ... or so many times as far as its scores move with the size of their batch
+_SPREADS = 4  # ... or so many times as far as the gate saw its scores move
 _SINGLE_ROWS = 3
 
 
@@ -43,31 +46,48 @@ class Releases:
     """Keeps one folder per release in `folder`; what runs is known from there and from the host, so it survives us."""
 
     def __init__(
-        self, folder: Path, *, host: ProcessHost, store: Store, install: TritonInstall | None = None
+        self,
+        folder: Path,
+        *,
+        host: ProcessHost,
+        store: Store,
+        install: TritonInstall | None = None,
+        devices: Callable[[], Sequence[Device]] = inventory,
     ) -> None:
         self._folder = folder
         self._host = host
         self._store = store
         self._install = install
+        self._devices = devices
         self._were_ready: set[str] = set()
 
     def start(self, release: Release) -> None:
-        """The release runs or is coming up. Does nothing when it is; one that died on its feet is started anew."""
-        place = self._place(release)
-        if place and self._host.state(release.name) in ("starting", "running"):
+        """The release runs or is coming up. Does nothing when it is; one that died on its feet is started anew.
+
+        GpuMemoryShort or ShapeRefused before anything is loaded, when it does not fit or cannot be served as asked.
+        """
+        record = self._record(release)
+        if record and self._host.state(release.name) in ("starting", "running"):
             if self.state(release) != "dead":
                 return
             self._host.stop(release.name)
         bundle = self._store.bundle(release.model, release.version)
-        repository = build_repository(bundle, self._repository(release))
-        if place:
-            reclaim_shared_memory(place)
-        if place is None or not all(map(is_free, place.ports)):
-            place = self._new_place(release)
         if self._install is None:
             self._install = find_triton()
+        if record:
+            reclaim_shared_memory(record.place)
+        if record is None or not all(map(is_free, record.place.ports)):
+            record = self._write_record(release, bundle, record)
+        try:
+            repository = self._build_repository(release, bundle, record.served)
+        except (SerinError, OSError):
+            shutil.rmtree(self._folder / release.name, ignore_errors=True)  # it reserves nothing any more
+            raise
         self._were_ready.discard(release.name)
-        self._host.start(triton_process(self._install, release, repository, place, self.log(release)))
+        process = triton_process(
+            self._install, release, repository, record.place, self.log(release), record.served.devices
+        )
+        self._host.start(process)
 
     def endpoint(self, release: Release) -> Endpoint:
         place = self._place(release)
@@ -100,7 +120,7 @@ class Releases:
         golden = read_golden(folder, schema)
         endpoint = self.endpoint(release)
         batch_rows = min(64, serving_settings(bundle).max_batch_rows)
-        tolerance = max(_TOLERANCE, _SPREADS * read_runtime(folder).spread)
+        tolerance = max(_TOLERANCE, _SPREADS * largest_difference(folder))
         few = {name: values[:_SINGLE_ROWS] for name, values in golden.inputs.items()}
         urls: dict[Protocol, str] = {"http": endpoint.http, "grpc": endpoint.grpc}
         for protocol, url in urls.items():
@@ -133,6 +153,11 @@ class Releases:
         """Every release that was started and not stopped, and whose process the host still keeps."""
         return [release for release in self._known() if self._host.state(release.name) != "absent"]
 
+    def served(self, release: Release) -> Served | None:
+        """In which shape and where, and why so; None for one that was not started."""
+        record = self._record(release)
+        return record.served if record else None
+
     def log(self, release: Release) -> Path:
         return self._folder / "logs" / f"{release.name}.log"
 
@@ -152,24 +177,79 @@ class Releases:
         return read_schema(self._repository(release) / release.model / str(release.version))
 
     def _place(self, release: Release) -> TritonPlace | None:
-        try:
-            record: dict[str, Any] = json.loads((self._folder / release.name / "release.json").read_text())
-        except FileNotFoundError:
-            return None
-        return TritonPlace(**record["place"])
+        record = self._record(release)
+        return record.place if record else None
 
-    def _new_place(self, release: Release) -> TritonPlace:
-        others = [self._place(other) for other in self._known() if other != release]
-        taken = [port for place in others if place for port in place.ports]
-        http, grpc, metrics = free_ports(3, but=taken)
-        place = new_place(release, (http, grpc, metrics))
-        record = {"format": FORMAT, "version": VERSION, "release": release.name, "place": place.to_json()}
-        path = self._folder / release.name / "release.json"
-        scratch = path.with_suffix(".new")
-        scratch.touch(mode=0o600)  # it holds the token
-        scratch.write_text(json.dumps(record))
-        scratch.rename(path)
-        return place
+    def _record(self, release: Release) -> Record | None:
+        return read_record(self._folder / release.name)
+
+    def _write_record(self, release: Release, bundle: Bundle, before: Record | None) -> Record:
+        """A place of its own, and memory where it needs some: one release at a time, so that no two get the same."""
+        with self._alone():
+            served = before.served if before else self._serve(release, bundle)
+            others = [self._place(other) for other in self._known() if other != release]
+            taken = [port for place in others if place for port in place.ports]
+            http, grpc, metrics = free_ports(3, but=taken)
+            record = Record(place=new_place(release, (http, grpc, metrics)), served=served)
+            write_record(self._folder / release.name, release, record)
+        log = self.log(release)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as lines:
+            lines.write(f"{release.name} is served as {served}\n")
+        return record
+
+    def _serve(self, release: Release, bundle: Bundle) -> Served:
+        """In which shape, and on which devices with how much memory."""
+        assert self._install is not None, "asked before Triton was found"
+        serving, devices, folder = serving_settings(bundle), tuple(self._devices()), Path(bundle.path)
+        server = self._install.describe(gpus=bool(devices))
+        if (folder / REPOSITORY).is_dir():
+            wanted = len(devices) if serving.device != "cpu" else 0
+            asks = check_own_repository(folder, read_manifest(folder), server, wanted)
+            if not asks:
+                return Served(shape="repository", reason="a team's own, taken as it is")
+            need, count, reason = (
+                repository_need(folder, serving),
+                serving.gpus,
+                "one of its models asks for a GPU",
+            )
+            shape = "repository"
+        else:
+            choice = choose_for(bundle, server=server, serving=serving, gpus=len(devices))
+            if choice.place == "cpu":
+                return Served(shape=choice.shape, reason=choice.reason)
+            need, count, reason = estimate_need(folder, choice, serving), serving.gpus, choice.reason
+            shape = choice.shape
+        rooms = look_around(devices, releases=self._folder, but=release.name)
+        picked = pick_devices(release.name, need, count, rooms)
+        return Served(
+            shape=shape,
+            reason=reason,
+            devices=tuple(device.id for device in picked),
+            bytes=need.total_bytes,
+            arena_bytes=need.arena_bytes,
+        )
+
+    def _build_repository(self, release: Release, bundle: Bundle, served: Served) -> Path:
+        assert self._install is not None, "asked before Triton was found"
+        serving = serving_settings(bundle)
+        if not served.devices:
+            serving = serving.model_copy(update={"device": "cpu"})
+        return build_repository(
+            bundle,
+            self._repository(release),
+            server=self._install.describe(gpus=bool(served.devices)),
+            serving=serving,
+            gpus=tuple(range(len(served.devices))),
+            gpu_bytes=served.arena_bytes or None,
+        )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
 
 def _compare(

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ from serin import environment
 from serin.artifacts import Endpoint, Release
 from serin.errors import TritonInstallFailed, TritonMissing
 from serin.serving.process import Process
+from serin.serving.shapes import Server
 
 WHEEL, NUMPY = "nvidia-pytriton==0.7.0", "numpy==1.26.4"
 CONTAINER_FOLDER = Path("/opt/tritonserver")
 
 _NEWEST_PYTHON = (3, 12)
+_SETTLE_S = 10.0  # one that dies sooner did not come up: the next try waits longer
 _EXIT_S = 3  # for requests under way; there are none when a release was drained first
 _RESTRICTED = "model-repository,model-config,shared-memory,statistics,trace,logging"
 _SHARED_MEMORY_BYTES = 1 << 20  # at start; it grows. The default of a container's /dev/shm is 64 MB for all
@@ -38,6 +40,13 @@ class TritonInstall:
     backends: Path
     python_folder: Path
     libraries: tuple[Path, ...]
+
+    def describe(self, *, gpus: bool) -> Server:
+        """What it can run. Its Python is asked for accelerators only where there are GPUs to use them on."""
+        found = self.backends.iterdir() if self.backends.is_dir() else ()
+        backends = frozenset(path.name for path in found if path.is_dir())
+        accelerators = _accelerators(self.python_folder) if gpus and "python" in backends else frozenset()
+        return Server(backends=backends, accelerators=accelerators)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +109,7 @@ def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall
     if not python.exists():
         say(f"making {folder}")
         _run([_base_python(sys.version_info[:2]), "-m", "venv", str(folder)], "making a virtual environment")
-    runtime = f"onnxruntime=={importlib.metadata.version('onnxruntime')}"  # the one that passed the gate
+    runtime = _runtime()
     say(f"installing {WHEEL}, {runtime} and {NUMPY}")
     quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
     _run([str(python), "-m", "pip", "install", *quiet, WHEEL, runtime, NUMPY], "installing Triton's packages")
@@ -112,9 +121,17 @@ def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall
 
 
 def triton_process(
-    install: TritonInstall, release: Release, repository: Path, place: TritonPlace, log: Path
+    install: TritonInstall,
+    release: Release,
+    repository: Path,
+    place: TritonPlace,
+    log: Path,
+    devices: Sequence[str] = (),
 ) -> Process:
-    """One release in a process of its own: one model, loopback only, no call that changes it without the token."""
+    """One release in a process of its own: one model, loopback only, no call that changes it without the token.
+
+    It sees the GPUs that it has memory on and no other; without any, Triton takes none of their memory either.
+    """
     restricted = f"{_RESTRICTED}:x-serin-token={place.token}"
     command = (
         str(install.server),
@@ -138,7 +155,8 @@ def triton_process(
     )
     variables = environment.child_environment(
         PATH=f"{install.python_folder}:{environment.search_path()}",
-        LD_LIBRARY_PATH=":".join(map(str, install.libraries)) or None,
+        LD_LIBRARY_PATH=":".join(_libraries(install, devices)) or None,
+        CUDA_VISIBLE_DEVICES=",".join(devices),
         PYTHONPATH=None,
         PYTHONHOME=None,
         VIRTUAL_ENV=None,
@@ -151,6 +169,7 @@ def triton_process(
         folder=repository,
         log=log,
         stop_s=_EXIT_S + 4.0,
+        settle_s=_SETTLE_S,
     )
 
 
@@ -160,6 +179,31 @@ def reclaim_shared_memory(place: TritonPlace, folder: Path = Path("/dev/shm")) -
     for path in left:
         path.unlink(missing_ok=True)
     return len(left)
+
+
+def _libraries(install: TritonInstall, devices: Sequence[str]) -> list[str]:
+    """On a GPU also where the caller's own process finds CUDA's libraries, after Triton's own."""
+    found = [str(path) for path in install.libraries]
+    inherited = environment.child_environment().get("LD_LIBRARY_PATH", "") if devices else ""
+    return [*found, *(path for path in inherited.split(":") if path)]
+
+
+def _accelerators(python_folder: Path) -> frozenset[str]:
+    """Which accelerators the ONNX Runtime of Triton's Python was built for; whether they start is seen at the load."""
+    code = "import onnxruntime; print(*onnxruntime.get_available_providers())"
+    try:
+        done = subprocess.run(
+            [str(python_folder / "python3"), "-c", code],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            env=environment.child_environment(PYTHONPATH=None, PYTHONHOME=None, VIRTUAL_ENV=None),
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return frozenset()
+    names = {"CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "tensorrt"}
+    return frozenset(names[word] for word in done.stdout.split() if word in names)
 
 
 def _from_environment(folder: Path) -> TritonInstall | None:
@@ -214,6 +258,18 @@ def _link_backend(backends: Path, files: list[Path]) -> None:
             raise TritonInstallFailed(step="making the backend folder", reason=str(error)) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _runtime() -> str:
+    """The ONNX Runtime that passed the gate: the one of this environment, for a GPU with CUDA's libraries."""
+    for name, wanted in (("onnxruntime-gpu", "onnxruntime-gpu[cuda,cudnn]"), ("onnxruntime", "onnxruntime")):
+        try:
+            return f"{wanted}=={importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise TritonInstallFailed(
+        step="looking for ONNX Runtime", reason="this environment has none; install serin[cpu] or serin[gpu]"
+    )
 
 
 def _base_python(running: tuple[int, int]) -> str:

@@ -127,6 +127,9 @@ class Supervisor:
         child = self.child(name)
         return "absent" if child is None else child.state
 
+    def runs(self, name: str) -> bool:
+        return self.state(name) == "running"
+
     def pid(self, name: str) -> int | None:
         child = self.child(name)
         return None if child is None else child.pid
@@ -213,7 +216,7 @@ command={_safe(command)}
 directory={_safe(str(process.folder))}
 autostart=true
 autorestart=true
-startsecs=1
+startsecs={max(1, round(process.settle_s))}
 startretries=30
 stopsignal=TERM
 stopwaitsecs={max(1, round(process.stop_s))}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,9 @@ def releases(tmp_path: Path, host: FakeHost) -> Releases:
     store = Store(str(tmp_path / "store"))
     for bias in (0.0, 1.0):
         bundles.publish(store, bias=bias)
-    return Releases(tmp_path / "releases", host=host, store=store, install=INSTALL)
+    (tmp_path / "backends" / "python").mkdir(parents=True)
+    install = replace(INSTALL, backends=tmp_path / "backends")
+    return Releases(tmp_path / "releases", host=host, store=store, install=install, devices=lambda: ())
 
 
 def test_a_release_that_was_never_started_is_absent(releases: Releases) -> None:
@@ -149,6 +152,7 @@ def test_a_server_listens_on_loopback_only_and_guards_what_could_change_it(tmp_p
     assert process.environment["PATH"].startswith("/t/python:")
     assert process.environment["LD_LIBRARY_PATH"] == "/t/lib:/p/lib"
     assert "PYTHONPATH" not in process.environment
+    assert process.environment["CUDA_VISIBLE_DEVICES"] == "", "what has no memory there sees no GPU"
     assert new_place(V1, (1, 2, 3)).token != place.token
 
 

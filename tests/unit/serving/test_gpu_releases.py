@@ -1,0 +1,190 @@
+"""Releases on GPUs: memory is theirs before anything is loaded, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import onnx
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from serin.artifacts import Bundle, Release
+from serin.errors import GpuMemoryShort, ShapeRefused
+from serin.hardware import Device
+from serin.leases import lease
+from serin.serving.gpu_memory import CONTEXT_BYTES, MB, bytes_per_row, estimate_need, reserved_bytes
+from serin.serving.releases import Releases
+from serin.serving.shapes import Choice
+from serin.spec.stages import ServingSpec
+from serin.store import Store
+from tests.unit.serving import bundles
+from tests.unit.serving.bundles import MODEL
+from tests.unit.serving.test_releases import INSTALL, FakeHost
+
+V1, V2 = (Release(model=MODEL, version=version) for version in (1, 2))
+SMALL = Device(id="GPU-small", name="a GPU", memory_bytes=1500 * MB)
+LARGE = Device(id="GPU-large", name="a GPU", memory_bytes=4000 * MB)
+
+
+class Machine:
+    """A Triton of the wheel's kind whose Python says that it has CUDA, and the GPUs that the test gives it."""
+
+    def __init__(
+        self, folder: Path, *, providers: str = "CUDAExecutionProvider CPUExecutionProvider"
+    ) -> None:
+        self.folder, self.store, self.host = folder, Store(str(folder / "store")), FakeHost()
+        (folder / "backends" / "python").mkdir(parents=True)
+        python = folder / "bin" / "python3"
+        python.parent.mkdir()
+        python.write_text(f"#!/bin/sh\necho {providers}\n")
+        python.chmod(0o755)
+        self.install = replace(INSTALL, backends=folder / "backends", python_folder=python.parent)
+
+    def releases(self, *devices: Device) -> Releases:
+        return Releases(
+            self.folder / "releases", host=self.host, store=self.store, install=self.install,
+            devices=lambda: devices,
+        )  # fmt: skip
+
+    def publish(self, spec: str = "serving: {}") -> Bundle:
+        return bundles.publish(self.store, bias=0.0, in_two=True, spec=spec)
+
+    def config(self, release: Release) -> model_config_pb2.ModelConfig:
+        folder = self.folder / "releases" / release.name / "repository" / release.model
+        return text_format.Parse((folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    inventory = {"format": "serin.inventory", "version": 1, "devices": [{"id": SMALL.id}, {"id": LARGE.id}]}
+    (tmp_path / "inventory.json").write_text(json.dumps(inventory))
+    monkeypatch.setenv("SERIN_INVENTORY", str(tmp_path / "inventory.json"))
+    return Machine(tmp_path)
+
+
+def test_a_release_for_a_gpu_gets_the_one_with_most_room_and_sees_no_other(machine: Machine) -> None:
+    machine.publish()
+    releases = machine.releases(SMALL, LARGE)
+    releases.start(V1)
+    assert machine.host.processes[V1.name].environment["CUDA_VISIBLE_DEVICES"] == LARGE.id
+    config = machine.config(V1)
+    (group,) = config.instance_group
+    assert (group.kind, list(group.gpus)) == (model_config_pb2.ModelInstanceGroup.KIND_GPU, [0])
+    assert config.parameters["graphs"].string_value == "front.onnx core.onnx"
+    assert config.parameters["provider"].string_value == "cuda"
+    served = releases.served(V1)
+    assert served is not None
+    assert int(config.parameters["gpu_mem_limit"].string_value) == served.arena_bytes
+    assert reserved_bytes(machine.folder / "releases") == {LARGE.id: {V1.name: served.bytes}}
+    assert f"{V1.name} is served as onnx_python on {LARGE.id}" in releases.log(V1).read_text()
+
+
+def test_what_does_not_fit_beside_another_is_refused_and_leaves_nothing(machine: Machine) -> None:
+    machine.publish()
+    machine.publish()
+    releases = machine.releases(SMALL)
+    releases.start(V1)
+    with pytest.raises(
+        GpuMemoryShort, match=rf"{V2.name} needs 956 MB .*{V1.name} has 956.*serving.device: cpu"
+    ):
+        releases.start(V2)
+    assert list(machine.host.processes) == [V1.name]
+    assert not (machine.folder / "releases" / V2.name).exists()
+    releases.stop(V1)
+    releases.start(V2)
+    assert machine.host.processes[V2.name].environment["CUDA_VISIBLE_DEVICES"] == SMALL.id
+
+
+def test_a_training_has_all_of_its_gpu_but_what_is_kept_for_serving(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", LARGE.id)
+    machine.publish()
+    releases = machine.releases(LARGE)
+    training = partial(lease, 1, home=machine.folder, purpose="training of delays")
+    with training(), pytest.raises(GpuMemoryShort, match=r"leased by .*training of delays"):
+        releases.start(V1)
+    monkeypatch.setenv("SERIN_SERVING_MEMORY", "1000000000")
+    with training(), pytest.raises(GpuMemoryShort):
+        releases.start(V1)  # 953 MB are kept, 956 are needed
+    monkeypatch.setenv("SERIN_SERVING_MEMORY", "1100000000")
+    with training():
+        releases.start(V1)
+
+
+def test_a_release_over_two_gpus_reserves_on_both(machine: Machine) -> None:
+    machine.publish("serving: {gpus: 2, instances: 2}\n")
+    releases = machine.releases(LARGE, replace(LARGE, id="GPU-other"))
+    releases.start(V1)
+    served = releases.served(V1)
+    assert served is not None
+    assert served.bytes == 2 * (CONTEXT_BYTES + 256 * MB), "instances of the Python backend are processes"
+    assert set(reserved_bytes(machine.folder / "releases")) == {LARGE.id, "GPU-other"}
+    assert [(list(group.gpus), group.count) for group in machine.config(V1).instance_group] == [([0, 1], 2)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "devices", "words"),
+    [
+        ("serving: {device: gpu}", (), r"serving.device: gpu: this machine has 0 GPU\(s\)"),
+        ("serving: {gpus: 2}", (LARGE,), r"serving.gpus: 2: this machine has 1 GPU\(s\)"),
+        ("serving: {shape: fil}", (LARGE,), r"serving.shape: fil: the bundle holds no trees.ubj"),
+        ("serving: {shape: onnxruntime}", (LARGE,), "no onnxruntime backend; it has python"),
+        (
+            "serving: {device: gpu, accelerator: tensorrt}",
+            (LARGE,),
+            "ONNX Runtime of its Python has no provider for tensorrt",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_in_words_and_nothing_is_started(
+    machine: Machine, spec: str, devices: tuple[Device, ...], words: str
+) -> None:
+    machine.publish(spec)
+    with pytest.raises(ShapeRefused, match=words):
+        machine.releases(*devices).start(V1)
+    assert machine.host.processes == {}
+    assert not (machine.folder / "releases" / V1.name).exists()
+
+
+def test_without_a_provider_in_triton_s_python_the_cpu_serves_and_the_log_says_why(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, providers="CPUExecutionProvider")
+    machine.publish()
+    releases = machine.releases(LARGE)
+    releases.start(V1)
+    assert machine.host.processes[V1.name].environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert "on the CPU: no GPU (" in releases.log(V1).read_text()
+    assert machine.config(V1).parameters["graphs"].string_value == "model.onnx"
+
+
+def test_a_record_of_before_there_was_a_choice_is_still_read(machine: Machine) -> None:
+    machine.publish("serving: {device: cpu}")
+    releases = machine.releases()
+    releases.start(V1)
+    path = machine.folder / "releases" / V1.name / "release.json"
+    record = json.loads(path.read_text())
+    del record["served"]
+    path.write_text(json.dumps(record))
+    served = releases.served(V1)
+    assert served is not None
+    assert (served.shape, served.devices) == ("onnx_python", ())
+
+
+def test_the_need_grows_with_the_graph_the_batch_and_the_instances(tmp_path: Path) -> None:
+    for name, graph in (("model.onnx", bundles.graph(0.0)), ("core.onnx", bundles.core(0.0))):
+        onnx.save(graph, tmp_path / name)
+    choice = Choice(shape="onnx_python", place="gpu", reason="")
+    row = bytes_per_row(bundles.core(0.0))
+    assert row == 3 * 4 + 8 + 4 * 4, "three numbers and a code; the code, the sum, the logit and the score"
+    small = estimate_need(tmp_path, choice, ServingSpec())
+    assert small.total_bytes == CONTEXT_BYTES + 256 * MB
+    large = estimate_need(tmp_path, choice, ServingSpec(max_batch_rows=10_000_000))
+    weights = (tmp_path / "core.onnx").stat().st_size
+    assert large.arena_bytes == 2 * (10_000_000 * row + weights)
+    assert estimate_need(tmp_path, choice, ServingSpec(instances=3)).total_bytes == 3 * small.total_bytes
+    named = estimate_need(tmp_path, choice, ServingSpec(gpu_memory_mb=2000))
+    assert (named.total_bytes, named.arena_bytes) == (2000 * MB, 2000 * MB - CONTEXT_BYTES)
