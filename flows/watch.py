@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from prefect import flow
 
-from tasks.watch import live_models, watch_model
+from tasks.versions import live_models
+from tasks.watch import look_at_tables, watch_model
 
 
 @flow(persist_result=True, result_serializer="json")
 async def watch(window_s: float = 300.0) -> list[str]:
-    """The promises that live models broke in the last `window_s` seconds: a page for each model, an event for each."""
-    return [broken for model in live_models() for broken in await watch_model(model, window_s)]
+    """The promises that live models broke in the last `window_s` seconds: a page for each model, an event for each.
+
+    Models that ask for it (`monitoring.retrain: [data]`) get an event when their tables have changed, too.
+    """
+    models = live_models()
+    for model in models:
+        await look_at_tables(model)
+    return [broken for model in models for broken in await watch_model(model, window_s)]

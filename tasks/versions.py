@@ -21,3 +21,9 @@ def find_version(model: str, version: int | str | None = None) -> tuple[Release,
         version = versions[-1]
     bundle = store.bundle(model, version)
     return Release(model=model, version=bundle.version), load_spec(Path(bundle.path) / "spec.yaml")
+
+
+def live_models() -> list[str]:
+    """Every model that has a live version."""
+    store = Store.open()
+    return [model for model in store.models() if "live" in store.aliases(model)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import asdict
 
@@ -14,6 +15,7 @@ from prefect.client.schemas.sorting import ArtifactSort
 from prefect.events import emit_event
 
 from serin import environment
+from serin.durable import write_whole
 from serin.formats.request import Request
 from serin.formats.request_log import read_since
 from serin.monitoring.latency import ReleaseLatency, summarise
@@ -24,13 +26,8 @@ from tasks.markdown import picture, table
 from tasks.versions import find_version
 
 BROKEN_PROMISE = "serin.promise.broken"
+DATA_CHANGED = "serin.data.changed"
 _PAGES_KEPT = 288  # a day of them; a page holds a picture
-
-
-def live_models() -> list[str]:
-    """Every model that has a live version."""
-    store = Store.open()
-    return [model for model in store.models() if "live" in store.aliases(model)]
 
 
 @task(task_run_name="watch_model {model}", cache_policy=NO_CACHE)
@@ -58,6 +55,30 @@ async def watch_model(model: str, window_s: float) -> list[str]:
     await acreate_markdown_artifact(key=key, markdown=_page(title, png, seen, found), description=title)
     await _drop_old_pages(key)
     return [str(breach) for breach in found]
+
+
+@task(task_run_name="look_at_tables {model}", cache_policy=NO_CACHE)
+async def look_at_tables(model: str) -> None:
+    """An event when the live version's tables are not those it was trained on, once for each change of them."""
+    release, spec = find_version(model, "live")
+    if "data" not in spec.monitoring.retrain or not spec.has_data:
+        return
+    from serin.etl.build import current_key  # pandas: not when nobody wants to know
+
+    key = await asyncio.to_thread(current_key, spec.data, spec.features)
+    note = environment.home() / "watch" / f"{model}.json"
+    told = json.loads(note.read_text())["told"] if note.exists() else None
+    if key == told or Store.open().find_dataset(key) is not None:
+        return
+    get_run_logger().info("the tables of %s have changed since it was trained", release.name)
+    resource = {
+        "prefect.resource.id": f"serin.model.{model}",
+        "prefect.resource.name": model,
+        "serin.model": model,
+    }
+    emit_event(DATA_CHANGED, resource=resource, payload={"release": release.name, "dataset": key})
+    note.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(note, json.dumps({"format": "serin.watch", "version": 1, "told": key}))
 
 
 def _draw(requests: list[Request], p99_ms: float, title: str) -> bytes:

@@ -13,7 +13,7 @@ from serin.commands.output import Json, progress, show, show_json
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, down, status, doctor, env):
+    for command in (up, down, status, deploy, doctor, env):
         app.command()(command)
     install = typer.Typer(help="Install what pip cannot bring along.", no_args_is_help=True)
     install.callback()(lambda: None)
@@ -88,6 +88,16 @@ def status(as_json: Json = False) -> None:
             show(line)
     if not found.well:
         raise typer.Exit(1)
+
+
+def deploy() -> None:
+    """Apply deployments, schedules and automations again, as `serin up` did; does nothing to what has not changed.
+
+    To the stack's Prefect server, or, where no stack is up, to the one that PREFECT_API_URL names."""
+    from serin.stack.deploy import deploy
+
+    for name in deploy(environment.home()):
+        show(name)
 
 
 def doctor(as_json: Json = False) -> None:

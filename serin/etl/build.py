@@ -208,6 +208,11 @@ def find_dataset(
     return known
 
 
+def current_key(data: DataSpec, features: Sequence[FeatureSpec]) -> str:
+    """Of the dataset that the tables would give as they are now."""
+    return dataset_key(data, features, [file for found in _sources(data).values() for file in found])
+
+
 def _sources(data: DataSpec) -> dict[str, tuple[SourceFile, ...]]:
     return {name: find_files(name, url) for name, url in data.tables.items()}
 

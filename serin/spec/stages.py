@@ -182,7 +182,9 @@ class ServingSpec(Section):
     shape: Literal["auto", "onnx_python", "onnxruntime", "ensemble", "tensorrt_plan", "fil"] = (
         "auto"  # what in Triton runs the model; auto: the best that the server has (docs/how-to/serve.md)
     )
-    device: Literal["auto", "cpu", "gpu"] = "auto"  # auto: a GPU for what was exported for one, if one is here
+    device: Literal["auto", "cpu", "gpu"] = (
+        "auto"  # auto: a GPU for what was exported for one, if one is here
+    )
     accelerator: Literal["cuda", "tensorrt"] = "cuda"  # inside ONNX Runtime on a GPU
     gpus: int = Field(default=1, ge=1)  # that one release is spread over
     gpu_memory_mb: int | None = Field(default=None, ge=1)  # on each; None: estimated from the bundle
@@ -241,6 +243,9 @@ class RolloutSpec(Section):
     bake: Duration = Field(default=600.0, ge=0)
     deadline: Duration = Field(default=3600.0, gt=0)  # a step that has not passed by then holds
     mode: Literal["enforce", "hold", "observe"] = "enforce"
+    # Below 50: hold the candidate against a second process of the live version, with the candidate's share and so its
+    # load; else against as many of the live version's requests, drawn by lot.
+    baseline: bool = False
 
     @field_validator("steps")
     @classmethod
@@ -257,6 +262,18 @@ class RolloutSpec(Section):
             raise ValueError(f"approve names {unknown}, which are none of the steps {list(self.steps)}")
         return self
 
+    @model_validator(mode="after")
+    def _has_use_for_a_baseline(self) -> Self:
+        if self.baseline and self.steps[0] >= 50:
+            raise ValueError(
+                f"baseline: no step of {list(self.steps)} is below 50, and from there on the live version is the "
+                "candidate's equal; begin with a smaller step, or leave baseline out"
+            )
+        return self
+
 
 class MonitoringSpec(Section):
     every: Duration = Field(default=300.0, gt=0)
+    # When the live version is trained again from its own spec: every night, when its tables changed (`watch` looks),
+    # when somebody sends the event serin.drift. What comes out is rolled out unless it is worse.
+    retrain: tuple[Literal["nightly", "data", "drift"], ...] = ()

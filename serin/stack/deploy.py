@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from serin import environment
-from serin.errors import ProcessFailed
+from serin.errors import NotUp, ProcessFailed
 from serin.hardware import inventory
 from serin.stack import prefect_api
 from serin.stack.logs import log_tail
-from serin.stack.processes import POOLS
-from serin.stack.state import Stack
+from serin.stack.processes import POOLS, prefect_environment
+from serin.stack.state import Stack, read_stack
 
-_FILE = "deployments/prefect.yaml"
+_DEPLOY = ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
 _SECONDS = 120.0
 
 
@@ -33,17 +33,38 @@ def make_pools(api: prefect_api.Api) -> None:
         prefect_api.ensure_pool(api, pool, template=template, slots=slots)
 
 
-def apply_deployments(stack: Stack, settings: Mapping[str, str]) -> list[str]:
-    """Every deployment of deployments/prefect.yaml is on the server; skipped when nothing changed since last time."""
+def deploy(home: Path) -> list[str]:
+    """Everything of deployments/prefect.yaml is on the server of the stack in `home`, or on that which PREFECT_API_URL
+    names where no stack is up: deployments, schedules, automations. Doing it again changes nothing."""
+    stack, url = read_stack(home), environment.prefect_api_url()
+    if stack is None or not stack.is_alive:
+        if url is None:
+            raise NotUp(home=home)
+        settings = prefect_environment(home, url, own=False)
+        log = home / "logs" / "deploy.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        _run_prefect(_DEPLOY, settings, log)
+        return [f"applied to {url}"]
+    settings = prefect_environment(home, stack.prefect_api_url, own=stack.owns_prefect)
+    if stack.owns_prefect:
+        make_pools(stack.api)
+    return apply_deployments(stack, settings, again=True)
+
+
+def apply_deployments(stack: Stack, settings: Mapping[str, str], *, again: bool = False) -> list[str]:
+    """Every deployment of deployments/prefect.yaml is on the server; skipped when nothing changed since last time,
+    unless `again`."""
     noted = stack.home / "stack" / "deployed.json"
     wanted = {"digest": _digest(environment.application_folder())}
-    if stack.owns_prefect and noted.exists() and json.loads(noted.read_text()) == wanted:
+    if not again and stack.owns_prefect and noted.exists() and json.loads(noted.read_text()) == wanted:
         names = prefect_api.deployments(stack.api)
         if names:
             return names
-    _run_prefect(["deploy", "--all", "--prefect-file", _FILE], settings, stack.home / "logs" / "deploy.log")
+    _run_prefect(_DEPLOY, settings, stack.home / "logs" / "deploy.log")
     noted.write_text(json.dumps(wanted))
-    return prefect_api.deployments(stack.api) if stack.owns_prefect else ["applied"]
+    return (
+        prefect_api.deployments(stack.api) if stack.owns_prefect else [f"applied to {stack.prefect_api_url}"]
+    )
 
 
 def _run_prefect(arguments: list[str], settings: Mapping[str, str], log: Path) -> None:

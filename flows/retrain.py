@@ -1,0 +1,21 @@
+"""Live models trained again: every night, and when an event asks for it (deployments/prefect.yaml)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from prefect import flow
+
+from serin.artifacts import Release
+from tasks.retrain import models_to_retrain, retrain_models
+
+
+@flow(persist_result=True, result_serializer="json")
+async def retrain(
+    why: Literal["asked", "nightly", "data", "drift"] = "asked", model: str | None = None
+) -> list[Release]:
+    """A live model (every one, when none is named) from its own spec and today's tables, rolled out unless it is worse.
+
+    `why`: what happened. Only models whose `monitoring.retrain` names it are trained; `asked` takes every one.
+    """
+    return await retrain_models(models_to_retrain(why, model))
