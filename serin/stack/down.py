@@ -66,6 +66,7 @@ def _stop_in_order(stack: Stack, say: Say) -> None:
     try:
         names = [child.name for child in supervisor.children()]
         releases = _releases(names)
+        supervisor.stop(processes.RECONCILER)  # it would queue again what is ended here
         for name in (processes.CONTROLLER, *(processes.worker_name(pool) for pool in processes.POOLS)):
             if name in names:
                 supervisor.request_stop(name)

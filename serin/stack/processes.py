@@ -13,7 +13,7 @@ from serin.stack.state import Stack
 from serin.stack.survivors import STACK_MARK
 
 POOLS = ("cpu", "gpu")
-PREFECT, CONTROLLER = "prefect", "controller"
+PREFECT, CONTROLLER, RECONCILER = "prefect", "controller", "reconciler"
 
 
 def worker_name(pool: str) -> str:
@@ -115,5 +115,16 @@ def controller(home: Path) -> Process:
         environment=stack_environment(home),
         folder=home,
         log=home / "logs" / "controller.log",
+        stop_s=10.0,
+    )
+
+
+def reconciler(home: Path) -> Process:
+    return Process(
+        name=RECONCILER,
+        command=(sys.executable, "-m", "serin.stack.reconciler"),
+        environment=stack_environment(home),
+        folder=home,
+        log=home / "logs" / "reconciler.log",
         stop_s=10.0,
     )

@@ -11,9 +11,11 @@ import os
 import signal
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 STACK_MARK = "SERIN_STACK"
+RUN_MARK = "PREFECT__FLOW_RUN_ID"  # Prefect's own
 
 
 def start_ticks(pid: int) -> int | None:
@@ -93,3 +95,52 @@ def _ancestors() -> set[int]:
         except OSError:
             break
     return pids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProcesses:
+    """The living processes of one run: those that run its flow, and all that they have started."""
+
+    engines: tuple[int, ...]
+    others: tuple[int, ...]
+
+
+def run_processes(home: Path) -> dict[str, RunProcesses]:
+    """By the run's id, of the stack in `home`. Prefect marks each process that it starts for a run, and children
+    inherit the mark."""
+    found: dict[str, dict[bool, list[int]]] = {}
+    for pid in stack_processes(home):
+        run = _variable(pid, RUN_MARK)
+        if run:
+            found.setdefault(run, {True: [], False: []})[_runs_a_flow(pid)].append(pid)
+    return {
+        run: RunProcesses(engines=tuple(pids[True]), others=tuple(pids[False])) for run, pids in found.items()
+    }
+
+
+def process_began(pid: int) -> float | None:
+    """In seconds since 1970; None: it has ended."""
+    ticks = start_ticks(pid)
+    if ticks is None:
+        return None
+    booted = next(
+        line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
+    )
+    return int(booted) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _variable(pid: int, name: str) -> str | None:
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    values = [word for word in words if word.startswith(f"{name}=".encode())]
+    return values[0].decode(errors="replace").partition("=")[2] if values else None
+
+
+def _runs_a_flow(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(word == b"prefect.engine" or b"/prefect/runner/" in word for word in words)

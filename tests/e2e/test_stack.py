@@ -21,7 +21,7 @@ import pytest
 
 from serin.serving.ports import is_free
 
-PARTS = {"prefect", "worker-cpu", "worker-gpu", "gateway", "controller"}
+PARTS = {"prefect", "worker-cpu", "worker-gpu", "gateway", "controller", "reconciler"}
 
 
 class Home:

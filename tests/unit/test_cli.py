@@ -12,8 +12,9 @@ import pytest
 import typer
 
 from serin import cli
-from serin.errors import Preempted
+from serin.errors import LeaseUnavailable, Preempted
 from serin.leases import lease
+from tests.fakes.gpus import pretend_gpus
 
 # What people and scripts type. A change here breaks somebody: say so in CHANGELOG.md.
 COMMAND_LINE = {
@@ -136,7 +137,7 @@ def test_asking_leaves_no_trace(serin: Serin, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("question", ["models list", "runs list", "gpus", "rollout status", "gc", "doctor"])
+@pytest.mark.parametrize("question", ["models list", "runs list", "rollout status", "gc", "doctor"])
 def test_json_is_json(serin: Serin, capsys: pytest.CaptureFixture[str], question: str) -> None:
     assert serin(*question.split(), "--json") == 0
     assert isinstance(json.loads(capsys.readouterr().out), list)
@@ -160,6 +161,30 @@ def test_gpus_names_the_holder(
     first, second = capsys.readouterr().out.splitlines()[1:]
     assert "training of flights" in first
     assert second.endswith("free")
+
+
+def test_gpus_names_who_waits(
+    serin: Serin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend_gpus(tmp_path, monkeypatch, ["GPU-1"])
+    home, seen = tmp_path / "home", []
+
+    def look(_: str) -> None:
+        seen.extend([serin("gpus"), serin("gpus", "--json")])
+
+    with (
+        lease(1, home=home, purpose="training of flights"),
+        pytest.raises(LeaseUnavailable),
+        lease(1, home=home, purpose="training of parcels", wait_s=0.1, say=look),
+    ):
+        pass
+    assert seen == [0, 0]
+    told, _, as_json = capsys.readouterr().out.partition("{")
+    assert "1. process" in told.splitlines()[-1]
+    assert "(training of parcels) waits for 1 GPU(s)" in told.splitlines()[-1]
+    found = json.loads("{" + as_json)
+    assert [holder["purpose"] for holder in found["devices"][0]["holders"]] == ["training of flights"]
+    assert [waiter["purpose"] for waiter in found["waiting"]] == ["training of parcels"]
 
 
 def test_preempted_means_75(serin: Serin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

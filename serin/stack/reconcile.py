@@ -1,0 +1,153 @@
+"""Find runs whose process is gone and say so to the Prefect server, which would show them as running for ever.
+
+A run's process is found by its mark in the environment, as everything of a stack is (survivors.py), so that neither
+the worker that started it nor a pid that was used again can mislead. What the dead held, the kernel has taken back:
+leases are locks. Rollouts are left alone: they are the controller's, and go on without a run that follows them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from serin.stack.lost_runs import GRACE_S, Fate, Run, judge, was_preempted
+from serin.stack.prefect_api import Api, call
+from serin.stack.processes import POOLS, worker_name
+from serin.stack.supervisor import Supervisor
+from serin.stack.survivors import RunProcesses, end_processes, process_began, run_processes
+
+_LOOKED_AT = ("RUNNING", "PENDING", "PAUSED", "CANCELLING")
+_SAVE_S = 15.0  # what is left of a run's processes may save its work for this long
+_LIMIT = 200
+
+_STATES: Mapping[Fate, dict[str, Any]] = {
+    Fate.CRASHED: {
+        "type": "CRASHED",
+        "name": "Crashed",
+        "message": "its process is gone; `serin run --resume` goes on where it stopped",
+    },
+    Fate.CANCELLED: {"type": "CANCELLED", "name": "Cancelled", "message": "its process is gone"},
+}
+
+
+class Reconciler:
+    """Looks at all runs of the stack in `home`, again and again; remembers since when it misses whom."""
+
+    def __init__(self, home: Path, api: Api, *, stack_since: float) -> None:
+        self._home, self._api, self._stack_since = home, api, stack_since
+        self._missing: dict[str, float] = {}
+        self._orphans: dict[str, float] = {}
+
+    def look(self) -> list[str]:
+        """What was found and done, in words. PrefectGone and PrefectRefused are for the caller to outlive."""
+        now, found = time.monotonic(), run_processes(self._home)
+        runs = _read_runs(self._api, {"state": {"type": {"any_": list(_LOOKED_AT)}}})
+        known = {run.id: run for run in runs}
+        gone = [run for run in known if run not in found or not found[run].engines]
+        self._missing = {run: self._missing.get(run, now) for run in gone}
+        workers = self._workers()
+        said = [
+            words
+            for run, since in self._missing.items()
+            if (words := self._settle(known[run], now - since, workers.get(known[run].pool)))
+        ]
+        said += self._end_orphans(found, now)
+        return said + self._requeue_preempted(found)
+
+    @property
+    def waits(self) -> bool:
+        """Whether something was found that needs another look to be sure of."""
+        return bool(self._missing or self._orphans)
+
+    def _settle(self, run: Run, missing_s: float, worker_since: float | None) -> str | None:
+        fate = judge(run, missing_s=missing_s, worker_since=worker_since)
+        if fate is Fate.LEAVE:
+            return None
+        if fate is Fate.REQUEUE:
+            schedule_again(self._api, run.id, "the worker that had taken it is gone")
+            return f"{run.name} is queued again: the worker that had taken it is gone"
+        _set_state(self._api, f"/flow_runs/{run.id}", _STATES[fate])
+        for task in _unfinished_tasks(self._api, run):
+            _set_state(self._api, f"/task_runs/{task}", _STATES[fate])
+        return f"{run.name} is {fate}: no process of it for {missing_s:.0f} s"
+
+    def _end_orphans(self, found: Mapping[str, RunProcesses], now: float) -> list[str]:
+        """Processes of a run whose own process is gone: nobody waits for what they do."""
+        headless = {run: left.others for run, left in found.items() if left.others and not left.engines}
+        self._orphans = {run: self._orphans.get(run, now) for run in headless}
+        said = []
+        for run, since in self._orphans.items():
+            if now - since >= GRACE_S:
+                end_processes(headless[run], grace_s=_SAVE_S)
+                said.append(f"ended {len(headless[run])} process(es) that run {run} has left behind")
+        return said
+
+    def _requeue_preempted(self, found: Mapping[str, RunProcesses]) -> list[str]:
+        since = datetime.fromtimestamp(self._stack_since, UTC).isoformat()
+        crashed = {"state": {"type": {"any_": ["CRASHED"]}}, "end_time": {"after_": since}}
+        said = []
+        for run in _read_runs(self._api, crashed):
+            if run.id not in found and was_preempted(run, stack_since=self._stack_since):
+                schedule_again(self._api, run.id, "it was asked to stop; it goes on where it stopped")
+                said.append(f"{run.name} is queued again: it was asked to stop")
+        return said
+
+    def _workers(self) -> dict[str, float]:
+        """When the worker of each pool began that lives now."""
+        supervisor, found = Supervisor(self._home), {}
+        for child in supervisor.children():
+            for pool in POOLS:
+                if child.name == worker_name(pool) and child.pid:
+                    began = process_began(child.pid)
+                    if began is not None:
+                        found[pool] = began
+        return found
+
+
+def _read_runs(api: Api, wanted: Mapping[str, Any]) -> list[Run]:
+    body = {"flow_runs": wanted, "work_pools": {"name": {"any_": list(POOLS)}}, "limit": _LIMIT}
+    answer: Sequence[Mapping[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
+    return [_run(found) for found in answer]
+
+
+def _run(found: Mapping[str, Any]) -> Run:
+    state = found["state"] or {}
+    details = state.get("state_details") or {}
+    return Run(
+        id=found["id"],
+        name=found["name"],
+        pool=found.get("work_pool_name") or "",
+        state=found["state_type"],
+        since=datetime.fromisoformat(state["timestamp"]).timestamp(),
+        message=state.get("message") or "",
+        starts=found.get("run_count") or 0,
+        placed=found.get("parent_task_run_id") is not None,
+        suspended=bool(details.get("pause_reschedule")),
+    )
+
+
+def _unfinished_tasks(api: Api, run: Run) -> list[str]:
+    body = {
+        "flow_runs": {"id": {"any_": [run.id]}},
+        "task_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}},
+        "limit": _LIMIT,
+    }
+    return [task["id"] for task in call(api, "POST", "/task_runs/filter", body)]
+
+
+def schedule_again(api: Api, run_id: str, why: str) -> None:
+    """What a retry in the interface does: the same run, from the beginning, where it finds what it did before."""
+    state = {
+        "type": "SCHEDULED",
+        "name": "AwaitingRetry",
+        "message": why,
+        "state_details": {"scheduled_time": datetime.now(UTC).isoformat()},
+    }
+    _set_state(api, f"/flow_runs/{run_id}", state)
+
+
+def _set_state(api: Api, of: str, state: Mapping[str, Any]) -> None:
+    call(api, "POST", f"{of}/set_state", {"state": dict(state), "force": True})

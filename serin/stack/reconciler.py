@@ -1,0 +1,56 @@
+"""The reconciler's process: `python -m serin.stack.reconciler`. Looks every few seconds whether every run has one.
+
+Owes nothing to a clean end: supervisord starts it again after a crash, and it has forgotten nothing but since when it
+misses whom. A Prefect server that is gone for a while is waited for.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from serin import environment
+from serin.errors import SerinError, StackError
+from serin.stack.controller import say
+from serin.stack.reconcile import Reconciler
+from serin.stack.state import Stack, read_stack
+
+LOOK_S = 5.0
+
+
+def run(stack: Stack, stop: threading.Event) -> None:
+    """Look until `stop` is set."""
+    reconciler = Reconciler(stack.home, stack.api, stack_since=stack.since)
+    say("the reconciler has begun")
+    silent = False
+    while not stop.is_set():
+        try:
+            for line in reconciler.look():
+                say(line)
+            silent = False
+        except (OSError, StackError) as error:
+            if not silent:  # once is enough for a server that is being restarted
+                say(f"this look came to nothing: {error}")
+            silent = True
+        stop.wait(LOOK_S)
+    say("the reconciler has ended")
+
+
+def main() -> None:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    home: Path = environment.home()
+    stack = read_stack(home)
+    if stack is None:
+        sys.exit(f"no stack was ever started in {home}")
+    try:
+        run(stack, stop)
+    except SerinError as error:
+        sys.exit(f"the reconciler cannot go on: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What becomes of a run whose process is gone, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from serin.stack.lost_runs import GRACE_S, REQUEUES, STARTING_S, Fate, Run, judge, was_preempted
+
+RUN = Run(id="1", name="calm-owl", pool="cpu", state="RUNNING", since=1000.0)
+TERMINATED = "Execution was cancelled by the runtime environment."
+STOPPED = replace(RUN, state="CRASHED", message=TERMINATED, starts=1)
+
+
+@pytest.mark.parametrize(
+    ("state", "missing_s", "fate"),
+    [
+        ("RUNNING", 0.0, Fate.LEAVE),
+        ("RUNNING", GRACE_S - 0.1, Fate.LEAVE),
+        ("RUNNING", GRACE_S, Fate.CRASHED),
+        ("PAUSED", GRACE_S, Fate.CRASHED),
+        ("CANCELLING", GRACE_S, Fate.CANCELLED),
+        ("SCHEDULED", 1e6, Fate.LEAVE),
+        ("COMPLETED", 1e6, Fate.LEAVE),
+    ],
+)
+def test_a_run_without_a_process_ends_as_its_state_says(state: str, missing_s: float, fate: Fate) -> None:
+    assert judge(replace(RUN, state=state), missing_s=missing_s, worker_since=500.0) is fate
+
+
+def test_a_run_that_was_suspended_needs_no_process() -> None:
+    assert judge(replace(RUN, state="PAUSED", suspended=True), missing_s=1e6, worker_since=None) is Fate.LEAVE
+
+
+@pytest.mark.parametrize(
+    ("worker_since", "missing_s", "fate"),
+    [
+        (500.0, GRACE_S, Fate.LEAVE),  # the worker that took it lives, and a process takes its time
+        (500.0, STARTING_S, Fate.REQUEUE),
+        (1500.0, GRACE_S, Fate.REQUEUE),  # the worker that lives began later
+        (1500.0, GRACE_S - 0.1, Fate.LEAVE),
+        (None, 1e6, Fate.LEAVE),  # nobody is there who could start it
+    ],
+)
+def test_a_run_that_was_taken_and_not_started_is_queued_again_when_its_worker_is_gone(
+    worker_since: float | None, missing_s: float, fate: Fate
+) -> None:
+    assert judge(replace(RUN, state="PENDING"), missing_s=missing_s, worker_since=worker_since) is fate
+
+
+def test_what_was_asked_to_stop_in_the_time_of_this_stack_is_preempted() -> None:
+    assert was_preempted(STOPPED, stack_since=900.0)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        replace(STOPPED, since=899.0),  # by `serin down`
+        replace(STOPPED, starts=REQUEUES),
+        replace(STOPPED, placed=True),
+        replace(STOPPED, state="FAILED"),
+        replace(STOPPED, message="its process is gone; `serin run --resume` goes on where it stopped"),
+        replace(STOPPED, message="Flow run process exited with non-zero status code -9."),
+    ],
+)
+def test_what_ended_otherwise_is_not_queued_again(run: Run) -> None:
+    assert not was_preempted(run, stack_since=900.0)
