@@ -20,7 +20,7 @@ from benchmarks.training.table import make_table
 PEERS = ROOT / ".venv-bench" / "bin" / "python"
 # Rows of the table by rows per step: enough steps to be timed, and a quick run within two minutes on two cores.
 ROWS = {
-    "quick": {1024: 2**13, 8192: 2**15},
+    "quick": {1024: 2**13, 8192: 2**14},
     "full": {1024: 2**16, 8192: 2**18, 65536: 2**18},
     "gpu": {8192: 2**22, 65536: 2**22},
     "gpu, full": {1024: 2**21, 8192: 2**22, 65536: 2**22},
@@ -60,7 +60,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
                     "hidden": [512, 256] if gpu or full else [128, 64], "rate": 0.003,
                     "epochs": 2 if gpu and batch_rows == 65536 else 1, "precision": "tf32" if gpu else "fp32",
                 }  # fmt: skip
-                results[f"{kind}_{batch_rows}"] = _race(runners, request)
+                results[f"{kind}_{batch_rows}"] = _race(runners, request, say)
     notes += [
         f"{case}: our step was {found['ours'].laps[-1].answer['step']} ({found['ours'].laps[-1].answer['reason']})"
         for case, found in results.items()
@@ -75,7 +75,9 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     )
 
 
-def _race(runners: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Result]:
+def _race(
+    runners: Mapping[str, Any], request: Mapping[str, Any], say: Callable[[str], None]
+) -> dict[str, Result]:
     reference: list[float] = []
 
     def accept(name: str, _asked: Mapping[str, Any], lap: Lap) -> None:
@@ -85,7 +87,7 @@ def _race(runners: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, R
         if not math.isclose(lap.answer["loss"], reference[0], rel_tol=LOSS_TOLERANCE):
             raise Unequal(f"{name} ended with loss {lap.answer['loss']:.4f}, another with {reference[0]:.4f}")
 
-    return race(runners, lambda _name, _turn: request, accept)
+    return race(runners, lambda _name, _turn: request, accept, say=say)
 
 
 def key_figures(results: Mapping[str, Mapping[str, Result]]) -> dict[str, float]:
