@@ -27,8 +27,8 @@ PLATFORMS: Mapping[str, Shape] = {  # as a running Triton names them in its mode
     "ensemble": "ensemble",
     "fil": "fil",
 }
-_ON_GPU: tuple[Shape, ...] = ("tensorrt_plan", "ensemble", "onnx_python", "onnxruntime")
-_ON_CPU: tuple[Shape, ...] = ("onnxruntime", "onnx_python")
+_IN_TWO: tuple[Shape, ...] = ("tensorrt_plan", "ensemble", "onnx_python", "onnxruntime")
+_WHOLE: tuple[Shape, ...] = ("onnxruntime", "onnx_python")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def choose_shape(contents: Contents, server: Server, serving: ServingSpec, gpus:
         return _named(contents, server, serving, serving.shape, place)
     tried: list[str] = []
     if place == "gpu":
-        for shape in ("fil",) if TREES in contents.files else _ON_GPU:
+        for shape in _on_gpu(contents):
             if shape == "ensemble" and "onnxruntime" not in server.backends:
                 continue  # two models of the Python backend are slower than one that does both parts
             why_not = _obstacle(contents, server, serving, shape, "gpu")
@@ -93,7 +93,7 @@ def choose_shape(contents: Contents, server: Server, serving: ServingSpec, gpus:
                 reason="; ".join(tried),
                 instead="serve it from a Triton that has one of these, or set serving.device: cpu",
             )
-    for shape in _ON_CPU:
+    for shape in _WHOLE:
         why_not = _obstacle(contents, server, serving, shape, "cpu")
         if not why_not:
             no_gpu = f"no GPU ({'; '.join(tried)})" if tried else _why_cpu(contents, serving, gpus)
@@ -105,6 +105,12 @@ def choose_shape(contents: Contents, server: Server, serving: ServingSpec, gpus:
         reason="; ".join(tried),
         instead="`serin install triton` makes one that can",
     )
+
+
+def _on_gpu(contents: Contents) -> tuple[Shape, ...]:
+    if TREES in contents.files:
+        return ("fil",)  # ONNX Runtime runs trees on the CPU alone
+    return _IN_TWO if contents.for_gpu else _WHOLE
 
 
 def _place(contents: Contents, serving: ServingSpec, gpus: int) -> Place:

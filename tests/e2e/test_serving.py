@@ -133,6 +133,39 @@ def test_bytes_that_are_not_utf_8_fail_their_own_request_alone(stack: Stack, pro
     assert sum(result.requests for result in results) > 25
 
 
+def test_malformed_requests_are_told_the_column_at_fault_and_healthy_ones_beside_them_are_answered(
+    stack: Stack,
+) -> None:
+    stack.route(0)
+    wrong: dict[str, tuple[str, dict[str, object] | None]] = {
+        "type": ("temp", {"datatype": "FP64"}),
+        "form": ("temp", {"shape": [1, 3], "data": [0.0, 0.0, 0.0]}),
+        "dimensions": ("distance", {"shape": [1]}),
+        "rows": ("distance", {"shape": [2, 1], "data": [1, 2]}),
+        "missing": ("distance", None),
+        "long": ("carrier", {"data": ["x" * 70_000]}),
+        "bool": ("night", {"data": [2]}),
+    }
+    enough = threading.Event()
+    with loading(stack, PROTOCOLS, seconds=20, clients=4, stop=enough.is_set) as results:
+        for kind, (column, change) in wrong.items():
+            inputs = [
+                {**given, **(change or {})} if given["name"] == column else given
+                for given in good_inputs()
+                if given["name"] != column or change is not None
+            ]
+            for _ in range(5):
+                status, answer = stack.ask("POST", f"/v2/models/{MODEL}/infer", {"inputs": inputs})
+                assert (kind, status) == (kind, 400)
+                assert column in answer["error"], answer
+                assert not any(mark in answer["error"] for mark in ("/work", "/tmp", ".py", "Traceback")), (
+                    answer
+                )
+        enough.set()
+    print(outcome(results))
+    assert sum(result.failed for result in results) == 0
+
+
 def test_half_of_the_requests_go_to_a_candidate_at_50_percent(stack: Stack) -> None:
     epoch = stack.route(50)
     with loading(stack, PROTOCOLS, seconds=1.5, clients=4) as results:
