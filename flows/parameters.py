@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import WithJsonSchema
+
+from serin.spec.schema import spec_schema
 
 Stage = Literal["train", "export"]
 """A stage that can be asked to do its work again. ETL cannot: the same tables give the same dataset, bit for bit."""
+
+Spec = str | Annotated[dict[str, Any], WithJsonSchema(spec_schema())]
+"""A path (relative to the application folder) or the spec itself. Prefect shows a form for it and refuses what cannot
+be one; every other mistake is told by the run, in its own words."""

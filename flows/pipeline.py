@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from prefect import flow
 
-from flows.parameters import Stage
+from flows.parameters import Spec, Stage
 from serin.artifacts import Release
 from serin.spec.load import load_spec
 from tasks.etl import build_dataset
@@ -17,7 +15,7 @@ from tasks.train import train_model
 
 @flow(name="pipeline", persist_result=True, result_serializer="json")
 async def pipeline(
-    spec: str | dict[str, Any], fresh: tuple[Stage, ...] = (), serve: bool = True, override: str | None = None
+    spec: Spec, fresh: tuple[Stage, ...] = (), serve: bool = True, override: str | None = None
 ) -> Release:
     """Raw tables in, a served and proven model version out.
 

@@ -5,43 +5,57 @@ This parent only looks and waits: a stage whose result is known asks for no mach
 
 from __future__ import annotations
 
-from typing import Any
-
 from prefect import flow
+from prefect.runtime import flow_run
 
-from flows.parameters import Stage
+from flows.parameters import Spec, Stage
 from serin.artifacts import Bundle, Checkpoint, Dataset, Release
 from serin.spec.load import load_spec
 from tasks.etl import find_dataset
 from tasks.export import find_bundle
-from tasks.place import run_stage
+from tasks.needs import etl_needs, export_needs
+from tasks.place import found_before, run_stage
 from tasks.roll_out import roll_out_release
 from tasks.train import find_checkpoint
 
 
 @flow(name="pipeline", persist_result=True, result_serializer="json")
 async def pipeline(
-    spec: str | dict[str, Any], fresh: tuple[Stage, ...] = (), serve: bool = True, override: str | None = None
+    spec: Spec, fresh: tuple[Stage, ...] = (), serve: bool = True, override: str | None = None
 ) -> Release:
     """Raw tables in, a served and proven model version out. The parameters are those of `pipeline/inline`."""
     plan = load_spec(spec)
     whole = plan.model_dump(mode="json", by_alias=True)  # no stage sees a file that was edited meanwhile
+    attempt = str(flow_run.id)
     dataset = find_dataset(plan.data, plan.features)
     if dataset is None:
-        dataset = await run_stage("etl", Dataset, spec=whole)
+        dataset = await run_stage(
+            "etl", Dataset, deployment=etl_needs(plan.data, plan.etl).deployment, spec=whole
+        )
+    else:
+        found_before("etl", dataset.digest[:12])
     checkpoint = None if "train" in fresh else find_checkpoint(plan.model, plan.training, dataset)
     if checkpoint is None:
-        checkpoint = await run_stage("train", Checkpoint, spec=whole, dataset=dataset, fresh="train" in fresh)
+        again = "train" in fresh
+        checkpoint = await run_stage(
+            "train", Checkpoint, spec=whole, dataset=dataset, fresh=again, attempt=attempt
+        )
+    else:
+        found_before("train", checkpoint.path)
     bundle = None if "export" in fresh else find_bundle(plan, checkpoint, dataset)
     if bundle is None:
         bundle = await run_stage(
             "export",
             Bundle,
+            deployment=export_needs(plan.export).deployment,
             spec=whole,
             checkpoint=checkpoint,
             dataset=dataset,
             fresh="export" in fresh,
+            attempt=attempt,
             override=override,
         )
+    else:
+        found_before("export", f"{bundle.model} version {bundle.version}")
     release = Release(model=bundle.model, version=bundle.version)
     return await roll_out_release(plan.serving, plan.rollout, release) if serve else release

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from prefect import flow
 
+from flows.parameters import Spec
 from serin.spec.load import load_search_spec
 from serin.training.search import SearchResult
 from tasks.etl import build_dataset
@@ -13,7 +12,7 @@ from tasks.search import search_settings
 
 
 @flow(name="search", persist_result=True, result_serializer="json")
-async def search(spec: str | dict[str, Any]) -> SearchResult:
+async def search(spec: Spec) -> SearchResult:
     """What `search.space` of the spec allows, tried; the spec with the best of it lies in the result's folder."""
     plan = load_search_spec(spec)
     datasets = [

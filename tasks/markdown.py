@@ -17,6 +17,11 @@ def picture(png: bytes, title: str) -> str:
     return f"![{title}](data:image/png;base64,{base64.b64encode(png).decode()})\n"
 
 
+def drawing(svg: str, title: str) -> str:
+    """The same for a drawing; '' for none."""
+    return f"![{title}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})\n" if svg else ""
+
+
 def receipt_table(receipt: Mapping[str, Any]) -> str:
     """What a stage cost, from a receipt's JSON. What was not measured is left out, not guessed."""
     rows: list[tuple[str, str]] = [("seconds", f"{receipt['seconds']:,.1f}")]

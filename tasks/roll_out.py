@@ -21,13 +21,15 @@ from serin.artifacts import Release
 from serin.errors import RolloutFailed, RolloutRefused, RolloutUnfinished
 from serin.formats.journal import Decision
 from serin.rollout.commands import Command, Kind, ask
+from serin.rollout.drawing import evidence_drawing
 from serin.rollout.plan import Plan
 from serin.rollout.state import Hold, Phase
 from serin.rollout.status import history, model_status
 from serin.rollout.story import tell
 from serin.spec.stages import RolloutSpec, ServingSpec
 from tasks.approval import Approval
-from tasks.markdown import table
+from tasks.markdown import drawing, table
+from tasks.pictures import curves
 from tasks.retry import error_is_retryable
 from tasks.run_log import following, thinned, triton_line
 
@@ -205,4 +207,9 @@ def _page(release: Release, decisions: list[Decision]) -> str:
         for decision in tell(decisions).decisions
     ]
     story = table(("UTC", "phase", "traffic", "held", "verdict", "reason", "by"), rows)
-    return f"# Rollout of {release.name}\n\n{story}"
+    began = decisions[0].t
+    traffic = curves(
+        {"traffic of the new version, %": [(d.t - began, d.weight) for d in decisions]}, "seconds"
+    )
+    evidence = drawing(evidence_drawing(tell(decisions)), "Evidence against the candidate")
+    return f"# Rollout of {release.name}\n\n{drawing(traffic, 'Traffic')}\n{evidence}\n{story}"

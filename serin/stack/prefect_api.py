@@ -43,7 +43,7 @@ def answers(api: Api | str, *, seconds: float = 2.0) -> bool:
         return False
 
 
-def call(api: Api | str, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+def call(api: Api | str, method: str, path: str, body: Mapping[str, Any] | list[Any] | None = None) -> Any:
     """One JSON request. PrefectRefused with the server's own words when it says no."""
     server = _api(api)
     headers = server.headers()
@@ -64,7 +64,11 @@ def _against_forgery(server: Api) -> dict[str, str]:
 
 
 def _request(
-    server: Api, method: str, path: str, headers: dict[str, str], body: Mapping[str, Any] | None = None
+    server: Api,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    body: Mapping[str, Any] | list[Any] | None = None,
 ) -> Any:
     request = urllib.request.Request(  # noqa: S310
         f"{server.url.rstrip('/')}/{path.lstrip('/')}",

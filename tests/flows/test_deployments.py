@@ -24,6 +24,7 @@ WANTED = {
     "export/placed": "cpu",
     "pipeline/inline": "cpu",
     "pipeline/placed": "cpu",
+    "retrain/scheduled": "cpu",
     "roll_out/on-demand": "cpu",
     "search/on-demand": "gpu",
     "train/placed": "gpu",
@@ -61,13 +62,18 @@ def test_every_deployment_is_there_and_in_its_pool(api: str) -> None:
     assert {name: found["work_pool_name"] for name, found in deployments(api).items()} == WANTED
 
 
-def test_only_the_watch_has_a_schedule_and_it_is_every_five_minutes(api: str) -> None:
+def test_the_watch_runs_every_five_minutes_and_the_retraining_every_night(api: str) -> None:
+    """That they do is seen in tests/e2e/test_stack.py: the server here plans nothing."""
     scheduled = {
-        name: [schedule["schedule"]["interval"] for schedule in found["schedules"]]
+        name: [(schedule["schedule"], schedule["parameters"]) for schedule in found["schedules"]]
         for name, found in deployments(api).items()
         if found["schedules"]
     }
-    assert scheduled == {"watch/scheduled": [300.0]}
+    ((watch, _),) = scheduled.pop("watch/scheduled")
+    assert watch["interval"] == 300.0
+    ((nightly, parameters),) = scheduled.pop("retrain/scheduled")
+    assert (nightly["cron"], nightly["timezone"], parameters) == ("0 2 * * *", "UTC", {"why": "nightly"})
+    assert scheduled == {}
 
 
 def test_a_run_finds_its_code_from_any_folder(api: str, tmp_path: Path) -> None:
@@ -96,6 +102,7 @@ def test_a_run_finds_its_code_from_any_folder(api: str, tmp_path: Path) -> None:
     assert loaded == {
         "flows.pipeline.pipeline": "pipeline",
         "flows.placed.pipeline": "pipeline",
+        "flows.retrain.retrain": "retrain",
         "flows.roll_out.roll_out": "roll_out",
         "flows.search.search": "search",
         "flows.stages.etl": "etl",
@@ -119,6 +126,13 @@ def test_a_stage_that_is_asked_for_wrongly_is_refused_before_it_runs(api: str) -
     wrong = {"parameters": {"spec": "spec.yaml", "dataset": {"path": 1}}}
     with pytest.raises(prefect_api.PrefectRefused, match="dataset"):
         prefect_api.call(api, "POST", f"/deployments/{placed['id']}/create_flow_run", wrong)
+
+
+def test_a_spec_that_cannot_be_one_is_refused_before_it_runs(api: str) -> None:
+    inline = deployments(api)["pipeline/inline"]
+    wrong = {"parameters": {"spec": {"name": "parcels", "trainig": {"epochs": 3}}}}
+    with pytest.raises(prefect_api.PrefectRefused, match="trainig"):
+        prefect_api.call(api, "POST", f"/deployments/{inline['id']}/create_flow_run", wrong)
 
 
 def test_the_flows_are_async() -> None:

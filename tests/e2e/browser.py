@@ -1,0 +1,134 @@
+"""A real Chromium, without a window, spoken to by its own protocol: what a person would see, and a picture of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_START_S = 60.0
+
+
+def find_browser() -> str | None:
+    return next((path for name in _NAMES if (path := shutil.which(name))), None)
+
+
+class Page:
+    """One page of the browser."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._number = 0
+        self.complaints: list[str] = []
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
+        while True:
+            message = json.loads(self._socket.recv(timeout=60))
+            if message.get("method") == "Runtime.exceptionThrown":
+                self.complaints.append(str(message["params"]["exceptionDetails"].get("text")))
+            if message.get("id") == self._number:
+                assert "error" not in message, f"{method}: {message['error']}"
+                found: dict[str, Any] = message["result"]
+                return found
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def open(self, url: str) -> None:
+        self.call("Page.navigate", url=url)
+
+    def text(self) -> str:
+        return str(self.run("document.body ? document.body.innerText : ''"))
+
+    def wait_for(self, *words: str, seconds: float = 60.0) -> str:
+        """All that can be read, once `words` are among it."""
+        deadline = time.monotonic() + seconds
+        while not all(word in (shown := self.text()) for word in words):
+            assert time.monotonic() < deadline, (
+                f"{words} not on the page within {seconds:.0f} s, but: {shown[:2000]}"
+            )
+            time.sleep(0.1)
+        return shown
+
+    def wait_until(self, script: str, what: str, *, seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not self.run(script):
+            assert time.monotonic() < deadline, (
+                f"{what}: not within {seconds:.0f} s, but: {self.text()[:2000]}"
+            )
+            time.sleep(0.1)
+
+    def type_into(self, selector: str, text: str) -> None:
+        self.wait_until(f"!!document.querySelector({json.dumps(selector)})", selector)
+        self.run(f"document.querySelector({json.dumps(selector)}).focus()")
+        self.call("Input.insertText", text=text)
+
+    def press(self, label: str) -> None:
+        """The button or link that says `label`."""
+        named = f"e => e.innerText.trim() === {json.dumps(label)}"
+        find = f"[...document.querySelectorAll('button, a, [role=tab]')].find({named})"
+        self.wait_until(f"!!{find}", label)
+        self.run(f"{find}.click()")
+
+    def picture(self, file: Path) -> bytes:
+        png = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        file.write_bytes(png)
+        return png
+
+
+@contextmanager
+def open_browser(program: str, folder: Path) -> Iterator[Page]:
+    """An empty page in a browser with a profile of its own, which has ended afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "browser.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
+                "--window-size=1400,1600", "--remote-debugging-port=0", f"--user-data-dir={folder / 'profile'}",
+                "about:blank",
+            ],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        with connect(_page_address(process, folder), max_size=None, proxy=None) as socket:
+            page = Page(socket)
+            for domain in ("Page", "Runtime"):
+                page.call(f"{domain}.enable")
+            yield page
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # its helpers are in its group
+        process.wait()
+
+
+def _page_address(process: subprocess.Popen[bytes], folder: Path) -> str:
+    said, deadline = folder / "profile" / "DevToolsActivePort", time.monotonic() + _START_S
+    while not (said.exists() and said.read_text().count("\n")):
+        assert process.poll() is None, (folder / "browser.log").read_text()[-2000:]
+        assert time.monotonic() < deadline, f"no browser within {_START_S:.0f} s"
+        time.sleep(0.05)
+    port = said.read_text().splitlines()[0]
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=20) as response:
+            pages = [found for found in json.load(response) if found["type"] == "page"]
+        if pages:
+            return str(pages[0]["webSocketDebuggerUrl"])
+        assert time.monotonic() < deadline, "the browser has no page"
+        time.sleep(0.05)

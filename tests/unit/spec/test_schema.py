@@ -1,0 +1,53 @@
+"""The spec's JSON schema against what load.py accepts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from serin.spec.load import load_spec
+from serin.spec.schema import spec_schema
+from tests.fakes.small_pipeline import small_spec
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*/spec.yaml"))
+
+
+@pytest.fixture(scope="module")
+def schema() -> Draft202012Validator:
+    found = spec_schema()
+    Draft202012Validator.check_schema(found)
+    return Draft202012Validator(found)
+
+
+def problems(schema: Draft202012Validator, spec: Any) -> list[str]:
+    return [f"{error.json_path}: {error.message}" for error in schema.iter_errors(spec)]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.parent.name)
+def test_an_example_passes_as_one_stage_hands_it_to_the_next(
+    schema: Draft202012Validator, example: Path
+) -> None:
+    assert problems(schema, load_spec(example).model_dump(mode="json", by_alias=True)) == []
+
+
+def test_short_forms_pass(schema: Draft202012Validator, tmp_path: Path) -> None:
+    assert problems(schema, small_spec(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"modle": {}}, "'modle' was unexpected"),
+        ({"training": {"epohcs": 3}}, "$.training: Additional properties are not allowed ('epohcs'"),
+        ({"training": {"epochs": "many"}}, "$.training.epochs: 'many' is not"),
+        ({"monitoring": {"retrain": ["hourly"]}}, "$.monitoring.retrain[0]: 'hourly' is not one of"),
+    ],
+)
+def test_what_cannot_be_a_spec_is_refused(
+    schema: Draft202012Validator, tmp_path: Path, change: dict[str, Any], problem: str
+) -> None:
+    (found,) = problems(schema, small_spec(tmp_path) | change)
+    assert problem in found
