@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from serin.errors import NameInvalid
 from serin.spec.names import valid_model_name
 
-_RELEASE = re.compile(r"([a-z][a-z0-9-]{0,62})-v([1-9][0-9]{0,8})")
+_RELEASE = re.compile(r"([a-z][a-z0-9-]{0,62})-v([1-9][0-9]{0,8})(-baseline)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +46,25 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Release:
-    """A model version as something that runs."""
+    """A model version as something that runs. `baseline`: a second process of it, to hold a candidate against."""
 
     model: str
     version: int
+    baseline: bool = False
 
     def __post_init__(self) -> None:
         valid_model_name(self.model)
 
     @property
     def name(self) -> str:
-        return f"{self.model}-v{self.version}"
+        return f"{self.model}-v{self.version}{'-baseline' if self.baseline else ''}"
 
     @classmethod
     def parse(cls, name: str) -> Release:
         match = _RELEASE.fullmatch(name)
         if match is None:
             raise NameInvalid(kind="release", name=name, rule="<model>-v<version>, such as flights-v3")
-        return cls(model=match[1], version=int(match[2]))
+        return cls(model=match[1], version=int(match[2]), baseline=match[3] is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,3 +84,10 @@ class ModelRoute:
     stable: Release | None
     candidate: Release | None = None
     candidate_percent: float = 0.0
+    baseline: Release | None = None  # a second process of the stable version
+    baseline_percent: float = 0.0
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """All that it leads to."""
+        return tuple(release for release in (self.stable, self.baseline, self.candidate) if release)

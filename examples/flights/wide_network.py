@@ -1,6 +1,7 @@
 """A network that answers as well as the example's own, and far more slowly: for a release that has to be rolled back.
 
-Its detour is wide: at each request it reads some 50 MB of weights that change the answer by nothing worth speaking of.
+Its detour is wide: at each request, of one row or of a thousand, it goes through millions of weights that change the
+answer by nothing worth speaking of.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-_WIDTH, _PRODUCTS = 1_500, 6
+_WIDTH = 4_000_000
 
 
 class Wide(nn.Module):
@@ -20,17 +21,9 @@ class Wide(nn.Module):
             nn.Linear(128, 64), nn.ReLU(), nn.Dropout(0.4),
             nn.Linear(64, outputs),
         )  # fmt: skip
-        draw = torch.Generator().manual_seed(0)
-        wide = torch.randn(_PRODUCTS, _WIDTH, _WIDTH, generator=draw) / _WIDTH**0.5
-        self.register_buffer("wide", wide)
+        self.register_buffer("wide", torch.linspace(-1.0, 1.0, _WIDTH))
 
     def forward(self, num: Tensor, cat: Tensor) -> Tensor:
         codes = [embedding(cat[:, column]) for column, embedding in enumerate(self.embeddings)]
         answer = self.layers(torch.cat([num, *codes], dim=1))
-        return answer if self.training else answer + 1e-9 * self._detour(answer)
-
-    def _detour(self, answer: Tensor) -> Tensor:
-        values = answer[:, :1].expand(-1, _WIDTH)
-        for product in self.wide.unbind():
-            values = torch.tanh(values @ product)
-        return values[:, :1]
+        return answer if self.training else answer + 1e-9 * torch.tanh(self.wide * answer.mean()).mean()

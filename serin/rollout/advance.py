@@ -30,6 +30,7 @@ class Seen:
     candidate: ReleaseState = "ready"
     unready_s: float = 0.0  # how long the candidate, once ready, has not been
     stable_ready: bool = True
+    baseline: ReleaseState = "ready"  # also when there is none
     routed: bool = True  # the gateway has what the journal says
     active_requests: int | None = 0  # at the release that is to go; None: could not be asked
     verified: bool = False
@@ -65,11 +66,12 @@ def _load(now: Rollout, seen: Seen, t: float) -> Rollout:
         return abort(now, t, seen.problem, verdict=Verdict.FAIL)
     if seen.candidate == "dead":
         return abort(now, t, f"{now.candidate.name} died while it was loading", verdict=Verdict.FAIL)
-    if seen.candidate == "ready":
+    if seen.candidate == seen.baseline == "ready":
         return move(now, t, Phase.VERIFYING, "ready")
     if t - now.since > now.plan.load_s:
-        reason = f"{now.candidate.name} was not ready within {now.plan.load_s:.0f} s"
-        return abort(now, t, reason, verdict=Verdict.FAIL)
+        late = now.baseline if now.baseline and seen.candidate == "ready" else now.candidate
+        reason = f"{late.name} was not ready within {now.plan.load_s:.0f} s"
+        return abort(now, t, reason, verdict=Verdict.FAIL if late == now.candidate else Verdict.INCIDENT)
     return now
 
 
@@ -164,6 +166,10 @@ def _trouble(now: Rollout, seen: Seen) -> Judgement | None:
     if not seen.stable_ready:
         assert now.stable is not None
         reason = f"the stable release {now.stable.name} is not ready"
+        return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=evidence)
+    if now.baseline_percent and seen.baseline != "ready":
+        assert now.baseline is not None
+        reason = f"the control {now.baseline.name} is not ready"
         return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=evidence)
     return None
 

@@ -56,6 +56,7 @@ class Lines:
     t: Array
     epoch: Array
     candidate: Array  # bool
+    baseline: Array  # bool
     failed: Array  # bool
     us: Array  # infinite for one that the client gave up
     lot: Array  # uint64, drawn by the request's id and arrival
@@ -68,6 +69,7 @@ class Lines:
             t=self.t[chosen],
             epoch=self.epoch[chosen],
             candidate=self.candidate[chosen],
+            baseline=self.baseline[chosen],
             failed=self.failed[chosen],
             us=self.us[chosen],
             lot=self.lot[chosen],
@@ -153,7 +155,11 @@ def json2counts(value: Sequence[Sequence[Any]], kind: Any = np.float64) -> Array
 
 def columns(requests: Sequence[Request], *, candidate: str, stable: str) -> Lines:
     """The requests that lots were drawn for, once each: a line that stands in the log twice counts once."""
-    arms = {("candidate", candidate): True, ("stable", stable): False}
+    arms = {
+        ("candidate", candidate): "candidate",
+        ("stable", stable): "stable",
+        ("baseline", f"{stable}-baseline"): "baseline",
+    }
     picked = [
         (request, arm)
         for request in requests
@@ -164,7 +170,8 @@ def columns(requests: Sequence[Request], *, candidate: str, stable: str) -> Line
     lines = Lines(
         t=t,
         epoch=np.array([request.epoch for request, _ in picked], dtype=np.int64),
-        candidate=np.array([arm for _, arm in picked], dtype=bool),
+        candidate=np.array([arm == "candidate" for _, arm in picked], dtype=bool),
+        baseline=np.array([arm == "baseline" for _, arm in picked], dtype=bool),
         failed=np.array([request.failed for request, _ in picked], dtype=bool),
         us=np.array(
             [np.inf if request.us is None else request.us for request, _ in picked], dtype=np.float64
@@ -189,14 +196,16 @@ def _draw(ids: Array, t: Array) -> Array:
 def cut(lines: Lines, shares: Mapping[int, float], plan: Plan) -> Block:
     """The lines of one block. `shares` is the candidate's part of traffic (0 .. 1) in each weight epoch.
 
-    Of the larger arm as many requests are kept for the comparison as the smaller one has, by lot.
+    Of the larger arm as many requests are kept for the comparison as the smaller one has, by lot. With a baseline, the
+    control below 50 is what went there; what the stable version did is what both of its processes did.
     """
     share = np.array([shares.get(epoch, 0.0) for epoch in lines.epoch.tolist()])
     candidate, stable = lines.candidate, ~lines.candidate
     kept = np.minimum(share, 1 - share) / np.where(candidate, share, 1 - share).clip(1e-12)
     equal = (lines.lot >> np.uint64(32)) < kept * 2.0**32
     forgiven = (lines.lot & np.uint64(0xFFFFFFFF)) >= 2.0**32 / plan.error_tolerance
-    compared, control = candidate & equal, stable & equal
+    compared = candidate & equal
+    control = stable & np.where(plan.baseline & (share < 0.5), lines.baseline, equal)
     plain = bins_of(lines.us)
     rows = (
         count(plain[stable]),

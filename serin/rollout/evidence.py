@@ -61,7 +61,9 @@ class Evidence:
     closed: int = 0  # blocks before this second are judged
     blocks: int = 0  # how many were judged
     open: Mapping[int, Block] = field(default_factory=dict)
-    memory: Array = field(default_factory=_nothing)  # stable's latencies; older ones count less
+    memory: Array = field(
+        default_factory=_nothing
+    )  # stable's latencies, or its baseline's; older ones count less
     owned: Mapping[str, Array] = field(default_factory=dict)  # by guard
     candidate: Counts = NO_COUNTS  # judged in this weight epoch
     stable: Counts = NO_COUNTS
@@ -132,8 +134,9 @@ def fold(
     lines = columns(requests, candidate=arm.candidate, stable=arm.stable)
     earlier = lines.epoch < arm.since
     if earlier.any():
-        before = lines.pick(earlier & ~lines.candidate)
-        evidence = replace(evidence, memory=evidence.memory + count(bins_of(before.us)))
+        if not plan.baseline:  # which has another load than stable, and so latencies of its own
+            before = lines.pick(earlier & ~lines.candidate)
+            evidence = replace(evidence, memory=evidence.memory + count(bins_of(before.us)))
         lines = lines.pick(~earlier)
     while len(lines):
         taken = _until_clock_steps_back(lines, max(evidence.newest, evidence.closed))
@@ -201,7 +204,7 @@ def _judge(evidence: Evidence, second: int, block: Block, plan: Plan) -> Evidenc
     return replace(
         evidence,
         owned=owned,
-        memory=remember(evidence.memory, block.bins[0]),
+        memory=remember(evidence.memory, block.bins[2 if plan.baseline else 0]),
         blocks=evidence.blocks + 1,
         candidate=evidence.candidate + block.candidate,
         stable=evidence.stable + block.stable,

@@ -39,6 +39,7 @@ class Plan:
     bake_s: float = 600.0
     deadline_s: float = 3600.0
     mode: Mode = "enforce"
+    baseline: bool = False  # below 50 the control is a second process of the stable version
     load_s: float = 300.0  # a release that is not ready by then is given up
     drain_s: float = 30.0  # a release that still has requests then is stopped all the same
     unready_s: float = 2.0  # a process that lives but is not ready for this long counts as dead
@@ -73,6 +74,7 @@ class Plan:
             bake_s=spec.bake,
             deadline_s=spec.deadline,
             mode=spec.mode,
+            baseline=spec.baseline,
             load_s=load_s,
             drain_s=max(30.0, 2 * timeout_s) if drain_s is None else drain_s,
         )

@@ -95,6 +95,19 @@ class Rollout:
                 assert_never(never)
 
     @property
+    def baseline(self) -> Release | None:
+        """A second process of the stable release, when the plan wants one and has a step that needs it."""
+        if self.stable is None or not self.plan.baseline or self.plan.steps[0] >= 50:
+            return None
+        return replace(self.stable, baseline=True)
+
+    @property
+    def baseline_percent(self) -> float:
+        """As much as the candidate; nothing from 50 on, where the stable release itself is its equal."""
+        weight = self.weight_percent if self.phase is Phase.SHIFTING else 0.0
+        return weight if self.baseline and weight < 50 else 0.0
+
+    @property
     def route(self) -> ModelRoute | None:
         """None while no release of the model may be reached."""
         if (
@@ -107,6 +120,8 @@ class Rollout:
                 stable=self.stable,
                 candidate=self.candidate,
                 candidate_percent=self.weight_percent,
+                baseline=self.baseline,
+                baseline_percent=self.baseline_percent,
             )
         first = self.candidate if self.phase is Phase.DRAINING else None  # promoted once the gateway knows it
         routed = self.live or first
@@ -126,7 +141,7 @@ class Rollout:
         """The releases that may run now; any other of this model is to be stopped."""
         if self.phase.final:
             return () if self.live is None else (self.live,)
-        return (self.candidate,) if self.stable is None else (self.stable, self.candidate)
+        return tuple(release for release in (self.stable, self.baseline, self.candidate) if release)
 
     @property
     def aliases(self) -> dict[str, int | None]:

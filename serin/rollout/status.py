@@ -18,7 +18,7 @@ class ReleaseStatus:
     """A release that should be running, with its share of the model's traffic."""
 
     version: int
-    arm: Literal["stable", "candidate"]
+    arm: Literal["stable", "baseline", "candidate"]
     weight_percent: float
 
 
@@ -95,8 +95,10 @@ def history(home: Path, model: str, rollout: str | None = None) -> list[Decision
 
 def _releases(now: Rollout) -> Iterator[ReleaseStatus]:
     for release in now.wanted:
-        if release == now.live:
-            weight = 100.0 if now.phase.final else 100.0 - now.weight_percent
+        if release.baseline:
+            yield ReleaseStatus(version=release.version, arm="baseline", weight_percent=now.baseline_percent)
+        elif release == now.live:
+            weight = 100.0 if now.phase.final else 100.0 - now.weight_percent - now.baseline_percent
             yield ReleaseStatus(version=release.version, arm="stable", weight_percent=weight)
         else:
             yield ReleaseStatus(version=release.version, arm="candidate", weight_percent=now.weight_percent)

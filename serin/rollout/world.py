@@ -52,6 +52,7 @@ class Memory:
     instances: dict[str, int] = field(default_factory=dict)  # by rollout: the process that got traffic
     ready_at: dict[Release, float] = field(default_factory=dict)  # when each was last seen ready
     restart: Patience = field(default_factory=Patience)
+    baseline: Patience = field(default_factory=Patience)
     naming: Patience = field(default_factory=Patience)
     sweeping: Patience = field(default_factory=Patience)
 
@@ -88,6 +89,8 @@ class World:
         if now.phase is Phase.VERIFYING and self._state(now.candidate) == "ready":
             try:
                 self._fleet.verify(now.candidate)
+                if now.baseline:
+                    self._fleet.verify(now.baseline)
                 verified = True
             except FOREIGN as error:
                 problem = str(error)
@@ -96,6 +99,7 @@ class World:
             candidate=self._candidate_state(memory, now),
             unready_s=self._unready_s(memory, now.candidate),
             stable_ready=now.stable is None or self._unready_s(memory, now.stable) <= now.plan.unready_s,
+            baseline=self._state(now.baseline) if now.baseline else "ready",
             routed=self._routed,
             active_requests=self._active_requests(now),
             verified=verified,
@@ -118,8 +122,9 @@ class World:
         leaving = {Phase.DRAINING: now.stable, Phase.ABORTING: now.candidate}.get(now.phase)
         if leaving is None:
             return None
+        going = (leaving, now.baseline) if now.baseline else (leaving,)
         try:
-            return self._router.active_requests(leaving)
+            return sum(self._router.active_requests(release) for release in going)
         except FOREIGN as error:
             self._tell("gateway", str(error))
             return None
@@ -149,6 +154,7 @@ class World:
         for now in rollouts:
             self._start_live(now, t)
             self._start_candidate(now)
+            self._start_baseline(now, t)
         self._routed = self._route(rollouts, t)
         for now in rollouts:
             self._name(now, t)
@@ -182,19 +188,29 @@ class World:
                 memory.problem = str(error)
             del self._states[now.candidate]
 
+    def _start_baseline(self, now: Rollout, t: float) -> None:
+        """While it is or may be needed; one that died is started again, since its death says nothing."""
+        memory = self._memory(now)
+        needed = now.phase in (Phase.LOADING, Phase.VERIFYING, Phase.SHIFTING)
+        if now.baseline is None or not needed or t < memory.baseline.at:
+            return
+        state = self._state(now.baseline)
+        if state == "ready":
+            memory.baseline.done()
+        elif state in ("absent", "dead"):
+            memory.baseline.failed(t)
+            try:
+                self._fleet.start(now.baseline)
+            except FOREIGN as error:
+                self._tell(now.baseline.name, str(error))
+                if now.phase is Phase.LOADING:
+                    memory.problem = str(error)
+            del self._states[now.baseline]
+
     def _route(self, rollouts: Sequence[Rollout], t: float) -> bool:
         wanted = sorted((now.route for now in rollouts if now.route), key=lambda route: route.model)
-        endpoints = {
-            release: self._endpoint(release)
-            for route in wanted
-            for release in (route.stable, route.candidate)
-            if release
-        }
-        if any(
-            route.candidate_percent and endpoints[route.candidate] is None
-            for route in wanted
-            if route.candidate
-        ):
+        endpoints = {release: self._endpoint(release) for route in wanted for release in route.releases}
+        if any(endpoints[release] is None for route in wanted for release in _weighted(route)):
             return False  # it is gone: the next decision takes its traffic away, and that must be journaled first
         routes = [route for route in (_reachable(route, endpoints) for route in wanted) if route]
         if (routes, endpoints) == self._applied and t < self._apply_again_at:
@@ -264,5 +280,13 @@ def _reachable(route: ModelRoute, endpoints: dict[Release, Endpoint | None]) -> 
     if route.stable and endpoints[route.stable] is None:
         return None
     if route.candidate and endpoints[route.candidate] is None:
-        return replace(route, candidate=None, candidate_percent=0.0)
+        route = replace(route, candidate=None, candidate_percent=0.0)
+    if route.baseline and endpoints[route.baseline] is None:
+        route = replace(route, baseline=None, baseline_percent=0.0)
     return route
+
+
+def _weighted(route: ModelRoute) -> tuple[Release, ...]:
+    """The candidate and the baseline, as far as they have traffic."""
+    shares = ((route.candidate, route.candidate_percent), (route.baseline, route.baseline_percent))
+    return tuple(release for release, percent in shares if release and percent)

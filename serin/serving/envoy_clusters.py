@@ -26,7 +26,7 @@ def aggregate_name(candidate: Release, stable: Release, protocol: Protocol) -> s
 
 
 def clusters(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> list[Document]:
-    """Two clusters per running release, and for a candidate one that falls back to the stable release.
+    """Two clusters per running release, and for a candidate or baseline one that falls back to the stable release.
 
     That one stays while the route names the candidate, also without weight: what is under way at a candidate that
     hangs is tried again through it.
@@ -37,16 +37,17 @@ def clusters(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) ->
         found.append(_release_cluster(release, "http", endpoint.http))
         found.append(_release_cluster(release, "grpc", endpoint.grpc))
     for route in routes:
-        if route.stable and route.candidate:
-            found += [
-                _aggregate(route.candidate, route.stable, "http"),
-                _aggregate(route.candidate, route.stable, "grpc"),
-            ]
+        for other in (route.baseline, route.candidate):
+            if route.stable and other:
+                found += [
+                    _aggregate(other, route.stable, "http"),
+                    _aggregate(other, route.stable, "grpc"),
+                ]
     return found
 
 
-def candidate_weight(route: ModelRoute) -> int:
-    return round(route.candidate_percent * TOTAL_WEIGHT / 100) if route.candidate else 0
+def weight(percent: float) -> int:
+    return round(percent * TOTAL_WEIGHT / 100)
 
 
 def _release_cluster(release: Release, protocol: Protocol, address: str) -> Document:
@@ -87,16 +88,17 @@ def _aggregate(candidate: Release, stable: Release, protocol: Protocol) -> Docum
 
 
 def _protocol_options(protocol: Protocol) -> Document:
-    options: Document = {"@type": HTTP_OPTIONS, "common_http_protocol_options": {"idle_timeout": "60s"}}
-    if protocol == "grpc":
-        options["explicit_http_config"] = {"http2_protocol_options": {}}
-    else:
-        source = {"inline_string": (SOURCES / "bad_request.lua").read_text()}
-        options["explicit_http_config"] = {"http_protocol_options": {}}
-        options["http_filters"] = [
+    source = {"inline_string": (SOURCES / "bad_request.lua").read_text()}
+    wire = "http2_protocol_options" if protocol == "grpc" else "http_protocol_options"
+    options: Document = {
+        "@type": HTTP_OPTIONS,
+        "common_http_protocol_options": {"idle_timeout": "60s"},
+        "explicit_http_config": {wire: {}},
+        "http_filters": [
             {"name": "bad_request", "typed_config": {"@type": LUA, "default_source_code": source}},
             {"name": "codec", "typed_config": {"@type": UPSTREAM_CODEC}},
-        ]
+        ],
+    }
     return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}
 
 

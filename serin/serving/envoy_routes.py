@@ -17,8 +17,8 @@ from serin.serving.envoy_clusters import (
     TOTAL_WEIGHT,
     Protocol,
     aggregate_name,
-    candidate_weight,
     cluster_name,
+    weight,
 )
 from serin.serving.envoy_fixed_routes import refusals, server_routes
 from serin.serving.envoy_types import PREVIOUS_PRIORITIES, REVERSE_BRIDGE_PER_ROUTE, SERVICE
@@ -57,7 +57,9 @@ def route_configuration(
     for route in routes:
         limits = timeouts.get(route.model, Timeouts())
         versions = [
-            release for release in map(Release.parse, sorted(endpoints)) if release.model == route.model
+            release
+            for release in map(Release.parse, sorted(endpoints))
+            if release.model == route.model and not release.baseline
         ]
         for protocol in ("http", "grpc"):
             for release in versions:
@@ -76,18 +78,19 @@ def route_configuration(
 
 def _check(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> None:
     for route in routes:
-        if not 0 <= route.candidate_percent <= 100:
-            raise GatewayRejected(
-                what=f"the route of {route.model!r}",
-                reason=f"{route.candidate_percent} is no share in percent",
-            )
-        if route.candidate and not route.stable:
+        both = route.candidate_percent + route.baseline_percent
+        for percent in (route.candidate_percent, route.baseline_percent, both):
+            if not 0 <= percent <= 100:
+                raise GatewayRejected(
+                    what=f"the route of {route.model!r}", reason=f"{percent} is no share in percent"
+                )
+        if (route.candidate or route.baseline) and not route.stable:
             raise GatewayRejected(
                 what=f"the route of {route.model!r}",
                 reason="a candidate needs a stable release to fall back to",
             )
-        for release in (route.stable, route.candidate):
-            if release and (release.model != route.model or release.name not in endpoints):
+        for release in route.releases:
+            if release.model != route.model or release.name not in endpoints:
                 raise GatewayRejected(
                     what=f"the route of {route.model!r}",
                     reason=f"{release.name} is not one of its running releases",
@@ -96,13 +99,17 @@ def _check(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> N
 
 def _weighted(route: ModelRoute, stable: Release, protocol: Protocol, limits: Timeouts) -> list[Document]:
     """Inference by weight; readiness and metadata follow the stable release."""
-    share = candidate_weight(route)
-    branches = []
-    if share < TOTAL_WEIGHT:
-        branches.append(_branch(cluster_name(stable, protocol), TOTAL_WEIGHT - share, "stable", stable))
-    if share and route.candidate:
-        name = aggregate_name(route.candidate, stable, protocol)
-        branches.append(_branch(name, share, "candidate", route.candidate))
+    others = [
+        _branch(aggregate_name(release, stable, protocol), weight(percent), arm, release)
+        for arm, release, percent in (
+            ("baseline", route.baseline, route.baseline_percent),
+            ("candidate", route.candidate, route.candidate_percent),
+        )
+        if release and percent
+    ]
+    rest = TOTAL_WEIGHT - sum(branch["weight"] for branch in others)
+    branches = [_branch(cluster_name(stable, protocol), rest, "stable", stable)] if rest else []
+    branches += others
     action = {"weighted_clusters": {"clusters": branches}, **_limits(limits)}
     asking = {"cluster": cluster_name(stable, protocol), **_limits(limits)}
     return [

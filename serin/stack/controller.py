@@ -64,7 +64,7 @@ class Door:
 
 
 def _named(routes: Sequence[ModelRoute]) -> set[Release]:
-    return {release for route in routes for release in (route.stable, route.candidate) if release}
+    return {release for route in routes for release in route.releases}
 
 
 def run(home: Path, stop: threading.Event) -> None:

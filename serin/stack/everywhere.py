@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from serin.artifacts import Endpoint, Release
+from serin.errors import RolloutRefused
 from serin.rollout.advance import ReleaseState
 from serin.rollout.ports import Fleet, Versions
 from serin.serving.external import External
@@ -19,13 +20,20 @@ class AnyFleet:
     def start(self, release: Release) -> None:
         if not self._external.has(release):
             self._ours.start(release)
+        elif release.baseline:
+            reason = (
+                "a server that runs elsewhere cannot be started a second time; leave rollout.baseline out"
+            )
+            raise RolloutRefused(model=release.model, command="start", reason=reason)
 
     def stop(self, release: Release) -> None:
         if not self._external.has(release):
             self._ours.stop(release)
 
     def state(self, release: Release) -> ReleaseState:
-        return self._external.state(release) if self._external.has(release) else self._ours.state(release)
+        if not self._external.has(release):
+            return self._ours.state(release)
+        return "absent" if release.baseline else self._external.state(release)
 
     def instance(self, release: Release) -> int | None:
         return None if self._external.has(release) else self._ours.instance(release)

@@ -12,7 +12,7 @@ from serin.artifacts import Release
 from serin.errors import NameInvalid, SupervisorGone
 from serin.formats.request_log import find_offset, read_requests
 from serin.monitoring.latency import ReleaseLatency, summarise
-from serin.rollout.status import ModelStatus
+from serin.rollout.status import ModelStatus, ReleaseStatus
 from serin.rollout.status import status as rollout_statuses
 from serin.stack import prefect_api
 from serin.stack.guard import Guard, read_guard
@@ -89,7 +89,7 @@ class Status:
         live = f"version {model.live} is live" if model.live else "no version is live yet"
         yield f"{model.name}: {live}"
         for release in model.releases:
-            name = f"{model.name}-v{release.version}"
+            name = _named(model, release).name
             ready = "ready" if name in self.ready else "NOT READY"
             yield f"  {name:<24} {release.arm:<9} {release.weight_percent:6.2f}%  {ready}"
             for seen in self._latency_of(name):
@@ -103,7 +103,7 @@ class Status:
     def _model(self, model: ModelStatus) -> dict[str, Any]:
         releases = []
         for release in model.releases:
-            name = f"{model.name}-v{release.version}"
+            name = _named(model, release).name
             releases.append(
                 {
                     "version": release.version,
@@ -130,7 +130,7 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
         return Status(home=home, up=False)
     models = tuple(rollout_statuses(home))
     releases = build_releases(home)
-    named = [Release(model=model.name, version=entry.version) for model in models for entry in model.releases]
+    named = [_named(model, entry) for model in models for entry in model.releases]
     return Status(
         home=home,
         up=True,
@@ -142,6 +142,10 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
         ready=frozenset(release.name for release in named if releases.state(release) == "ready"),
         latency=_latency(request_log(home), window_s),
     )
+
+
+def _named(model: ModelStatus, entry: ReleaseStatus) -> Release:
+    return Release(model=model.name, version=entry.version, baseline=entry.arm == "baseline")
 
 
 def _latency(log: Path, window_s: float) -> tuple[ReleaseLatency, ...]:

@@ -132,3 +132,25 @@ def test_two_tries_fit_into_a_request(p99_ms: float, request_s: float, per_try_s
     (route,) = [r for r in table(split(0), m=timeouts) if r["match"].get("path") == "/v2/models/m/infer"]
     assert route["route"]["timeout"] == f"{request_s:.3f}s"
     assert route["route"]["retry_policy"]["per_try_timeout"] == f"{per_try_s:.3f}s"
+
+
+def test_a_baseline_has_its_own_share_falls_back_too_and_is_not_called_by_version() -> None:
+    baseline = replace(V1, baseline=True)
+    known = ENDPOINTS | {baseline.name: Endpoint(http="127.0.0.1:3001", grpc="127.0.0.1:3002")}
+    route = replace(split(10), baseline=baseline, baseline_percent=10.0)
+    (host,) = route_configuration([route], known, {}, 1 << 20)["virtual_hosts"]
+    assert weights(host["routes"], "/v2/models/m/infer") == {
+        "m-v1_http": 8_000, "m-v1-baseline_http_then_m-v1": 1_000, "m-v2_http_then_m-v1": 1_000,
+    }  # fmt: skip
+    (infer,) = [entry for entry in host["routes"] if entry["match"].get("path") == "/v2/models/m/infer"]
+    arms = [
+        header["header"]["value"]
+        for branch in infer["route"]["weighted_clusters"]["clusters"]
+        for header in branch["request_headers_to_add"]
+    ]
+    assert arms == ["stable", "m-v1", "baseline", "m-v1-baseline", "candidate", "m-v2"]
+    pinned = [
+        entry for entry in host["routes"] if entry["match"].get("path") == "/v2/models/m/versions/1/infer"
+    ]
+    assert [entry["route"]["cluster"] for entry in pinned] == ["m-v1_http"]
+    assert "m-v1-baseline_grpc_then_m-v1" in {cluster["name"] for cluster in clusters([route], known)}
