@@ -20,6 +20,7 @@ class KServe(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.delay_s, self.datatype = delay_s, datatype
         self.ready = True
+        self.platform = ""
         self.asked = 0
 
     @property
@@ -38,7 +39,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(503, {"error": "not ready"})
         elif self.path == f"/v2/models/{MODEL}":
             tensor = {"name": "x", "datatype": self.server.datatype, "shape": [-1, 1]}
-            self._answer(200, {"name": MODEL, "inputs": [tensor], "outputs": [tensor]})
+            platform = {"platform": self.server.platform} if self.server.platform else {}
+            self._answer(200, {"name": MODEL, **platform, "inputs": [tensor], "outputs": [tensor]})
         else:
             self._answer(200, {})
 

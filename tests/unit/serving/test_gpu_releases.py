@@ -7,13 +7,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serin.artifacts import Bundle, Release
 from serin.errors import GpuMemoryShort, ShapeRefused
+from serin.export.take_repository import import_repository
+from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, write_schema
 from serin.hardware import Device
 from serin.leases import lease
 from serin.serving.gpu_memory import CONTEXT_BYTES, MB, bytes_per_row, estimate_need, reserved_bytes
@@ -172,6 +177,47 @@ def test_a_record_of_before_there_was_a_choice_is_still_read(machine: Machine) -
     served = releases.served(V1)
     assert served is not None
     assert (served.shape, served.devices) == ("onnx_python", ())
+
+
+def own_repository(folder: Path, store: Store, config: str) -> Bundle:
+    """A team's model as it is; nobody here looks into its file."""
+    (folder / "theirs" / "1").mkdir(parents=True)
+    (folder / "theirs" / "1" / "weights").write_bytes(bytes(1000))
+    tensors = (
+        'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+    )
+    (folder / "theirs" / "config.pbtxt").write_text(f"max_batch_size: 8 {tensors} {config}")
+    column = InputColumn(name="x", dtype="FP32", kind="float", null=NULL_OF_KIND["float"])
+    outputs = (OutputTensor(name="y", dtype="FP32", dims=(1,)),)
+    write_schema(folder, Schema(task="regression", inputs=(column,), outputs=outputs))
+    rows = np.arange(3, dtype=np.float32)
+    pq.write_table(pa.table({"x": rows, "y": rows, "row": np.arange(3)}), folder / "golden.parquet")
+    return import_repository(folder, store, name=MODEL)
+
+
+def test_a_team_s_own_repository_that_asks_for_a_gpu_reserves_its_memory(machine: Machine) -> None:
+    own_repository(
+        machine.folder / "own", machine.store, 'backend: "python" instance_group { kind: KIND_GPU }'
+    )
+    with pytest.raises(
+        ShapeRefused, match=r"its model 'theirs': it asks for a GPU \(KIND_GPU\) and gets none here"
+    ):
+        machine.releases().start(V1)
+    releases = machine.releases(SMALL)
+    releases.start(V1)
+    assert reserved_bytes(machine.folder / "releases") == {
+        SMALL.id: {V1.name: CONTEXT_BYTES + 2 * _size(machine)}
+    }
+    assert machine.host.processes[V1.name].environment["CUDA_VISIBLE_DEVICES"] == SMALL.id
+
+
+def test_a_team_s_own_repository_for_another_backend_is_refused(machine: Machine) -> None:
+    own_repository(machine.folder / "own", machine.store, 'platform: "pytorch_libtorch"')
+    with pytest.raises(
+        ShapeRefused, match="its model 'theirs': the server has no pytorch backend; it has python"
+    ):
+        machine.releases(LARGE).start(V1)
+    assert machine.host.processes == {}
 
 
 def test_the_need_grows_with_the_graph_the_batch_and_the_instances(tmp_path: Path) -> None:
