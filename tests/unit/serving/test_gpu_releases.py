@@ -205,9 +205,7 @@ def test_a_team_s_own_repository_that_asks_for_a_gpu_reserves_its_memory(machine
         machine.releases().start(V1)
     releases = machine.releases(SMALL)
     releases.start(V1)
-    assert reserved_bytes(machine.folder / "releases") == {
-        SMALL.id: {V1.name: CONTEXT_BYTES + 2 * _size(machine)}
-    }
+    assert reserved_bytes(machine.folder / "releases") == {SMALL.id: {V1.name: CONTEXT_BYTES + 256 * MB}}
     assert machine.host.processes[V1.name].environment["CUDA_VISIBLE_DEVICES"] == SMALL.id
 
 
