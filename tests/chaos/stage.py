@@ -130,10 +130,13 @@ class Stage:
         return release
 
     def start(self, release: Release, plan: Plan = PLAN) -> None:
-        command = submit(
-            self.home,
-            Command(kind="start", model=release.model, version=release.version, by="chaos", plan=plan),
-        )
+        self._tell(Command(kind="start", model=release.model, version=release.version, by="chaos", plan=plan))
+
+    def abort(self, release: Release) -> None:
+        self._tell(Command(kind="abort", model=release.model, by="chaos"))
+
+    def _tell(self, what: Command) -> None:
+        command = submit(self.home, what)
         answer = self.wait(lambda: read_answer(self.home, command), "the controller's answer", 30)
         assert answer.accepted, answer.reason
 
