@@ -8,6 +8,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,20 @@ def test_a_killed_process_comes_back(supervisor: Supervisor) -> None:
     assert first is not None
     os.kill(first, signal.SIGKILL)
     until(lambda: supervisor.pid("sleeper") not in (first, None), seconds=5.0)
+
+
+def test_a_process_that_ends_before_it_has_settled_waits_for_its_next_start(supervisor: Supervisor) -> None:
+    young = replace(
+        sleeper(supervisor, "sleep 1.3; exit 1"), settle_s=60.0
+    )  # longer than the least time to settle
+    supervisor.start(young)
+
+    def waits() -> bool:
+        child = supervisor.child("sleeper")
+        return child is not None and child.detail == "BACKOFF"
+
+    until(waits, seconds=30.0)
+    assert supervisor.state("sleeper") == "failed"
 
 
 def test_starting_what_runs_changes_nothing(supervisor: Supervisor) -> None:
