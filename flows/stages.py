@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from prefect import flow
 
+from flows.parameters import Spec
 from serin.artifacts import Bundle, Checkpoint, Dataset
 from serin.spec.load import load_spec
 from tasks.etl import build_dataset
@@ -14,26 +13,28 @@ from tasks.train import train_model
 
 
 @flow(persist_result=True, result_serializer="json")
-async def etl(spec: str | dict[str, Any]) -> Dataset:
+async def etl(spec: Spec) -> Dataset:
     """Raw tables in, a published dataset out."""
     plan = load_spec(spec)
     return await build_dataset(plan.data, plan.features, plan.etl, name=plan.name)
 
 
 @flow(persist_result=True, result_serializer="json")
-async def train(spec: str | dict[str, Any], dataset: Dataset, fresh: bool = False) -> Checkpoint:
-    """A dataset in, trained weights out."""
+async def train(spec: Spec, dataset: Dataset, fresh: bool = False, attempt: str | None = None) -> Checkpoint:
+    """A dataset in, trained weights out. `attempt`: what a fresh training belongs to, when not to this run alone."""
     plan = load_spec(spec)
-    return await train_model(plan.model, plan.training, dataset, name=plan.name, fresh=fresh)
+    return await train_model(plan.model, plan.training, dataset, name=plan.name, fresh=fresh, attempt=attempt)
 
 
 @flow(persist_result=True, result_serializer="json")
 async def export(
-    spec: str | dict[str, Any],
+    spec: Spec,
     checkpoint: Checkpoint,
     dataset: Dataset,
     fresh: bool = False,
+    attempt: str | None = None,
     override: str | None = None,
 ) -> Bundle:
     """Trained weights in, a proven and published model version out, unless it is worse than the live one."""
-    return await export_model(load_spec(spec), checkpoint, dataset, fresh=fresh, override=override)
+    plan = load_spec(spec)
+    return await export_model(plan, checkpoint, dataset, fresh=fresh, attempt=attempt, override=override)

@@ -19,6 +19,8 @@ import hashlib
 import os
 import re
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from serin.errors import SpecError
@@ -97,6 +99,22 @@ def mlflow_experiment() -> str:
 def visible_devices() -> str | None:
     """CUDA_VISIBLE_DEVICES as it was set from outside: what a container or scheduler gave us. None: not set."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@contextmanager
+def showing_devices(ids: Sequence[str]) -> Iterator[None]:
+    """Within the block this process sees these GPUs alone; all that are its to see when none is named. For libraries that
+    have not looked at them before."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if ids:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
+        elif ids:
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 
 
 def user() -> str:

@@ -47,6 +47,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── GpuMemoryShort          a release that fits on no GPU now (retryable)
 │   ├── ReleaseNotReady         a release that did not come up
 │   ├── VerificationFailed      a release that does not answer its golden rows
+│   ├── TuningFailed            serving settings that cannot be searched for
 │   ├── GatewayRejected         Envoy did not take a configuration
 │   ├── EnvoyFileUnfit          Envoy settings of a user's own that cannot be added (exit code 2)
 │   ├── TlsUnfit                a certificate and key that cannot be used (exit code 2)
@@ -68,6 +69,7 @@ SerinError                      what happened, where, what to do next; fields fo
     ├── PortTaken               a port that was asked for is in use
     ├── ProcessFailed           a part of the stack did not come up
     ├── PipelineFailed          a run on the stack's workers did not complete
+    ├── RunNotResumable         a run that has completed, or is still under way (exit code 2)
     ├── SupervisorGone          the stack's supervisor does not answer
     ├── SupervisorRefused       the stack's supervisor cannot do what it was asked
     ├── PrefectGone             the Prefect server does not answer
@@ -583,6 +585,11 @@ class KeyFileBroken(ServingError):
         )
 
 
+class TuningFailed(ServingError):
+    def __init__(self, *, model: str, reason: str) -> None:
+        super().__init__(f"{model!r} cannot be tuned: {reason}", model=model, reason=reason)
+
+
 class PredictionFailed(ServingError):
     def __init__(self, *, model: str, status: str, reason: str) -> None:
         super().__init__(
@@ -715,6 +722,17 @@ class PrefectGone(StackError):
 class PrefectRefused(StackError):
     def __init__(self, *, call: str, code: int, reason: str) -> None:
         super().__init__(f"Prefect answered {code} to {call}: {reason}", call=call, code=code, reason=reason)
+
+
+class RunNotResumable(StackError):
+    exit_code = 2
+
+    def __init__(self, *, run: str, state: str) -> None:
+        super().__init__(
+            f"run {run!r} is {state}; only one that failed, crashed or was cancelled can go on",
+            run=run,
+            state=state,
+        )
 
 
 class PipelineFailed(StackError):

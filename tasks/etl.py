@@ -8,15 +8,21 @@ from collections.abc import Callable
 from prefect import get_run_logger, task
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 
+from serin import environment
 from serin.artifacts import NO_DATASET, Dataset
 from serin.formats.dataset import read_dataset
+from serin.leases import lease
 from serin.receipt import Receipt, measure
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.stages import EtlSpec
+from serin.stage_keys import note, remember, why
 from serin.store import Store
-from tasks.markdown import receipt_table, table
+from tasks.markdown import drawing, receipt_table, table
+from tasks.needs import etl_needs
+from tasks.pictures import bars
 from tasks.retry import error_is_retryable
 from tasks.run_log import dask_warnings, thinned
 
@@ -40,7 +46,9 @@ async def build_dataset(
     data: DataSpec, features: tuple[FeatureSpec, ...], etl: EtlSpec, *, name: str
 ) -> Dataset:
     """The dataset the spec describes, published in the store."""
-    dataset, page = await asyncio.to_thread(_build, data, features, etl, name, get_run_logger().info)
+    dataset, page = await asyncio.to_thread(
+        _build, data, features, etl, name, str(flow_run.id), get_run_logger().info
+    )
     if page is not None:
         await acreate_markdown_artifact(
             key=f"{name}-data", markdown=page, description=f"The dataset of {name}"
@@ -49,20 +57,41 @@ async def build_dataset(
 
 
 def _build(
-    data: DataSpec, features: tuple[FeatureSpec, ...], etl: EtlSpec, name: str, say: Say
+    data: DataSpec, features: tuple[FeatureSpec, ...], etl: EtlSpec, name: str, run: str, say: Say
 ) -> tuple[Dataset, str | None]:
     """The dataset, and a page about it when it is new."""
     found = find_dataset(data, features, say)
     if found == NO_DATASET:
         return found, None
     if found is not None:
-        say(f"made before: dataset {found.digest[:12]} in {found.path}")
+        reason = f"made before: dataset {found.digest[:12]} in {found.path}"
+        say(reason)
+        note(environment.home(), run, "etl", ran=False, why=reason)
         return found, None
     from serin.etl import build  # pandas and Dask: not for a run that only looks
 
-    with measure("etl") as measurement, thinned(say) as less, dask_warnings(less):
+    home, key = environment.home(), build.dataset_parts(data, features)
+    reason = why(home, name, key)
+    say(f"the dataset is made: {reason}")
+    note(home, run, "etl", ran=True, why=reason)
+    needs = etl_needs(data, etl)
+    with (
+        lease(
+            needs.gpus,
+            home=home,
+            purpose=f"dataset of {name}",
+            shared=needs.shared,
+            memory_bytes=needs.memory_bytes,
+            say=say,
+        ) as held,
+        environment.showing_devices(held.ids),
+        measure("etl") as measurement,
+        thinned(say) as less,
+        dask_warnings(less),
+    ):
         dataset = build.build_dataset(data, features, etl, store=Store.open(), name=name, say=less)
         measurement.rows = sum(dataset.rows.values())
+    remember(home, name, key)
     return dataset, _page(dataset, measurement.receipt)
 
 
@@ -92,6 +121,9 @@ def _page(dataset: Dataset, receipt: Receipt | None) -> str:
     )
     parts = [
         f"# Dataset {dataset.digest[:12]}\n\nTarget `{found.target}` ({found.task}), in `{dataset.path}`.\n",
+        drawing(
+            bars([(name, split.rows, f"{split.rows:,}") for name, split in found.splits.items()]), "Rows"
+        ),
         splits,
         dropped,
         f"## Features\n\n{features}",

@@ -17,12 +17,17 @@ from prefect.runtime import flow_run
 from serin import environment
 from serin.artifacts import Bundle, Checkpoint, Dataset
 from serin.errors import NotFound
+from serin.formats.bundle import read_manifest
 from serin.formats.trained import RECORD
+from serin.leases import lease
 from serin.receipt import Receipt, measure
 from serin.spec.pipeline import PipelineSpec
-from serin.stage_results import find_result, keep_result, one_at_a_time, stage_key
+from serin.stage_keys import StageKey, key_of, note, remember, why
+from serin.stage_results import find_result, keep_result, one_at_a_time
 from serin.store import Store
-from tasks.markdown import receipt_table, table
+from tasks.markdown import drawing, receipt_table, table
+from tasks.needs import export_needs
+from tasks.pictures import bars
 from tasks.retry import error_is_retryable
 
 Say = Callable[[str], None]
@@ -43,14 +48,17 @@ async def export_model(
     dataset: Dataset,
     *,
     fresh: bool = False,
+    attempt: str | None = None,
     override: str | None = None,
 ) -> Bundle:
-    """A version of the model; the one that was made of the same weights before, unless `fresh`.
+    """A version of the model; the one that was made of the same weights before, unless `fresh`: then the one that the
+    same `attempt` (this run, when none is named) has made.
 
     `override`: who answers for publishing it although it is worse than the live version."""
     lineage = {"flow_run": str(flow_run.id), "training": Path(checkpoint.path).parent.name}
+    apart = (attempt or str(flow_run.id)) if fresh else None
     say = get_run_logger().info
-    bundle, page = await asyncio.to_thread(_export, spec, checkpoint, dataset, fresh, override, lineage, say)
+    bundle, page = await asyncio.to_thread(_export, spec, checkpoint, dataset, apart, override, lineage, say)
     if page is not None:
         await acreate_markdown_artifact(
             key=f"{spec.name}-gate",
@@ -64,28 +72,45 @@ def _export(
     spec: PipelineSpec,
     checkpoint: Checkpoint,
     dataset: Dataset,
-    fresh: bool,
+    attempt: str | None,
     override: str | None,
     lineage: dict[str, str],
     say: Say,
 ) -> tuple[Bundle, str | None]:
     """The version, and a page about it when it is new."""
-    home, key = environment.home(), _key(spec, checkpoint, dataset)
+    home, parts, run = environment.home(), export_parts(spec, checkpoint, dataset), lineage["flow_run"]
+    key = _name(parts, attempt)
     with one_at_a_time(home, "export", key, say=say):
-        found = None if fresh else find_bundle(spec, checkpoint, dataset)
+        found = find_bundle(spec, checkpoint, dataset, attempt=attempt)
         if found is not None:
-            say(f"exported before: {found.model} version {found.version}")
+            reason = f"exported before: {found.model} version {found.version}"
+            say(reason)
+            note(home, run, "export", ran=False, why=reason)
             return found, None
+        reason = why(home, spec.name, parts, fresh=attempt is not None)
+        say(f"it is exported: {reason}")
+        note(home, run, "export", ran=True, why=reason)
         from serin.etl.raw_rows import read_test_rows
         from serin.export import build  # torch and ONNX: not for a run that only looks
 
-        with measure("export") as measurement:
+        needs = export_needs(spec.export)
+        with (
+            lease(
+                needs.gpus,
+                home=home,
+                purpose=f"export of {spec.name}",
+                shared=needs.shared,
+                memory_bytes=needs.memory_bytes,
+                say=say,
+            ),
+            measure("export") as measurement,
+        ):
             bundle = build.export_model(
                 spec,
                 checkpoint,
                 dataset,
                 store=Store.open(),
-                lineage=lineage,
+                lineage={**lineage, "export": key},
                 read_rows=lambda features, most: read_test_rows(
                     spec.data, features, dataset, max_rows=most, say=say
                 ),
@@ -93,19 +118,33 @@ def _export(
                 say=say,
             )
         keep_result(home, "export", key, bundle)
+        keep_result(home, "export", parts.digest, bundle)  # the newest is what a run that is not fresh finds
+        remember(home, spec.name, parts)
     return bundle, _page(bundle, measurement.receipt)
 
 
-def find_bundle(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> Bundle | None:
+def find_bundle(
+    spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset, *, attempt: str | None = None
+) -> Bundle | None:
     """The version that was exported from the same weights for the same spec, when the store still has it."""
-    found = find_result(environment.home(), "export", _key(spec, checkpoint, dataset), Bundle)
+    key = _name(export_parts(spec, checkpoint, dataset), attempt)
+    found = find_result(environment.home(), "export", key, Bundle)
     if found is None:
-        return None
+        return _published_and_not_kept(spec.name, key)
     try:
         present = Store.open().bundle(found.model, found.version)
     except NotFound:
         return None
     return present if present.digest == found.digest and _met_the_live_one(present) else None
+
+
+def _published_and_not_kept(model: str, key: str) -> Bundle | None:
+    """The newest version, when it is what this export gives: whoever made it died before it could say so."""
+    versions = Store.open().versions(model)
+    newest = Store.open().bundle(model, versions[-1]) if versions else None
+    if newest is None or read_manifest(Path(newest.path)).lineage.get("export") != key:
+        return None
+    return newest if _met_the_live_one(newest) else None
 
 
 def _met_the_live_one(bundle: Bundle) -> bool:
@@ -116,13 +155,19 @@ def _met_the_live_one(bundle: Bundle) -> bool:
     return live in (met, bundle.version)
 
 
-def _key(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> str:
+def export_parts(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> StageKey:
     """How a dataset is computed, rolled out and watched says nothing about the bundle; all the rest stands in it."""
-    stands_in_it = (
-        spec.data, *spec.features, spec.model, spec.training, spec.export, spec.champion, spec.serving,
-    )  # fmt: skip
     weights = hashlib.sha256((Path(checkpoint.path) / RECORD).read_bytes()).hexdigest()  # holds their digest
-    return stage_key(_FORMAT, spec.name, stands_in_it, dataset.digest, weights)
+    return key_of(
+        "export", form=_FORMAT, name=spec.name, data=spec.data, features=spec.features, model=spec.model,
+        training=spec.training, export=spec.export, champion=spec.champion, serving=spec.serving,
+        dataset=dataset.digest, weights=weights,
+    )  # fmt: skip
+
+
+def _name(parts: StageKey, attempt: str | None) -> str:
+    """Of a result that is kept; one that was asked for afresh has its own."""
+    return f"{parts.digest}-{attempt[:8]}" if attempt else parts.digest
 
 
 def _variants(gate: dict[str, Any]) -> str:
@@ -131,7 +176,11 @@ def _variants(gate: dict[str, Any]) -> str:
         for one in gate["variants"]
     ]
     head = ("variant", "", "bytes", "operations per row", "us at the batch mix", "drop", "reason")
-    return f"## Variants\n\n{table(head, [['' if cell is None else cell for cell in row] for row in rows])}"
+    timed = [
+        (one["name"], one["mix_us"], f"{one['mix_us']:.0f} us") for one in gate["variants"] if one["mix_us"]
+    ]
+    speeds = drawing(bars(timed), "Time at the batch mix") if timed else ""
+    return f"## Variants\n\n{table(head, [['' if cell is None else cell for cell in row] for row in rows])}\n{speeds}"
 
 
 def _champion(bundle: Bundle) -> str:

@@ -1,21 +1,44 @@
-"""Run a stage where Prefect places it, and get its result: paths and numbers, as JSON."""
+"""Run a stage where Prefect places it, and get its result: paths and numbers, as JSON.
+
+The stage's run has a name that follows from what asks for it, so that a pipeline that was killed and goes on finds the
+run it began instead of beginning another. No wait is for ever: a run that gives no sign of life any more is given up.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import hashlib
+import itertools
+import json
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from prefect import get_run_logger, task
+import httpx
+from prefect import get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import arun_deployment
+from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
+from prefect.exceptions import MissingResult, PrefectHTTPStatusError
+from prefect.runtime import flow_run
+from prefect.states import Crashed
 from pydantic import TypeAdapter
 
+from serin import environment
 from serin.errors import StageFailed, StageLost
+from serin.stage_keys import note, notes
 from tasks.retry import error_is_retryable
 
 Result = TypeVar("Result")
 
 _POLL_S = 1.0
+_LOOK_S = 30.0
+_SILENT_S = 600.0  # three of the heartbeats that Prefect sends for a run
+_NO_WORKER_S = 600.0  # in which no worker of the pool has shown itself
+_SERVER_GONE_S = 600.0
 
 
 @task(
@@ -25,19 +48,103 @@ _POLL_S = 1.0
     retry_condition_fn=error_is_retryable,
     cache_policy=NO_CACHE,
 )
-async def run_stage(stage: str, kind: type[Result], **parameters: Any) -> Result:
-    """What the deployment `<stage>/placed` gives for `parameters`. A run that was lost, not failed, is run again."""
+async def run_stage(
+    stage: str, kind: type[Result], *, deployment: str = "placed", **parameters: Any
+) -> Result:
+    """What `<stage>/<deployment>` gives for `parameters`. A run that was lost, not failed, is run again."""
     plain = {name: _plain(value) for name, value in parameters.items()}
-    run = await arun_deployment(f"{stage}/placed", parameters=plain, poll_interval=_POLL_S)
+    note(environment.home(), str(flow_run.id), stage, ran=True, why=f"placed as {stage}/{deployment}")
+    run = await _begin(f"{stage}/{deployment}", plain)
+    async with get_client() as client:
+        run = await _ended(client, stage, run)
     state = run.state
     assert state is not None
-    assert state.is_final()
     if state.is_crashed():
         raise StageLost(stage=stage, run=run.name, reason=state.message or "no word of it")
     if not state.is_completed():
         raise StageFailed(stage=stage, run=run.name, reason=state.message or f"it ended as {state.name}")
     get_run_logger().info("%s done by run %r", stage, run.name)
-    return TypeAdapter(kind).validate_python(await state.aresult())
+    for entry in notes(environment.home(), str(run.id)):
+        why = f"by run {run.name!r}: {entry['why']}"
+        note(environment.home(), str(flow_run.id), entry["stage"], ran=entry["ran"], why=why)
+    try:
+        return TypeAdapter(kind).validate_python(await state.aresult())
+    except MissingResult as error:
+        raise StageLost(stage=stage, run=run.name, reason="its result is gone") from error
+
+
+async def _begin(deployment: str, parameters: dict[str, Any]) -> FlowRun:
+    """The run that this pipeline began for the same before and that has not come to nothing; else a new one."""
+    asked = json.dumps([deployment, parameters], sort_keys=True)
+    base = f"{flow_run.id}-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
+    for number in itertools.count():
+        run = await arun_deployment(
+            deployment, parameters=parameters, timeout=0, idempotency_key=f"{base}-{number}"
+        )
+        if run.state is None or not run.state.is_final() or run.state.is_completed():
+            return run
+    raise AssertionError("there are more numbers than runs")
+
+
+async def _ended(client: PrefectClient, stage: str, run: FlowRun) -> FlowRun:
+    """The run, once it has ended; StageLost when nothing is to be expected of it any more."""
+    heard = look_at = time.monotonic()
+    while True:
+        try:
+            run = await client.read_flow_run(run.id)
+            heard = time.monotonic()
+            if run.state is not None and run.state.is_final():
+                return run
+            reason = await _why_hopeless(client, run) if heard >= look_at else None
+        except (httpx.TransportError, PrefectHTTPStatusError) as error:  # it is being restarted
+            if time.monotonic() - heard > _SERVER_GONE_S:
+                raise StageLost(
+                    stage=stage, run=run.name, reason=f"the Prefect server is gone: {error}"
+                ) from error
+            reason = None
+        if reason is not None:
+            await client.set_flow_run_state(run.id, Crashed(message=reason), force=True)
+            raise StageLost(stage=stage, run=run.name, reason=reason)
+        if time.monotonic() >= look_at:
+            look_at = time.monotonic() + _LOOK_S
+        await asyncio.sleep(_POLL_S)
+
+
+async def _why_hopeless(client: PrefectClient, run: FlowRun) -> str | None:
+    """Why nothing is to be expected of a run; None while there is hope. Where our own stack runs it, the reconciler
+    is quicker."""
+    state, now = run.state, datetime.now(UTC)
+    if state is None or state.is_paused():
+        return None
+    silent = now - timedelta(seconds=_SILENT_S)
+    if state.is_running():
+        if state.timestamp > silent or await _heard_since(client, run, silent):
+            return None
+        return f"no sign of life for {_SILENT_S:.0f} s"
+    waits_since = max(filter(None, (run.expected_start_time, state.timestamp)))
+    if waits_since > now - timedelta(seconds=_NO_WORKER_S) or not run.work_pool_name:
+        return None
+    workers = await client.read_workers_for_work_pool(run.work_pool_name)
+    seen = [worker.last_heartbeat_time for worker in workers if worker.last_heartbeat_time]
+    if seen and max(seen) > now - timedelta(seconds=_NO_WORKER_S):
+        return None
+    return f"no worker of the pool {run.work_pool_name!r} for {_NO_WORKER_S:.0f} s"
+
+
+async def _heard_since(client: PrefectClient, run: FlowRun, since: datetime) -> bool:
+    wanted = EventFilter(
+        event=EventNameFilter(name=["prefect.flow-run.heartbeat"]),
+        resource=EventResourceFilter(id=[f"prefect.flow-run.{run.id}"]),
+        occurred=EventOccurredFilter(since=since),
+    )
+    return bool((await client.read_events(wanted, limit=1)).events)
+
+
+def found_before(stage: str, what: str) -> None:
+    """Says in this run that a stage asked for no machine, and why."""
+    reason = f"done before: {what}"
+    get_run_logger().info("%s %s", stage, reason)
+    note(environment.home(), str(flow_run.id), stage, ran=False, why=reason)
 
 
 def _plain(value: Any) -> Any:

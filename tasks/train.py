@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.artifacts import acreate_markdown_artifact
@@ -17,14 +18,19 @@ from serin import environment
 from serin.artifacts import Checkpoint, Dataset
 from serin.leases import lease
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.stage_keys import note, remember, why
 from serin.stage_results import find_result, keep_result, one_at_a_time
 from serin.training import launch
-from serin.training.place import devices_wanted, training_folder, training_key
-from tasks.markdown import receipt_table, table
+from serin.training.place import devices_wanted, training_folder, training_key, training_parts
+from serin.training.progress import progress_file
+from tasks.markdown import drawing, receipt_table, table
+from tasks.pictures import curves
 from tasks.retry import error_is_retryable
 from tasks.run_log import following, rank_line, thinned
 
 Say = Callable[[str], None]
+
+_POINTS = 300  # of a curve: more cannot be seen
 
 
 @task(
@@ -35,16 +41,22 @@ Say = Callable[[str], None]
     cache_policy=NO_CACHE,
 )
 async def train_model(
-    model: ModelSpec, training: TrainingSpec, dataset: Dataset, *, name: str, fresh: bool = False
+    model: ModelSpec,
+    training: TrainingSpec,
+    dataset: Dataset,
+    *,
+    name: str,
+    fresh: bool = False,
+    attempt: str | None = None,
 ) -> Checkpoint:
-    """Trained weights; found when they were trained before, unless `fresh`."""
-    folder = training_folder(
-        environment.home(), model, training, dataset, attempt=str(flow_run.id) if fresh else None
-    )
+    """Trained weights; found when they were trained before, unless `fresh`. A fresh training goes on with what the
+    same `attempt` (this run, when none is named) has done of it."""
+    apart = (attempt or str(flow_run.id)) if fresh else None
+    folder = training_folder(environment.home(), model, training, dataset, attempt=apart)
     say, stop = get_run_logger().info, threading.Event()
     try:
         checkpoint, page = await asyncio.to_thread(
-            _train, model, training, dataset, folder, name, fresh, stop, say
+            _train, model, training, dataset, folder, name, fresh, stop, str(flow_run.id), say
         )
     finally:
         stop.set()  # when this run is cancelled, the training saves and ends; after its end it means nothing
@@ -69,18 +81,23 @@ def _train(
     name: str,
     fresh: bool,
     stop: threading.Event,
+    run: str,
     say: Say,
 ) -> tuple[Checkpoint, str | None]:
     """The weights, and a page about them when they are new."""
-    home = environment.home()
+    home, key = environment.home(), training_parts(model, training, dataset)
     with one_at_a_time(home, "train", folder.name, stop=stop, say=say):
         found = None if fresh else find_checkpoint(model, training, dataset)
         if found is not None:
-            say(f"trained before: {found.path}")
+            reason = f"trained before: {found.path}"
+            say(reason)
+            note(home, run, "train", ran=False, why=reason)
             return found, None
-        with lease(
-            devices_wanted(model, training), home=home, purpose=f"training of {name}", say=say
-        ) as held:
+        reason = why(home, name, key, fresh=fresh)
+        say(f"it is trained: {reason}")
+        note(home, run, "train", ran=True, why=reason)
+        wanted = devices_wanted(model, training)
+        with lease(wanted, home=home, purpose=f"training of {name}", stop=stop, say=say) as held:
             logs = folder / "logs"
             with (
                 thinned(say) as less,
@@ -89,7 +106,8 @@ def _train(
                 checkpoint = launch.train(
                     model, training, dataset, folder=folder, devices=held.ids, stop=stop, say=less
                 )
-        keep_result(home, "train", training_key(model, training, dataset), checkpoint)
+        keep_result(home, "train", key.digest, checkpoint)
+        remember(home, name, key)
     return checkpoint, _page(folder, checkpoint)
 
 
@@ -99,6 +117,7 @@ def _page(folder: Path, checkpoint: Checkpoint) -> str:
         f"# Training\n\nThe best weights are those of step {checkpoint.step:,}, in `{checkpoint.path}`.\n"
     ]
     parts.append(table(("metric", "value"), sorted(checkpoint.metrics.items())))
+    parts.append(drawing(_curves(folder, measured["epochs"]), "Loss and metrics by step"))
     parts.append("## Epochs\n")
     names = sorted({name for epoch in measured["epochs"] for name in epoch["metrics"]})
     rows = [
@@ -110,3 +129,22 @@ def _page(folder: Path, checkpoint: Checkpoint) -> str:
     if receipt.exists():
         parts.append(f"## Cost of the last attempt\n\n{receipt_table(json.loads(receipt.read_text()))}")
     return "\n".join(parts)
+
+
+def _curves(folder: Path, epochs: list[dict[str, Any]]) -> str:
+    """The loss as the workers told it, and what was measured after each epoch."""
+    if not epochs:
+        return ""
+    said = progress_file(folder)
+    lines = [json.loads(line) for line in said.read_text().splitlines()] if said.exists() else []
+    losses = {
+        line["step"]: line["loss"] for line in lines if line["event"] == "step"
+    }  # a resumed one: the last word
+    losses = losses or {epoch["step"]: epoch["loss"] for epoch in epochs}
+    every = max(1, len(losses) // _POINTS)
+    panels = {"loss": sorted(losses.items())[::every]}
+    for name in sorted({name for epoch in epochs for name in epoch["metrics"]}):
+        panels[name] = [
+            (epoch["step"], epoch["metrics"][name]) for epoch in epochs if name in epoch["metrics"]
+        ]
+    return curves(panels, "steps")

@@ -90,18 +90,34 @@ def check(spec: SpecFile, as_json: Json = False) -> None:
 
 
 def run(
-    spec: SpecFile,
+    spec: Annotated[
+        Path | None, typer.Argument(help="The pipeline's YAML file; none with --resume.", metavar="SPEC")
+    ] = None,
     placed: Annotated[bool, typer.Option("--placed", help="Each stage on the worker that suits it.")] = False,
     fresh: Annotated[
         list[Stage] | None, typer.Option(help="Do this stage again. May be given twice.")
     ] = None,
     serve: Annotated[bool, typer.Option(help="Roll the new version out.")] = True,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="Go on with this run, at the stage that failed and inside it.", metavar="RUN"),
+    ] = None,
     override: Override = None,
     follow: Annotated[bool, typer.Option(help="Show progress until the run has ended.")] = True,
 ) -> None:
     """Run the pipeline on the stack. Followed (the default), exit code 0 means that it completed."""
-    from serin.stack.flow_run import run_pipeline
+    from serin.stack.flow_run import resume_run, run_pipeline
 
+    if resume is not None:
+        if spec is not None or placed or fresh or override is not None:
+            problem = "goes on with the run as it was asked for; give it alone"
+            raise SpecError(where="serin run", problems=[("--resume", problem)])
+        resume_run(environment.home(), resume, follow=follow, say=say)
+        return
+    if spec is None:
+        raise SpecError(
+            where="serin run", problems=[("SPEC", "name the pipeline's file, or a run: --resume RUN")]
+        )
     _load(spec)  # a bad spec is told here and now, not in a worker's log
     again = [stage.value for stage in fresh or []]
     run_pipeline(

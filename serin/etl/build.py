@@ -33,6 +33,7 @@ from serin.formats.dataset import FORMAT, VERSION, SourceFile
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.stages import EtlSpec
+from serin.stage_keys import StageKey, key_of, sources_digest
 from serin.store import Store
 
 Say = Callable[[str], None]
@@ -225,8 +226,16 @@ def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence
         "features": [feature.model_dump(mode="json", by_alias=True) for feature in features],
         "operators": [feature.operators for feature in features],
         "files": [[file.table, file.path, file.size, file.modified] for file in files],
+        "sources": sources_digest("etl"),
     }
     return hashlib.sha256(canonical(document)).hexdigest()
+
+
+def dataset_parts(data: DataSpec, features: Sequence[FeatureSpec]) -> StageKey:
+    """What `dataset_key` is made of, by name: for telling what has changed."""
+    files = [file for found in _sources(data).values() for file in found]
+    tables = " ".join(f"{file.table} {file.path} {file.size} {file.modified}" for file in files)
+    return key_of("etl", form=_FIT_VERSION, data=data, features=tuple(features), tables=tables)
 
 
 def _empty(folder: Path) -> None:

@@ -10,15 +10,19 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from serin import environment
-from serin.errors import NotUp, PipelineFailed
+from serin.errors import NotFound, NotUp, PipelineFailed, RunNotResumable
+from serin.stack.prefect_api import call, flow_runs
 from serin.stack.processes import prefect_environment
+from serin.stack.reconcile import schedule_again
 from serin.stack.state import Stack, running_stack
 from serin.stack.survivors import STACK_MARK
 
 Say = Callable[[str], None]
 
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOG = re.compile(r"▪\s+[\d:.]+\s+\S+ (?P<text>.*)")
 _EVENT = re.compile(r"●\s+[\d:.]+\s+\S+ prefect\.(?:task|flow)-run\.(?P<state>[A-Z]\w+) \* (?P<name>.*)")
 
@@ -44,6 +48,36 @@ def run_pipeline(
     if follow:
         command.append("--watch")
     say(f"{deployment} on {stack.prefect_ui_url}")
+    _follow(stack, command, what=str(spec), say=say)
+
+
+def resume_run(home: Path, run: str, *, follow: bool, say: Say) -> None:
+    """The same run again, by name or id: it finds what it did before, and goes on at the stage that failed and inside
+    it. RunNotResumable when it has completed or is still under way."""
+    stack = running_stack(home)
+    found = _find_run(stack, run)
+    if found["state_type"] not in ("FAILED", "CRASHED", "CANCELLED"):
+        raise RunNotResumable(run=found["name"], state=str(found["state_name"]).lower())
+    schedule_again(stack.api, found["id"], f"resumed by {environment.user()}")
+    say(f"{found['name']} goes on, on {stack.prefect_ui_url}")
+    if follow:
+        command = [sys.executable, "-m", "prefect", "--no-prompt", "flow-run", "watch", found["id"]]
+        _follow(stack, command, what=f"run {found['name']!r}", say=say)
+
+
+def _find_run(stack: Stack, run: str) -> dict[str, Any]:
+    """The newest of that name, or the one with that id."""
+    by = {"id": {"any_": [run]}} if _ID.fullmatch(run) else {"name": {"any_": [run]}}
+    body = {"flow_runs": by, "sort": "EXPECTED_START_TIME_DESC", "limit": 1}
+    found: list[dict[str, Any]] = call(stack.api, "POST", "/flow_runs/filter", body)
+    if not found:
+        raise NotFound(kind="run", name=run, known=[each["name"] for each in flow_runs(stack.api, limit=20)])
+    return found[0]
+
+
+def _follow(stack: Stack, command: list[str], *, what: str, say: Say) -> None:
+    """Runs Prefect's command and passes on what it says; PipelineFailed when it did not end well."""
+    home = stack.home
     settings = prefect_environment(home, stack.prefect_api_url, own=stack.owns_prefect)
     settings.pop(STACK_MARK, None)  # ours to end, not the stack's
     settings["COLUMNS"] = "1000"  # its lines are read here; one that is folded cannot be
@@ -69,7 +103,7 @@ def run_pipeline(
     if not stack.is_alive:
         raise NotUp(home=home)
     if watching.returncode != 0:
-        raise PipelineFailed(spec=str(spec), url=stack.prefect_ui_url)
+        raise PipelineFailed(spec=what, url=stack.prefect_ui_url)
 
 
 @contextmanager

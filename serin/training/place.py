@@ -13,13 +13,18 @@ from serin.artifacts import Dataset
 from serin.hardware import inventory
 from serin.runs import run_folder
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.stage_results import stage_key
+from serin.stage_keys import StageKey, key_of
 
 _FORMAT = 1  # raise it when the same inputs must give another result
 
 
 def training_key(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> str:
-    """Of what decides the weights; over how many processes they are computed does not."""
+    """Names a training: the digest of `training_parts`."""
+    return training_parts(model, training, dataset).digest
+
+
+def training_parts(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> StageKey:
+    """What decides the weights; over how many processes they are computed does not."""
     decides = training.model_copy(
         update={
             "processes": "auto",
@@ -28,7 +33,14 @@ def training_key(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> 
             "checkpoint_every_steps": "auto",
         }
     )
-    return stage_key(_FORMAT, model, decides, dataset.digest, _own_files(model))
+    return key_of(
+        "train",
+        form=_FORMAT,
+        model=model,
+        training=decides,
+        dataset=dataset.digest,
+        own_files=_own_files(model),
+    )
 
 
 def _own_files(model: ModelSpec) -> str:

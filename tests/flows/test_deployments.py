@@ -21,9 +21,12 @@ from serin.stack.processes import POOLS
 FILE = application_folder() / "deployments" / "prefect.yaml"
 WANTED = {
     "etl/placed": "cpu",
+    "etl/placed-gpu": "gpu",
     "export/placed": "cpu",
+    "export/placed-gpu": "gpu",
     "pipeline/inline": "cpu",
     "pipeline/placed": "cpu",
+    "reconcile/on-demand": "cpu",
     "retrain/scheduled": "cpu",
     "roll_out/on-demand": "cpu",
     "search/on-demand": "gpu",
@@ -102,6 +105,7 @@ def test_a_run_finds_its_code_from_any_folder(api: str, tmp_path: Path) -> None:
     assert loaded == {
         "flows.pipeline.pipeline": "pipeline",
         "flows.placed.pipeline": "pipeline",
+        "flows.reconcile.reconcile": "reconcile",
         "flows.retrain.retrain": "retrain",
         "flows.roll_out.roll_out": "roll_out",
         "flows.search.search": "search",

@@ -1,40 +1,65 @@
-"""What becomes of a stage that ran elsewhere. That it runs there for real is seen in e2e/."""
+"""What becomes of a stage that ran elsewhere: runs on a real server, which nobody but the test carries out. That a
+worker does is seen in e2e/."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
-from prefect import flow
+from prefect import flow, get_client
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.states import Completed, Crashed, Failed
+from prefect.states import Crashed, Failed, Pending, Running
 
 from serin.artifacts import Dataset
 from serin.errors import StageFailed, StageLost
+from serin.stage_keys import note, notes
 from tasks import place as task_module
 from tasks.place import run_stage
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = pytest.mark.usefixtures("prefect_server", "home")
 
 DATASET = Dataset(path="/datasets/1", digest="0123abcd", rows={"train": 8})
 PLAIN = {"path": "/datasets/1", "digest": "0123abcd", "rows": {"train": 8}}
+COMPLETED = "completed"
 
 
-class FakeWorkers:
-    """Ends each run that is asked for with the next of `states`."""
+@flow(persist_result=True, result_serializer="json")
+async def stage() -> Dataset:
+    return DATASET
 
-    def __init__(self, *states: State[Any]) -> None:
-        self.states = list(states)
+
+class Workers:
+    """Runs that are asked for come to the next of `ends`; those asked for by a name again are given again."""
+
+    def __init__(self, *ends: State[Any] | str) -> None:
+        self.ends = list(ends)
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.runs: dict[str, UUID] = {}
 
-    async def run(self, name: str, *, parameters: dict[str, Any], poll_interval: float) -> FlowRun:
+    async def run(
+        self, name: str, *, parameters: dict[str, Any], idempotency_key: str, **options: float
+    ) -> FlowRun:
+        assert options == {"timeout": 0}
         self.asked.append((name, parameters))
-        return FlowRun(flow_id=uuid4(), name=f"run-{len(self.asked)}", state=self.states.pop(0))
+        async with get_client() as client:
+            if idempotency_key in self.runs:
+                return await client.read_flow_run(self.runs[idempotency_key])
+            self.runs[idempotency_key] = run = await self._begin(client, self.ends.pop(0))
+            note(task_module.environment.home(), str(run), "etl", ran=True, why="never done before")
+            return FlowRun(id=run, flow_id=uuid4(), name="child", state=Pending())
+
+    @staticmethod
+    async def _begin(client: Any, end: State[Any] | str) -> UUID:
+        if isinstance(end, State):
+            return UUID(str((await client.create_flow_run(stage, state=end)).id))
+        state = await stage(return_state=True)
+        return UUID(str(state.state_details.flow_run_id))
 
 
-def place(workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+def place(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     monkeypatch.setattr(task_module, "arun_deployment", workers.run)
     monkeypatch.setattr(run_stage, "retry_delay_seconds", 0)
 
@@ -46,7 +71,7 @@ def place(workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch) -> Dataset:
 
 
 def test_a_stage_is_told_in_json_and_gives_an_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = FakeWorkers(Completed(data=PLAIN))
+    workers = Workers(COMPLETED)
     assert place(workers, monkeypatch) == DATASET
     assert workers.asked == [("etl/placed", {"spec": {"name": "parcels"}, "before": PLAIN})]
 
@@ -54,19 +79,71 @@ def test_a_stage_is_told_in_json_and_gives_an_artifact(monkeypatch: pytest.Monke
 def test_a_stage_that_failed_fails_here_with_its_words_and_is_not_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    workers = FakeWorkers(Failed(message="ColumnMissing: 'weigth' is not in 'parcels'"))
-    with pytest.raises(StageFailed, match="etl failed in run 'run-1': ColumnMissing: 'weigth'"):
+    workers = Workers(Failed(message="ColumnMissing: 'weigth' is not in 'parcels'"))
+    with pytest.raises(StageFailed, match="ColumnMissing: 'weigth'"):
         place(workers, monkeypatch)
-    assert len(workers.asked) == 1
+    assert len(workers.runs) == 1
 
 
 def test_a_stage_whose_machine_was_lost_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = FakeWorkers(Crashed(message="exit code -9"), Completed(data=PLAIN))
+    workers = Workers(Crashed(message="exit code -9"), COMPLETED)
     assert place(workers, monkeypatch) == DATASET
-    assert len(workers.asked) == 2
+    assert len(workers.runs) == 2
 
 
 def test_a_stage_that_is_lost_every_time_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = FakeWorkers(*[Crashed(message="exit code -9") for _ in range(3)])
+    workers = Workers(*[Crashed(message="exit code -9") for _ in range(3)])
     with pytest.raises(StageLost, match="exit code -9"):
         place(workers, monkeypatch)
+    assert len(workers.runs) == 3
+
+
+def test_a_stage_that_gives_no_sign_of_life_is_given_up_and_run_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Worker and process died together, and nobody said so."""
+    monkeypatch.setattr(task_module, "_SILENT_S", 0.0)
+    workers = Workers(Running(timestamp=datetime.now(UTC) - timedelta(hours=1)), COMPLETED)
+    assert place(workers, monkeypatch) == DATASET
+    first, second = workers.runs.values()
+    assert first != second
+
+    async def state_of(run: UUID) -> State[Any] | None:
+        async with get_client() as client:
+            return (await client.read_flow_run(run)).state
+
+    given_up = asyncio.run(state_of(first))
+    assert given_up is not None
+    assert given_up.is_crashed()
+    assert given_up.message == "no sign of life for 0 s"
+
+
+def test_a_pipeline_that_is_run_again_goes_on_with_the_stage_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = Workers(COMPLETED)
+    monkeypatch.setattr(task_module, "arun_deployment", workers.run)
+    seen = []
+
+    @flow(retries=1)
+    async def parent() -> Dataset:
+        dataset = await run_stage("etl", Dataset, spec={"name": "parcels"})
+        seen.append(dataset)
+        assert len(seen) == 2, "it is killed here the first time"
+        return dataset
+
+    assert asyncio.run(parent()) == DATASET
+    assert len(workers.runs) == 1
+
+
+def test_a_pipeline_tells_why_the_stage_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_module, "arun_deployment", Workers(COMPLETED).run)
+
+    @flow
+    async def parent() -> str:
+        await run_stage("etl", Dataset, spec={"name": "parcels"})
+        return str(task_module.flow_run.id)
+
+    (told,) = notes(task_module.environment.home(), asyncio.run(parent()))
+    assert told["ran"]
+    assert told["why"].endswith("never done before")
