@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="What ran, and how it ended.", no_args_is_help=True)
     group.command("list")(list_runs)
     group.command("show")(show_run)
+    group.command("report")(report_run)
     app.add_typer(group, name="runs")
 
 
@@ -70,10 +71,26 @@ def show_run(run: Run, as_json: Json = False) -> None:
         show_json(details)
         return
     for name, value in details.items():
-        if name != "log":
+        if name not in ("log", "stages"):
             show(f"{name:<12} {value if isinstance(value, str) else json.dumps(value)}")
+    for stage in details.get("stages", []):
+        show(f"{stage['stage']:<12} {'ran' if stage['ran'] else 'did not run'}: {stage['why']}")
     for line in details.get("log", []):
         show(f"  {line}")
+
+
+def report_run(
+    run: Annotated[str | None, typer.Argument(help="A run's name. [default: the newest pipeline]")] = None,
+    pictures: Annotated[bool, typer.Option("--pictures", help="With pictures, as data URLs.")] = False,
+) -> None:
+    """A run and what its stages left, as one page of Markdown: for a comment, a mail, a file."""
+    from serin.errors import NotUp
+    from serin.stack.run_report import report
+
+    api = _api()
+    if api is None:
+        raise NotUp(home=environment.home())
+    show(report(api, run, pictures=pictures))
 
 
 def _api() -> Api | None:
@@ -107,6 +124,7 @@ def _flow_runs(limit: int) -> list[RunEntry]:
 
 def _flow_run_details(name: str) -> dict[str, Any] | None:
     from serin.stack.prefect_api import flow_names, flow_runs, run_log
+    from serin.stage_keys import notes
 
     api = _api()
     found = flow_runs(api, limit=1, name=name) if api else []
@@ -122,6 +140,7 @@ def _flow_run_details(name: str) -> dict[str, Any] | None:
         "began": run.get("start_time") or "",
         "seconds": run.get("estimated_run_time"),
         "parameters": run["parameters"],
+        "stages": notes(environment.home(), run["id"]),
         "log": run_log(api, run["id"]),
     }
 

@@ -18,7 +18,7 @@ from serin.stack.processes import POOLS, prefect_environment
 from serin.stack.state import Stack, read_stack
 
 _DEPLOY = ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
-_SECONDS = 120.0
+_SECONDS = 300.0  # seconds of work, on a busy machine minutes
 
 
 def pool_template(pool: str) -> Path:

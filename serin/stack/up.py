@@ -118,12 +118,14 @@ def _start(
         server = processes.prefect_server(home, prefect_port)
         say(f"starting the Prefect server on port {prefect_port}")
         supervisor.start(server)
-        _wait(supervisor, server, lambda: prefect_api.answers(stack.prefect_api_url), seconds=120.0)
+        _wait(supervisor, server, lambda: prefect_api.answers(stack.prefect_api_url), seconds=300.0)
     else:
         say(f"using the Prefect server at {stack.prefect_api_url} (PREFECT_API_URL)")
     standing = [decider]
     if stack.owns_prefect:
-        standing.append(processes.reconciler(home))  # not elsewhere: it knows the processes of this machine alone
+        standing.append(
+            processes.reconciler(home)
+        )  # not elsewhere: it knows the processes of this machine alone
         supervisor.start(standing[-1])
     _start_workers(supervisor, stack, say)
     _wait(supervisor, gateway.process(), gateway.ready, seconds=20.0)
@@ -161,7 +163,7 @@ def _wait_for_workers(supervisor: Supervisor, stack: Stack) -> None:
         supervisor.start(worker)
     for worker in workers:
         started = partial(log_says, worker.log, marks[worker.name], _WORKER_STARTED)
-        _wait(supervisor, worker, started, seconds=120.0)
+        _wait(supervisor, worker, started, seconds=300.0)
 
 
 def _wait(supervisor: Supervisor, process: Process, ready: Callable[[], bool], *, seconds: float) -> None:
