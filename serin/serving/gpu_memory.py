@@ -46,7 +46,7 @@ def estimate_need(folder: Path, choice: Choice, serving: ServingSpec) -> Need:
     arena = max(_LEAST_BYTES, round(_SPARE * (weights + activations)))
     if choice.shape == "tensorrt_plan" or serving.accelerator == "tensorrt":
         arena += _WORKSPACE_BYTES
-    processes = serving.instances if _own_processes(choice) else 1
+    processes = 1 + (serving.instances if _own_processes(choice) else 0)  # the server's own comes first
     total = processes * CONTEXT_BYTES + serving.instances * arena
     if serving.gpu_memory_mb is not None:
         total = serving.gpu_memory_mb * MB

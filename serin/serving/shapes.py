@@ -93,11 +93,12 @@ def choose_shape(contents: Contents, server: Server, serving: ServingSpec, gpus:
                 reason="; ".join(tried),
                 instead="serve it from a Triton that has one of these, or set serving.device: cpu",
             )
+    why_cpu = f"no GPU ({'; '.join(tried)})" if tried else _why_cpu(contents, serving, gpus)
+    tried.clear()
     for shape in _WHOLE:
         why_not = _obstacle(contents, server, serving, shape, "cpu")
         if not why_not:
-            no_gpu = f"no GPU ({'; '.join(tried)})" if tried else _why_cpu(contents, serving, gpus)
-            return _choice(server, shape, "cpu", no_gpu)
+            return _choice(server, shape, "cpu", why_cpu)
         tried.append(f"{shape}: {why_not}")
     raise ShapeRefused(
         model=contents.model,

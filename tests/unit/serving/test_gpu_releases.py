@@ -31,7 +31,7 @@ from tests.unit.serving.bundles import MODEL
 from tests.unit.serving.test_releases import INSTALL, FakeHost
 
 V1, V2 = (Release(model=MODEL, version=version) for version in (1, 2))
-SMALL = Device(id="GPU-small", name="a GPU", memory_bytes=1500 * MB)
+SMALL = Device(id="GPU-small", name="a GPU", memory_bytes=2500 * MB)
 LARGE = Device(id="GPU-large", name="a GPU", memory_bytes=4000 * MB)
 
 
@@ -94,7 +94,7 @@ def test_what_does_not_fit_beside_another_is_refused_and_leaves_nothing(machine:
     releases = machine.releases(SMALL)
     releases.start(V1)
     with pytest.raises(
-        GpuMemoryShort, match=rf"{V2.name} needs 956 MB .*{V1.name} has 956.*serving.device: cpu"
+        GpuMemoryShort, match=rf"{V2.name} needs 1,656 MB .*{V1.name} has 1,656.*serving.device: cpu"
     ):
         releases.start(V2)
     assert list(machine.host.processes) == [V1.name]
@@ -113,10 +113,10 @@ def test_a_training_has_all_of_its_gpu_but_what_is_kept_for_serving(
     training = partial(lease, 1, home=machine.folder, purpose="training of delays")
     with training(), pytest.raises(GpuMemoryShort, match=r"leased by .*training of delays"):
         releases.start(V1)
-    monkeypatch.setenv("SERIN_SERVING_MEMORY", "1000000000")
+    monkeypatch.setenv("SERIN_SERVING_MEMORY", "1700000000")
     with training(), pytest.raises(GpuMemoryShort):
-        releases.start(V1)  # 953 MB are kept, 956 are needed
-    monkeypatch.setenv("SERIN_SERVING_MEMORY", "1100000000")
+        releases.start(V1)  # 1,621 MB are kept, 1,656 are needed
+    monkeypatch.setenv("SERIN_SERVING_MEMORY", "1800000000")
     with training():
         releases.start(V1)
 
@@ -127,7 +127,7 @@ def test_a_release_over_two_gpus_reserves_on_both(machine: Machine) -> None:
     releases.start(V1)
     served = releases.served(V1)
     assert served is not None
-    assert served.bytes == 2 * (CONTEXT_BYTES + 256 * MB), "instances of the Python backend are processes"
+    assert served.bytes == 3 * CONTEXT_BYTES + 2 * 256 * MB, "instances of the Python backend are processes"
     assert set(reserved_bytes(machine.folder / "releases")) == {LARGE.id, "GPU-other"}
     assert [(list(group.gpus), group.count) for group in machine.config(V1).instance_group] == [([0, 1], 2)]
 
@@ -225,10 +225,11 @@ def test_the_need_grows_with_the_graph_the_batch_and_the_instances(tmp_path: Pat
     row = bytes_per_row(bundles.core(0.0))
     assert row == 3 * 4 + 8 + 4 * 4, "three numbers and a code; the code, the sum, the logit and the score"
     small = estimate_need(tmp_path, choice, ServingSpec())
-    assert small.total_bytes == CONTEXT_BYTES + 256 * MB
+    assert small.total_bytes == 2 * CONTEXT_BYTES + 256 * MB, "Triton itself, and the process of its model"
     large = estimate_need(tmp_path, choice, ServingSpec(max_batch_rows=10_000_000))
     weights = (tmp_path / "core.onnx").stat().st_size
     assert large.arena_bytes == 2 * (10_000_000 * row + weights)
-    assert estimate_need(tmp_path, choice, ServingSpec(instances=3)).total_bytes == 3 * small.total_bytes
+    three = estimate_need(tmp_path, choice, ServingSpec(instances=3))
+    assert three.total_bytes == 4 * CONTEXT_BYTES + 3 * 256 * MB
     named = estimate_need(tmp_path, choice, ServingSpec(gpu_memory_mb=2000))
-    assert (named.total_bytes, named.arena_bytes) == (2000 * MB, 2000 * MB - CONTEXT_BYTES)
+    assert (named.total_bytes, named.arena_bytes) == (2000 * MB, 2000 * MB - 2 * CONTEXT_BYTES)

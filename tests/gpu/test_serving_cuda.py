@@ -1,0 +1,177 @@
+"""A release on a GPU through the whole door: exported for it, memory reserved, loaded, proven by its golden rows, asked
+through the gateway, and a latency table of it beside the same model on the CPU. Skipped, with the reason, where there
+is no GPU, or no Triton whose Python has ONNX Runtime's CUDA provider.
+
+    python -m pytest tests/gpu/test_serving_cuda.py -q -s
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from serin.artifacts import Bundle, ModelRoute, Release
+from serin.errors import GpuMemoryShort, TritonMissing
+from serin.export.build import export_model
+from serin.export.session import has_device
+from serin.formats.schema import read_schema
+from serin.formats.wire import to_wire
+from serin.hardware import Nvml, inventory
+from serin.serving.client import predict
+from serin.serving.gateway import PROCESS_NAME
+from serin.serving.load import Closed, model_target, run_load
+from serin.serving.releases import Releases
+from serin.serving.triton import find_triton
+from serin.store import Store
+from tests.e2e.serving_host import ChildHost, wait_for
+from tests.e2e.serving_stack import start_gateway
+from tests.unit.export.small_dataset import Trained, flights, make_trained
+
+NETWORK = {"kind": "mlp", "hidden": [2048, 1024, 512]}
+SECONDS = 2.0
+SIZES = (1, 8, 64, 512)
+
+
+def _unable() -> str:
+    if not torch.cuda.is_available():
+        return "no GPU that torch can use"
+    if not has_device("cuda"):
+        return "this ONNX Runtime has no CUDA provider"
+    try:
+        server = find_triton().describe(gpus=True)
+    except TritonMissing as error:
+        return str(error)
+    return "" if "cuda" in server.accelerators else "the ONNX Runtime of Triton's Python has no CUDA provider"
+
+
+_WHY = _unable()
+pytestmark = pytest.mark.skipif(bool(_WHY), reason=_WHY)
+
+
+def exported(folder: Path, store: Store, device: str, **serving: object) -> tuple[Trained, Bundle]:
+    sections = {
+        "model": NETWORK,
+        "export": {"target": "gpu", "variants": ["fp32", "fp16"]},
+        "serving": {"p99_ms": 50, "device": device, **serving},
+    }
+    trained = make_trained(folder, "binary", **sections)
+    bundle = export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
+    return trained, bundle
+
+
+@contextmanager
+def door(store: Store, *bundles: Bundle) -> Iterator[tuple[Releases, str]]:
+    """The bundles as running releases behind one gateway; each can be asked by its version."""
+    host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-gpu-"))  # short: it holds unix sockets
+    releases = Releases(folder / "releases", host=host, store=store)
+    names = [Release(model=bundle.model, version=bundle.version) for bundle in bundles]
+    try:
+        for release in names:
+            releases.start(release)
+        gateway, port = start_gateway(folder, host)
+        for release in names:
+            _until_ready(releases, release, host)
+        endpoints = {release.name: releases.endpoint(release) for release in names}
+        gateway.apply([ModelRoute(model=names[0].model, epoch=1, stable=names[0])], endpoints)
+        yield releases, f"127.0.0.1:{port}"
+    finally:
+        host.stop(PROCESS_NAME)  # Triton waits for open connections, and Envoy keeps some
+        for release in releases.running():
+            releases.stop(release)
+        host.stop_all()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _until_ready(releases: Releases, release: Release, host: ChildHost) -> None:
+    try:
+        wait_for(release.name, lambda: releases.state(release) == "ready", host, release.name, within_s=180)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{releases.log(release).read_text()[-4000:]}") from error
+
+
+def latency_table(name: str, url: str, bundle: Bundle) -> None:
+    """Prints; asserts only that everything was answered."""
+    schema = read_schema(Path(bundle.path))
+    rows = to_wire(flights(512), schema)
+    print(f"\n{name}, through the gateway\nprotocol  rows  clients  requests/s  p50 ms  p95 ms  p99 ms")
+    for protocol in ("http", "grpc"):
+        for size in SIZES:
+            for clients in (1, 8, 32):
+                target = model_target(
+                    url, bundle.model, rows, schema, protocol=protocol, rows_per_request=size
+                )
+                result = run_load(target, Closed(clients=clients), seconds=SECONDS, warm_up_s=0.3)
+                quantiles = "  ".join(f"{result.quantile_ms(share):6.2f}" for share in (0.5, 0.95, 0.99))
+                print(f"{protocol:8}  {size:4}  {clients:7}  {result.requests_per_s:10.0f}  {quantiles}")
+                assert result.failed == 0, result.errors
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_a_release_answers_through_the_whole_door_as_the_trained_network_does(
+    tmp_path: Path, device: str
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    trained, bundle = exported(tmp_path / "work", store, device)
+    rows = flights(300)
+    wanted = torch.sigmoid(torch.from_numpy(trained.logits(rows))).numpy()
+    schema = read_schema(Path(bundle.path))
+    with door(store, bundle) as (releases, url):
+        release = Release(model=bundle.model, version=bundle.version)
+        served = releases.served(release)
+        assert served is not None
+        print(served)
+        assert bool(served.devices) == (device == "gpu")
+        releases.verify(release)
+        for size in (1, 64, 300):
+            found = predict(url, bundle.model, to_wire(rows, schema), schema, "grpc", batch_rows=size)[
+                "score"
+            ]
+            print(f"{size} rows at once: {np.abs(found - wanted).max():.2g} from torch")
+            np.testing.assert_allclose(found, wanted, atol=0.01)
+        latency_table(f"{served.shape} on {device}", url, bundle)
+
+
+@pytest.mark.timeout(300)
+def test_a_release_takes_no_more_memory_than_it_reserved_and_gives_it_back(tmp_path: Path) -> None:
+    nvml = Nvml.open()
+    assert nvml is not None
+    store = Store(str(tmp_path / "store"))
+    _, bundle = exported(tmp_path / "work", store, "gpu", max_batch_rows=512)
+    release = Release(model=bundle.model, version=bundle.version)
+    device = inventory()[0].id
+    gc.collect()  # the export's own sessions
+    torch.cuda.empty_cache()
+    before = nvml.free_bytes(device)
+    with door(store, bundle) as (releases, url):
+        served = releases.served(release)
+        assert served is not None
+        schema = read_schema(Path(bundle.path))
+        predict(url, bundle.model, to_wire(flights(512), schema), schema, batch_rows=512)
+        taken = (before or 0) - (nvml.free_bytes(served.devices[0]) or 0)
+        print(f"took {taken >> 20} MB of {served.bytes >> 20} MB that were reserved")
+        if served.devices[0] == device:
+            assert 0 < taken <= served.bytes
+    left = (before or 0) - (nvml.free_bytes(device) or 0)
+    print(f"{left >> 20} MB are not given back")
+    assert left < 64 << 20
+
+
+def test_a_release_larger_than_every_gpu_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    most = max(device.memory_bytes for device in inventory()) >> 20
+    _, bundle = exported(tmp_path / "work", store, "gpu", gpu_memory_mb=most + 1)
+    host = ChildHost()
+    releases = Releases(tmp_path / "releases", host=host, store=store)
+    release = Release(model=bundle.model, version=bundle.version)
+    with pytest.raises(GpuMemoryShort, match=f"needs {most + 1:,} MB"):
+        releases.start(release)
+    assert host.state(release.name) == "absent"
