@@ -20,6 +20,7 @@ BENCHMARKS = {
     "quality": "benchmarks.quality.benchmark",
     "rollout": "benchmarks.rollout.benchmark",
     "runtime": "benchmarks.runtime.benchmark",
+    "serving": "benchmarks.serving.benchmark",
     "training": "benchmarks.training.benchmark",
 }
 

@@ -47,7 +47,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── GpuMemoryShort          a release that fits on no GPU now (retryable)
 │   ├── ReleaseNotReady         a release that did not come up
 │   ├── VerificationFailed      a release that does not answer its golden rows
-│   ├── TuningFailed            serving settings that cannot be searched for
+│   ├── TuningFailed            measured serving settings that cannot be made or read
 │   ├── GatewayRejected         Envoy did not take a configuration
 │   ├── EnvoyFileUnfit          Envoy settings of a user's own that cannot be added (exit code 2)
 │   ├── TlsUnfit                a certificate and key that cannot be used (exit code 2)
@@ -587,7 +587,7 @@ class KeyFileBroken(ServingError):
 
 class TuningFailed(ServingError):
     def __init__(self, *, model: str, reason: str) -> None:
-        super().__init__(f"{model!r} cannot be tuned: {reason}", model=model, reason=reason)
+        super().__init__(f"serving settings of {model!r}: {reason}", model=model, reason=reason)
 
 
 class PredictionFailed(ServingError):

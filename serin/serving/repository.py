@@ -28,6 +28,7 @@ from serin.formats.schema import read_schema, write_schema
 from serin.serving.model_config import MODEL_CODE, Settings
 from serin.serving.parts import build_parts, contents_of
 from serin.serving.shapes import Choice, Server, choose_shape
+from serin.serving.tuned import read_tuned
 from serin.spec.load import read_yaml
 from serin.spec.stages import ServingSpec
 
@@ -195,13 +196,13 @@ def _take_as_it_is(bundle: Bundle, entry: str, scratch: Path) -> None:
 
 
 def serving_settings(bundle: Bundle) -> ServingSpec:
-    """How the bundle's spec wants to be served; the defaults when it came without a spec."""
+    """How the bundle's spec is to be served; where it says nothing, what `serin tune` measured; else the defaults."""
     path = Path(bundle.path) / "spec.yaml"
+    tuned = read_tuned(bundle)
     if not path.exists():
-        return ServingSpec()
+        return ServingSpec.model_validate(tuned)
     try:
-        return ServingSpec.model_validate(
-            dict(read_yaml(path.read_text(encoding="utf-8")).get("serving") or {})
-        )
+        own = dict(read_yaml(path.read_text(encoding="utf-8")).get("serving") or {})
+        return ServingSpec.model_validate({**tuned, **own})
     except (OSError, yaml.YAMLError, ValueError, AttributeError, ValidationError) as error:
         raise BundleBroken(path=str(path), reason=f"its serving section cannot be read: {error}") from error

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from serin.serving.latencies import Latencies
-from serin.serving.load import Closed, LoadResult, Open, Target, json_target, model_target, run_load
+from serin.serving.load import Closed, LoadResult, Open, json_target, model_target, run_load
+from serin.serving.load_connections import Target
 from serin.serving.ports import free_ports
 from serin.serving.tensors import read_http_answer
 from tests.unit.serving import bundles

@@ -1,0 +1,163 @@
+"""The serving benchmark: gateway and Triton against the same ONNX file in FastAPI, LitServe, BentoML, Ray and MLServer.
+
+Every server is up all the time and asked in turn, by one load generator in a closed loop. Requests/s and latencies are
+medians over the rounds; ratios are of the same round. CPU per request counts a server's processes and nobody else's, so
+it says something on a busy machine too.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import ContenderFailed
+from benchmarks.machine import cores, machine
+from benchmarks.race import MIN_REPETITIONS, Role
+from benchmarks.report import Report
+from benchmarks.serving.servers import PEERS_PYTHON, Server, check, peer_versions, running
+from serin.serving.load import Closed, LoadResult, run_load
+
+ADDED = ("serin", "Triton alone")  # what the gateway adds is the difference of these
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    rows: int
+    clients: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} row{'s' if self.rows > 1 else ''} in a request, {self.clients} clients"
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: float  # of the server, per request
+
+
+@dataclass(slots=True)
+class Laps:
+    role: Role
+    laps: list[Lap] = field(default_factory=list)
+
+    def median(self, figure: str) -> float:
+        return statistics.median(getattr(lap, figure) for lap in self.laps)
+
+
+def measure(*, full: bool, say: Callable[[str], None]) -> Report:
+    if not PEERS_PYTHON.exists():
+        raise ContenderFailed("the peers are not installed; run `make bench-setup`")
+    repetitions = 15 if full else MIN_REPETITIONS
+    lap_s = 2.0 if full else 0.5
+    cases = [Case(1, 8), Case(1, 32)] + ([Case(64, 1), Case(64, 8), Case(64, 32)] if full else [])
+    with (
+        tempfile.TemporaryDirectory(prefix="serin-bench-") as scratch,
+        running(Path(scratch), cores=cores(), say=say) as (servers, graph, absent),
+    ):
+        if not any(server.role == "peer" for server in servers.values()):
+            raise ContenderFailed("no peer came up")
+        check(servers, graph)
+        alone = {name: servers[name] for name in ADDED}
+        found = {Case(1, 1): _race(servers if full else alone, Case(1, 1), repetitions, lap_s, say)}
+        for case in cases:
+            found[case] = _race(servers, case, repetitions, lap_s, say)
+        versions = peer_versions([server.package for server in servers.values()])
+    return Report(
+        benchmark="serving",
+        mode="full" if full else "quick",
+        environment={**machine(), "versions": versions},
+        cases={},
+        tables=[text for case, laps in found.items() for text in (f"serving, {case}", *_table(laps), "")],
+        figures={str(case): _figures(laps) for case, laps in found.items()},
+        line=last_line(found),
+        notes=[
+            "serin and Triton alone are asked with binary tensors, the peers and `serin, JSON` with JSON",
+            "every server is up all the time; what idle ones cost (Ray's processes above all) is taken from all",
+            *(f"{name} did not come up and is left out" for name in absent),
+        ],
+    )
+
+
+def last_line(found: Mapping[Case, Mapping[str, Laps]]) -> dict[str, float]:
+    """`best_peer` is the worse of the cases with one row and 8 or 32 clients; `_json` the same with the peers' JSON."""
+    judged = [laps for case, laps in found.items() if case.rows == 1 and case.clients > 1]
+    added = next(laps for case, laps in found.items() if case.clients == 1 and case.rows == 1)
+    differences = [
+        ours.p50_ms - bare.p50_ms for ours, bare in zip(*(added[name].laps for name in ADDED), strict=True)
+    ]
+    return {
+        "best_peer": min(_against_best(laps, "serin") for laps in judged),
+        "best_peer_json": min(_against_best(laps, "serin, JSON") for laps in judged),
+        "gateway_ms": statistics.median(differences),
+        "bare_triton": min(_ratio(laps["serin"], laps["Triton alone"]) for laps in judged),
+    }
+
+
+def _against_best(laps: Mapping[str, Laps], name: str) -> float:
+    return min(_ratio(laps[name], peer) for peer in laps.values() if peer.role == "peer")
+
+
+def _ratio(one: Laps, other: Laps) -> float:
+    """The median over rounds of requests/s: drift of the machine cancels."""
+    pairs = zip(one.laps, other.laps, strict=True)
+    return statistics.median(a.requests_per_s / b.requests_per_s for a, b in pairs)
+
+
+def _race(
+    servers: Mapping[str, Server], case: Case, repetitions: int, lap_s: float, say: Callable[[str], None]
+) -> dict[str, Laps]:
+    """Each once per round, each round begun by another; the first warms up and is not counted."""
+    found = {name: Laps(server.role) for name, server in servers.items()}
+    targets = {name: server.target(case.rows) for name, server in servers.items()}
+    names = list(servers)
+    for turn in range(repetitions + 1):
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            lap = _lap(name, servers[name], lambda name=name: run_load(  # type: ignore[misc]
+                targets[name], Closed(clients=case.clients), seconds=lap_s, warm_up_s=0.1
+            ))  # fmt: skip
+            if turn:
+                found[name].laps.append(lap)
+    say(f"{case}: {repetitions} rounds")
+    return found
+
+
+def _lap(name: str, server: Server, ask: Callable[[], LoadResult]) -> Lap:
+    busy_s, begin = server.cpu_s(), time.perf_counter()
+    result = ask()
+    took_s = time.perf_counter() - begin
+    if result.failed or not result.requests:
+        raise ContenderFailed(f"{name} failed {result.failed} of {result.requests} requests: {result.errors}")
+    asked = result.requests_per_s * took_s  # those of the warm-up too
+    return Lap(
+        result.requests_per_s,
+        result.quantile_ms(0.5),
+        result.quantile_ms(0.99),
+        (server.cpu_s() - busy_s) / asked * 1e6,
+    )
+
+
+def _table(found: Mapping[str, Laps]) -> list[str]:
+    ours = found["serin"]
+    rows = [
+        f"  {name:<14}{laps.role:<7}{laps.median('requests_per_s'):>10,.0f}/s{laps.median('p50_ms'):>10.2f} ms"
+        f"{laps.median('p99_ms'):>10.2f} ms{_ratio(laps, ours):>9.2f}{laps.median('cpu_us'):>11.0f} us"
+        for name, laps in sorted(found.items(), key=lambda item: -item[1].median("requests_per_s"))
+    ]
+    head = f"  {'':<14}{'role':<7}{'requests':>12}{'p50':>13}{'p99':>13}{'/ ours':>9}{'CPU/request':>14}"
+    return [head, *rows]
+
+
+def _figures(found: Mapping[str, Laps]) -> dict[str, Any]:
+    fields = Lap.__dataclass_fields__
+    return {
+        name: {"role": laps.role, **{key: [getattr(lap, key) for lap in laps.laps] for key in fields}}
+        for name, laps in found.items()
+    }

@@ -1,0 +1,50 @@
+"""FastAPI on uvicorn: a process per core, uvloop and httptools, a pydantic model for the columns."""
+
+from __future__ import annotations
+
+import os
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from benchmarks.serving.peers.graph import Graph
+
+app = FastAPI()
+graph = Graph() if "BENCH_MODEL" in os.environ else None
+
+
+class Columns(BaseModel):
+    t0: list[str]
+    t1: list[str]
+    t2: list[str]
+    t3: list[str]
+    n0: list[float]
+    n1: list[float]
+    n2: list[float]
+    n3: list[float]
+    n4: list[float]
+    n5: list[float]
+
+
+class Scores(BaseModel):
+    score: list[float]
+
+
+@app.post("/score")
+async def score(columns: Columns) -> Scores:
+    assert graph is not None
+    return Scores(score=graph.score(columns.__dict__))
+
+
+if __name__ == "__main__":
+    uvicorn.run(
+        "benchmarks.serving.peers.fastapi_peer:app",
+        host="127.0.0.1",
+        port=int(os.environ["BENCH_PORT"]),
+        workers=int(os.environ["BENCH_WORKERS"]),
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="warning",
+    )

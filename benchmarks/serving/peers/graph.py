@@ -1,0 +1,46 @@
+"""The same file in ONNX Runtime, the same threads, for every peer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+TEXTS = 4
+NUMBERS = 6
+
+
+class Graph:
+    """Columns in, scores out. Where it lies comes from the environment: some peers start processes of their own."""
+
+    def __init__(self) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = int(os.environ["BENCH_THREADS"])
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = onnxruntime.InferenceSession(
+            os.environ["BENCH_MODEL"], options, providers=["CPUExecutionProvider"]
+        )
+
+    def score(self, columns: Mapping[str, Sequence[Any]]) -> list[float]:
+        feed: dict[str, Any] = {}
+        for index in range(TEXTS):
+            feed[f"t{index}"] = np.array(columns[f"t{index}"], dtype=object).reshape(-1, 1)
+        for index in range(NUMBERS):
+            feed[f"n{index}"] = np.array(columns[f"n{index}"], dtype=np.float32).reshape(-1, 1)
+        scores: list[float] = self._session.run(["score"], feed)[0].reshape(-1).tolist()
+        return scores
+
+    def score_all(self, batch: Sequence[Mapping[str, Sequence[Any]]]) -> list[list[float]]:
+        """Several requests in one run."""
+        joined = {name: [value for columns in batch for value in columns[name]] for name in batch[0]}
+        scores = self.score(joined)
+        found, start = [], 0
+        for columns in batch:
+            end = start + len(columns["n0"])
+            found.append(scores[start:end])
+            start = end
+        return found

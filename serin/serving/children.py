@@ -1,0 +1,91 @@
+"""A ProcessHost whose processes are children of this one and die with it: for work that needs a server for a while."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+from serin.errors import ReleaseNotReady
+from serin.serving.process import Process, ProcessState
+
+_PR_SET_PDEATHSIG = 1
+_KILL_S = 10.0
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Children:
+    def __init__(self) -> None:
+        self._children: dict[str, tuple[subprocess.Popen[bytes], Process]] = {}
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._children):
+            self.stop(name)
+
+    def start(self, process: Process) -> None:
+        if self.state(process.name) == "running":
+            return
+        process.log.parent.mkdir(parents=True, exist_ok=True)
+        with process.log.open("ab") as log:
+            child = subprocess.Popen(
+                process.command,
+                env=process.environment,
+                cwd=process.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 (one call of the kernel, no lock of ours)
+            )
+        self._children[process.name] = child, process
+
+    def stop(self, name: str) -> None:
+        if name not in self._children:
+            return
+        child, process = self._children.pop(name)
+        for number, wait_s in ((signal.SIGTERM, process.stop_s), (signal.SIGKILL, _KILL_S)):
+            if child.poll() is None:
+                child.send_signal(number)
+            try:
+                child.wait(wait_s)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        _end_group(child.pid)
+
+    def state(self, name: str) -> ProcessState:
+        if name not in self._children:
+            return "absent"
+        return "running" if self._children[name][0].poll() is None else "failed"
+
+    def pid(self, name: str) -> int | None:
+        return self._children[name][0].pid if self.state(name) == "running" else None
+
+    def wait_for(self, name: str, ready: Callable[[], bool], *, within_s: float) -> None:
+        """Returns when `ready`; ReleaseNotReady when the process ends before, or it takes longer."""
+        end = time.monotonic() + within_s
+        while not ready():
+            log = self._children[name][1].log
+            if self.state(name) != "running":
+                raise ReleaseNotReady(release=name, reason="its process ended", log=log)
+            if time.monotonic() > end:
+                raise ReleaseNotReady(release=name, reason=f"it took more than {within_s:g} s", log=log)
+            time.sleep(0.02)
+
+
+def _end_group(pid: int) -> None:
+    """What a child left behind: Triton's Python processes outlive one that was killed."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,312 @@
+"""Finds how to serve a model on this machine: most requests/s whose p99 stays below a limit.
+
+Every setting is measured on a Triton of its own, from a copy of the bundle; what is live is not touched. One value is
+changed at a time, from the settings in use. At the end the best settings and those in use are measured again, in
+turns: a gain that is not seen there is none.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import yaml
+
+from serin.artifacts import Bundle, Release
+from serin.errors import TuningFailed
+from serin.formats.bundle import GOLDEN, REPOSITORY, read_golden, read_manifest, write_manifest
+from serin.formats.runtime import read_runtime
+from serin.formats.schema import read_schema
+from serin.serving.children import Children
+from serin.serving.load import Closed, LoadResult, Open, model_target, run_load
+from serin.serving.load_connections import Target
+from serin.serving.releases import Releases
+from serin.serving.repository import serving_settings
+from serin.serving.tuned import cores
+from serin.spec.load import read_yaml
+from serin.store import Store
+
+CLIENTS = (1, 2, 4, 8, 16, 32, 64)
+DELAYS_US = (100, 500, 2_000)
+WORTH_IT = 1.03  # a smaller gain is noise
+ROUNDS = 5
+
+_START_S = 90.0
+_WARM_UP_S = 0.2
+_FALLEN = 0.9  # of the best requests/s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """As in the section `serving` of a spec."""
+
+    instances: int
+    threads: int
+    queue_delay_us: int
+    max_batch_rows: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.instances} instance{'s' * (self.instances > 1)} x {self.threads} thread{'s' * (self.threads > 1)}, "
+            f"{self.queue_delay_us} us of delay, {self.max_batch_rows} rows"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One number of clients in a closed loop."""
+
+    clients: int
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    settings: Settings
+    points: tuple[Point, ...]
+
+    def best(self, p99_ms: float) -> Point | None:
+        """None when even one client waits longer."""
+        good = [point for point in self.points if point.p99_ms <= p99_ms]
+        return max(good, key=lambda point: point.requests_per_s, default=None)
+
+    def requests_per_s(self, p99_ms: float) -> float:
+        best = self.best(p99_ms)
+        return best.requests_per_s if best else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """`gain`: requests/s of `chosen` over those of `before`, measured in turns. `steady`: an open loop at four fifths
+    of that, where p99 counts from the time a request was meant to be sent."""
+
+    bundle: Bundle
+    p99_ms: float
+    rows_per_request: int
+    before: Trial
+    chosen: Trial
+    trials: tuple[Trial, ...]
+    gain: float
+    steady_requests_per_s: float
+    steady: LoadResult
+    seconds: float
+
+    @property
+    def better(self) -> bool:
+        return self.chosen.settings != self.before.settings
+
+
+@dataclass(slots=True)
+class Tuner:
+    bundle: Bundle
+    p99_ms: float
+    rows_per_request: int = 1
+    largest_request_rows: int | None = None  # None: whatever the bundle allows must be allowed
+    budget_s: float = 240.0
+    most_trials: int | None = None
+    lap_s: float = 1.0
+    say: Callable[[str], None] = lambda _: None
+    _trials: dict[Settings, Trial] = field(default_factory=dict)
+    _scratch: Path = Path()
+
+    def run(self) -> Tuning:
+        source = Path(self.bundle.path)
+        if (source / REPOSITORY).is_dir() or not (source / GOLDEN).is_file():
+            reason = (
+                "it is a team's own repository, whose config.pbtxt decides, or has no golden rows to ask with"
+            )
+            raise TuningFailed(model=self.bundle.model, reason=reason)
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="serin-tune-") as scratch:
+            self._scratch = Path(scratch)
+            before = self._try(self.in_use())
+            if not before.points:
+                raise TuningFailed(model=self.bundle.model, reason="no request was answered")
+            best = self._search(before, begin + 0.7 * self.budget_s)
+            chosen, gain, rate, steady = self._confirm(before, best)
+        return Tuning(
+            bundle=self.bundle,
+            p99_ms=self.p99_ms,
+            rows_per_request=self.rows_per_request,
+            before=before,
+            chosen=chosen,
+            trials=tuple(self._trials.values()),
+            gain=gain,
+            steady_requests_per_s=rate,
+            steady=steady,
+            seconds=time.monotonic() - begin,
+        )
+
+    def in_use(self) -> Settings:
+        """What the next release would have without us."""
+        serving = serving_settings(self.bundle)
+        return Settings(
+            instances=serving.instances,
+            threads=serving.threads or read_runtime(Path(self.bundle.path)).threads,
+            queue_delay_us=serving.queue_delay_us,
+            max_batch_rows=serving.max_batch_rows,
+        )
+
+    def _search(self, before: Trial, until: float) -> Trial:
+        best = before
+        for step in (self._processors, self._delays, self._limits):
+            for settings in step(best.settings):
+                if time.monotonic() > until or len(self._trials) == self.most_trials:
+                    self.say("no time for more")
+                    return best
+                trial = self._try(settings)
+                if trial.requests_per_s(self.p99_ms) > WORTH_IT * best.requests_per_s(self.p99_ms):
+                    best = trial
+        return best
+
+    def _processors(self, now: Settings) -> Iterator[Settings]:
+        """From one instance with all cores to one on each core, and one that shares them twice."""
+        here = cores()
+        counts = sorted({1, 2, max(here // 2, 1), here})
+        for instances in counts:
+            for threads in sorted({1, max(here // instances, 1)}):
+                yield replace(now, instances=instances, threads=threads)
+
+    def _delays(self, now: Settings) -> Iterator[Settings]:
+        for delay in (0, *DELAYS_US):
+            if delay <= self.p99_ms * 1000 / 4:
+                yield replace(now, queue_delay_us=delay)
+
+    def _limits(self, now: Settings) -> Iterator[Settings]:
+        """Never below what clients may send in one request."""
+        least = self.largest_request_rows or now.max_batch_rows
+        for rows in sorted({least, min(4 * least, 1024)}):
+            if rows >= least:
+                yield replace(now, max_batch_rows=rows)
+
+    def _try(self, settings: Settings) -> Trial:
+        if settings in self._trials:
+            return self._trials[settings]
+        points: list[Point] = []
+        with self._serving(settings) as target:
+            for clients in CLIENTS:
+                point = self._point(target, clients)
+                if point is None:
+                    break
+                points.append(point)
+                if point.p99_ms > self.p99_ms or _falls(points):
+                    break
+        trial = Trial(settings=settings, points=tuple(points))
+        self._trials[settings] = trial
+        best = trial.best(self.p99_ms)
+        figure = "too slow"
+        if best:
+            figure = (
+                f"{best.requests_per_s:,.0f} requests/s with {best.clients} clients, p99 {best.p99_ms:.1f} ms"
+            )
+        self.say(f"{settings}: {figure}")
+        return trial
+
+    def _point(self, target: Target, clients: int) -> Point | None:
+        """None when a request failed: whatever it was, it is no setting to have."""
+        found = run_load(target, Closed(clients=clients), seconds=self.lap_s, warm_up_s=_WARM_UP_S)
+        if found.failed or not found.requests:
+            self.say(f"{clients} clients: {found.errors}")
+            return None
+        return Point(
+            clients=clients,
+            requests_per_s=found.requests_per_s,
+            p50_ms=found.quantile_ms(0.5),
+            p99_ms=found.quantile_ms(0.99),
+        )
+
+    def _confirm(self, before: Trial, best: Trial) -> tuple[Trial, float, float, LoadResult]:
+        gain = 1.0
+        if best is not before:
+            gain = self._in_turns(before, best)
+            self.say(f"in turns with the settings in use: {gain:.2f} times as many requests/s")
+            if gain < WORTH_IT:
+                best, gain = before, 1.0
+        rate = max(0.8 * best.requests_per_s(self.p99_ms), 1.0)
+        with self._serving(best.settings) as target:
+            steady = run_load(target, Open(requests_per_s=rate), seconds=3 * self.lap_s, warm_up_s=_WARM_UP_S)
+        return best, gain, rate, steady
+
+    def _in_turns(self, one: Trial, other: Trial) -> float:
+        """Requests/s of the other over those of the one, median over rounds; the load is what suits each."""
+        clients = {
+            trial.settings: (trial.best(self.p99_ms) or trial.points[0]).clients for trial in (one, other)
+        }
+        with self._serving(one.settings) as first, self._serving(other.settings) as second:
+            targets = {one.settings: first, other.settings: second}
+            ratios = []
+            for turn in range(ROUNDS):
+                speeds = {}
+                order = list(targets) if turn % 2 else list(reversed(targets))
+                for settings in order:
+                    point = self._point(targets[settings], clients[settings])
+                    speeds[settings] = point.requests_per_s if point else 0.0
+                if speeds[one.settings]:
+                    ratios.append(speeds[other.settings] / speeds[one.settings])
+        return statistics.median(ratios) if ratios else 0.0
+
+    @contextmanager
+    def _serving(self, settings: Settings) -> Iterator[Target]:
+        """A Triton with these settings, gone with the block, and requests for it."""
+        folder = Path(tempfile.mkdtemp(dir=self._scratch))
+        store = Store(str(folder / "store"))
+        bundle = copy_with(self.bundle, store, settings)
+        release = Release(model=bundle.model, version=bundle.version)
+        with Children() as host:
+            releases = Releases(folder / "releases", host=host, store=store)
+            try:
+                releases.start(release)
+                host.wait_for(release.name, lambda: releases.state(release) == "ready", within_s=_START_S)
+                source = Path(bundle.path)
+                golden = read_golden(source, read_schema(source))
+                yield model_target(
+                    releases.endpoint(release).http,
+                    release.model,
+                    golden.inputs,
+                    read_schema(source),
+                    rows_per_request=self.rows_per_request,
+                )
+            finally:
+                releases.stop(release)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _falls(points: Sequence[Point]) -> bool:
+    """Twice in a row fewer requests/s than before: more clients will not help."""
+    fastest = max(point.requests_per_s for point in points)
+    return all(point.requests_per_s < _FALLEN * fastest for point in points[-2:])
+
+
+def copy_with(bundle: Bundle, store: Store, settings: Settings) -> Bundle:
+    """`bundle` in another store, with `settings` in the place of its own."""
+    source = Path(bundle.path)
+    manifest = read_manifest(source)
+    version = store.reserve_version(bundle.model)
+    with store.workspace() as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json"))
+        path = folder / "spec.yaml"
+        spec = dict(read_yaml(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        spec["serving"] = {**dict(spec.get("serving") or {}), **as_spec(settings)}
+        path.unlink(missing_ok=True)  # copied as read-only
+        path.write_text(yaml.safe_dump(spec), encoding="utf-8")
+        write_manifest(
+            folder,
+            name=bundle.model,
+            model_version=version,
+            spec_digest=manifest.spec_digest,
+            lineage=manifest.lineage,
+            metrics=manifest.metrics,
+        )
+        return store.publish_bundle(bundle.model, version, folder)
+
+
+def as_spec(settings: Settings) -> Mapping[str, int]:
+    return {name: getattr(settings, name) for name in Settings.__dataclass_fields__}

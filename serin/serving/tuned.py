@@ -1,0 +1,59 @@
+"""What `serin tune` found, kept beside a model's versions: serving.yaml, with a comment for each value.
+
+The values are this machine's. A release takes those that its spec does not name, and none where the machine is another.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serin.artifacts import Bundle
+from serin.durable import write_whole
+from serin.errors import TuningFailed
+
+FILE = "serving.yaml"
+FORMAT, VERSION = "serin.tuned", 1
+KEYS = ("instances", "threads", "queue_delay_us", "max_batch_rows")
+
+
+def tuned_file(bundle: Bundle) -> Path:
+    """In the store, or in this machine's copy of one that is elsewhere."""
+    return Path(bundle.path).parents[1] / FILE
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def read_tuned(bundle: Bundle) -> dict[str, int]:
+    """The values for this machine; none when nobody tuned the model here."""
+    path = tuned_file(bundle)
+    if not path.is_file():
+        return {}
+    try:
+        document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if (document["format"], document["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"not a {FORMAT} version {VERSION} document")
+        if document["machine"]["cores"] != cores():
+            return {}
+        return {key: int(value) for key, value in document["serving"].items() if key in KEYS}
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = f"{path} cannot be read ({why}); remove it, or run `serin tune {bundle.model}` again"
+        raise TuningFailed(model=bundle.model, reason=reason) from error
+
+
+def write_tuned(bundle: Bundle, heading: list[str], values: dict[str, tuple[int, str]]) -> Path:
+    """`values`: each with the comment that says why. The file changes whole or not at all."""
+    lines = [f"# {line}".rstrip() for line in heading]
+    lines += [f"format: {FORMAT}", f"version: {VERSION}", f"machine: {{cores: {cores()}}}", "serving:"]
+    wide = max(len(f"{key}: {value}") for key, (value, _) in values.items())
+    for key, (value, why) in values.items():
+        lines.append(f"  {f'{key}: {value}':<{wide}}  # {why}")
+    path = tuned_file(bundle)
+    write_whole(path, "\n".join(lines) + "\n")
+    return path
