@@ -1,10 +1,12 @@
-"""A picture of the benchmark's figures: `python -m benchmarks.rollout.picture FIGURES.json PICTURE.svg`."""
+"""The benchmark's figures as a picture, and as tables for the docs on the standard output:
+`python -m benchmarks.rollout.picture FIGURES.json PICTURE.svg`.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,5 +66,39 @@ def _sooner(axes: Axes, figures: Mapping[str, Any]) -> None:
     axes.set_xlabel("median seconds until rolled back (▼ 20, ● 100, ▲ 500 requests/s)")
 
 
+def tables(figures: Mapping[str, Any]) -> str:
+    """One row per scenario; the rates stand side by side, as in the picture."""
+    heads = "| ours | Flagger's loop | Kayenta's judge | a bet per request |"
+    kinds = (("no worse than allowed", NULLS, _share), ("worse", WORSE, _median))
+    return "\n\n".join(
+        "\n".join(
+            [
+                f"| {title} {heads}",
+                "|---" * 5 + "|",
+                *(_row(figures, scenario.name, show) for scenario in scenarios),
+            ]
+        )
+        for title, scenarios, show in kinds
+    )
+
+
+def _row(figures: Mapping[str, Any], name: str, show: Callable[[Mapping[str, Any]], str]) -> str:
+    found = [cell for rate in MARKS if (cell := figures.get(f"{name}, {rate}/s"))]
+    cells = (" / ".join(show(cell[judge]) for cell in found) for judge in COLOURS)
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _share(judged: Mapping[str, Any]) -> str:
+    share = judged["rolled_back"]
+    return "1" if share == 1 else f"{share:.4f}".lstrip("0")
+
+
+def _median(judged: Mapping[str, Any]) -> str:
+    median = judged[MEDIAN][1]
+    return "never" if median is None else f"{median:.0f}"
+
+
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text())["figures"], Path(sys.argv[2]))
+    shown = json.loads(Path(sys.argv[1]).read_text())["figures"]
+    draw(shown, Path(sys.argv[2]))
+    print(tables(shown))

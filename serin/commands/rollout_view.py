@@ -58,19 +58,23 @@ def frame(decisions: Sequence[Decision], judge: LogJudge, t: float) -> Renderabl
         reason = reason if now.hold else found.reason
     parts: list[RenderableType] = [_head(now, t), Text(reason)]
     if evidence.blocks:
-        parts += [_evidence(now, point(now, evidence, t)), _arms(now, evidence)]
-    parts.append(_story(tell(decisions).decisions))
+        parts += [Text(), _evidence(now, point(now, evidence, t)), Text(), _arms(now, evidence)]
+    parts += [Text(), _story(tell(decisions).decisions)]
     return Panel(Group(*parts), title=f"rollout of {now.candidate.name}", title_align="left")
 
 
 def _head(now: Rollout, t: float) -> RenderableType:
-    filled = round(_BAR * now.weight_percent / 100)
+    filled, control = (round(_BAR * share / 100) for share in (now.weight_percent, now.baseline_percent))
     line = Text()
-    line.append(f"{now.phase}".ljust(12), style=f"bold {_COLOURS.get(now.phase, 'cyan')}")
+    line.append(f"{now.phase}".replace("_", " ").ljust(12), style=f"bold {_COLOURS.get(now.phase, 'cyan')}")
     line.append("█" * filled, style="yellow")
-    line.append("█" * (_BAR - filled), style="blue")
-    stable = now.stable.name if now.stable else "nothing"
-    line.append(f"  {now.candidate.name} {now.weight_percent:g}%, {stable} {100 - now.weight_percent:g}%")
+    line.append("█" * control, style="cyan")
+    line.append("█" * (_BAR - filled - control), style="blue")
+    rest = 100 - now.weight_percent - now.baseline_percent
+    line.append(f"  {now.candidate.name} {now.weight_percent:g}%")
+    if now.baseline_percent:
+        line.append(f", its control {now.baseline_percent:g}%")
+    line.append(f", {now.stable.name if now.stable else 'nothing'} {rest:g}%")
     line.append(f"   for {max(t - now.since, 0):.0f} s")
     if now.hold:
         line.append(f"   held: {now.hold}", style="bold red")

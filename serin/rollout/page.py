@@ -36,7 +36,8 @@ def story2html(story: Story) -> str:
             f'<p class="lead"><span class="{kind}">{escape(word)}</span>: {escape(turned.reason)}</p>',
             f'<p class="note">{_time(story.began)} to {_time(story.ended) if story.ended else "now"} UTC; steps ',
             f"{escape(', '.join(f'{step:g}%' for step in story.plan.steps))}; a candidate no worse than allowed is ",
-            f"rolled back with a chance of at most {story.plan.false_rollback:g}.</p>",
+            f"rolled back with a chance of at most {story.plan.false_rollback:g}. Held against: ",
+            f"{escape(story.control)}.</p>",
             _section(
                 "Evidence against the candidate",
                 evidence_drawing(story),
@@ -61,7 +62,7 @@ def _table(story: Story) -> str:
 def _row(decision: Decision) -> str:
     hold = decision.state.get("hold")
     cells = (
-        _time(decision.t),
+        _time(decision.t)[11:],
         f"{decision.phase}, held: {hold}" if hold else decision.phase,
         f"{decision.weight:g}%",
         decision.verdict or "",

@@ -55,7 +55,7 @@ def decision2rollout(decision: Decision) -> Rollout:
         began=state["began"],
         since=state["since"],
         evidence_from=state["evidence_from"],
-        evidence_epoch=state["evidence_epoch"],
+        evidence_epoch=state.get("evidence_epoch", state["epoch"]),
         verdict=Verdict(decision.verdict) if decision.verdict else None,
         reason=decision.reason,
         by=decision.by,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serin.formats.journal import Decision
 from serin.rollout.betting import Array
@@ -11,7 +11,7 @@ from serin.rollout.evidence import Evidence
 from serin.rollout.plan import Plan
 from serin.rollout.record import decision2rollout
 from serin.rollout.state import Rollout
-from serin.rollout.verdict import Weighed, weigh
+from serin.rollout.verdict import Verdict, Weighed, weigh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,13 @@ class Story:
     def stable_name(self) -> str:
         return self.rollout.stable.name if self.rollout.stable else "nothing"
 
+    @property
+    def control(self) -> str:
+        """What the candidate was held against, for people."""
+        if self.rollout.baseline:
+            return f"a process of its own below 50% ({self.rollout.baseline.name}), then {self.stable_name} itself"
+        return f"as many requests of {self.stable_name}, drawn by lot"
+
 
 def tell(decisions: Sequence[Decision]) -> Story:
     """The story of one rollout's decisions, oldest first; there is at least one."""
@@ -48,7 +55,7 @@ def tell(decisions: Sequence[Decision]) -> Story:
     points, changes, before = [], [], None
     for decision in decisions:
         now = decision2rollout(decision)
-        if before is None or now.milestone != before.milestone or decision.command:
+        if before is None or _changes(before, now) or decision.command:
             changes.append(decision)
         before = now
         if evidence := _evidence(decision):
@@ -67,6 +74,12 @@ def tell(decisions: Sequence[Decision]) -> Story:
 def point(now: Rollout, evidence: Evidence, t: float) -> Point:
     proofs = {name: worth for name, worth in evidence.worths().items() if name.startswith("not slower")}
     return Point(t=t, weight_percent=now.weight_percent, weighed=weigh(now.plan, evidence), proofs=proofs)
+
+
+def _changes(before: Rollout, now: Rollout) -> bool:
+    """More than that it waits now, which every step does first."""
+    waits = now.verdict is Verdict.WAIT
+    return now.milestone != (replace(before, verdict=now.verdict) if waits else before).milestone
 
 
 def _evidence(decision: Decision) -> Evidence | None:
