@@ -38,12 +38,15 @@ demo: $(INSTALLED) $(TRITON) ## raw tables to a served model on this machine, wi
 test: $(INSTALLED) $(TRITON) lint ## lint and all tests; says what was skipped and why
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --no-loadscope-reorder $(ARGS)
 
-soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers, thousands of random tables
+soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers, thousands of random tables, 30 minutes of requests
 	$(BIN)/python -m tests.soak.larger_than_memory $(ARGS)
+	$(BIN)/python -m tests.soak.serving --minutes 30
 	$(BIN)/python -m pytest tests/unit/features --hypothesis-profile=soak --timeout=0
 
-chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose, on real parts under load: what was decided, how soon, what clients saw
+chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose under load; kill -9 at every part while pipelines run
 	$(BIN)/python -m tests.chaos.rollout
+	$(BIN)/python -m tests.chaos.lease_clients --clients 20 --rounds 30 --deaths 40
+	$(BIN)/python -m tests.chaos.orchestration
 
 lint: $(INSTALLED) ## ruff, mypy --strict on the core, import rules
 	$(BIN)/ruff check .
@@ -68,9 +71,14 @@ system-deps: ## what Debian must add for the tests (needs root; does nothing els
 	command -v $(PYTHON) >/dev/null || missing="$$missing python3"; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
 	lib=$$($(PYTHON) -c "$$LIBPYTHON" 2>/dev/null) && missing="$$missing $$lib"; \
-	if [ -z "$$missing" ]; then echo "system-deps: nothing is missing"; exit 0; fi; \
-	echo "system-deps: installing$$missing"; \
-	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing
+	browser=""; command -v chromium >/dev/null || browser="chromium"; \
+	if [ -z "$$missing$$browser" ]; then echo "system-deps: nothing is missing"; exit 0; fi; \
+	echo "system-deps: installing$$missing $$browser"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	apt-get update -q; \
+	if [ -n "$$missing" ]; then apt-get install -q -y --no-install-recommends $$missing || exit 1; fi; \
+	if [ -n "$$browser" ]; then apt-get install -q -y --no-install-recommends $$browser \
+	  || echo "system-deps: no Chromium: the tests will skip Prefect's pages"; fi
 
 clean: ## caches, builds and environments; leaves .serin/ (stop the stack first: serin down)
 	rm -rf $(VENV) $(VENV)-triton $(BENCH_VENV) build dist

@@ -70,7 +70,14 @@ async def run_stage(
     try:
         return TypeAdapter(kind).validate_python(await state.aresult())
     except MissingResult as error:
+        await _give_up(run, "its result is gone")
         raise StageLost(stage=stage, run=run.name, reason="its result is gone") from error
+
+
+async def _give_up(run: FlowRun, reason: str) -> None:
+    """So that the next try begins another run."""
+    async with get_client() as client:
+        await client.set_flow_run_state(run.id, Crashed(message=reason), force=True)
 
 
 async def _begin(deployment: str, parameters: dict[str, Any]) -> FlowRun:
@@ -103,7 +110,7 @@ async def _ended(client: PrefectClient, stage: str, run: FlowRun) -> FlowRun:
                 ) from error
             reason = None
         if reason is not None:
-            await client.set_flow_run_state(run.id, Crashed(message=reason), force=True)
+            await _give_up(run, reason)
             raise StageLost(stage=stage, run=run.name, reason=reason)
         if time.monotonic() >= look_at:
             look_at = time.monotonic() + _LOOK_S

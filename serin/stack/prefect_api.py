@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -14,6 +15,8 @@ from typing import Any
 from serin.errors import PrefectGone, PrefectRefused
 
 _UNFINISHED = ["RUNNING", "PENDING", "CANCELLING"]
+_BUSY = 503  # its database was locked for too long
+_BUSY_PAUSES_S = (1.0, 2.0, 4.0)
 _NO_TOKEN_WANTED = (404, 422)  # an older server; one whose protection is off
 
 
@@ -49,6 +52,13 @@ def call(api: Api | str, method: str, path: str, body: Mapping[str, Any] | list[
     headers = server.headers()
     if method != "GET":
         headers |= _against_forgery(server)
+    for pause_s in _BUSY_PAUSES_S:
+        try:
+            return _request(server, method, path, headers, body)
+        except PrefectRefused as refusal:
+            if refusal.fields["code"] != _BUSY:
+                raise
+            time.sleep(pause_s)
     return _request(server, method, path, headers, body)
 
 

@@ -11,15 +11,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 import pytest
 
+from serin.stack.prefect_api import call
+from serin.stack.state import running_stack
+from serin.stack.supervisor import Supervisor
+from serin.stack.survivors import run_processes
+from tests.e2e.browser import find_browser, open_browser
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 
+T = TypeVar("T")
 ROLLOUT = {"steps": [50, 100], "step_time": "0s", "min_requests": 0, "bake": "0s", "deadline": "30s"}
 LONG_TRAINING = {
     "epochs": 4,
@@ -47,7 +53,7 @@ class Stack:
             text=True,
         )
 
-    def serin(self, *arguments: str, seconds: float = 150.0) -> str:
+    def serin(self, *arguments: str, seconds: float = 300.0) -> str:
         process = self.start(*arguments)
         try:
             said, _ = process.communicate(timeout=seconds)
@@ -67,15 +73,15 @@ class Stack:
         return found
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
-    made = Stack(tmp_path / "home")
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    made = Stack(tmp_path_factory.mktemp("stack") / "home")
     made.serin("up")
     yield made
     made.serin("down")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_killed_training_goes_on_and_the_pipeline_ends_in_a_served_model(
     stack: Stack, tmp_path: Path
 ) -> None:
@@ -98,13 +104,91 @@ def test_a_killed_training_goes_on_and_the_pipeline_ends_in_a_served_model(
     assert _versions(stack) == [1]
 
     began = time.monotonic()
-    stack.serin("run", "--placed", "--fresh", "export", str(spec))
-    print(f"placed run of one stage: {time.monotonic() - began:.1f} s")
+    killed_run = _kill_a_placed_pipeline_and_its_worker(stack, spec)
+    print(f"found and marked as crashed: {time.monotonic() - began:.1f} s after it was asked for")
+    stack.serin("run", "--resume", killed_run)
+    print(f"placed run of one stage, killed and resumed: {time.monotonic() - began:.1f} s")
     assert _versions(stack) == [1, 2]
     kinds = [
         found["kind"] for found in stack.runs() if found["kind"] in ("pipeline", "etl", "train", "export")
     ]
     assert sorted(kinds) == ["export", "pipeline", "pipeline", "pipeline"]  # no machine for what was known
+
+    _left_no_secret_and_no_pickle(stack)
+
+
+@pytest.mark.timeout(900)
+def test_a_person_sees_the_run_its_pages_with_pictures_and_a_form_for_the_spec(
+    stack: Stack, tmp_path: Path
+) -> None:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium here (`make system-deps` installs it): Prefect's pages were not looked at")
+    if not _versions(stack):  # alone, without the story above
+        stack.serin("run", "--no-serve", str(write_spec(tmp_path, small_spec(tmp_path / "data"))))
+    api, pages = running_stack(stack.home).api, running_stack(stack.home).prefect_ui_url
+    artifacts = {
+        found["key"]: found["latest_id"] for found in call(api, "POST", "/artifacts/latest/filter", {})
+    }
+    body = {"flows": {"name": {"any_": ["pipeline"]}}, "sort": "START_TIME_ASC"}
+    run = call(api, "POST", "/flow_runs/filter", body)[0]
+    assert NAME in run["tags"]
+    with open_browser(program, tmp_path / "browser") as page:
+        page.open(f"{pages}/artifacts")
+        page.type_into("input[type=password]", (stack.home / "prefect-login").read_text().strip())
+        page.press("Login")
+        page.wait_for(*(f"{NAME}-{stage}" for stage in ("data", "training", "gate")))
+        for stage, words in (("data", "Features"), ("training", "valid_auc"), ("gate", "Variants")):
+            page.open(f"{pages}/artifacts/artifact/{artifacts[f'{NAME}-{stage}']}")
+            page.wait_for(NAME, words)
+            page.wait_until(_SHOWS_A_PICTURE, f"a picture on the page of {stage}")
+            page.picture(tmp_path / f"{stage}.png")
+
+        page.open(f"{pages}/runs/flow-run/{run['id']}")
+        page.wait_for(run["name"], NAME, "Completed", f"published {NAME}-v1", "training on the CPU")
+        assert page.picture(tmp_path / "run.png").startswith(b"\x89PNG")
+
+        page.open(f"{pages}/deployments/deployment/{run['deployment_id']}/run")
+        page.wait_for("spec", "fresh", "Validate parameters")
+        page.press("PipelineSpec")
+        page.wait_for("TrainingSpec", "RolloutSpec", "MonitoringSpec")
+        page.picture(tmp_path / "form.png")
+
+
+_SHOWS_A_PICTURE = "[...document.images].some(i => i.src.startsWith('data:image/') && i.naturalWidth > 200)"
+
+
+def _kill_a_placed_pipeline_and_its_worker(stack: Stack, spec: Path) -> str:
+    """Both with -9, while a stage runs that it has placed: nobody is left to say that it ended. The run's name, once
+    the stack has found out."""
+    said = stack.serin("run", "--placed", "--fresh", "export", "--no-follow", str(spec))
+    run = next(word.rpartition("/")[2] for word in said.split() if "/runs/flow-run/" in word)
+    _wait(
+        lambda: run in (found := run_processes(stack.home)) and len(found) > 1,
+        "the stage's process beside the pipeline's",
+    )
+    victims = run_processes(stack.home)[run].engines
+    worker = Supervisor(stack.home).pid("worker-cpu")
+    assert worker is not None
+    for victim in (worker, *victims):
+        os.kill(victim, signal.SIGKILL)
+    found = _wait(
+        lambda: next((each for each in stack.runs() if each["state"] == "crashed"), None),
+        "it is marked as crashed",
+    )
+    name: str = found["name"]
+    told = stack.serin("runs", "show", name)
+    assert "its process is gone" in told
+    assert "train        did not run" in told
+    return name
+
+
+def _wait(look: Callable[[], T | None], what: str) -> T:
+    deadline = time.monotonic() + 180
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what}: not in time"
+        time.sleep(0.1)
+    return found
 
 
 def _kill_a_training_worker(stack: Stack, run: subprocess.Popen[str]) -> int:
@@ -153,6 +237,18 @@ def _answers_as_it_was_trained(stack: Stack, tmp_path: Path) -> None:
     late = [hours > 30 for hours in table["hours"].to_pylist()]
     guessed = [score > 0.5 for score in pq.read_table(scores)["score"].to_pylist()]
     assert sum(a == b for a, b in zip(late, guessed, strict=True)) > 150
+
+
+def _left_no_secret_and_no_pickle(stack: Stack) -> None:
+    """In nothing that anybody wrote while all this happened; results of runs are JSON."""
+    password = (stack.home / "prefect-login").read_text().strip().partition(":")[2].encode()
+    written = [path for path in stack.home.rglob("*") if path.is_file() and path.name != "prefect-login"]
+    found = [path for path in written if password in path.read_bytes()]
+    assert [path for path in found if path.stat().st_mode & 0o077] == []  # the supervisor's own descriptions
+    assert {path.parent for path in found} <= {stack.home / "stack" / "conf.d"}
+    assert len([path for path in written if path.suffix == ".log"]) >= 5
+    results = [json.loads(path.read_bytes()) for path in (stack.home / "prefect" / "storage").iterdir()]
+    assert results
 
 
 def _versions(stack: Stack) -> list[int]:

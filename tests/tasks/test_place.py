@@ -35,7 +35,7 @@ class Workers:
     """Runs that are asked for come to the next of `ends`; those asked for by a name again are given again."""
 
     def __init__(self, *ends: State[Any] | str) -> None:
-        self.ends = list(ends)
+        self.ends = [self._done() if end == COMPLETED else end for end in ends]
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.runs: dict[str, UUID] = {}
 
@@ -52,11 +52,15 @@ class Workers:
             return FlowRun(id=run, flow_id=uuid4(), name="child", state=Pending())
 
     @staticmethod
-    async def _begin(client: Any, end: State[Any] | str) -> UUID:
-        if isinstance(end, State):
-            return UUID(str((await client.create_flow_run(stage, state=end)).id))
-        state = await stage(return_state=True)
-        return UUID(str(state.state_details.flow_run_id))
+    async def _begin(client: Any, end: State[Any] | UUID) -> UUID:
+        return (
+            UUID(str((await client.create_flow_run(stage, state=end)).id)) if isinstance(end, State) else end
+        )
+
+    @staticmethod
+    def _done() -> UUID:
+        """A run that has completed, before and outside of the pipeline's."""
+        return UUID(str(asyncio.run(stage(return_state=True)).state_details.flow_run_id))
 
 
 def place(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Dataset:

@@ -1,0 +1,206 @@
+"""A whole stack with two pretended GPUs and small pipelines on it, to strike at.
+
+The pipelines train by a script, which needs no GPU and is given one all the same: leases, queue and pools are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from serin.leases import holders
+from serin.stack.prefect_api import call
+from serin.stack.state import Stack, read_stack
+from serin.stack.supervisor import Supervisor
+from serin.stack.survivors import RunProcesses, run_processes, stack_processes, start_ticks
+from serin.store import Store
+from tests.fakes.gpus import write_inventory
+from tests.fakes.small_pipeline import small_spec, write_spec
+
+T = TypeVar("T")
+
+DEVICES = ("GPU-a", "GPU-b")
+FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+# Least squares as ONNX, in steps that are saved: a training that can be killed inside and taken up again.
+TRAIN = """
+import fcntl, json, os, sys, time
+import numpy as np, onnx
+from onnx import TensorProto, helper, numpy_helper
+from serin.training.own_script import this_run
+run = this_run()
+saved = run.checkpoints / "step.json"
+if os.environ.get("RANK", "0") != "0":  # has nothing to do, and is there to be killed
+    while not saved.exists() or json.loads(saved.read_text()) < run.options["steps"]:
+        time.sleep(0.05)
+    sys.exit(0)
+for device in os.environ["CUDA_VISIBLE_DEVICES"].split(","):  # a lock of another kind: nobody else may be here
+    witness = os.open(os.path.join(os.environ["SERIN_HOME"], f"{device}.witness"), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.lockf(witness, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        sys.exit(f"{device} is used by somebody else")
+step = json.loads(saved.read_text()) if saved.exists() else 0
+with (run.checkpoints / "starts.log").open("a") as log:
+    log.write(f"{step}\\n")
+while step < run.options["steps"]:
+    time.sleep(0.05)
+    step += 1
+    saved.with_suffix(".new").write_text(json.dumps(step))
+    saved.with_suffix(".new").replace(saved)
+train = run.split("train")
+weights, *_ = np.linalg.lstsq(np.asarray(train.num), np.asarray(train.target).reshape(-1) * 2 - 1, rcond=None)
+weights = numpy_helper.from_array(np.float32(weights).reshape(-1, 1), "w")
+given = helper.make_tensor_value_info("num", TensorProto.FLOAT, ["batch", train.num.shape[1]])
+answer = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1])
+graph = helper.make_graph([helper.make_node("MatMul", ["num", "w"], ["logits"])], "g", [given], [answer], [weights])
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), run.output / "model.onnx")
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    id: str
+    name: str
+    state: str
+    message: str
+    flow: str
+    parent: str | None
+
+
+class Pipelines:
+    """One stack in a folder of its own; runs are asked for by the command, looked at by the server's interface."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.environment = {
+            **os.environ,
+            "SERIN_HOME": str(home),
+            "SERIN_STORE": str(home / "store"),
+            "SERIN_INVENTORY": str(write_inventory(home, DEVICES)),
+        }
+        self.environment.pop("CUDA_VISIBLE_DEVICES", None)
+
+    def serin(self, *arguments: str, seconds: float = 300.0, code: int | None = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "serin.cli", *arguments],
+            env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
+        )  # fmt: skip
+        said = done.stdout + done.stderr
+        assert code is None or done.returncode == code, f"serin {' '.join(arguments)}: {said}"
+        return said
+
+    def write_spec(
+        self, name: str, *, steps: int = 60, seed: int = 3, engine: str = "process", processes: int = 1
+    ) -> Path:
+        """A pipeline of its own: another name, other data and another training."""
+        folder = self.home / "specs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "train.py").write_text(TRAIN)
+        model = {"script": "train.py", "options": {"steps": steps, "seed": seed}}
+        training = {"epochs": 1, "seed": seed, "processes": processes}
+        spec = small_spec(folder, rows=1500, model=model, training=training, etl={"engine": engine})
+        return write_spec(folder, {**spec, "name": name})
+
+    def begin(self, spec: Path, *options: str) -> str:
+        """The id of a new run."""
+        said = self.serin("run", str(spec), "--no-serve", "--no-follow", *options)
+        return next(word.rpartition("/")[2] for word in said.split() if "/runs/flow-run/" in word)
+
+    @property
+    def stack(self) -> Stack:
+        found = read_stack(self.home)
+        assert found is not None
+        return found
+
+    def run(self, run: str) -> Run:
+        found = call(self.stack.api, "GET", f"/flow_runs/{run}")
+        return _run(found)
+
+    def unfinished(self) -> list[Run]:
+        """Runs under way, and those of pipelines that wait for their turn."""
+        states = ["RUNNING", "PENDING", "PAUSED", "CANCELLING"]
+        body = {"flow_runs": {"state": {"type": {"any_": states}}}, "limit": 200}
+        return [_run(found) for found in call(self.stack.api, "POST", "/flow_runs/filter", body)]
+
+    def processes(self, run: str) -> RunProcesses | None:
+        return run_processes(self.home).get(run)
+
+    def pid(self, part: str) -> int | None:
+        return Supervisor(self.home).pid(part)
+
+    def versions(self, model: str) -> list[int]:
+        return Store(str(self.home / "store")).versions(model)
+
+    def dead_holders(self) -> list[str]:
+        return [str(holder) for holder in holders(self.home) if start_ticks(holder.pid) is None]
+
+    def orphans(self) -> list[int]:
+        """Processes of runs whose own process is gone."""
+        left = run_processes(self.home).values()
+        return [pid for found in left if not found.engines for pid in found.others]
+
+    def children_at(self, run: str, words: str) -> list[int]:
+        """Processes of a run, or of stages it has placed, whose command line holds `words`."""
+        found = []
+        for pid in stack_processes(self.home):
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                marks = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if words in line and (not run or f"PREFECT__FLOW_RUN_ID={run}" in marks):
+                found.append(pid)
+        return found
+
+
+def wait(look: Callable[[], T | None], what: str, seconds: float) -> T:
+    deadline = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what}: not in {seconds:g} s"
+        time.sleep(0.1)
+
+
+def _run(found: dict[str, Any]) -> Run:
+    state = found.get("state") or {}
+    return Run(
+        id=found["id"],
+        name=found["name"],
+        state=found["state_type"],
+        message=state.get("message") or "",
+        flow=found["flow_id"],
+        parent=found.get("parent_task_run_id"),
+    )
+
+
+@contextmanager
+def pipelines() -> Iterator[Pipelines]:
+    home = Path(tempfile.mkdtemp(prefix="serin-chaos-"))  # short: it holds unix sockets
+    scene = Pipelines(home)
+    try:
+        scene.serin("up", seconds=600)
+        yield scene
+    finally:
+        scene.serin("down", code=None)
+        for pid in stack_processes(home):
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def stages_of(scene: Pipelines, run: str) -> list[dict[str, Any]]:
+    shown: dict[str, Any] = json.loads(scene.serin("runs", "show", scene.run(run).name, "--json"))
+    found: list[dict[str, Any]] = shown["stages"]
+    return found

@@ -1,0 +1,99 @@
+"""What is done again and what is not: in this process, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.pipeline import pipeline
+from flows.stages import export
+from serin import environment
+from serin.artifacts import Bundle, Checkpoint, Dataset
+from serin.leases import holders
+from serin.spec.load import load_spec
+from serin.stage_keys import notes
+from serin.store import Store
+from tasks.etl import find_dataset
+from tasks.train import find_checkpoint
+from tests.fakes.small_pipeline import NAME, small_spec
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> Iterator[dict[str, Any]]:
+    """A spec whose pipeline has run once."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERIN_HOME", str(folder / "home"))
+        made = small_spec(folder / "data")
+        assert told(made) == {
+            "etl": (True, "never done before"),
+            "train": (True, "never done before"),
+            "export": (True, "never done before"),
+        }
+        yield made
+
+
+def told(spec: dict[str, Any], **parameters: Any) -> dict[str, tuple[bool, str]]:
+    """Which stages ran in a run of the pipeline, and why or why not."""
+    state = asyncio.run(pipeline(spec, serve=False, return_state=True, **parameters))
+    assert state.is_completed(), state.message
+    run = str(state.state_details.flow_run_id)
+    return {entry["stage"]: (entry["ran"], entry["why"]) for entry in notes(environment.home(), run)}
+
+
+def versions() -> list[int]:
+    return Store.open().versions(NAME)
+
+
+def test_nothing_changed_and_nothing_is_done(spec: dict[str, Any]) -> None:
+    found = told(spec)
+    assert {stage: ran for stage, (ran, _) in found.items()} == {
+        "etl": False,
+        "train": False,
+        "export": False,
+    }
+    assert found["export"][1] == f"exported before: {NAME} version 1"
+    assert holders(environment.home()) == ()
+
+
+def test_a_change_in_export_alone_makes_only_export_run(spec: dict[str, Any]) -> None:
+    found = told({**spec, "export": {"variants": ["fp32", "fp16"]}})
+    assert {stage: ran for stage, (ran, _) in found.items()} == {"etl": False, "train": False, "export": True}
+    assert found["export"][1] == "changed since the last time: export"
+    assert versions() == [1, 2]
+
+
+def test_a_version_whose_maker_died_before_it_could_say_so_is_found_and_not_made_twice(
+    spec: dict[str, Any],
+) -> None:
+    changed = {**spec, "export": {"variants": ["fp32", "fp16"]}}
+    for kept in (environment.home() / "stages" / "export").glob("*.json"):
+        kept.unlink()
+    assert told(changed)["export"] == (False, f"exported before: {NAME} version 2")
+    assert versions() == [1, 2]
+
+
+def test_a_fresh_export_that_is_resumed_makes_one_version(spec: dict[str, Any]) -> None:
+    plan = load_spec(spec)
+    dataset = find_dataset(plan.data, plan.features)
+    assert isinstance(dataset, Dataset)
+    checkpoint = find_checkpoint(plan.model, plan.training, dataset)
+    assert isinstance(checkpoint, Checkpoint)
+
+    def once(attempt: str) -> Bundle:
+        made: Bundle = asyncio.run(export(spec, checkpoint, dataset, fresh=True, attempt=attempt))
+        return made
+
+    first, resumed = once("11111111"), once("11111111")
+    assert first.version == resumed.version == 3
+    assert versions() == [1, 2, 3]
+
+
+def test_the_stages_of_a_run_can_be_asked_for_when_its_folder_is_gone(
+    spec: dict[str, Any], tmp_path: Path
+) -> None:
+    assert notes(tmp_path, "no-such-run") == []
