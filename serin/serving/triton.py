@@ -132,8 +132,31 @@ def triton_process(
 
     It sees the GPUs that it has memory on and no other; without any, Triton takes none of their memory either.
     """
+    variables = environment.child_environment(
+        PATH=f"{install.python_folder}:{environment.search_path()}",
+        LD_LIBRARY_PATH=":".join(_libraries(install, devices)) or None,
+        CUDA_VISIBLE_DEVICES=",".join(devices),
+        PYTHONPATH=None,
+        PYTHONHOME=None,
+        VIRTUAL_ENV=None,
+        PYTHONDONTWRITEBYTECODE="1",  # the repository does not change
+    )
+    return Process(
+        name=release.name,
+        command=_command(install, release, repository, place),
+        environment=variables,
+        folder=repository,
+        log=log,
+        stop_s=_EXIT_S + 4.0,
+        settle_s=_SETTLE_S,
+    )
+
+
+def _command(
+    install: TritonInstall, release: Release, repository: Path, place: TritonPlace
+) -> tuple[str, ...]:
     restricted = f"{_RESTRICTED}:x-serin-token={place.token}"
-    command = (
+    return (
         str(install.server),
         f"--id={release.name}",
         f"--model-repository={repository}",
@@ -152,24 +175,6 @@ def triton_process(
         f"--backend-config=python,shm-region-prefix-name={place.shared_memory_prefix}",
         f"--backend-config=python,shm-default-byte-size={_SHARED_MEMORY_BYTES}",
         f"--exit-timeout-secs={_EXIT_S}",
-    )
-    variables = environment.child_environment(
-        PATH=f"{install.python_folder}:{environment.search_path()}",
-        LD_LIBRARY_PATH=":".join(_libraries(install, devices)) or None,
-        CUDA_VISIBLE_DEVICES=",".join(devices),
-        PYTHONPATH=None,
-        PYTHONHOME=None,
-        VIRTUAL_ENV=None,
-        PYTHONDONTWRITEBYTECODE="1",  # the repository does not change
-    )
-    return Process(
-        name=release.name,
-        command=command,
-        environment=variables,
-        folder=repository,
-        log=log,
-        stop_s=_EXIT_S + 4.0,
-        settle_s=_SETTLE_S,
     )
 
 
