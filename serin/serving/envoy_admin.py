@@ -70,6 +70,7 @@ class Admin:
 
     def drain_listeners(self) -> None:
         """No new connections; the ones there are told to close after the request they are in."""
+        self._ask("POST", "/healthcheck/fail")  # what lets it say so
         self._ask("POST", "/drain_listeners")
 
     def _ask(self, method: str, path: str) -> tuple[int, str]:

@@ -120,6 +120,7 @@ def _connection_manager(log: Path, routes: Path, http_filters: list[Document]) -
         "normalize_path": True,
         "merge_slashes": True,
         "path_with_escaped_slashes_action": "REJECT_REQUEST",
+        "max_request_headers_kb": 8,  # Triton hangs up on more
         "request_headers_timeout": "10s",
         "request_timeout": "60s",  # to receive a request
         "stream_idle_timeout": "300s",
@@ -134,7 +135,8 @@ def _connection_manager(log: Path, routes: Path, http_filters: list[Document]) -
 
 
 def _http_filters(max_request_bytes: int) -> list[Document]:
-    name_source = {"inline_string": (SOURCES / "model_name.lua").read_text()}
+    parts = [(SOURCES / name).read_text() for name in ("shapes.lua", "model_name.lua")]
+    name_source = {"inline_string": "\n".join(parts)}
     filters = {
         # Whole bodies with a length: Triton 2.51 has holes around chunked ones, and a second try needs the body.
         "buffer": {"@type": BUFFER, "max_request_bytes": max_request_bytes},

@@ -250,8 +250,13 @@ class Gateway:
             env=environment.child_environment(),
         )
         if said.returncode:
-            lines = [line for line in said.stderr.splitlines() if line.strip()]
-            raise EnvoyFileUnfit(path=expert, reason="\n".join(["Envoy says:", *lines[-4:]]))
+            lines = [line for line in said.stderr.splitlines() if "[critical]" in line or "[error]" in line]
+            words = re.sub(
+                r"^(\[[^]]*\] ?)+(error initializing configuration '[^']*': ?)?",
+                "",
+                lines[0] if lines else "",
+            )
+            raise EnvoyFileUnfit(path=expert, reason=f"Envoy says: {words or said.stderr[-500:]}")
 
     def _present(self, kind: str) -> list[dict[str, Any]]:
         file = self._file(kind)

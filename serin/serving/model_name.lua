@@ -1,25 +1,14 @@
--- Reads the model's name (and version) out of a gRPC message into headers, because the router cannot look into a body.
--- Headers of these names belong to the gateway: what a client sets is removed first.
+-- Looks into a request before the router does, which cannot: the model's name (and version) in a gRPC message become
+-- headers, and shapes that no data can fill are refused (shapes.lua stands before this text).
+-- Headers of the gateway's own names are removed first, and binary ones, which end a call when they are not base64.
 
 local NAMED = {
   ["/inference.GRPCInferenceService/ModelInfer"] = true,
   ["/inference.GRPCInferenceService/ModelReady"] = true,
   ["/inference.GRPCInferenceService/ModelMetadata"] = true,
 }
+local INFER = "/inference.GRPCInferenceService/ModelInfer"
 local LOOK_BYTES = 512 -- the name and the version are the first two fields and short
-
-local function varint(bytes, at)
-  local value, factor = 0, 1
-  for place = at, math.min(at + 9, #bytes) do
-    local byte = bytes:byte(place)
-    value = value + (byte % 128) * factor
-    if byte < 128 then
-      return value, place + 1
-    end
-    factor = factor * 128
-  end
-  return nil, at
-end
 
 -- Fields 1 and 2 of ModelInferRequest, ModelReadyRequest and ModelMetadataRequest.
 local function name_and_version(bytes)
@@ -45,12 +34,32 @@ local function refuse(handle, http, grpc, text)
   handle:respond({[":status"] = http, ["grpc-status"] = grpc}, text)
 end
 
+-- Binary tensors follow a JSON text whose length a header tells; without it all is JSON.
+local function check_json(handle, json_bytes)
+  local body = handle:body()
+  if body == nil then
+    return
+  end
+  local length = body:length()
+  if json_bytes ~= nil then
+    length = json_bytes:find("^%d+$") and tonumber(json_bytes) or math.huge
+  end
+  if length > body:length() then
+    refuse(handle, "400", "3", "inference-header-content-length is no length of a part of this request")
+    return
+  end
+  local fault = length > 0 and json_fault(body:getBytes(0, length), body:length())
+  if fault then
+    refuse(handle, "400", "3", fault)
+  end
+end
+
 function envoy_on_request(handle)
   local headers = handle:headers()
   local may = headers:get("x-serin-may") -- the models that the client's key is for, from keys.lua; nil: all
   local ours = {}
   for name in pairs(headers) do
-    if name:sub(1, 8) == "x-serin-" or name:sub(1, 8) == "x-envoy-" then
+    if name:sub(1, 8) == "x-serin-" or name:sub(1, 8) == "x-envoy-" or name:sub(-4) == "-bin" then
       ours[#ours + 1] = name
     end
   end
@@ -61,7 +70,11 @@ function envoy_on_request(handle)
     refuse(handle, "415", "12", "compressed requests are not accepted; send the body as it is")
     return
   end
-  if not NAMED[headers:get(":path")] then
+  local path = headers:get(":path") or ""
+  if not NAMED[path] then
+    if path:find("^/v2/models/.*/infer$") or path:find("^/v2/models/.*/infer%?") then
+      check_json(handle, headers:get("inference-header-content-length"))
+    end
     return
   end
   local body = handle:body()
@@ -69,7 +82,8 @@ function envoy_on_request(handle)
     refuse(handle, "400", "3", "the request carries no message")
     return
   end
-  local bytes = body:getBytes(0, math.min(body:length(), LOOK_BYTES))
+  local length = path == INFER and body:length() or math.min(body:length(), LOOK_BYTES)
+  local bytes = body:getBytes(0, length)
   if bytes:byte(1) ~= 0 then
     refuse(handle, "415", "12", "compressed messages are not accepted; call without compression")
     return
@@ -77,6 +91,11 @@ function envoy_on_request(handle)
   local model, version = name_and_version(bytes)
   if may ~= nil and not may:find("," .. model .. ",", 1, true) then
     refuse(handle, "403", "7", "this key may not ask for this model")
+    return
+  end
+  local fault = path == INFER and message_fault(bytes, #bytes)
+  if fault then
+    refuse(handle, "400", "3", fault)
     return
   end
   headers = handle:headers() -- the first one is void: waiting for the body was a pause

@@ -1,0 +1,149 @@
+-- What ends Triton 2.51 before it looks at a single value, refused here. It takes memory for as many elements as a shape
+-- claims: so no shape may claim more elements than its request has bytes. It calls itself for every bracket inside a
+-- bracket: so JSON may be nested only as deep as tensors are.
+
+local MAX_DEPTH = 32
+local TOO_LARGE = "an input's shape claims more elements than the request can hold"
+local TOO_DEEP = "the request's JSON is nested too deeply"
+local UNREADABLE = "the message cannot be read"
+local QUOTE, BACKSLASH, OPEN, CLOSE, OPEN_BRACE, CLOSE_BRACE = 34, 92, 91, 93, 123, 125
+
+local function grown(count, size, limit)
+  if size < 0 or size > limit or count * size > limit then
+    return nil
+  end
+  return count * size
+end
+
+-- Whether brackets outside of strings are ever more than MAX_DEPTH deep.
+local function too_deep(text)
+  local depth, at, last = 0, 1, #text
+  local byte = string.byte
+  while at <= last do
+    local now = byte(text, at)
+    if now == QUOTE then
+      at = at + 1
+      now = byte(text, at)
+      while now ~= QUOTE and at <= last do
+        at = at + (now == BACKSLASH and 2 or 1)
+        now = byte(text, at)
+      end
+    elseif now == OPEN or now == OPEN_BRACE then
+      depth = depth + 1
+      if depth > MAX_DEPTH then
+        return true
+      end
+    elseif now == CLOSE or now == CLOSE_BRACE then
+      depth = depth - 1
+    end
+    at = at + 1
+  end
+  return false
+end
+
+-- "sh\u0061pe" would not be found as a shape. No encoder writes plain letters so.
+local function hides_letters(text)
+  local at = text:find("\\u00", 1, true)
+  while at ~= nil do
+    local first = at
+    while text:byte(first - 1) == BACKSLASH do
+      first = first - 1
+    end
+    if (at - first) % 2 == 0 and text:find("^[67]", at + 4) then
+      return true
+    end
+    at = text:find("\\u00", at + 1, true)
+  end
+  return false
+end
+
+-- nil when a JSON text can be read without harm, else what is wrong with it.
+local function json_fault(text, limit)
+  if too_deep(text) then
+    return TOO_DEEP
+  end
+  if hides_letters(text) then
+    return "plain letters must not be written as \\u escapes"
+  end
+  local stop, _ = 0, nil
+  while true do
+    _, stop = text:find('"shape"', stop + 1, true)
+    if stop == nil then
+      return nil
+    end
+    local count = 1
+    for size in (text:match("^%s*:%s*%[([^%]]*)", stop + 1) or ""):gmatch("[^,]+") do
+      count = grown(count, tonumber(size) or 1, limit) -- what is no number Triton refuses by itself
+      if count == nil then
+        return TOO_LARGE
+      end
+    end
+  end
+end
+
+local function varint(bytes, at)
+  local value, factor = 0, 1
+  for place = at, math.min(at + 9, #bytes) do
+    local byte = bytes:byte(place)
+    value = value + (byte % 128) * factor
+    if byte < 128 then
+      return value, place + 1
+    end
+    factor = factor * 128
+  end
+  return nil, at
+end
+
+-- Calls visit(number, kind, from, to) for each field between two places; false when this is no message.
+local function each_field(bytes, at, last, visit)
+  while at <= last do
+    local tag, length
+    tag, at = varint(bytes, at)
+    if tag == nil then
+      return false
+    end
+    local kind, from = tag % 8, at
+    if kind == 0 then
+      length, at = varint(bytes, at)
+    elseif kind == 1 or kind == 5 then
+      length = kind == 1 and 8 or 4
+      at = at + length
+    elseif kind == 2 then
+      length, from = varint(bytes, at)
+      at = from + (length or 0)
+    end
+    if length == nil or at > last + 1 or visit(math.floor(tag / 8), kind, from, at - 1) == false then
+      return false
+    end
+  end
+  return true
+end
+
+-- The same for a ModelInferRequest: shape is field 3 of field 5, a list of numbers, packed or one by one.
+local function message_fault(bytes, limit)
+  local fits = true
+  local function shape(count, from, to)
+    while count ~= nil and from <= to do
+      local size
+      size, from = varint(bytes, from)
+      count = size and grown(count, size, limit)
+    end
+    fits = fits and count ~= nil
+    return count
+  end
+  local function input(number, kind, from, to)
+    if number ~= 5 then
+      return true
+    end
+    local count = 1
+    return kind == 2 and each_field(bytes, from, to, function(inner, _, first, last)
+      if inner == 3 then
+        count = shape(count, first, last) or 1
+      end
+    end)
+  end
+  if not each_field(bytes, 6, #bytes, input) then -- behind the frame's flag and length
+    return UNREADABLE
+  end
+  return not fits and TOO_LARGE or nil
+end
