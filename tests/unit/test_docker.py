@@ -108,7 +108,16 @@ def test_serving_listens_where_its_healthcheck_and_its_port_are() -> None:
     options = read_options(words[3:])
     assert options.address == "0.0.0.0"
     assert f"127.0.0.1:{options.port}/v2/health/live" in image("triton").read_text()
-    assert SERVICES["serving"]["ports"] == [f"127.0.0.1:{options.port}:{options.port}"]
+    for name in ("serving", "serving-gpu"):
+        assert SERVICES[name]["ports"] == [f"127.0.0.1:{options.port}:{options.port}"]
+
+
+def test_one_serving_comes_up_with_each_profile_and_shares_its_gpus_with_trainings_in_one_word() -> None:
+    profiles = {name: SERVICES[name]["profiles"] for name in ("serving", "serving-gpu")}
+    assert profiles == {"serving": ["cpu"], "serving-gpu": ["gpu"]}
+    assert SERVICES["serving-gpu"]["deploy"] == SERVICES["worker-gpu"]["deploy"]
+    kept = {SERVICES[name]["environment"]["SERIN_SERVING_MEMORY"] for name in ("serving-gpu", "worker-gpu")}
+    assert len(kept) == 1
 
 
 def test_each_pool_has_a_worker_with_and_without_a_gpu() -> None:
