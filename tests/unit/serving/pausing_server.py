@@ -18,6 +18,7 @@ class PausingServer:
 
     answer: Callable[[int], bytes | None]
     answered: int = 0
+    heads: list[bytes] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _listener: socket.socket = field(default_factory=socket.socket)
     _sockets: list[socket.socket] = field(default_factory=list)
@@ -47,11 +48,12 @@ class PausingServer:
             pending += data
             while b"\r\n\r\n" in pending:
                 head, _, rest = pending.partition(b"\r\n\r\n")
-                length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
                 if len(rest) < length:
                     break
                 pending = rest[length:]
                 with self._lock:  # one at a time: a pause is everybody's
+                    self.heads.append(head)
                     number, self.answered = self.answered, self.answered + 1
                     reply = self.answer(number)
                 if reply is None:

@@ -1,0 +1,118 @@
+"""The client, and every way of calling a model that docs/how-to/call-a-model.md shows, through a real gateway."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from serin.errors import PredictionFailed, RowsUnfit
+from serin.serving.client import Client, Protocol
+from tests.e2e.serving_stack import NO_SUCH, Stack, running_stack
+from tests.unit.serving import bundles
+from tests.unit.serving.bundles import MODEL
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "call-a-model.md"
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+FRAME = pd.DataFrame(
+    {"carrier": ["AA", None], "temp": [0.5, None], "distance": [1, 2], "night": [True, None]}
+)
+WIRE = {
+    "carrier": np.array([["AA"], [""]], dtype=object), "temp": np.array([[0.5], [np.nan]], np.float32),
+    "distance": np.array([[1], [2]], np.int64), "night": np.array([[1], [-1]], np.int8),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with running_stack() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def wanted(stack: Stack) -> Any:
+    return bundles.score(stack.store.bundle(MODEL, stack.stable.version).path, WIRE)
+
+
+def blocks(language: str, word: str) -> list[str]:
+    found = [text for kind, text in BLOCKS if kind == language and word in text]
+    assert found, f"{PAGE} shows nothing with {word}"
+    return found
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_frame_and_dicts_get_the_scores_of_the_graph(stack: Stack, wanted: Any, protocol: Protocol) -> None:
+    with Client(f"http://{stack.url}", MODEL, protocol=protocol) as model:
+        assert np.array_equal(model.predict(FRAME)["score"], wanted)
+        rows = [{"carrier": "AA", "temp": 0.5, "distance": 1, "night": True}, {"distance": 2}]
+        assert np.array_equal(model.predict(rows)["score"], wanted)
+        columns = {name: values.reshape(-1).tolist() for name, values in WIRE.items()}
+        assert np.array_equal(model.predict(columns)["score"], wanted)
+    with Client(stack.url, MODEL, protocol=protocol, batch_rows=1) as model:
+        assert np.array_equal(model.predict(FRAME)["score"], wanted)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_version_that_is_named_answers_and_one_that_does_not_run_is_said_so(
+    stack: Stack, protocol: Protocol
+) -> None:
+    own = bundles.score(stack.store.bundle(MODEL, stack.candidate.version).path, WIRE)
+    with Client(stack.url, MODEL, protocol=protocol, version=stack.candidate.version) as model:
+        assert np.array_equal(model.predict(FRAME)["score"], own)
+    with (
+        Client(stack.url, MODEL, protocol=protocol, version=99) as model,
+        pytest.raises(PredictionFailed, match=NO_SUCH),
+    ):
+        model.predict(FRAME)
+
+
+def test_a_column_that_does_not_fit_is_named_before_it_is_sent(stack: Stack) -> None:
+    with Client(stack.url, MODEL) as model:
+        with pytest.raises(RowsUnfit, match="column 'distance' is missing"):
+            model.predict(FRAME.drop(columns="distance"))
+        with pytest.raises(RowsUnfit, match="column 'temp' has type"):
+            model.predict(FRAME.assign(temp=["warm", "cold"]))
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_the_python_on_the_page_runs(stack: Stack, wanted: Any, number: int) -> None:
+    code = blocks("python", "delays")[number].replace("127.0.0.1:8080", stack.url)
+    names: dict[str, Any] = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    assert np.array_equal(names["scores"], wanted[: len(names["scores"])])
+    if "over_grpc" in names:
+        assert np.array_equal(names["over_grpc"], wanted)
+        assert np.array_equal(names["again"], wanted[:1])
+
+
+def test_curl_on_the_page_gets_the_same_score(stack: Stack, wanted: Any) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    (block,) = blocks("bash", "curl -sf")
+    answer = _run(block.replace("127.0.0.1:8080", stack.url), Path())
+    assert json.loads(answer)["outputs"][0]["data"][0] == pytest.approx(float(wanted[0, 0]), abs=1e-6)
+
+
+def test_grpcurl_on_the_page_gets_an_answer(stack: Stack, tmp_path: Path) -> None:
+    proto = shutil.which("grpcurl") and next(Path.home().glob("grpc_service.proto"), None)
+    if not proto:
+        pytest.skip("grpcurl, or grpc_service.proto in the home folder, is not here")
+    shutil.copy(proto, tmp_path)
+    (block,) = blocks("bash", "grpcurl -plaintext")
+    assert "rawOutputContents" in _run(block.replace("127.0.0.1:8080", stack.url), tmp_path)
+
+
+def _run(script: str, folder: Path) -> str:
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

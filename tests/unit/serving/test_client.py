@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serin.errors import PredictionFailed
+from serin.serving.address import Address
+from serin.serving.client import Client, Protocol
+from serin.serving.ports import free_ports
+from serin.serving.tensors import encode
+from tests.unit.serving import bundles
+from tests.unit.serving.bundles import MODEL, SCHEMA
+from tests.unit.serving.pausing_server import serving
+
+BUSY = b'HTTP/1.1 503 Busy\r\ncontent-length: 21\r\n\r\n{"error": "too busy"}'
+REFUSED = b'HTTP/1.1 401 No\r\ncontent-length: 26\r\n\r\n{"error": "a key, please"}'
+
+
+def scored() -> bytes:
+    outputs = [{"name": "score", "datatype": "FP32", "shape": [1, 1], "data": [0.25]}]
+    body = json.dumps({"outputs": outputs}).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def test_an_overload_and_a_closed_connection_are_tried_again() -> None:
+    replies = [BUSY, None, scored()]
+    with serving(lambda number: replies[number]) as server, Client(server.url, MODEL, retries=2) as model:
+        scores = model.predict_wire(bundles.rows(1), SCHEMA)["score"]
+    assert scores.tolist() == [[0.25]]
+    assert server.answered == 3
+
+
+def test_what_the_server_said_is_in_the_error_when_every_try_failed() -> None:
+    with serving(lambda _: BUSY) as server, Client(server.url, MODEL, retries=1) as model:
+        with pytest.raises(PredictionFailed, match=r"answered 503: too busy \(asked 2 times\)"):
+            model.predict_wire(bundles.rows(1), SCHEMA)
+    assert server.answered == 2
+
+
+def test_a_refusal_is_not_tried_again() -> None:
+    with serving(lambda _: REFUSED) as server, Client(server.url, MODEL, retries=5) as model:
+        with pytest.raises(PredictionFailed, match="answered 401: a key, please"):
+            model.predict_wire(bundles.rows(1), SCHEMA)
+    assert server.answered == 1
+
+
+def test_connections_are_used_again() -> None:
+    with serving(lambda _: scored()) as server, Client(server.url, MODEL) as model:
+        for _ in range(5):
+            model.predict_wire(bundles.rows(1), SCHEMA)
+        assert len(server._sockets) == 1
+
+
+def test_the_key_goes_with_every_request_and_into_no_error() -> None:
+    with serving(lambda _: REFUSED) as server, Client(server.url, MODEL, api_key="serin_secret") as model:
+        with pytest.raises(PredictionFailed) as failed:
+            model.predict_wire(bundles.rows(1), SCHEMA)
+    assert b"authorization: Bearer serin_secret" in server.heads[0]
+    assert "serin_secret" not in str(failed.value)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_server_that_is_not_there_is_named_after_the_last_try(protocol: Protocol) -> None:
+    (port,) = free_ports(1)
+    with Client(f"127.0.0.1:{port}", MODEL, protocol=protocol, retries=1, timeout_s=5) as model:
+        with pytest.raises(PredictionFailed, match="asked 2 times"):
+            model.predict_wire(bundles.rows(1), SCHEMA)
+
+
+def test_an_answer_without_the_models_output_is_an_error() -> None:
+    empty = b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{"outputs": []}'
+    with serving(lambda _: empty) as server, Client(server.url, MODEL) as model:
+        with pytest.raises(PredictionFailed, match="lacks the output 'score'"):
+            model.predict_wire(bundles.rows(1), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("localhost:8080", Address(host="localhost", port=8080)),
+        ("http://10.0.0.1", Address(host="10.0.0.1", port=80)),
+        ("https://models.example/", Address(host="models.example", port=443, tls=True)),
+        ("http://[::1]:9000", Address(host="::1", port=9000)),
+    ],
+)
+def test_addresses_are_read_as_people_write_them(url: str, wanted: Address) -> None:
+    assert Address.parse(url) == wanted
+    assert str(Address.parse("http://[::1]:9000")) == "[::1]:9000"
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:8080/v2/models", "http://user@x"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="http://"):
+        Address.parse(url)
+
+
+def test_certificates_belong_to_https() -> None:
+    with pytest.raises(ValueError, match="not https"):
+        Address.parse("http://x:1", ca=Path("ca.pem"))
+
+
+def test_rows_of_text_keep_their_letters() -> None:
+    columns = {**bundles.rows(1), "carrier": np.array([["Zürich 雪"]], dtype=object)}
+    tensor = encode(columns, SCHEMA)[0]
+    text = "Zürich 雪".encode()
+    assert (tensor.dtype, tensor.shape, tensor.data) == (
+        "BYTES", (1, 1), len(text).to_bytes(4, "little") + text,
+    )  # fmt: skip
