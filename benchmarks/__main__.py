@@ -16,6 +16,7 @@ from benchmarks.report import show, write
 BENCHMARKS = {
     "etl": "benchmarks.etl.benchmark",
     "loader": "benchmarks.loader.benchmark",
+    "orchestration": "benchmarks.orchestration.benchmark",
     "parallel": "benchmarks.parallel.benchmark",
     "quality": "benchmarks.quality.benchmark",
     "rollout": "benchmarks.rollout.benchmark",

@@ -14,6 +14,7 @@ from typing import Any
 
 from serin import environment
 from serin.errors import NotFound, NotUp, PipelineFailed, RunNotResumable
+from serin.spec.load import load_spec
 from serin.stack.prefect_api import call, flow_runs
 from serin.stack.processes import prefect_environment
 from serin.stack.reconcile import schedule_again
@@ -45,6 +46,7 @@ def run_pipeline(
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deployment", "run", deployment]
     for name, value in parameters.items():
         command += ["--param", f"{name}={json.dumps(value)}"]
+    command += ["--tag", load_spec(spec).name]  # so that a model's runs can be found
     if follow:
         command.append("--watch")
     say(f"{deployment} on {stack.prefect_ui_url}")

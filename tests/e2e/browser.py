@@ -81,9 +81,9 @@ class Page:
         self.call("Input.insertText", text=text)
 
     def press(self, label: str) -> None:
-        """The button or link that says `label`."""
-        named = f"e => e.innerText.trim() === {json.dumps(label)}"
-        find = f"[...document.querySelectorAll('button, a, [role=tab]')].find({named})"
+        """What says `label`, and nothing else: a button, a tab, a link."""
+        said = f"e => e.childElementCount === 0 && e.textContent.trim() === {json.dumps(label)}"
+        find = f"[...document.querySelectorAll('main *, form *, body *')].filter({said}).at(-1)"
         self.wait_until(f"!!{find}", label)
         self.run(f"{find}.click()")
 
@@ -96,7 +96,7 @@ class Page:
 @contextmanager
 def open_browser(program: str, folder: Path) -> Iterator[Page]:
     """An empty page in a browser with a profile of its own, which has ended afterwards."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True)  # an old one holds the port of another browser
     with (folder / "browser.log").open("wb") as log:
         process = subprocess.Popen(
             [

@@ -5,6 +5,7 @@ One story in one test: each `up` costs seconds, and every step needs what the st
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -13,13 +14,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serin.serving.ports import is_free
+from serin.stack.prefect_api import Api, call
 
 PARTS = {"prefect", "worker-cpu", "worker-gpu", "gateway", "controller", "reconciler"}
 
@@ -32,7 +36,7 @@ class Home:
         self.seconds = 0.0
 
     def serin(
-        self, *arguments: str, code: int = 0, seconds: float = 150.0
+        self, *arguments: str, code: int = 0, seconds: float = 600.0
     ) -> subprocess.CompletedProcess[str]:
         began = time.monotonic()
         done = subprocess.run(
@@ -109,7 +113,7 @@ def lets_in(api: str, origin: str) -> bool:
         return refusal.headers.get("Access-Control-Allow-Origin") in (origin, "*")
 
 
-@pytest.mark.timeout(400)  # two cold starts of Prefect: a minute on two idle cores
+@pytest.mark.timeout(1500)  # two cold starts of Prefect: a minute on two idle cores
 def test_a_stack_comes_up_mends_itself_and_leaves_nothing(homes: tuple[Home, Home]) -> None:
     one, two = homes
     up = json.loads(one.serin("up", "--json").stdout)
@@ -125,12 +129,17 @@ def test_a_stack_comes_up_mends_itself_and_leaves_nothing(homes: tuple[Home, Hom
     assert not lets_in(up["prefect_api"], "http://evil.example")
     assert lets_in(up["prefect_api"], up["prefect"])
 
+    _keeps_strangers_out(one, up)
+
     refused = one.serin("up", code=1)
     assert "a stack is up" in refused.stderr
     assert one.pids() == {process["name"]: process["pid"] for process in status["processes"]}
 
     exported = one.serin("env").stdout
     assert f"export PREFECT_API_URL={up['prefect_api']}\n" in exported
+    assert login(one) not in exported
+
+    _plans_and_reacts(Api(up["prefect_api"], login(one)))
 
     for part in ("controller", "gateway"):
         _comes_back(one, part, up["gateway"])
@@ -139,6 +148,9 @@ def test_a_stack_comes_up_mends_itself_and_leaves_nothing(homes: tuple[Home, Hom
     taken = two.serin("up", "--port", str(gateway_port), code=1)
     assert f"port {gateway_port} is taken; name another with --port" in taken.stderr
     assert two.processes() == []
+
+    assert "retrain/scheduled" in one.serin("deploy").stdout.split()
+    _plans_and_reacts(Api(up["prefect_api"], login(one)))
 
     before = one.pids()
     second = json.loads(two.serin("up", "--json").stdout)
@@ -159,6 +171,65 @@ def test_a_stack_comes_up_mends_itself_and_leaves_nothing(homes: tuple[Home, Hom
         assert all(is_free(int(addresses[name].rpartition(":")[2])) for name in ("gateway", "prefect"))
         assert "no stack is up" in home.serin("down", code=1).stderr
         assert [path for path in Path("/proc/net/unix").read_text().split() if str(home.folder) in path] == []
+
+
+def login(home: Home) -> str:
+    return (home.folder / "prefect-login").read_text().strip()
+
+
+def _keeps_strangers_out(home: Home, up: dict[str, Any]) -> None:
+    """Neither without the login, nor as a page in the browser of somebody who is logged in."""
+    assert (home.folder / "prefect-login").stat().st_mode & 0o777 == 0o600
+    runs, body = f"{up['prefect_api']}/flow_runs/filter", b"{}"
+    credentials = base64.b64encode(login(home).encode()).decode()
+    token = urllib.request.Request(
+        f"{up['prefect_api']}/csrf-token?client=test", headers={"Authorization": f"Basic {credentials}"}
+    )
+    with urllib.request.urlopen(token, timeout=10) as response:
+        forgery = {"Prefect-Csrf-Token": json.load(response)["token"], "Prefect-Csrf-Client": "test"}
+    said = {"Content-Type": "application/json"}
+    for headers, code in (
+        ({**said, **forgery}, 401),
+        ({**said, **forgery, "Authorization": "Basic c2VyaW46d3Jvbmc="}, 401),
+        ({**said, "Authorization": f"Basic {credentials}"}, 403),
+        ({**said, **forgery, "Authorization": f"Basic {credentials}"}, 200),
+    ):
+        assert _status_of(urllib.request.Request(runs, data=body, headers=headers, method="POST")) == code
+
+
+def _status_of(request: urllib.request.Request) -> int:
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as refusal:
+        return refusal.code
+
+
+def _plans_and_reacts(api: Api) -> None:
+    """Schedules have made runs; an event about a model starts its retraining, once."""
+    event = {
+        "id": str(uuid.uuid4()),
+        "occurred": datetime.now(UTC).isoformat(),
+        "event": "serin.drift",
+        "resource": {"prefect.resource.id": "serin.model.parcels", "serin.model": "parcels"},
+    }
+    already = len(_runs(api, why="drift", model="parcels"))
+    automations = call(api, "POST", "/automations/filter", {})
+    assert sorted(found["name"] for found in automations) == [
+        "serin, retrain on drift",
+        "serin, retrain when the tables of a model have changed",
+    ]
+    call(api, "POST", "/events", [event])
+    until(lambda: len(_runs(api, why="drift", model="parcels")) > already, "a run for the event", seconds=90)
+    until(lambda: len(_runs(api, why="nightly")) >= 2, "the next nights are planned", seconds=90)
+    until(lambda: len(_runs(api)) >= 2, "the next looks are planned", seconds=90)
+    assert {run["expected_start_time"][11:19] for run in _runs(api, why="nightly")} == {"02:00:00"}
+    assert len(_runs(api, why="drift", model="parcels")) == already + 1
+
+
+def _runs(api: Api, **parameters: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", {})
+    return [run for run in found if run["parameters"] == parameters]
 
 
 def _comes_back(home: Home, part: str, gateway: str) -> None:

@@ -1,0 +1,109 @@
+"""Which live models are trained again, and what makes it happen. That an event starts it: e2e/test_stack.py."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import get_client
+from prefect.events.filters import EventFilter, EventNameFilter
+
+from flows.retrain import retrain
+from flows.watch import watch
+from serin.artifacts import Release
+from serin.errors import NotFound, StageFailed
+from serin.store import Store
+from tasks import retrain as task_module
+from tasks.watch import DATA_CHANGED
+from tests.fakes.small_pipeline import small_spec, write_spec
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@pytest.fixture(autouse=True)
+def live_models(home: Path, tmp_path: Path) -> None:
+    """One that asks for everything, one that asks for nights, one that asks for nothing."""
+    store = Store.open()
+    for name, reasons in (("eager", ["nightly", "data", "drift"]), ("nightly", ["nightly"]), ("never", [])):
+        with store.workspace() as folder:
+            raw = small_spec(tmp_path / "data", rows=10, monitoring={"retrain": reasons})
+            write_spec(folder, {**raw, "name": name})
+            (folder / "manifest.json").write_text("{}")
+            store.publish_bundle(name, store.reserve_version(name), folder)
+        store.set_alias(name, "live", 1)
+
+
+class FakeStages:
+    """Notes whose pipeline was asked for; the version after it is 2."""
+
+    def __init__(self, failing: str | None = None) -> None:
+        self.failing = failing
+        self.asked: list[str] = []
+
+    async def run(self, stage: str, kind: type[Any], *, spec: dict[str, Any]) -> Any:
+        assert (stage, kind) == ("pipeline", Release)
+        self.asked.append(spec["name"])
+        if spec["name"] == self.failing:
+            raise StageFailed(stage=stage, run="slim-whippet", reason="worse than the live one")
+        return Release(model=spec["name"], version=2)
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
+    fake = FakeStages()
+    monkeypatch.setattr(task_module, "run_stage", fake.run)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("parameters", "names"),
+    [
+        ({"why": "nightly"}, ["eager", "nightly"]),
+        ({"why": "drift", "model": "eager"}, ["eager"]),
+        ({"why": "drift", "model": "nightly"}, []),
+        ({"model": "never"}, ["never"]),
+        ({}, ["eager", "never", "nightly"]),
+    ],
+)
+def test_models_are_trained_for_the_reasons_their_specs_name(
+    stages: FakeStages, parameters: dict[str, str], names: list[str]
+) -> None:
+    assert asyncio.run(retrain(**parameters)) == [Release(model=name, version=2) for name in names]
+    assert sorted(stages.asked) == names
+
+
+def test_one_that_fails_does_not_stop_the_others_and_fails_the_run(stages: FakeStages) -> None:
+    stages.failing = "eager"
+    with pytest.raises(StageFailed, match="worse than the live one"):
+        asyncio.run(retrain(why="nightly"))
+    assert sorted(stages.asked) == ["eager", "nightly"]
+
+
+def test_a_model_that_is_not_there_is_named(stages: FakeStages) -> None:
+    with pytest.raises(NotFound, match="eagre"):
+        asyncio.run(retrain(why="drift", model="eagre"))
+
+
+def test_tables_that_changed_are_told_once_for_models_that_want_to_know(home: Path, tmp_path: Path) -> None:
+    asyncio.run(watch())
+    asyncio.run(watch())
+    assert asyncio.run(_told(1)) == ["serin.model.eager"]
+    (tmp_path / "data" / "parcels.parquet").touch()
+    asyncio.run(watch())
+    assert asyncio.run(_told(2)) == ["serin.model.eager"] * 2
+
+
+async def _told(count: int) -> list[str]:
+    """Events arrive by another way than the calls that follow them: waited for, not long."""
+    wanted = EventFilter(event=EventNameFilter(name=[DATA_CHANGED])).model_dump(mode="json")
+    found: list[dict[str, Any]] = []
+    async with get_client() as client:
+        for _ in range(150):
+            response = await client.request("POST", "/events/filter", json={"filter": wanted})
+            found = response.json()["events"]
+            if len(found) >= count:
+                break
+            await asyncio.sleep(0.2)
+    return [event["resource"]["prefect.resource.id"] for event in found]
