@@ -34,16 +34,22 @@ def test_an_overload_and_a_closed_connection_are_tried_again() -> None:
 
 
 def test_what_the_server_said_is_in_the_error_when_every_try_failed() -> None:
-    with serving(lambda _: BUSY) as server, Client(server.url, MODEL, retries=1) as model:
-        with pytest.raises(PredictionFailed, match=r"answered 503: too busy \(asked 2 times\)"):
-            model.predict_wire(bundles.rows(1), SCHEMA)
+    with (
+        serving(lambda _: BUSY) as server,
+        Client(server.url, MODEL, retries=1) as model,
+        pytest.raises(PredictionFailed, match=r"answered 503: too busy \(asked 2 times\)"),
+    ):
+        model.predict_wire(bundles.rows(1), SCHEMA)
     assert server.answered == 2
 
 
 def test_a_refusal_is_not_tried_again() -> None:
-    with serving(lambda _: REFUSED) as server, Client(server.url, MODEL, retries=5) as model:
-        with pytest.raises(PredictionFailed, match="answered 401: a key, please"):
-            model.predict_wire(bundles.rows(1), SCHEMA)
+    with (
+        serving(lambda _: REFUSED) as server,
+        Client(server.url, MODEL, retries=5) as model,
+        pytest.raises(PredictionFailed, match="answered 401: a key, please"),
+    ):
+        model.predict_wire(bundles.rows(1), SCHEMA)
     assert server.answered == 1
 
 
@@ -55,9 +61,12 @@ def test_connections_are_used_again() -> None:
 
 
 def test_the_key_goes_with_every_request_and_into_no_error() -> None:
-    with serving(lambda _: REFUSED) as server, Client(server.url, MODEL, api_key="serin_secret") as model:
-        with pytest.raises(PredictionFailed) as failed:
-            model.predict_wire(bundles.rows(1), SCHEMA)
+    with (
+        serving(lambda _: REFUSED) as server,
+        Client(server.url, MODEL, api_key="serin_secret") as model,
+        pytest.raises(PredictionFailed) as failed,
+    ):
+        model.predict_wire(bundles.rows(1), SCHEMA)
     assert b"authorization: Bearer serin_secret" in server.heads[0]
     assert "serin_secret" not in str(failed.value)
 
@@ -65,16 +74,21 @@ def test_the_key_goes_with_every_request_and_into_no_error() -> None:
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_server_that_is_not_there_is_named_after_the_last_try(protocol: Protocol) -> None:
     (port,) = free_ports(1)
-    with Client(f"127.0.0.1:{port}", MODEL, protocol=protocol, retries=1, timeout_s=5) as model:
-        with pytest.raises(PredictionFailed, match="asked 2 times"):
-            model.predict_wire(bundles.rows(1), SCHEMA)
+    with (
+        Client(f"127.0.0.1:{port}", MODEL, protocol=protocol, retries=1, timeout_s=5) as model,
+        pytest.raises(PredictionFailed, match="asked 2 times"),
+    ):
+        model.predict_wire(bundles.rows(1), SCHEMA)
 
 
 def test_an_answer_without_the_models_output_is_an_error() -> None:
     empty = b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{"outputs": []}'
-    with serving(lambda _: empty) as server, Client(server.url, MODEL) as model:
-        with pytest.raises(PredictionFailed, match="lacks the output 'score'"):
-            model.predict_wire(bundles.rows(1), SCHEMA)
+    with (
+        serving(lambda _: empty) as server,
+        Client(server.url, MODEL) as model,
+        pytest.raises(PredictionFailed, match="lacks the output 'score'"),
+    ):
+        model.predict_wire(bundles.rows(1), SCHEMA)
 
 
 @pytest.mark.parametrize(
