@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tempfile
@@ -10,12 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from serin.serving.client import infer_inputs
+from serin.serving.gateway import PROCESS_NAME
+from tests.e2e.fuzz_door import Http2
+from tests.e2e.fuzz_requests import GrpcCall, framed
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import NO_SUCH, Stack, good_inputs, running_stack, start_gateway
 from tests.unit.serving import bundles
@@ -65,6 +71,8 @@ CONTROL_PATHS = [
     ("GET", f"/v2/models/{MODEL};/config"),
     ("GET", f"/v2/models/{MODEL}/ready#/config"),
     ("POST", f"/V2/models/{MODEL}/infer"),
+    ("POST", "/v2/REPOSITORY/INDEX"),
+    ("GET", f"/v2/Models/{MODEL}/CONFIG"),
     ("POST", f"/v2/models/{MODEL}\\..\\..\\repository/index"),
 ]
 
@@ -74,6 +82,61 @@ def test_a_path_that_is_not_allowed_is_refused_by_the_gateway(stack: Stack, meth
     status, answer = stack.ask(method, path, b"{}" if method == "POST" else None)
     assert status in (400, 404)
     assert answer in ({"error": ONLY_MODELS}, {"error": NO_SUCH}, {"error": ""}, "")
+
+
+@pytest.fixture(scope="module")
+def http2(stack: Stack) -> Iterator[httpx.Client]:
+    """Plain HTTP/2, spoken from the first byte on."""
+    with httpx.Client(http1=False, http2=True, base_url=f"http://{stack.url}", timeout=20) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("method", "path"), CONTROL_PATHS, ids=lambda value: str(value))
+def test_the_same_path_is_refused_over_plain_http_2(http2: httpx.Client, method: str, path: str) -> None:
+    raw = {"target": path.encode()}  # as it is: the library would tidy it up
+    answer = http2.request(method, "/", content=b"{}" if method == "POST" else None, extensions=raw)
+    assert answer.http_version == "HTTP/2"
+    assert answer.status_code in (400, 404)
+    texts = (ONLY_MODELS, NO_SUCH, "")
+    assert answer.text in (*texts, *(f'{{"error":"{words}"}}\n' for words in texts))
+
+
+CALLS = [
+    "RepositoryIndex",
+    "RepositoryModelLoad",
+    "ModelStatistics",
+    "TraceSetting",
+    "LogSettings",
+    "ModelConfig",
+]
+SPELLINGS = [
+    "/{0}", "//inference.GRPCInferenceService/{0}", "/x/../inference.GRPCInferenceService/{0}",
+    "/inference.GRPCInferenceService/./{0}", "/INFERENCE.GRPCINFERENCESERVICE/{0}",
+    "/inference.GRPCInferenceService//{0}", "/inference%2eGRPCInferenceService/{0}",
+    "/inference.GRPCInferenceService%2f{0}", "/inference.GRPCInferenceService/{0}?x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_by_another_spelling_is_refused_too(stack: Stack, call: str) -> None:
+    client, headers = Http2(stack.port), {"content-type": "application/grpc", "te": "trailers"}
+    for spelling in (*SPELLINGS, f"/inference.GRPCInferenceService/{call.upper()}"):
+        status, words = client.call(GrpcCall(spelling.format(call), framed(b""), headers))
+        assert (status, words) == ("12", ONLY_MODELS) or status in ("13", "http 400", "reset"), (
+            spelling,
+            status,
+        )
+        if status == "13":
+            assert words == "", "Envoy's own: a path that it will not read"
+    client.close()
+
+
+def test_triton_and_the_gateway_listen_on_the_loopback_interface_alone(stack: Stack) -> None:
+    for name, count in ((PROCESS_NAME, 1), (stack.stable.name, 3), (stack.candidate.name, 3)):
+        found = psutil.Process(stack.host.pid(name)).net_connections("inet")
+        listening = {entry.laddr for entry in found if entry.status == psutil.CONN_LISTEN}
+        assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+        assert len(listening) == count, listening
 
 
 @pytest.mark.parametrize(
@@ -193,6 +256,31 @@ def test_a_malformed_request_gets_a_400_that_names_the_column(stack: Stack, name
     assert re.search(words, answer["error"]), answer
     assert "/" not in answer["error"], "a path"
     assert [line.attempts for line in stack.logged(epoch, 1)] == [1]
+
+
+def test_nothing_that_ended_triton_reaches_it(stack: Stack) -> None:
+    """Each of these ends Triton 2.51, or takes all memory, when it is handed on."""
+    pids = {name: stack.host.pid(name) for name in (stack.stable.name, stack.candidate.name)}
+    good = json.dumps({"inputs": good_inputs()})
+    nested = good.replace("[0.5]", "[" * 500_000 + "]" * 500_000)
+    for body, words in (
+        ("[" * 1_000_000, "nested too deeply"),
+        ('{"a":' * 300_000, "nested too deeply"),
+        (nested, "nested too deeply"),
+        (good.replace('"shape": [1', '"shape" : [ 4000000000'), "claims more elements"),
+        (good.replace('"shape": [1', '"shape": [-1'), "claims more elements"),
+        (good.replace('"shape": [1', '"shape":[4e9'), "claims more elements"),
+        (good.replace('"shape": [1', '"sh\\u0061pe": [4000000000'), "plain letters"),
+    ):
+        status, answer = stack.ask("POST", f"/v2/models/{MODEL}/infer", body.encode())
+        assert (status, words in str(answer)) == (400, True), answer
+    large = json.dumps({"inputs": changed("temp", shape=[4_000_000_000, 1])}).encode()
+    for length in ("1e0", "-1", "0x1", str(len(large) + 1), "1, 2"):
+        header = {"inference_header_content_length": length}
+        assert stack.ask("POST", f"/v2/models/{MODEL}/infer", large, **header)[0] == 400
+    text = json.dumps({"inputs": changed("carrier", data=['a \\u0061 and a "shape": [9999999999] ü'])})
+    assert stack.ask("POST", f"/v2/models/{MODEL}/infer", text.encode())[0] == 200, "only text"
+    assert {name: stack.host.pid(name) for name in pids} == pids
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"inputs": 3}'])
