@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
 from serin.formats.weights import read_weights
 from serin.models.dcn import Dcn
+from serin.models.ensemble import Ensemble
 from serin.models.ft_transformer import FtTransformer
 from serin.models.mlp import Mlp
 from serin.models.module import OwnNetwork
@@ -17,17 +19,10 @@ from serin.spec.stages import ModelSpec
 
 def build_model(spec: ModelSpec, shape: TableShape) -> nn.Module:
     """A network with fresh weights, drawn from torch's global generator: seed it first."""
-    match spec.kind:
-        case "mlp":
-            return Mlp(spec, shape)
-        case "dcn":
-            return Dcn(spec, shape)
-        case "ft_transformer":
-            return FtTransformer(spec, shape)
-        case "module":
-            return OwnNetwork(spec, shape)
-        case "xgboost" | "script" | "onnx":
-            raise ValueError(f"{spec.kind} is no network that is built here")
+    if spec.members == 1:
+        return _one(spec, shape)
+    without_unit = replace(shape, units=False)
+    return Ensemble((_one(spec, without_unit) for _ in range(spec.members)), shape)
 
 
 def load_model(folder: Path) -> nn.Module:
@@ -42,3 +37,17 @@ def load_model(folder: Path) -> nn.Module:
     network = build_model(weights.model.model, shape)
     network.load_state_dict(weights.state)
     return network.eval()
+
+
+def _one(spec: ModelSpec, shape: TableShape) -> nn.Module:
+    match spec.kind:
+        case "mlp":
+            return Mlp(spec, shape)
+        case "dcn":
+            return Dcn(spec, shape)
+        case "ft_transformer":
+            return FtTransformer(spec, shape)
+        case "module":
+            return OwnNetwork(spec, shape)
+        case "xgboost" | "script" | "onnx":
+            raise ValueError(f"{spec.kind} is no network that is built here")

@@ -58,7 +58,15 @@ def units_of(shape: TableShape) -> tuple[int, ...]:
     return (shape.outputs,) if shape.units and shape.outputs > 1 else ()
 
 
-class TableNetwork(nn.Module):
+class Divisible(nn.Module):
+    """A network of which it is known how several ranks may share its layers."""
+
+    def cuts(self, ranks: int) -> dict[str, Cut]:
+        """For so many ranks, by the layer's name; what is not named is the same on all of them."""
+        raise NotImplementedError
+
+
+class TableNetwork(Divisible):
     """(num float32[n, k], cat int64[n, m]) -> float32[n, outputs]: logits, or the value itself in a regression."""
 
     scale: Tensor
@@ -89,7 +97,6 @@ class TableNetwork(nn.Module):
         return values * self.scale + self.shift if self.has_units else values
 
     def cuts(self, ranks: int) -> dict[str, Cut]:
-        """How so many ranks may share the layers, by name; what is not named is the same on all of them."""
         enough = self.categories is not None and len(self.categories.weight) >= ranks
         return {"categories": "table"} if enough else {}
 

@@ -35,6 +35,7 @@ class ModelSpec(Section):
     hidden: tuple[int, ...] = Field(default=(256, 128), min_length=1)
     embedding: int | Literal["auto"] = "auto"  # numbers per category; auto: by the size of the vocabulary
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    members: int = Field(default=1, ge=1, le=64)  # networks that learn side by side and answer by their mean
     cross_layers: int = Field(default=3, ge=1)  # dcn
     blocks: int = Field(default=3, ge=1)  # ft_transformer
     heads: int = Field(default=8, ge=1)  # ft_transformer

@@ -14,7 +14,24 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss_of(task: Task, *, scale: Tensor | None = None, weights: Tensor | None = None) -> Loss:
-    """(logits float[n, outputs], target float[n], or [n, k] of several) -> one number. `scale`: a regression's unit."""
+    """(logits float[n, outputs], target float[n], or [n, k] of several) -> one number. `scale`: a regression's unit.
+
+    Of logits float[n, members, outputs] it is the mean over the members, each by itself.
+    """
+    return _of_each_member(_loss_of(task, scale, weights))
+
+
+def _of_each_member(loss: Loss) -> Loss:
+    def mean(answers: Tensor, target: Tensor) -> Tensor:
+        if answers.dim() < 3:
+            return loss(answers, target)
+        same = target.unsqueeze(1).expand(-1, answers.shape[1], *target.shape[1:])
+        return loss(answers.flatten(0, 1), same.flatten(0, 1))
+
+    return mean
+
+
+def _loss_of(task: Task, scale: Tensor | None, weights: Tensor | None) -> Loss:
     match task:
         case "binary":
             return _weighted(_binary, weights)

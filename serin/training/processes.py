@@ -28,14 +28,7 @@ def run_process(
     began: Callable[[int], None],
 ) -> tuple[int, bool]:
     """The process's exit code, and whether it was told to stop."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=environment.child_environment(**settings),
-        start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the workers'
-    )
+    process = start_process(command, environment.child_environment(**settings), output)
     began(process.pid)
     asked = False
     try:
@@ -49,6 +42,17 @@ def run_process(
         _end_now(process)
     _pass_on(follower, say, hear)
     return process.returncode, asked
+
+
+def start_process(command: list[str], variables: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the workers'
+    )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from functools import partial
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from serin.models.ensemble import Ensemble
 from serin.models.module import OwnNetwork
 from serin.models.stages import stages_of
 
@@ -24,6 +25,8 @@ def recompute_parts(network: nn.Module) -> int:
 
 
 def _parts(network: nn.Module) -> list[nn.Module]:
+    if isinstance(network, Ensemble):
+        return [part for member in network.members for part in _parts(member)]
     if isinstance(network, OwnNetwork):
         named = [network.get_submodule(stage.owns[0].rstrip(".")) for stage in stages_of(network)]
         return named or [network.network]

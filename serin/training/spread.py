@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from serin.models.table import Cut, TableNetwork
+from serin.models.table import Cut, Divisible
 from serin.training.gradients import LossScale
 from serin.training.losses import Loss
 from serin.training.strategy import Strategy
@@ -105,9 +105,10 @@ def _sharded(network: nn.Module, world: World) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(world.device.type, (world.size,))
-    for part in (*getattr(network, "blocks", ()), getattr(network, "categories", None)):
-        if isinstance(part, nn.Module):
-            fully_shard(part, mesh=mesh)
+    for one in getattr(network, "members", (network,)):
+        for part in (*getattr(one, "blocks", ()), getattr(one, "categories", None)):
+            if isinstance(part, nn.Module):
+                fully_shard(part, mesh=mesh)
     fully_shard(network, mesh=mesh)
     return network.to(world.device)
 
@@ -133,7 +134,7 @@ def _cut(network: nn.Module, world: World) -> nn.Module:
             case "inputs":
                 return RowwiseParallel()
 
-    assert isinstance(network, TableNetwork)
+    assert isinstance(network, Divisible)
     plan = {name: style(cut) for name, cut in network.cuts(world.size).items()}
     parallelize_module(network, init_device_mesh(world.device.type, (world.size,)), plan)
     return network.to(world.device)  # what was not cut; the rest is there already

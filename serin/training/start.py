@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from serin.durable import write_whole
 from serin.errors import TrainingRefused
 from serin.models.stages import stages_of
-from serin.models.table import TableNetwork
+from serin.models.table import Divisible
 from serin.spec.stages import TrainingSpec
 from serin.training.batch_size import (
     candidate_batch_rows,
@@ -230,7 +230,7 @@ def _strategy(
         largest=4 * max(numbers.values(), default=0),
         device=memory,
         ranks=world.size,
-        cuts=isinstance(network, TableNetwork) and bool(network.cuts(world.size)),
+        cuts=isinstance(network, Divisible) and bool(network.cuts(world.size)),
         stages=0 if unowned_weights(network) else len(stages),
     )
     return choose_strategy(training.strategy, weight, by_row=by_row)

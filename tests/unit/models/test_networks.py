@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+from serin.errors import SpecError
 from serin.export.torch2onnx import torch2onnx
 from serin.models.build import build_model
 from serin.models.shape import TableShape
+from serin.spec.load import load_spec
 from serin.spec.stages import ModelSpec
+from serin.training.losses import loss_of
+from tests.fakes.small_pipeline import small_spec
 
 
 @pytest.mark.parametrize("kind", ["dcn", "ft_transformer"])
@@ -24,9 +31,48 @@ def test_a_network_answers_with_one_row_of_outputs_per_row(
     assert scores.shape == (4, 2)
 
 
-@pytest.mark.parametrize("kind", ["dcn", "ft_transformer"])
-def test_a_network_becomes_a_graph_that_answers_alike(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "members"), [("dcn", 1), ("ft_transformer", 1), ("mlp", 3)])
+def test_a_network_becomes_a_graph_that_answers_alike(kind: str, members: int) -> None:
     shape = TableShape(numeric=3, sizes=(5, 7), outputs=1, units=True)
-    network = build_model(ModelSpec(kind=kind, hidden=(8,), dropout=0.1), shape)  # type: ignore[arg-type]
+    spec = ModelSpec(kind=kind, hidden=(8,), dropout=0.1, members=members)  # type: ignore[arg-type]
+    network = build_model(spec, shape)
     network.get_buffer("scale").fill_(3.0)
     assert torch2onnx(network, shape).graph.output[0].name == "logits"
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+def test_members_learn_each_by_itself_and_answer_by_their_mean(task: str) -> None:
+    shape = TableShape(
+        numeric=3, sizes=(5, 7), outputs=4 if task == "multiclass" else 1, units=task == "regression"
+    )
+    network = build_model(ModelSpec(hidden=(8,), members=3), shape)
+    network.get_buffer("scale").fill_(2.0)
+    network.get_buffer("shift").fill_(5.0)
+    rows = (torch.randn(6, 3), torch.tensor([[0, 0], [4, 6], [1, 2], [3, 3], [2, 5], [0, 1]]))
+    target = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 0.0])
+    learning, answer = network(*rows), network.eval()(*rows)
+    alone = [member(*rows) for member in network.get_submodule("members").children()]
+    alone = [2 * one + 5 for one in alone] if task == "regression" else alone
+    assert len({one[0, 0].item() for one in alone}) == 3
+    torch.testing.assert_close(learning, torch.stack(alone, dim=1))
+    torch.testing.assert_close(answer, torch.stack(alone).mean(dim=0))
+    loss = loss_of(task)  # type: ignore[arg-type]
+    torch.testing.assert_close(
+        loss(learning, target), torch.stack([loss(one, target) for one in alone]).mean()
+    )
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"model": {"members": 0}}, "model.members: Input should be greater than or equal to 1"),
+        ({"model": {"kind": "xgboost", "members": 2}}, "model.members means nothing to xgboost; take it out"),
+        ({"model": {"members": 2}, "training": {"prune": {}}}, "cuts one network, not model.members=2"),
+        ({"model": {"members": 2}, "training": {"strategy": "pipeline"}}, "lie side by side, not one after"),
+    ],
+)
+def test_members_that_cannot_be_are_refused(
+    tmp_path: Path, sections: dict[str, dict[str, Any]], words: str
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        load_spec(small_spec(tmp_path, rows=10, **sections))

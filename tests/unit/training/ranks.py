@@ -11,7 +11,9 @@ from pathlib import Path
 
 WAIT_S = 120.0
 NOT_WRITABLE = 28
-_SLOW_TO_LOAD = (
+SLOW_TO_LOAD = (
+    "serin.training.worker",
+    "serin.training.agent",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
@@ -21,7 +23,7 @@ _SLOW_TO_LOAD = (
 def run_ranks(count: int, work: Callable[..., None], *arguments: object) -> list[int]:
     """Runs `work(*arguments)` in so many processes that torch.distributed can find each other; their exit codes."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["serin.training.worker", *_SLOW_TO_LOAD])
+    context.set_forkserver_preload([*SLOW_TO_LOAD])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

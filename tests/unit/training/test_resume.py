@@ -34,6 +34,7 @@ from tests.unit.training.runs import (
     seldom_saved,
     train_here,
 )
+from tests.unit.training.warm import warm  # noqa: F401 (a fixture)
 
 HUNGRY = """
 import torch
@@ -76,12 +77,15 @@ def test_killed_at_three_random_steps_it_ends_with_the_same_weights(tmp_path: Pa
     assert_same_bits(folder, tmp_path / "reference")
 
 
-def test_one_process_that_was_told_to_stop_and_then_killed_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_one_process_that_was_told_to_stop_and_then_killed_ends_with_the_same_weights(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """SIGTERM to the launcher, then kill -9 of its worker, then left alone."""
     dataset, folder, reference = make_dataset(tmp_path / "dataset"), tmp_path / "run", tmp_path / "reference"
     training = TrainingSpec(epochs=8, batch_rows=50, learning_rate=3e-3, checkpoint_every_steps=20)
     with pytest.raises(Preempted) as stopped, at_the_next_checkpoint(folder, ask_this_process_to_stop):
         launch.train(MODEL, training, dataset, folder=folder)
+    request.getfixturevalue("warm")  # the first was started as every worker is
     with pytest.raises(WorkerFailed, match="SIGKILL"), at_the_next_checkpoint(folder, kill_9):
         launch.train(MODEL, training, dataset, folder=folder)
     launch.train(MODEL, training, dataset, folder=folder)
@@ -115,7 +119,8 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_last_checkpoint_and_the_ru
     assert not list((folder / "checkpoints").glob(".*"))
 
 
-@pytest.mark.timeout(400)  # two starts of torchrun
+@pytest.mark.usefixtures("warm")
+@pytest.mark.timeout(400)  # two starts of torchrun's workers
 def test_two_processes_without_enough_memory_are_started_again_with_smaller_parts(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 1000, "valid": 200, "test": 200})
     (tmp_path / "net.py").write_text(HUNGRY)
@@ -131,7 +136,8 @@ def test_two_processes_without_enough_memory_are_started_again_with_smaller_part
     assert_same_bits(folder, reference)
 
 
-@pytest.mark.timeout(400)  # four starts of torchrun, two at a time
+@pytest.mark.usefixtures("warm")
+@pytest.mark.timeout(400)  # four starts of torchrun's workers, two at a time
 def test_two_machines_meet_and_end_with_the_same_weights_when_one_loses_its_worker(tmp_path: Path) -> None:
     """Two launchers on this host. The first rank is killed with -9, both fail; started again, both go on."""
     dataset, folder, reference = (
@@ -187,7 +193,12 @@ def test_machines_that_cannot_meet_are_refused(count: int, rendezvous: str | Non
         Machines(count=count, rendezvous=rendezvous)
 
 
-def test_one_rank_stopped_again_and_again_ends_with_the_same_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "model", [MODEL, ModelSpec(hidden=(8,), dropout=0.1, members=3)], ids=["one", "members"]
+)
+def test_one_rank_stopped_again_and_again_ends_with_the_same_weights(
+    tmp_path: Path, model: ModelSpec
+) -> None:
     dataset, training = (
         make_dataset(tmp_path / "dataset"),
         TrainingSpec(epochs=3, batch_rows=50, learning_rate=3e-3),
@@ -197,11 +208,11 @@ def test_one_rank_stopped_again_and_again_ends_with_the_same_weights(tmp_path: P
         calls = iter(range(70))
         try:
             train_here(
-                MODEL, training, dataset, tmp_path / "run", lambda left=calls: next(left, None) is None
+                model, training, dataset, tmp_path / "run", lambda left=calls: next(left, None) is None
             )
             break
         except Preempted:
             stops += 1
-    train_here(MODEL, training, dataset, tmp_path / "reference")
+    train_here(model, training, dataset, tmp_path / "reference")
     assert stops >= 2
     assert_same_bits(tmp_path / "run", tmp_path / "reference")

@@ -23,6 +23,7 @@ from serin.training.search import search
 from serin.training.study import Study
 from serin.training.trials import share_devices
 from tests.fakes.datasets import make_dataset
+from tests.unit.training.warm import warm  # noqa: F401 (a fixture)
 
 MODEL = ModelSpec(hidden=(8,))
 TRAINING = TrainingSpec(epochs=2, batch_rows=500)
@@ -30,6 +31,7 @@ SPACE = {"training.learning_rate": RangeSpec(choice=(1e-6, 0.02))}
 SMALL = {"train": 2000, "valid": 500, "test": 500}
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_better_setting_is_chosen_by_the_valid_rows_and_no_test_row_is_looked_at(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data", rows=SMALL)
     said: list[str] = []
@@ -69,6 +71,7 @@ search(ModelSpec(hidden=(8,)), TrainingSpec(epochs=4000, batch_rows=500, checkpo
 """
 
 
+@pytest.mark.usefixtures("warm")  # the second search; the one that is killed starts everything anew
 def test_a_trial_of_a_search_that_was_killed_is_taken_up_with_its_settings_and_checkpoints(
     tmp_path: Path,
 ) -> None:
@@ -109,6 +112,7 @@ def test_a_trial_of_a_search_that_was_killed_is_taken_up_with_its_settings_and_c
     assert [record["step"] > 0 for record in starts if record["event"] == "started"] == [False, True]
 
 
+@pytest.mark.usefixtures("warm")
 def test_trials_that_fall_behind_are_given_up_and_failing_ones_do_not_end_the_search(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data", rows=SMALL)
     spec = SearchSpec(space={"training.learning_rate": RangeSpec(choice=(0.03, 1e-9, 1e30))}, sampler="grid")
