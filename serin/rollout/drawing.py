@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Final
 
@@ -15,6 +15,7 @@ from serin.rollout.histogram import quantiles_us, upper_us
 from serin.rollout.story import Point, Story
 
 STABLE, CANDIDATE, ALARM, INK, FAINT = "#1f5fa8", "#d9731a", "#b3261e", "#22272e", "#d8dde3"
+GOOD: Final = "#2a8c6a"
 _GUARDS: Final = ("#2a8c6a", "#8a4fa3", "#5b7c99", "#8c7a1f", "#b0413e", "#7a7a7a", "#3d8fb0", "#a35f8a")
 _WIDTH, _HEIGHT = 920.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 150.0, 16.0, 34.0
@@ -24,25 +25,53 @@ Scale = Callable[[float], float]
 
 
 def evidence_drawing(story: Story) -> str:
-    """The guards' evidence over time against what sends a candidate back; the weights below it."""
+    """The guards' evidence over time against what sends a candidate back; the weights behind it."""
     points = story.points
     if not points:
         return ""
+    guards = {
+        name: [point.weighed.worths.get(name, 1.0) for point in points] for name in points[-1].weighed.worths
+    }
+    total = [point.weighed.total for point in points]
+    limit = (story.plan.rollback_at, f"back at {story.plan.rollback_at:g}", ALARM)
+    return _over_time(points, guards, limit, "evidence against the candidate over time", total=total)
+
+
+def proof_drawing(story: Story) -> str:
+    """The evidence that the candidate is not slower, against what it needs to get all traffic."""
+    points = story.points
+    if not points or not points[-1].proofs:
+        return ""
+    proofs = {name: [point.proofs.get(name, 1.0) for point in points] for name in points[-1].proofs}
+    limit = (story.plan.promote_at, f"enough at {story.plan.promote_at:g}", GOOD)
+    return _over_time(points, proofs, limit, "evidence for the candidate over time")
+
+
+def _over_time(
+    points: Sequence[Point],
+    series: Mapping[str, Sequence[float]],
+    limit: tuple[float, str, str],
+    label: str,
+    *,
+    total: Sequence[float] | None = None,
+) -> str:
     start, end = points[0].t, max(points[-1].t, points[0].t + 1.0)
     x, y = _linear(start, end, _LEFT, _WIDTH - _RIGHT), _logarithmic(_LOW, _HIGH, _HEIGHT - _BOTTOM, _TOP)
     parts = [*_weights(points, x), *_decades(y), *_seconds(start, end, x)]
-    limit = y(story.plan.rollback_at)
-    parts.append(_line([(_LEFT, limit), (_WIDTH - _RIGHT, limit)], ALARM, 1.4, dashes="6 4"))
-    parts.append(_text(_WIDTH - _RIGHT + 6, limit + 4, f"back at {story.plan.rollback_at:g}", ALARM))
-    legend = _HEIGHT - _BOTTOM - 16.0 * len(points[-1].weighed.worths)
-    for index, name in enumerate(points[-1].weighed.worths):
+    enough, words, colour = y(limit[0]), *limit[1:]
+    parts.append(_line([(_LEFT, enough), (_WIDTH - _RIGHT, enough)], colour, 1.4, dashes="6 4"))
+    parts.append(_text(_WIDTH - _RIGHT + 6, enough + 4, words, colour))
+    legend = _HEIGHT - _BOTTOM - 16.0 * len(series)
+    for index, (name, worths) in enumerate(series.items()):
         colour = _GUARDS[index % len(_GUARDS)]
-        row = [(x(point.t), y(point.weighed.worths.get(name, 1.0))) for point in points]
-        parts.append(_line(row, colour, 1.1))
+        row = [(x(point.t), y(worth)) for point, worth in zip(points, worths, strict=True)]
+        parts.append(_line(row, colour, 1.1 if total else 1.8))
         parts.append(_text(_WIDTH - _RIGHT + 6, legend + 16.0 * index, name, colour))
-    parts.append(_line([(x(point.t), y(point.weighed.total)) for point in points], INK, 2.6))
-    parts.append(_text(_WIDTH - _RIGHT + 6, _TOP + 8, "all together", INK, bold=True))
-    return _svg(parts, "evidence against the candidate over time")
+    if total:
+        row = [(x(point.t), y(worth)) for point, worth in zip(points, total, strict=True)]
+        parts.append(_line(row, INK, 2.6))
+        parts.append(_text(_WIDTH - _RIGHT + 6, _TOP + 8, "all together", INK, bold=True))
+    return _svg(parts, label)
 
 
 def latency_drawing(story: Story) -> str:

@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from serin.formats.journal import Decision
-from serin.rollout.drawing import ALARM, INK, evidence_drawing, latency_drawing
+from serin.rollout.drawing import ALARM, GOOD, INK, evidence_drawing, latency_drawing, proof_drawing
 from serin.rollout.state import Phase
 from serin.rollout.story import Story
 
@@ -18,17 +18,24 @@ svg {{ width: 100%; height: auto; font: 11px system-ui, sans-serif; }}
 table {{ border-collapse: collapse; width: 100%; font-size: 13px; }}
 td, th {{ text-align: left; vertical-align: top; padding: 4px 10px 4px 0; border-bottom: 1px solid #d8dde3; }}
 .lead {{ font-size: 1.05rem; }}
-.bad {{ color: {ALARM}; font-weight: bold; }} .good {{ color: #2a8c6a; font-weight: bold; }}
+.bad {{ color: {ALARM}; font-weight: bold; }} .good {{ color: {GOOD}; font-weight: bold; }}
 .note {{ color: #5b6570; font-size: 13px; }}
 """
 _ENDS: Final = {Phase.PROMOTED: ("good", "promoted"), Phase.ROLLED_BACK: ("bad", "rolled back")}
+_TURNS: Final = {  # where it was decided, for the reason in the headline
+    Phase.PROMOTED: Phase.BAKING,
+    Phase.ROLLED_BACK: Phase.ABORTING,
+    Phase.ABORTING: Phase.ABORTING,
+}
 
 
 def story2html(story: Story) -> str:
     now = story.rollout
     kind, word = _ENDS.get(now.phase, ("", f"{now.phase}{f', held ({now.hold})' if now.hold else ''}"))
     title = f"{now.candidate.name} against {story.stable_name}"
-    turned = next((found for found in story.decisions if found.phase == Phase.ABORTING), story.decisions[-1])
+    turned = next(
+        (found for found in story.decisions if found.phase == _TURNS.get(now.phase)), story.decisions[-1]
+    )
     return "".join(
         (
             f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
@@ -42,6 +49,11 @@ def story2html(story: Story) -> str:
                 "Evidence against the candidate",
                 evidence_drawing(story),
                 "Each line is what bets against the candidate have become: 1 at the start, less while it does well.",
+            ),
+            _section(
+                "Evidence for the candidate",
+                proof_drawing(story),
+                "What bets that it is not slower have become. To get all traffic it needs enough of each.",
             ),
             _section("Latency of both arms", latency_drawing(story), "All requests that were judged."),
             f"<h2>Decisions</h2>{_table(story)}</body></html>",

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -101,10 +102,17 @@ def test_the_page_stands_alone_and_its_drawings_are_well_formed(bad: Course) -> 
     assert "flights-v2 against flights-v1" in page
     assert not re.search(r"<script|<link|src=|@import|https?://(?!www\.w3\.org)", page)
     drawings = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
-    assert len(drawings) == 2
+    assert len(drawings) == 3
     for drawing in drawings:
         lines = ET.fromstring(drawing).findall("{http://www.w3.org/2000/svg}polyline")
         assert len(lines) > 3
+
+
+def test_the_headline_gives_the_reason_that_decided(bad: Course, good: Course) -> None:
+    for course, turn in ((bad, Phase.ABORTING), (good, Phase.BAKING)):
+        reason = next(found.reason for found in course.decisions if found.phase == turn)
+        head, _, _ = story2html(tell(course.decisions)).partition("</p>")
+        assert head.endswith(escape(reason))
 
 
 def test_what_people_wrote_is_shown_as_text(good: Course) -> None:
