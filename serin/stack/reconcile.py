@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from serin.errors import SupervisorGone
 from serin.stack.lost_runs import GRACE_S, Fate, Run, judge, was_preempted
 from serin.stack.prefect_api import Api, call
 from serin.stack.processes import POOLS, worker_name
@@ -70,8 +71,8 @@ class Reconciler:
             schedule_again(self._api, run.id, "the worker that had taken it is gone")
             return f"{run.name} is queued again: the worker that had taken it is gone"
         _set_state(self._api, f"/flow_runs/{run.id}", _STATES[fate])
-        for task in _unfinished_tasks(self._api, run):
-            _set_state(self._api, f"/task_runs/{task}", _STATES[fate])
+        for inside in _unfinished_inside(self._api, run):
+            _set_state(self._api, inside, _STATES[fate])
         return f"{run.name} is {fate}: no process of it for {missing_s:.0f} s"
 
     def _end_orphans(self, found: Mapping[str, RunProcesses], now: float) -> list[str]:
@@ -97,8 +98,12 @@ class Reconciler:
 
     def _workers(self) -> dict[str, float]:
         """When the worker of each pool began that lives now."""
-        supervisor, found = Supervisor(self._home), {}
-        for child in supervisor.children():
+        try:
+            children = Supervisor(self._home).children()
+        except SupervisorGone:  # then nobody starts anything
+            return {}
+        found = {}
+        for child in children:
             for pool in POOLS:
                 if child.name == worker_name(pool) and child.pid:
                     began = process_began(child.pid)
@@ -129,13 +134,19 @@ def _run(found: Mapping[str, Any]) -> Run:
     )
 
 
-def _unfinished_tasks(api: Api, run: Run) -> list[str]:
-    body = {
-        "flow_runs": {"id": {"any_": [run.id]}},
-        "task_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}},
+def _unfinished_inside(api: Api, run: Run) -> list[str]:
+    """What ran in the same process: tasks, and flows that were called. What was placed elsewhere has a pool."""
+    open_states = {"type": {"any_": ["RUNNING", "PENDING"]}}
+    tasks = {"flow_runs": {"id": {"any_": [run.id]}}, "task_runs": {"state": open_states}, "limit": _LIMIT}
+    flows = {
+        "flow_runs": {"parent_flow_run_id": {"any_": [run.id]}, "state": open_states},
         "limit": _LIMIT,
     }
-    return [task["id"] for task in call(api, "POST", "/task_runs/filter", body)]
+    called = [found for found in call(api, "POST", "/flow_runs/filter", flows) if not found["work_pool_name"]]
+    return [
+        *(f"/task_runs/{found['id']}" for found in call(api, "POST", "/task_runs/filter", tasks)),
+        *(f"/flow_runs/{found['id']}" for found in called),
+    ]
 
 
 def schedule_again(api: Api, run_id: str, why: str) -> None:
