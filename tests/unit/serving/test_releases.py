@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
 from serin.artifacts import Release
@@ -195,3 +196,17 @@ def test_an_installation_that_fails_says_at_which_step(
     monkeypatch.setattr(triton, "default_folder", lambda: tmp_path / "file" / "env-triton")
     with pytest.raises(TritonInstallFailed, match="making a virtual environment failed"):
         install_triton()
+
+
+def test_triton_s_python_gets_the_onnx_runtime_of_this_environment() -> None:
+    name, _, version = triton._runtime().partition("==")
+    assert version == onnxruntime.__version__
+    on_gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    assert name == ("onnxruntime-gpu[cuda,cudnn]" if on_gpu else "onnxruntime")
+
+
+def test_what_a_triton_can_run_is_read_from_its_own_folders() -> None:
+    install = find_triton()
+    assert "python" in install.describe(gpus=False).backends
+    assert install.describe(gpus=False).accelerators == frozenset(), "nobody asked"
+    assert install.describe(gpus=True).accelerators <= {"cuda", "tensorrt"}
