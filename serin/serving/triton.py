@@ -187,10 +187,17 @@ def reclaim_shared_memory(place: TritonPlace, folder: Path = Path("/dev/shm")) -
 
 
 def _libraries(install: TritonInstall, devices: Sequence[str]) -> list[str]:
-    """On a GPU also where the caller's own process finds CUDA's libraries, after Triton's own."""
+    """Where a release finds its libraries. On a GPU, after Triton's own, also CUDA's: from packages beside its ONNX
+    Runtime or beside ours, and from wherever this process was told to look."""
     found = [str(path) for path in install.libraries]
-    inherited = environment.child_environment().get("LD_LIBRARY_PATH", "") if devices else ""
-    return [*found, *(path for path in inherited.split(":") if path)]
+    if not devices:
+        return found
+    folders = [install.python_folder.parent, Path(sys.prefix)]
+    packages = [
+        path for folder in folders for path in folder.glob("lib/python3.*/site-packages/nvidia/*/lib")
+    ]
+    inherited = environment.child_environment().get("LD_LIBRARY_PATH", "")
+    return [*found, *map(str, packages), *(path for path in inherited.split(":") if path)]
 
 
 def _accelerators(python_folder: Path) -> frozenset[str]:

@@ -18,7 +18,7 @@ from serin.formats.wire import Array
 
 FOLDER = "warmup"
 CPU_ROWS = (1, 64)
-GPU_ROWS = (1, 8, 64, 1024)  # libraries choose their kernels by the size when they meet it first
+GPU_ROWS = (1, 8, 64, 256)  # libraries choose their kernels by the size when they meet it first
 
 _KINDS = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "INT8": "TYPE_INT8"}
 

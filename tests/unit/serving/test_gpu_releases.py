@@ -24,6 +24,7 @@ from serin.leases import lease
 from serin.serving.gpu_memory import CONTEXT_BYTES, MB, bytes_per_row, estimate_need, reserved_bytes
 from serin.serving.releases import Releases
 from serin.serving.shapes import Choice
+from serin.serving.triton import new_place, triton_process
 from serin.spec.stages import ServingSpec
 from serin.store import Store
 from tests.unit.serving import bundles
@@ -86,6 +87,24 @@ def test_a_release_for_a_gpu_gets_the_one_with_most_room_and_sees_no_other(machi
     assert int(config.parameters["gpu_mem_limit"].string_value) == served.arena_bytes
     assert reserved_bytes(machine.folder / "releases") == {LARGE.id: {V1.name: served.bytes}}
     assert f"{V1.name} is served as onnx_python on {LARGE.id}" in releases.log(V1).read_text()
+
+
+def test_a_release_on_a_gpu_finds_cuda_where_it_is_installed_after_triton_s_own_libraries(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = machine.folder / "lib" / "python3.11" / "site-packages" / "nvidia" / "cudnn" / "lib"
+    beside.mkdir(parents=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/cuda/lib64:")
+    place = new_place(V1, (1, 2, 3))
+    on_gpu, on_cpu = (
+        triton_process(
+            machine.install, V1, machine.folder, place, machine.folder / "log", devices
+        ).environment["LD_LIBRARY_PATH"].split(":")
+        for devices in ((LARGE.id,), ())
+    )  # fmt: skip
+    assert on_cpu == ["/t/lib", "/p/lib"]
+    assert on_gpu[:3] == ["/t/lib", "/p/lib", str(beside)]
+    assert on_gpu[-1] == "/usr/local/cuda/lib64"
 
 
 def test_what_does_not_fit_beside_another_is_refused_and_leaves_nothing(machine: Machine) -> None:
