@@ -48,13 +48,15 @@ def test_the_batch_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 says so
-def test_a_precision_is_honoured_or_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_precision_is_honoured_or_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 300, "valid": 100, "test": 0})
     with pytest.raises(TrainingRefused, match="this run is on a CPU, and TF32 is a GPU's"):
         train_here(SMALL, TrainingSpec(precision="tf32"), dataset, tmp_path / "tf32")
-    # Where oneDNN fails at bf16, torch turns it off for all that this process still computes.
-    with torch.backends.mkldnn.flags(enabled=True):
-        train_here(SMALL, TrainingSpec(epochs=1, precision="bf16"), dataset, tmp_path / "bf16")
+    # Where oneDNN fails at bf16, torch turns it off for all that this process still computes: until this test ends.
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
+    train_here(SMALL, TrainingSpec(epochs=1, precision="bf16"), dataset, tmp_path / "bf16")
     assert choices(tmp_path / "bf16")["precision"] == "bf16"
     with pytest.raises(ValidationError, match="'auto', 'fp32', 'tf32', 'bf16' or 'fp16'"):
         TrainingSpec(precision="fp8")  # type: ignore[arg-type]
