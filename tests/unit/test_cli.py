@@ -121,6 +121,13 @@ def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixtu
         (["rollout", "pause", "flights"], 1, "no stack is up"),
         (["rollout", "watch", "flights"], 1, "no rollout of 'flights'"),
         (["predict", "flights", "rows.csv"], 1, "flights"),
+        (["run"], 2, "SPEC: name the pipeline's file, or a run: --resume RUN"),
+        (
+            ["run", "spec.yaml", "--resume", "calm-owl"],
+            2,
+            "--resume: goes on with the run as it was asked for",
+        ),
+        (["run", "--resume", "calm-owl"], 1, "no stack is up"),
     ],
 )
 def test_a_mistake_is_one_message_and_an_exit_code(

@@ -1,0 +1,73 @@
+"""What a stage needs and so where it is placed. The GPUs are pretended; whether cupy is installed is, too."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from serin.spec.data import DataSpec
+from serin.spec.stages import EtlSpec, ExportSpec
+from tasks import needs
+from tasks.needs import etl_needs, export_needs
+from tests.fakes.gpus import pretend_gpus
+
+GB = 1 << 30
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(tmp_path, monkeypatch, ["GPU-a", "GPU-b"])
+    real = importlib.util.find_spec
+    cupy = importlib.machinery.ModuleSpec("cupy", None)
+    monkeypatch.setattr(
+        needs.importlib.util, "find_spec", lambda name: cupy if name == "cupy" else real(name)
+    )
+
+
+def table_of(folder: Path, size: int) -> DataSpec:
+    """A table of that many bytes, none of which is ever read."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "table.parquet"
+    with file.open("wb") as stream:
+        stream.truncate(size)
+    target = {"expression": "hours > 30", "task": "binary"}
+    return DataSpec.model_validate({"tables": {"table": str(file)}, "target": target})
+
+
+@pytest.mark.parametrize(
+    ("engine", "size", "deployment", "gpus"),
+    [
+        ("auto", 1_000_000, "placed", 0),
+        ("auto", 100_000_000, "placed-gpu", 2),
+        ("cuda", 1_000_000, "placed-gpu", 1),
+        ("dask-cuda", 1_000_000, "placed-gpu", 2),
+        ("process", 100_000_000, "placed", 0),
+        ("dask", 100_000_000, "placed", 0),
+        ("tcp://scheduler:8786", 100_000_000, "placed", 0),
+    ],
+)
+def test_much_data_goes_to_a_gpu_unless_the_spec_says_otherwise(
+    two_gpus: None, tmp_path: Path, engine: str, size: int, deployment: str, gpus: int
+) -> None:
+    found = etl_needs(table_of(tmp_path / "data", size), EtlSpec(engine=engine))
+    assert (found.deployment, found.gpus) == (deployment, gpus)
+    assert found.shared is bool(gpus)
+
+
+def test_no_stage_asks_for_more_than_half_of_a_gpu_s_memory(two_gpus: None, tmp_path: Path) -> None:
+    found = etl_needs(table_of(tmp_path / "data", 50 * GB), EtlSpec())
+    assert found.memory_bytes == GB // 2
+
+
+def test_without_a_gpu_everything_is_placed_on_a_cpu(tmp_path: Path) -> None:
+    assert etl_needs(table_of(tmp_path / "data", 100_000_000), EtlSpec()).deployment == "placed"
+    assert export_needs(ExportSpec(variants=("fp32", "tensorrt"))).deployment == "placed"
+
+
+def test_only_a_variant_that_is_built_on_a_gpu_asks_export_s_for_one(two_gpus: None) -> None:
+    assert export_needs(ExportSpec(variants=("fp32", "fp16"))).deployment == "placed"
+    found = export_needs(ExportSpec(variants=("fp32", "tensorrt")))
+    assert (found.deployment, found.gpus, found.shared) == ("placed-gpu", 1, True)
