@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.artifacts import Release
-from serin.serving.triton import TritonPlace
+from serin.serving.triton_process import TritonPlace
 
 FORMAT, VERSION = "serin.release", 1
 FILE = "release.json"

@@ -25,14 +25,8 @@ from serin.serving.probe import answers
 from serin.serving.process import ProcessHost
 from serin.serving.release_record import Record, Served, read_record, write_record
 from serin.serving.repository import build_repository, check_own_repository, choose_for, serving_settings
-from serin.serving.triton import (
-    TritonInstall,
-    TritonPlace,
-    find_triton,
-    new_place,
-    reclaim_shared_memory,
-    triton_process,
-)
+from serin.serving.triton import TritonInstall, find_triton
+from serin.serving.triton_process import TritonPlace, new_place, reclaim_shared_memory, triton_process
 from serin.store import Store
 
 ReleaseState = Literal["absent", "starting", "ready", "dead"]

@@ -1,4 +1,4 @@
-"""Where Triton is on this machine, how it is installed, and the process that serves one release with it.
+"""Where Triton is on this machine, what it can run, and how it is installed.
 
 Triton has a Python of its own (its stub breaks with numpy 2), found by its place first on PATH. Two layouts are known:
 a virtual environment that holds the nvidia-pytriton wheel, and a folder as in NVIDIA's container (/opt/tritonserver).
@@ -11,25 +11,18 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from serin import environment
-from serin.artifacts import Endpoint, Release
 from serin.errors import TritonInstallFailed, TritonMissing
-from serin.serving.process import Process
 from serin.serving.shapes import Server
 
 WHEEL, NUMPY = "nvidia-pytriton==0.7.0", "numpy==1.26.4"
 CONTAINER_FOLDER = Path("/opt/tritonserver")
 
 _NEWEST_PYTHON = (3, 12)
-_SETTLE_S = 10.0  # one that dies sooner did not come up: the next try waits longer
-_EXIT_S = 3  # for requests under way; there are none when a release was drained first
-_RESTRICTED = "model-repository,model-config,shared-memory,statistics,trace,logging"
-_SHARED_MEMORY_BYTES = 1 << 20  # at start; it grows. The default of a container's /dev/shm is 64 MB for all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,38 +40,6 @@ class TritonInstall:
         backends = frozenset(path.name for path in found if path.is_dir())
         accelerators = _accelerators(self.python_folder) if gpus and "python" in backends else frozenset()
         return Server(backends=backends, accelerators=accelerators)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TritonPlace:
-    """What one Triton process has for itself: ports on loopback, a token for restricted calls, its shared memory."""
-
-    http_port: int
-    grpc_port: int
-    metrics_port: int
-    token: str
-    shared_memory_prefix: str
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(http=f"127.0.0.1:{self.http_port}", grpc=f"127.0.0.1:{self.grpc_port}")
-
-    @property
-    def ports(self) -> tuple[int, int, int]:
-        return self.http_port, self.grpc_port, self.metrics_port
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def new_place(release: Release, ports: tuple[int, int, int]) -> TritonPlace:
-    return TritonPlace(
-        http_port=ports[0],
-        grpc_port=ports[1],
-        metrics_port=ports[2],
-        token=secrets.token_hex(16),
-        shared_memory_prefix=f"serin-{release.name}-{secrets.token_hex(6)}-",
-    )
 
 
 def default_folder() -> Path:
@@ -118,86 +79,6 @@ def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall
         raise TritonInstallFailed(step="looking at what was installed", reason=f"{folder} holds no Triton")
     say(f"Triton is installed in {folder}")
     return install
-
-
-def triton_process(
-    install: TritonInstall,
-    release: Release,
-    repository: Path,
-    place: TritonPlace,
-    log: Path,
-    devices: Sequence[str] = (),
-) -> Process:
-    """One release in a process of its own: one model, loopback only, no call that changes it without the token.
-
-    It sees the GPUs that it has memory on and no other; without any, Triton takes none of their memory either.
-    """
-    variables = environment.child_environment(
-        PATH=f"{install.python_folder}:{environment.search_path()}",
-        LD_LIBRARY_PATH=":".join(_libraries(install, devices)) or None,
-        CUDA_VISIBLE_DEVICES=",".join(devices),
-        PYTHONPATH=None,
-        PYTHONHOME=None,
-        VIRTUAL_ENV=None,
-        PYTHONDONTWRITEBYTECODE="1",  # the repository does not change
-    )
-    return Process(
-        name=release.name,
-        command=_command(install, release, repository, place),
-        environment=variables,
-        folder=repository,
-        log=log,
-        stop_s=_EXIT_S + 4.0,
-        settle_s=_SETTLE_S,
-    )
-
-
-def _command(
-    install: TritonInstall, release: Release, repository: Path, place: TritonPlace
-) -> tuple[str, ...]:
-    restricted = f"{_RESTRICTED}:x-serin-token={place.token}"
-    return (
-        str(install.server),
-        f"--id={release.name}",
-        f"--model-repository={repository}",
-        f"--backend-directory={install.backends}",
-        "--model-control-mode=explicit",
-        f"--load-model={release.model}",
-        "--disable-auto-complete-config",
-        "--http-address=127.0.0.1",
-        f"--http-port={place.http_port}",
-        "--grpc-address=127.0.0.1",
-        f"--grpc-port={place.grpc_port}",
-        "--metrics-address=127.0.0.1",
-        f"--metrics-port={place.metrics_port}",
-        f"--http-restricted-api={restricted}",
-        f"--grpc-restricted-protocol={restricted}",
-        f"--backend-config=python,shm-region-prefix-name={place.shared_memory_prefix}",
-        f"--backend-config=python,shm-default-byte-size={_SHARED_MEMORY_BYTES}",
-        f"--exit-timeout-secs={_EXIT_S}",
-    )
-
-
-def reclaim_shared_memory(place: TritonPlace, folder: Path = Path("/dev/shm")) -> int:  # noqa: S108 (not a scratch file)
-    """Removes what a process that is gone left in shared memory; gives the number of regions."""
-    left = [path for path in folder.iterdir() if path.name.startswith(place.shared_memory_prefix)]
-    for path in left:
-        path.unlink(missing_ok=True)
-    return len(left)
-
-
-def _libraries(install: TritonInstall, devices: Sequence[str]) -> list[str]:
-    """Where a release finds its libraries. On a GPU, after Triton's own, also CUDA's: from packages beside its ONNX
-    Runtime or beside ours, and from wherever this process was told to look."""
-    found = [str(path) for path in install.libraries]
-    if not devices:
-        return found
-    folders = [install.python_folder.parent, Path(sys.prefix)]
-    packages = [
-        path for folder in folders for path in folder.glob("lib/python3.*/site-packages/nvidia/*/lib")
-    ]
-    inherited = environment.child_environment().get("LD_LIBRARY_PATH", "")
-    return [*found, *map(str, packages), *(path for path in inherited.split(":") if path)]
 
 
 def _accelerators(python_folder: Path) -> frozenset[str]:
@@ -244,7 +125,7 @@ def _from_environment(folder: Path) -> TritonInstall | None:
 
 def _from_container(folder: Path) -> TritonInstall | None:
     server, backends = folder / "bin" / "tritonserver", folder / "backends"
-    if not server.is_file() or not (backends / "python").is_dir():
+    if not server.is_file() or not backends.is_dir():
         return None
     python = shutil.which("python3", path=environment.search_path())
     if python is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from serin.serving.gateway import Gateway
 from serin.serving.keys import KeyFile
 from serin.serving.releases import Releases
-from serin.serving.triton import TritonPlace, reclaim_shared_memory
+from serin.serving.triton_process import TritonPlace, reclaim_shared_memory
 from serin.stack.state import socket_folder
 from serin.stack.supervisor import Supervisor
 from serin.store import Store

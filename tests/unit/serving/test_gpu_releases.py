@@ -24,7 +24,7 @@ from serin.leases import lease
 from serin.serving.gpu_memory import CONTEXT_BYTES, MB, bytes_per_row, estimate_need, reserved_bytes
 from serin.serving.releases import Releases
 from serin.serving.shapes import Choice
-from serin.serving.triton import new_place, triton_process
+from serin.serving.triton_process import new_place, triton_process
 from serin.spec.stages import ServingSpec
 from serin.store import Store
 from tests.unit.serving import bundles

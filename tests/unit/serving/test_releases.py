@@ -14,14 +14,8 @@ from serin.errors import NotFound, ReleaseNotReady, TritonInstallFailed, TritonM
 from serin.serving import triton
 from serin.serving.process import Process, ProcessState
 from serin.serving.releases import Releases
-from serin.serving.triton import (
-    TritonInstall,
-    find_triton,
-    install_triton,
-    new_place,
-    reclaim_shared_memory,
-    triton_process,
-)
+from serin.serving.triton import TritonInstall, find_triton, install_triton
+from serin.serving.triton_process import new_place, reclaim_shared_memory, triton_process
 from serin.store import Store
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL

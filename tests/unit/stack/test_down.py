@@ -9,7 +9,7 @@ import pytest
 
 from serin.artifacts import Release
 from serin.errors import NotUp
-from serin.serving.triton import new_place
+from serin.serving.triton_process import new_place
 from serin.stack.down import clear_away, take_down
 from serin.stack.state import socket_folder
 from serin.stack.survivors import STACK_MARK
