@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -74,14 +75,16 @@ def start(stack: Scene, version: int) -> None:
     submit(stack.home, Command(kind="start", model=MODEL, version=version, by="test", plan=plan))
 
 
-def until_held(stack: Scene, hold: Hold | None) -> Rollout:
+def until_held(stack: Scene, hold: Hold | None, within_s: float = 30.0) -> Rollout:
     """Looks at each tick of a rollout that is shifting."""
-    for _ in range(300):
-        now = stack.until(*Phase, version=2, within_s=20)
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        now = stack.until(*Phase, version=2, within_s=within_s)
         assert now.phase is Phase.SHIFTING, now.reason
         if now.hold is hold:
             return now
-    raise AssertionError(f"never held by {hold}")
+        time.sleep(0.05)
+    raise AssertionError(f"not held by {hold} within {within_s:g} s: {now.hold}, {now.reason}")
 
 
 def test_a_candidate_as_fast_as_its_baseline_passes_and_a_baseline_that_dies_costs_no_client() -> None:
