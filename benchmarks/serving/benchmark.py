@@ -19,7 +19,7 @@ from benchmarks.child import ContenderFailed
 from benchmarks.machine import cores, machine
 from benchmarks.race import MIN_REPETITIONS, Role
 from benchmarks.report import Report
-from benchmarks.serving.servers import PEERS_PYTHON, Server, check, peer_versions, running
+from benchmarks.serving.servers import PEERS_PYTHON, QUEUE_DELAY_US, Server, check, peer_versions, running
 from serin.serving.load import Closed, LoadResult, run_load
 
 ADDED = ("serin", "Triton alone")  # what the gateway adds is the difference of these
@@ -78,6 +78,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         figures={str(case): _figures(laps) for case, laps in found.items()},
         line=last_line(found),
         notes=[
+            f"`serin, waits`: a request waits {QUEUE_DELAY_US} us for company (serving.queue_delay_us, 0 by default)",
             "serin and Triton alone are asked with binary tensors, the peers and `serin, JSON` with JSON",
             "every server is up all the time; what idle ones cost (Ray's processes above all) is taken from all",
             *(f"{name} did not come up and is left out" for name in absent),

@@ -60,12 +60,12 @@ def score(path: Path, columns: Columns) -> np.ndarray[Any, Any]:
     return np.asarray(session.run(["score"], columns)[0])
 
 
-def publish(store: Store, *, instances: int, threads: int) -> Bundle:
+def publish(store: Store, *, queue_delay_us: int) -> Bundle:
     version = store.reserve_version(NAME)
     with store.workspace() as folder:
         onnx.save(graph(), folder / "model.onnx")
         write_schema(folder, SCHEMA)
-        settings = {"serving": {"instances": instances, "threads": threads, "max_batch_rows": 256}}
+        settings = {"serving": {"threads": 1, "max_batch_rows": 256, "queue_delay_us": queue_delay_us}}
         (folder / "spec.yaml").write_text(json.dumps(settings))
         golden = rows(40, seed=7)
         table = {name: pa.array(values.reshape(-1)) for name, values in golden.items()}

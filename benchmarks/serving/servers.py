@@ -19,6 +19,7 @@ import psutil
 from benchmarks.child import ROOT, ContenderFailed
 from benchmarks.race import Role, Unequal
 from benchmarks.serving import model
+from benchmarks.serving.contenders import PACKAGE, PEERS, Peer, protocol_answer, protocol_body
 from serin.artifacts import ModelRoute, Release
 from serin.errors import ReleaseNotReady
 from serin.serving.children import Children
@@ -34,6 +35,7 @@ from serin.store import Store
 PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 DIFFERENT_ROWS = 64
 START_S = 60.0
+QUEUE_DELAY_US = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,61 +49,6 @@ class Server:
     package: str = "serin"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """How it is started (the arguments of its Python), and its requests and answers."""
-
-    package: str
-    command: tuple[str, ...]
-    body: Callable[[model.Columns], Any]
-    path: str = "/score"
-    read: Callable[[Any], list[float]] = lambda answer: answer["score"]
-
-
-def columns_body(columns: model.Columns) -> Any:
-    return {name: values.reshape(-1).tolist() for name, values in columns.items()}
-
-
-def protocol_body(columns: model.Columns) -> Any:
-    """The JSON of the Open Inference Protocol."""
-    return {
-        "inputs": [
-            {
-                "name": column.name,
-                "datatype": column.dtype,
-                "shape": list(columns[column.name].shape),
-                "data": columns[column.name].reshape(-1).tolist(),
-            }
-            for column in model.SCHEMA.inputs
-        ]
-    }
-
-
-def protocol_answer(answer: Any) -> list[float]:
-    data: list[float] = answer["outputs"][0]["data"]
-    return data
-
-
-_HERE = "benchmarks.serving.peers"
-PEERS = {
-    "FastAPI": Peer(package="fastapi", command=("-m", f"{_HERE}.fastapi_peer"), body=columns_body),
-    "LitServe": Peer(package="litserve", command=("-m", f"{_HERE}.litserve_peer"), body=columns_body),
-    "BentoML": Peer(
-        package="bentoml",
-        command=("-m", "bentoml", "serve", f"{_HERE}.bentoml_peer:Scorer", "--host", "127.0.0.1", "--port", "{port}"),
-        body=lambda columns: {"columns": columns_body(columns)},
-    ),
-    "Ray Serve": Peer(package="ray", command=("-m", f"{_HERE}.ray_peer"), body=columns_body),
-    "MLServer": Peer(
-        package="mlserver",
-        command=("-c", "from mlserver.cli import main; main()", "start", "{folder}"),
-        path="/v2/models/scorer/infer",
-        body=protocol_body,
-        read=protocol_answer,
-    ),
-}  # fmt: skip
-
-
 @contextmanager
 def running(
     folder: Path, *, cores: int, say: Callable[[str], None]
@@ -109,12 +56,12 @@ def running(
     """Ours with and without its gateway, and the peers; the graph that they all serve; who did not come up."""
     with Children() as host:
         store = Store(str(folder / "store"))
-        bundle = model.publish(store, instances=1, threads=1)
+        bundle, waiting = (model.publish(store, queue_delay_us=delay) for delay in (0, QUEUE_DELAY_US))
         releases = Releases(folder / "releases", host=host, store=store)
-        release = Release(model=bundle.model, version=bundle.version)
+        ours = [Release(model=each.model, version=each.version) for each in (bundle, waiting)]
         try:
             say("starting Triton and the gateway")
-            servers = _ours(folder, host, releases, release)
+            servers = _ours(folder, host, releases, ours[0], ours[1])
             path, absent = Path(bundle.path) / "model.onnx", []
             for name, peer in PEERS.items():
                 say(f"starting {name}")
@@ -127,19 +74,26 @@ def running(
             yield servers, path, absent
         finally:
             host.stop(PROCESS_NAME)
-            releases.stop(release)
+            for release in ours:
+                releases.stop(release)
 
 
-def _ours(folder: Path, host: Children, releases: Releases, release: Release) -> dict[str, Server]:
-    releases.start(release)
-    host.wait_for(release.name, lambda: releases.state(release) == "ready", within_s=START_S)
+def _ours(
+    folder: Path, host: Children, releases: Releases, release: Release, waiting: Release
+) -> dict[str, Server]:
+    """The defaults; `waiting` is the same model in a second process, whose requests wait a little for company."""
+    for each in (release, waiting):
+        releases.start(each)
+    for each in (release, waiting):
+        host.wait_for(each.name, lambda each=each: releases.state(each) == "ready", within_s=START_S)  # type: ignore[misc]
     gateway = Gateway(folder / "gateway", admin=folder / "a.sock", log=folder / "gateway" / "requests.jsonl")
     (port,) = free_ports(1)
     gateway.write_bootstrap(port)
     host.start(gateway.process())
     host.wait_for(PROCESS_NAME, gateway.ready, within_s=START_S)
     endpoint = releases.endpoint(release)
-    gateway.apply([ModelRoute(model=release.model, epoch=1, stable=release)], {release.name: endpoint})
+    endpoints = {release.name: endpoint, waiting.name: releases.endpoint(waiting)}
+    gateway.apply([ModelRoute(model=release.model, epoch=1, stable=release)], endpoints)
     addresses = {
         "serin": (f"127.0.0.1:{port}", "http"),
         "serin, gRPC": (f"127.0.0.1:{port}", "grpc"),
@@ -150,6 +104,8 @@ def _ours(folder: Path, host: Children, releases: Releases, release: Release) ->
         name: _binary(url, protocol, "limit" if name == "Triton alone" else "ours", both)
         for name, (url, protocol) in addresses.items()
     }
+    spent = _cpu_s(host, waiting.name, PROCESS_NAME)
+    servers["serin, waits"] = _binary(addresses["serin"][0], "http", "ours", spent, version=waiting.version)
     path = f"/v2/models/{model.NAME}/infer"
     servers["serin, JSON"] = _posted(
         "ours", addresses["serin"][0], path, protocol_body, protocol_answer, both
@@ -180,14 +136,16 @@ def peer_versions(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _binary(url: str, protocol: Any, role: Role, cpu_s: Callable[[], float]) -> Server:
+def _binary(
+    url: str, protocol: Any, role: Role, cpu_s: Callable[[], float], version: int | None = None
+) -> Server:
     return Server(
         role=role,
         target=lambda count: model_target(
             url, model.NAME, model.rows(DIFFERENT_ROWS * count), model.SCHEMA, protocol=protocol,
-            rows_per_request=count,
+            rows_per_request=count, version=version,
         ),
-        answer=lambda: predict(url, model.NAME, model.rows(8), model.SCHEMA, protocol)["score"].reshape(-1),
+        answer=lambda: predict(url, model.NAME, model.rows(8), model.SCHEMA, protocol, version)["score"].reshape(-1),
         cpu_s=cpu_s,
     )  # fmt: skip
 
@@ -266,7 +224,7 @@ def _variables(path: Path, ports: Sequence[int], own: Path, cores: int) -> dict[
 
 
 def _mlserver_folder(own: Path) -> None:
-    settings = {"name": "scorer", "implementation": f"{_HERE}.mlserver_peer.Scorer"}
+    settings = {"name": "scorer", "implementation": f"{PACKAGE}.mlserver_peer.Scorer"}
     (own / "model-settings.json").write_text(json.dumps(settings))
 
 

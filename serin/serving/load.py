@@ -87,6 +87,7 @@ def model_target(
     *,
     protocol: Literal["http", "grpc"] = "http",
     rows_per_request: int = 1,
+    version: int | None = None,
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 30.0,
 ) -> Target:
@@ -100,16 +101,17 @@ def model_target(
     ]
     address = Address.parse(url)
     if protocol == "grpc":
-        messages = tuple(grpc_message(model, batch) for batch in batches)
+        messages = tuple(grpc_message(model, batch, version) for batch in batches)
         metadata = tuple((headers or {}).items())
         return Target(
             address=address, requests=messages, protocol="grpc", metadata=metadata, timeout_s=timeout_s
         )
     requests = []
+    path = f"/v2/models/{model}/versions/{version}/infer" if version else f"/v2/models/{model}/infer"
     for batch in batches:
         body, head_bytes = http_body(batch)
         extra = {**(headers or {}), HEADER_BYTES: str(head_bytes)}
-        requests.append(http_request(address, f"/v2/models/{model}/infer", body, extra))
+        requests.append(http_request(address, path, body, extra))
     return Target(address=address, requests=tuple(requests), timeout_s=timeout_s)
 
 

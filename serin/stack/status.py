@@ -10,7 +10,7 @@ from typing import Any
 
 from serin.artifacts import Release
 from serin.errors import NameInvalid, SupervisorGone
-from serin.formats.request_log import find_offset, read_requests
+from serin.formats.request_log import read_since
 from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.rollout.status import ModelStatus, ReleaseStatus
 from serin.rollout.status import status as rollout_statuses
@@ -150,13 +150,7 @@ def _named(model: ModelStatus, entry: ReleaseStatus) -> Release:
 
 def _latency(log: Path, window_s: float) -> tuple[ReleaseLatency, ...]:
     now = time.time()
-    recent = []
-    batch = read_requests(log, find_offset(log, now - window_s))
-    recent += batch.requests
-    while batch.more:
-        batch = read_requests(log, batch.offset)
-        recent += batch.requests
-    return summarise(recent, window_s, until=now)
+    return summarise(read_since(log, now - window_s), window_s, until=now)
 
 
 def _ms(value: float | None) -> str:

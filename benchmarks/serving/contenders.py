@@ -1,0 +1,64 @@
+"""The peers: how each is started, and what it is asked and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.serving import model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """How it is started (the arguments of its Python), and its requests and answers."""
+
+    package: str
+    command: tuple[str, ...]
+    body: Callable[[model.Columns], Any]
+    path: str = "/score"
+    read: Callable[[Any], list[float]] = lambda answer: answer["score"]
+
+
+def columns_body(columns: model.Columns) -> Any:
+    return {name: values.reshape(-1).tolist() for name, values in columns.items()}
+
+
+def protocol_body(columns: model.Columns) -> Any:
+    """The JSON of the Open Inference Protocol."""
+    return {
+        "inputs": [
+            {
+                "name": column.name,
+                "datatype": column.dtype,
+                "shape": list(columns[column.name].shape),
+                "data": columns[column.name].reshape(-1).tolist(),
+            }
+            for column in model.SCHEMA.inputs
+        ]
+    }
+
+
+def protocol_answer(answer: Any) -> list[float]:
+    data: list[float] = answer["outputs"][0]["data"]
+    return data
+
+
+PACKAGE = "benchmarks.serving.peers"
+PEERS = {
+    "FastAPI": Peer(package="fastapi", command=("-m", f"{PACKAGE}.fastapi_peer"), body=columns_body),
+    "LitServe": Peer(package="litserve", command=("-m", f"{PACKAGE}.litserve_peer"), body=columns_body),
+    "BentoML": Peer(
+        package="bentoml",
+        command=("-m", "bentoml", "serve", f"{PACKAGE}.bentoml_peer:Scorer", "--host", "127.0.0.1", "--port", "{port}"),
+        body=lambda columns: {"columns": columns_body(columns)},
+    ),
+    "Ray Serve": Peer(package="ray", command=("-m", f"{PACKAGE}.ray_peer"), body=columns_body),
+    "MLServer": Peer(
+        package="mlserver",
+        command=("-c", "from mlserver.cli import main; main()", "start", "{folder}"),
+        path="/v2/models/scorer/infer",
+        body=protocol_body,
+        read=protocol_answer,
+    ),
+}  # fmt: skip
