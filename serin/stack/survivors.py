@@ -143,4 +143,6 @@ def _runs_a_flow(pid: int) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return any(word == b"prefect.engine" or b"/prefect/runner/" in word for word in words)
+    # Pull steps have a process of their own (prefect.runner._workspace_resolver): for many seconds on a busy machine.
+    prefixes = (b"prefect.engine", b"prefect.runner.")
+    return any(word.startswith(prefixes) or b"/prefect/runner/" in word for word in words)
