@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import flow
 
-from flows.parameters import Spec
 from serin.artifacts import Bundle, Checkpoint, Dataset
 from serin.spec.load import load_spec
 from tasks.etl import build_dataset
@@ -13,14 +14,16 @@ from tasks.train import train_model
 
 
 @flow(persist_result=True, result_serializer="json")
-async def etl(spec: Spec) -> Dataset:
+async def etl(spec: str | dict[str, Any]) -> Dataset:
     """Raw tables in, a published dataset out."""
     plan = load_spec(spec)
     return await build_dataset(plan.data, plan.features, plan.etl, name=plan.name)
 
 
 @flow(persist_result=True, result_serializer="json")
-async def train(spec: Spec, dataset: Dataset, fresh: bool = False, attempt: str | None = None) -> Checkpoint:
+async def train(
+    spec: str | dict[str, Any], dataset: Dataset, fresh: bool = False, attempt: str | None = None
+) -> Checkpoint:
     """A dataset in, trained weights out. `attempt`: what a fresh training belongs to, when not to this run alone."""
     plan = load_spec(spec)
     return await train_model(plan.model, plan.training, dataset, name=plan.name, fresh=fresh, attempt=attempt)
@@ -28,7 +31,7 @@ async def train(spec: Spec, dataset: Dataset, fresh: bool = False, attempt: str 
 
 @flow(persist_result=True, result_serializer="json")
 async def export(
-    spec: Spec,
+    spec: str | dict[str, Any],
     checkpoint: Checkpoint,
     dataset: Dataset,
     fresh: bool = False,

@@ -18,7 +18,7 @@ from serin.stack.processes import POOLS, prefect_environment
 from serin.stack.state import Stack, read_stack
 
 _DEPLOY = ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
-_SECONDS = 300.0  # seconds of work, on a busy machine minutes
+_SECONDS = 600.0  # ten seconds of work; minutes on a machine that is busy otherwise
 
 
 def pool_template(pool: str) -> Path:
