@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from serin.formats.schema import Schema
@@ -89,6 +90,7 @@ def model_target(
     rows_per_request: int = 1,
     version: int | None = None,
     headers: Mapping[str, str] | None = None,
+    ca: Path | str | None = None,
     timeout_s: float = 30.0,
 ) -> Target:
     """Requests with binary tensors, made from `rows` (wire form), `rows_per_request` of them in each."""
@@ -99,7 +101,7 @@ def model_target(
         encode({name: values[start : start + rows_per_request] for name, values in columns.items()}, schema)
         for start in starts
     ]
-    address = Address.parse(url)
+    address = Address.parse(url, ca=ca)
     if protocol == "grpc":
         messages = tuple(grpc_message(model, batch, version) for batch in batches)
         metadata = tuple((headers or {}).items())

@@ -16,6 +16,8 @@ import pytest
 
 from serin.errors import PredictionFailed, RowsUnfit
 from serin.serving.client import Client, Protocol
+from serin.serving.load import Closed, model_target, run_load
+from tests.e2e.serving_guarded import guarded_door
 from tests.e2e.serving_stack import NO_SUCH, Stack, running_stack
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
@@ -80,6 +82,28 @@ def test_a_column_that_does_not_fit_is_named_before_it_is_sent(stack: Stack) -> 
             model.predict(FRAME.drop(columns="distance"))
         with pytest.raises(RowsUnfit, match="column 'temp' has type"):
             model.predict(FRAME.assign(temp=["warm", "cold"]))
+
+
+def test_a_key_and_certificates_of_ones_own_open_the_guarded_door(tmp_path: Path, wanted: Any) -> None:
+    with guarded_door() as door:
+        url, key = f"https://{door.stack.url}", door.make_key("client")
+        ca = tmp_path / "ca.pem"
+        ca.write_bytes(door.authority.certificate)
+        protocols: list[Protocol] = ["http", "grpc"]
+        for protocol in protocols:
+            with Client(url, MODEL, protocol=protocol, ca=ca, api_key=key) as model:
+                assert np.array_equal(model.predict(FRAME)["score"], wanted)
+            with (
+                Client(url, MODEL, protocol=protocol, ca=ca) as model,
+                pytest.raises(PredictionFailed, match="a key is needed"),
+            ):
+                model.predict(FRAME)
+            headers = {"authorization": f"Bearer {key}"}
+            target = model_target(url, MODEL, WIRE, bundles.SCHEMA, protocol=protocol, headers=headers, ca=ca)
+            result = run_load(target, Closed(clients=2), seconds=0.2)
+            assert (result.failed, result.requests > 0) == (0, True)
+        with Client(url, MODEL, retries=0) as model, pytest.raises(PredictionFailed, match="certificate"):
+            model.predict(FRAME)
 
 
 @pytest.mark.parametrize("number", range(2))
