@@ -1,14 +1,14 @@
 """What a stage gave for what it was given: one small JSON file each, so that a pipeline run again does nothing twice.
 
-<home>/stages/<stage>/<key>.json; the key is a digest of everything the stage may depend on. Prefect's own cache is not
-used: its entries know nothing of a checkpoint that was removed, and it would take a GPU's slot to find out.
+<home>/stages/<stage>/<key>.json; the key is a digest of everything the stage may depend on (stage_keys.py). Prefect's
+own cache is not used: its entries know nothing of a checkpoint that was removed, and it would take a GPU's slot to find
+out.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fcntl
-import hashlib
 import json
 import threading
 import time
@@ -20,17 +20,10 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from serin.durable import write_whole
-from serin.spec.section import Section
 
 Result = TypeVar("Result")
 
 _POLL_S = 0.2
-
-
-def stage_key(*parts: Section | tuple[Section, ...] | str | int) -> str:
-    """A digest of `parts`, the same in every process."""
-    values = [_plain(part) for part in parts]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def find_result(home: Path, stage: str, key: str, kind: type[Result]) -> Result | None:
@@ -80,9 +73,3 @@ def _try_lock(file: int) -> bool:
 
 def _file(home: Path, stage: str, key: str) -> Path:
     return home / "stages" / stage / f"{key}.json"
-
-
-def _plain(part: Section | tuple[Section, ...] | str | int) -> Any:
-    if isinstance(part, tuple):
-        return [_plain(section) for section in part]
-    return part.model_dump(mode="json", by_alias=True) if isinstance(part, Section) else part

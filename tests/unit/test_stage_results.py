@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from serin.artifacts import Bundle, Checkpoint
-from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.stage_results import find_result, keep_result, one_at_a_time, stage_key
+from serin.stage_results import find_result, keep_result, one_at_a_time
 
 CHECKPOINT = Checkpoint(path="/runs/train-1/result", step=12, metrics={"valid_auc": 0.75})
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_what_was_kept_is_found(tmp_path: Path) -> None:
@@ -50,18 +46,6 @@ def test_a_newer_result_replaces_the_older_and_leaves_no_scratch_file(tmp_path: 
     assert [path.name for path in (tmp_path / "stages" / "train").iterdir()] == ["abc.json"]
 
 
-def test_a_key_follows_from_what_the_sections_say() -> None:
-    same = stage_key(1, ModelSpec(hidden=(8,)), TrainingSpec(epochs=2), "digest")
-    assert stage_key(1, ModelSpec(hidden=(8,), kind="mlp"), TrainingSpec(epochs=2), "digest") == same
-    others = [
-        stage_key(2, ModelSpec(hidden=(8,)), TrainingSpec(epochs=2), "digest"),
-        stage_key(1, ModelSpec(hidden=(9,)), TrainingSpec(epochs=2), "digest"),
-        stage_key(1, ModelSpec(hidden=(8,)), TrainingSpec(epochs=3), "digest"),
-        stage_key(1, ModelSpec(hidden=(8,)), TrainingSpec(epochs=2), "other"),
-    ]
-    assert len({same, *others}) == 5
-
-
 def test_a_second_run_of_the_same_waits_for_the_first(tmp_path: Path) -> None:
     said: list[str] = []
     order: list[str] = []
@@ -91,13 +75,3 @@ def test_a_run_that_is_told_to_stop_does_not_wait_any_longer(tmp_path: Path) -> 
         one_at_a_time(tmp_path, "train", "abc", stop=stop, say=print),
     ):
         pass
-
-
-def test_another_process_makes_the_same_key() -> None:
-    program = (
-        "from serin.spec.stages import ModelSpec; from serin.stage_results import stage_key; "
-        "print(stage_key(1, (ModelSpec(hidden=(8,)),), 'digest'))"
-    )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == stage_key(1, (ModelSpec(hidden=(8,)),), "digest")
