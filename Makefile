@@ -32,7 +32,7 @@ help: ## this list
 
 install: $(INSTALLED) $(TRITON) ## the environments, without running anything
 
-demo: $(INSTALLED) $(TRITON) ## raw tables to a served model on this machine, with real parts
+demo: $(INSTALLED) $(TRITON) ## raw tables to a served model, then a rollout that is promoted and one that is sent back; real parts
 	@$(BIN)/python examples/flights/demo.py
 
 test: $(INSTALLED) $(TRITON) lint ## lint and all tests; says what was skipped and why
@@ -42,6 +42,7 @@ soak: $(INSTALLED) ## the long runs: a table larger than the memory of its worke
 	$(BIN)/python -m tests.soak.larger_than_memory $(ARGS)
 	$(BIN)/python -m tests.soak.serving --minutes 30
 	$(BIN)/python -m pytest tests/unit/features --hypothesis-profile=soak --timeout=0
+	$(BIN)/python -m tests.soak.fuzz
 
 chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose under load; kill -9 at every part while pipelines run
 	$(BIN)/python -m tests.chaos.rollout

@@ -86,9 +86,9 @@ def framed(message: bytes) -> bytes:
 
 @st.composite
 def _tensor(draw: Draw, tensor: dict[str, Any]) -> dict[str, Any]:
-    """A good input with up to three things wrong."""
+    """A good input with up to two things wrong: most are good, so that each fault is met alone, too."""
     changed = dict(tensor)
-    for _ in range(draw(st.integers(0, 3))):
+    for _ in range(draw(st.sampled_from([0, 0, 0, 0, 0, 1, 1, 2]))):
         match draw(st.integers(0, 7)):
             case 0:
                 changed["name"] = draw(
@@ -273,7 +273,7 @@ def _message(draw: Draw) -> Any:
 
 
 def _spoil_input(draw: Draw, entry: Any, rows: int) -> None:
-    wrong = draw(st.integers(0, 14))
+    wrong = draw(st.integers(0, 39))
     if wrong == 0:
         entry.name = draw(st.sampled_from([*_COLUMNS, "zz", "", "x" * 300]))
     elif wrong == 1:
@@ -290,7 +290,7 @@ def _spoil_input(draw: Draw, entry: Any, rows: int) -> None:
 
 
 def _spoiled_values(draw: Draw, data: bytes) -> bytes | None:
-    match draw(st.integers(0, 15)):
+    match draw(st.integers(0, 39)):
         case 0:
             return None
         case 1:

@@ -38,6 +38,7 @@ from tests.unit.serving.bundles import MODEL, SCHEMA
 
 V1 = Release(model=MODEL, version=1)
 INFER = f"/v2/models/{MODEL}/infer"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "secure.md"
 GRPC = {"content-type": "application/grpc", "te": "trailers"}
 
 
@@ -307,7 +308,10 @@ def test_an_expert_s_own_listener_and_filter_are_added_and_what_envoy_refuses_is
             assert wire.makefile("rb").read().endswith(b"mine")
     shutil.rmtree(place)
 
+    (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    file.write_text(shown)
     gateway = Gateway(tmp_path / "g", admin=tmp_path / "a.sock", log=tmp_path / "g" / "log")
+    assert gateway.write_bootstrap(1, expert=file).exists(), "Envoy takes what the page shows"
     wrong: dict[str, Callable[[], object]] = {
         "mine": lambda: {
             "bootstrap": {"static_resources": {"listeners": [listener(tmp_path / "s", "Mine")]}}
