@@ -75,6 +75,7 @@ def running(
         finally:
             host.stop(PROCESS_NAME)
             for release in ours:
+                host.kill(release.name)
                 releases.stop(release)
 
 

@@ -25,8 +25,7 @@ class Children:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in list(self._children):
-            self.stop(name)
+        self.stop_all()
 
     def start(self, process: Process) -> None:
         if self.state(process.name) == "running":
@@ -58,6 +57,16 @@ class Children:
             except subprocess.TimeoutExpired:
                 continue
         _end_group(child.pid)
+
+    def stop_all(self) -> None:
+        for name in list(self._children):
+            self.stop(name)
+
+    def kill(self, name: str) -> None:
+        """At once, with its children, where nobody is served any more: Triton takes seconds to go by itself."""
+        if name in self._children:
+            _end_group(self._children[name][0].pid)
+            self._children[name][0].wait()
 
     def state(self, name: str) -> ProcessState:
         if name not in self._children:

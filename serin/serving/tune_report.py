@@ -10,7 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from serin.serving.tune import Settings, Trial, Tuning, as_spec
+from serin.serving.tune import Tuning
+from serin.serving.tune_trials import Settings, Trial, as_spec
 from serin.serving.tuned import KEYS, cores, write_tuned
 
 PLOT = "serving.svg"
@@ -49,8 +50,8 @@ def findings(tuning: Tuning) -> Iterator[str]:
     now, then = (trial.requests_per_s(tuning.p99_ms) for trial in (tuning.before, tuning.chosen))
     if tuning.better:
         yield (
-            f"{then:,.0f} requests/s, {tuning.gain:.2f} times as many as with the settings before ({now:,.0f}; both "
-            "measured again in turns)."
+            f"{tuning.gain:.2f} times the requests/s of the settings before, measured in turns (in the search: "
+            f"{then:,.0f} after {now:,.0f})."
         )
     else:
         yield f"{now:,.0f} requests/s with the settings in use; nothing tried was better by more than 3%."
@@ -70,12 +71,27 @@ def _why(tuning: Tuning, key: str) -> str:
         "max_batch_rows": "in one run, and in one request",
     }[key]
     chosen = tuning.chosen.settings
-    alike = [trial for trial in tuning.trials if _same_but(trial.settings, chosen, key)]
+    groups = [
+        [trial for trial in tuning.trials if _same_but(trial.settings, like.settings, key)]
+        for like in tuning.trials
+        if as_spec(like.settings)[key] == as_spec(chosen)[key]
+    ]
+    alike = max(groups, key=lambda group: (len(group), tuning.chosen in group))
+    if len(alike) == 1:
+        return f"{means}; nothing else was tried"
     alike.sort(key=lambda trial: as_spec(trial.settings)[key])
     tried = ", ".join(
         f"{as_spec(trial.settings)[key]}: {trial.requests_per_s(tuning.p99_ms):,.0f}/s" for trial in alike
     )
-    return f"{means}; " + (tried if len(alike) > 1 else "nothing else was tried beside the rest")
+    return f"{means}; {tried}{_beside(alike[0].settings, chosen, key)}"
+
+
+def _beside(one: Settings, chosen: Settings, key: str) -> str:
+    """Where the values were compared beside others than those that were chosen at last."""
+    other = {
+        name: value for name, value in as_spec(one).items() if name != key and value != as_spec(chosen)[name]
+    }
+    return f" (with {', '.join(f'{name} {value}' for name, value in other.items())})" if other else ""
 
 
 def _same_but(one: Settings, other: Settings, key: str) -> bool:

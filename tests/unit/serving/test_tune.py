@@ -13,8 +13,9 @@ from serin.formats.bundle import verify_bundle
 from serin.serving.latencies import Latencies
 from serin.serving.load import LoadResult
 from serin.serving.repository import serving_settings
-from serin.serving.tune import Point, Settings, Trial, Tuning, copy_with
+from serin.serving.tune import Tuning
 from serin.serving.tune_report import findings, values, write_report
+from serin.serving.tune_trials import Point, Settings, Trial, copy_with
 from serin.serving.tuned import cores, read_tuned, tuned_file
 from serin.store import Store
 from tests.unit.serving import bundles
@@ -68,7 +69,7 @@ def test_every_value_says_why(bundle: Bundle) -> None:
     text = path.read_text()
     assert "instances: 2" in text
     assert "1: 900/s, 2: 1,500/s" in text
-    assert "1.60 times as many" in text
+    assert "1.60 times the requests/s" in text
     assert f"machine: {{cores: {cores()}}}" in text
     assert yaml.safe_load(text)["serving"] == {
         key: value for key, (value, _) in values(tuning(bundle)).items()

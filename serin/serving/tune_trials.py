@@ -1,0 +1,83 @@
+"""What the tuner tries: settings, what was measured with them, and a bundle that has them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from serin.artifacts import Bundle
+from serin.formats.bundle import read_manifest, write_manifest
+from serin.spec.load import read_yaml
+from serin.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """As in the section `serving` of a spec."""
+
+    instances: int
+    threads: int
+    queue_delay_us: int
+    max_batch_rows: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.instances} instance{'s' * (self.instances > 1)} x {self.threads} thread{'s' * (self.threads > 1)}, "
+            f"{self.queue_delay_us} us of delay, {self.max_batch_rows} rows"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One number of clients in a closed loop."""
+
+    clients: int
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    settings: Settings
+    points: tuple[Point, ...]
+
+    def best(self, p99_ms: float) -> Point | None:
+        """None when even one client waits longer."""
+        good = [point for point in self.points if point.p99_ms <= p99_ms]
+        return max(good, key=lambda point: point.requests_per_s, default=None)
+
+    def requests_per_s(self, p99_ms: float) -> float:
+        best = self.best(p99_ms)
+        return best.requests_per_s if best else 0.0
+
+
+def copy_with(bundle: Bundle, store: Store, settings: Settings) -> Bundle:
+    """`bundle` in another store, with `settings` in the place of its own."""
+    source = Path(bundle.path)
+    manifest = read_manifest(source)
+    version = store.reserve_version(bundle.model)
+    with store.workspace() as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json"))
+        path = folder / "spec.yaml"
+        spec = dict(read_yaml(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        spec["serving"] = {**dict(spec.get("serving") or {}), **as_spec(settings)}
+        path.unlink(missing_ok=True)  # copied as read-only
+        path.write_text(yaml.safe_dump(spec), encoding="utf-8")
+        write_manifest(
+            folder,
+            name=bundle.model,
+            model_version=version,
+            spec_digest=manifest.spec_digest,
+            lineage=manifest.lineage,
+            metrics=manifest.metrics,
+        )
+        return store.publish_bundle(bundle.model, version, folder)
+
+
+def as_spec(settings: Settings) -> Mapping[str, int]:
+    return {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
