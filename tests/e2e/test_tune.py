@@ -32,6 +32,9 @@ def test_a_model_is_tuned_and_its_next_release_is_served_so(tmp_path: Path) -> N
     write_report(tuning)
     following = bundles.publish(store, bias=0.0, spec="serving: {p99_ms: 60000}\n")
     wanted = tuning.chosen.settings
-    assert serving_settings(following).instances == wanted.instances
+    served = serving_settings(following)
+    assert (served.instances, served.threads) == (wanted.instances, wanted.threads)
+    assert served.queue_delay_us == wanted.queue_delay_us == BEFORE.queue_delay_us
     config = build_repository(following, tmp_path / "repository") / bundles.MODEL / "config.pbtxt"
     assert f"count: {wanted.instances}" in config.read_text()
+    assert "max_queue_delay_microseconds: 2000" in config.read_text()
