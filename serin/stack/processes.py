@@ -77,6 +77,8 @@ def prefect_server(home: Path, port: int) -> Process:
     server["PREFECT_SERVER_CSRF_PROTECTION_ENABLED"] = "true"
     origins = (f"http://127.0.0.1:{port}", f"http://localhost:{port}")
     server["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(origins)
+    # On a machine that is busy with a training, a query that waits is better than one that is refused (503).
+    server["PREFECT_SERVER_DATABASE_TIMEOUT"] = server["PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT"] = "60"
     # The interface's files are copied when they are not there: into the stack's folder, not into the installation.
     server["PREFECT_UI_STATIC_DIRECTORY"] = str(home / "prefect" / "ui")
     return Process(
