@@ -10,15 +10,18 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """`ca`: a file with the certificates to trust instead of the system's; for https only."""
+    """`ca`: a file with the certificates to trust instead of the system's; for https only. `socket`: gRPC only."""
 
     host: str
     port: int
     tls: bool = False
     ca: Path | None = None
+    socket: Path | None = None
 
     @classmethod
     def parse(cls, url: str, *, ca: Path | str | None = None) -> Address:
+        if url.startswith("unix:/"):
+            return cls(host="localhost", port=0, socket=Path(url.removeprefix("unix:")))
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no address; write http://host:port or https://host:port")
@@ -31,7 +34,9 @@ class Address:
         return cls(host=parts.hostname, port=port, tls=tls, ca=None if ca is None else Path(ca))
 
     def __str__(self) -> str:
-        """host:port, as the header `host` and gRPC want it."""
+        """host:port (or unix:/path), as the header `host` and gRPC want it."""
+        if self.socket is not None:
+            return f"unix:{self.socket}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def ssl_context(self) -> ssl.SSLContext | None:
