@@ -8,13 +8,14 @@ leases are locks. Rollouts are left alone: they are the controller's, and go on 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from serin.errors import SupervisorGone
-from serin.stack.lost_runs import GRACE_S, Fate, Run, judge, was_preempted
+from serin.stack.lost_runs import GRACE_S, REQUEUES, Fate, Run, judge, was_preempted
 from serin.stack.prefect_api import Api, call
 from serin.stack.processes import POOLS, worker_name
 from serin.stack.supervisor import Supervisor
@@ -41,13 +42,14 @@ class Reconciler:
         self._home, self._api, self._stack_since = home, api, stack_since
         self._missing: dict[str, float] = {}
         self._orphans: dict[str, float] = {}
+        self._requeues: Counter[str] = Counter()
 
     def look(self) -> list[str]:
         """What was found and done, in words. PrefectGone and PrefectRefused are for the caller to outlive."""
         now, found = time.monotonic(), run_processes(self._home)
         runs = _read_runs(self._api, {"state": {"type": {"any_": list(_LOOKED_AT)}}})
         known = {run.id: run for run in runs}
-        gone = [run for run in known if run not in found or not found[run].engines]
+        gone = [run for run in known if run not in found or not _has_somebody(found[run])]
         self._missing = {run: self._missing.get(run, now) for run in gone}
         workers = self._workers()
         said = [
@@ -77,7 +79,7 @@ class Reconciler:
 
     def _end_orphans(self, found: Mapping[str, RunProcesses], now: float) -> list[str]:
         """Processes of a run whose own process is gone: nobody waits for what they do."""
-        headless = {run: left.others for run, left in found.items() if left.others and not left.engines}
+        headless = {run: left.others for run, left in found.items() if not _has_somebody(left)}
         self._orphans = {run: self._orphans.get(run, now) for run in headless}
         said = []
         for run, since in self._orphans.items():
@@ -91,7 +93,10 @@ class Reconciler:
         crashed = {"state": {"type": {"any_": ["CRASHED"]}}, "end_time": {"after_": since}}
         said = []
         for run in _read_runs(self._api, crashed):
-            if run.id not in found and was_preempted(run, stack_since=self._stack_since):
+            if run.id in found or self._requeues[run.id] >= REQUEUES:
+                continue
+            if was_preempted(run, stack_since=self._stack_since):
+                self._requeues[run.id] += 1  # a run that never began has not counted a start
                 schedule_again(self._api, run.id, "it was asked to stop; it goes on where it stopped")
                 said.append(f"{run.name} is queued again: it was asked to stop")
         return said
@@ -110,6 +115,11 @@ class Reconciler:
                     if began is not None:
                         found[pool] = began
         return found
+
+
+def _has_somebody(left: RunProcesses) -> bool:
+    """Prefect's own process for the run, or one that its worker has just started: nothing is to be done then."""
+    return bool(left.engines) or left.attended
 
 
 def _read_runs(api: Api, wanted: Mapping[str, Any]) -> list[Run]:

@@ -85,9 +85,10 @@ def _wait(handles: dict[int, int], seconds: float) -> bool:
     return True
 
 
-def _ancestors() -> set[int]:
+def _ancestors(pid: int | None = None) -> set[int]:
+    """A process and those it comes from; this one when none is named."""
     pids = set()
-    pid = os.getpid()
+    pid = os.getpid() if pid is None else pid
     while pid > 0 and pid not in pids:
         pids.add(pid)
         try:
@@ -99,22 +100,34 @@ def _ancestors() -> set[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProcesses:
-    """The living processes of one run: those that run its flow, and all that they have started."""
+    """The living processes of one run: those of Prefect, which prepare and run its flow, and all that they have
+    started."""
 
     engines: tuple[int, ...]
     others: tuple[int, ...]
+    attended: bool = (
+        False  # one of the others was started by somebody who is not of the run, and lives: a worker
+    )
 
 
 def run_processes(home: Path) -> dict[str, RunProcesses]:
     """By the run's id, of the stack in `home`. Prefect marks each process that it starts for a run, and children
     inherit the mark."""
     found: dict[str, dict[bool, list[int]]] = {}
+    starters = set()
     for pid in stack_processes(home):
         run = _variable(pid, RUN_MARK)
         if run:
             found.setdefault(run, {True: [], False: []})[_runs_a_flow(pid)].append(pid)
+        else:
+            starters.add(pid)
     return {
-        run: RunProcesses(engines=tuple(pids[True]), others=tuple(pids[False])) for run, pids in found.items()
+        run: RunProcesses(
+            engines=tuple(pids[True]),
+            others=tuple(pids[False]),
+            attended=any(starters & _ancestors(pid) for pid in pids[False]),
+        )
+        for run, pids in found.items()
     }
 
 

@@ -96,6 +96,44 @@ def test_a_run_is_left_alone_while_its_process_lives_and_crashed_when_it_is_gone
     assert reconciler.look() == []
 
 
+@pytest.mark.parametrize("program", ["prefect.engine", "prefect.runner._workspace_supervisor"])
+def test_a_process_of_prefect_s_is_somebody(
+    reconciler: Reconciler, api: Api, home: Path, program: str
+) -> None:
+    """Also the one that prepares a run: on a busy machine it takes its time."""
+    run = begin(api, "PENDING")
+    with process(home, run, "-m", program) as preparing:
+        assert reconciler.look() == []
+        assert preparing.poll() is None
+    assert state(api, run)["type"] == "PENDING"
+    call(api, "DELETE", f"/flow_runs/{run}")
+
+
+def test_a_process_whose_worker_lives_is_not_left_behind(
+    reconciler: Reconciler, api: Api, home: Path
+) -> None:
+    run = begin(api, "PENDING")
+    starts = (
+        "import os, subprocess, sys; e = {**os.environ, 'PREFECT__FLOW_RUN_ID': sys.argv[1]}; "
+        "subprocess.run([sys.executable, '-c', sys.argv[2]], env=e)"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", starts, run, WAITING],
+        env={**os.environ, "SERIN_STACK": str(home)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "here\n"
+        assert reconciler.look() == []
+        worker.kill()
+        worker.wait(10)
+        assert f"ended 1 process(es) that run {run} has left behind" in reconciler.look()
+    call(api, "DELETE", f"/flow_runs/{run}")
+
+
 def test_the_tasks_of_a_lost_run_end_with_it(reconciler: Reconciler, api: Api) -> None:
     run = begin(api, "RUNNING")
     body = {"flow_run_id": run, "task_key": "train", "dynamic_key": "0", "state": {"type": "RUNNING"}}
