@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from serin.errors import StackError
 from serin.leases import holders
 from serin.stack.prefect_api import call
 from serin.stack.state import Stack, read_stack
@@ -165,11 +166,12 @@ class Pipelines:
 
 
 def wait(look: Callable[[], T | None], what: str, seconds: float) -> T:
+    """What `look` finds; a server that does not answer just now is asked again."""
     deadline = time.monotonic() + seconds
     while True:
-        found = look()
-        if found:
-            return found
+        with suppress(StackError):
+            if found := look():
+                return found
         assert time.monotonic() < deadline, f"{what}: not in {seconds:g} s"
         time.sleep(0.1)
 
