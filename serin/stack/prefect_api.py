@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -15,9 +16,11 @@ from typing import Any
 from serin.errors import PrefectGone, PrefectRefused
 
 _UNFINISHED = ["RUNNING", "PENDING", "CANCELLING"]
+_FORBIDDEN = 403
 _BUSY = 503  # its database was locked for too long
 _BUSY_PAUSES_S = (1.0, 2.0, 4.0)
 _NO_TOKEN_WANTED = (404, 422)  # an older server; one whose protection is off
+_CLIENT = str(uuid.uuid4())  # this process, for the token that goes with every change
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,16 @@ class Api:
 
     url: str
     login: str | None = field(default=None, repr=False)  # user:password
-    client: str = field(default_factory=lambda: str(uuid.uuid4()), compare=False)
 
     def headers(self) -> dict[str, str]:
         plain = {"Content-Type": "application/json"}
         if self.login is None:
             return plain
         return {**plain, "Authorization": f"Basic {base64.b64encode(self.login.encode()).decode()}"}
+
+
+_TOKENS: dict[Api, dict[str, str]] = {}
+_LOCK = threading.Lock()
 
 
 def answers(api: Api | str, *, seconds: float = 2.0) -> bool:
@@ -49,28 +55,52 @@ def answers(api: Api | str, *, seconds: float = 2.0) -> bool:
 def call(api: Api | str, method: str, path: str, body: Mapping[str, Any] | list[Any] | None = None) -> Any:
     """One JSON request. PrefectRefused with the server's own words when it says no."""
     server = _api(api)
-    headers = server.headers()
-    if method != "GET":
-        headers |= _against_forgery(server)
+    if method == "GET":
+        return _patiently(server, method, path, {})
+    token = _against_forgery(server)
+    try:
+        return _patiently(server, method, path, token, body)
+    except PrefectRefused as refusal:
+        if refusal.fields["code"] != _FORBIDDEN:
+            raise
+    return _patiently(server, method, path, _against_forgery(server, worn=token), body)
+
+
+def _patiently(
+    server: Api,
+    method: str,
+    path: str,
+    token: dict[str, str],
+    body: Mapping[str, Any] | list[Any] | None = None,
+) -> Any:
+    """The same request again, while its database is locked."""
     for pause_s in _BUSY_PAUSES_S:
         try:
-            return _request(server, method, path, headers, body)
+            return _request(server, method, path, server.headers() | token, body)
         except PrefectRefused as refusal:
             if refusal.fields["code"] != _BUSY:
                 raise
             time.sleep(pause_s)
-    return _request(server, method, path, headers, body)
+    return _request(server, method, path, server.headers() | token, body)
 
 
-def _against_forgery(server: Api) -> dict[str, str]:
-    """What a server wants to see with every change, so that no page in a browser can make one (CSRF)."""
+def _against_forgery(server: Api, *, worn: dict[str, str] | None = None) -> dict[str, str]:
+    """What a server wants with every change, so that no page in a browser can make one (CSRF); `worn` will not do."""
+    with _LOCK:  # a second token of the same client would make the first one void
+        found = _TOKENS.get(server)
+        if found is None or found is worn:
+            found = _TOKENS[server] = _new_token(server)
+        return found
+
+
+def _new_token(server: Api) -> dict[str, str]:
     try:
-        answer = _request(server, "GET", f"/csrf-token?client={server.client}", server.headers())
+        answer = _patiently(server, "GET", f"/csrf-token?client={_CLIENT}", {})
     except PrefectRefused as refusal:
         if refusal.fields["code"] not in _NO_TOKEN_WANTED:
             raise
         return {}
-    return {"Prefect-Csrf-Token": answer["token"], "Prefect-Csrf-Client": server.client}
+    return {"Prefect-Csrf-Token": answer["token"], "Prefect-Csrf-Client": _CLIENT}
 
 
 def _request(

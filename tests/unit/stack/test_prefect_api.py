@@ -45,6 +45,7 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
+    prefect_api._TOKENS.clear()  # of a server that had the same port
     made = Server()
     thread = threading.Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -109,6 +110,20 @@ def test_a_change_shows_the_login_and_the_token_against_forgery(server: Server) 
     assert server.asked[0][0] == f"GET /csrf-token?client={changing['prefect-csrf-client']}"
     assert changing["prefect-csrf-token"] == "t0ken"
     assert "secret" not in repr(api)
+
+
+def test_a_token_is_asked_for_once_and_again_when_it_is_worn(server: Server) -> None:
+    server.answers["GET /csrf-token"] = (200, {"token": "first"})
+    server.answers["POST /flow_runs/filter"] = (200, [])
+    for _ in range(3):
+        prefect_api.call(server.url, "POST", "/flow_runs/filter", {})
+    assert [call.partition("?")[0] for call, _ in server.asked].count("GET /csrf-token") == 1
+    server.answers["GET /csrf-token"] = (200, {"token": "second"})
+    server.answers["POST /flow_runs/filter"] = (403, {"detail": "Invalid CSRF token or client identifier."})
+    with pytest.raises(PrefectRefused, match="Invalid CSRF"):
+        prefect_api.call(server.url, "POST", "/flow_runs/filter", {})
+    sent = [headers.get("prefect-csrf-token") for headers in server.headers]
+    assert sent == [None, "first", "first", "first", "first", None, "second"]
 
 
 def test_a_wrong_login_is_refused_and_not_shown(server: Server) -> None:
