@@ -99,8 +99,10 @@ def test_a_run_on_the_gpu_survives_kill_9_and_ends_near_the_uninterrupted_one(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adagrad"])
-@pytest.mark.parametrize("updates", ["dense", "rows"])
-def test_a_captured_step_learns_what_an_eager_one_does(optimizer: str, updates: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("updates", "members"), [("dense", 1), ("rows", 1), ("rows", 2)])
+def test_a_captured_step_learns_what_an_eager_one_does(
+    optimizer: str, updates: str, members: int, tmp_path: Path
+) -> None:
     dataset = make_dataset(tmp_path / "dataset")
     found = {}
     for kind in ("captured", "eager"):
@@ -109,8 +111,8 @@ def test_a_captured_step_learns_what_an_eager_one_does(optimizer: str, updates: 
             embedding_updates=updates, step=kind, clip_norm=1.0, accumulate=2, precision="fp32",
         )  # fmt: skip
         job = TrainingJob(
-            model=ModelSpec(hidden=(64, 32)), training=training, dataset=dataset.path, dataset_digest="",
-            processes=1, gpu=True,
+            model=ModelSpec(hidden=(64, 32), members=members), training=training, dataset=dataset.path,
+            dataset_digest="", processes=1, gpu=True,
         )  # fmt: skip
         (tmp_path / kind).mkdir()
         worker.train(job, tmp_path / kind, World(rank=0, size=1, device=GPU), lambda: False)

@@ -77,6 +77,7 @@ def test_killed_at_three_random_steps_it_ends_with_the_same_weights(tmp_path: Pa
     assert_same_bits(folder, tmp_path / "reference")
 
 
+@pytest.mark.timeout(400)
 def test_one_process_that_was_told_to_stop_and_then_killed_ends_with_the_same_weights(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
