@@ -38,6 +38,7 @@ STEADY = (0.8, 0.6, 0.4, 0.2)
 
 _START_S = 90.0
 _WARM_UP_S = 0.2
+_ENOUGH = 30  # requests for a lap to say something
 _FALLEN = 0.9  # of the best requests/s
 
 
@@ -170,9 +171,9 @@ class Tuner:
 
     def _point(self, target: Target, clients: int) -> Point | None:
         """None when a request failed: whatever it was, it is no setting to have."""
-        found = run_load(target, Closed(clients=clients), seconds=self.lap_s, warm_up_s=_WARM_UP_S)
+        found = self._lap(target, Closed(clients=clients))
         if found.failed or not found.requests:
-            self.say(f"{clients} clients: {found.errors}")
+            self.say(f"{clients} clients: {found.errors or 'nothing was answered'}")
             return None
         return Point(
             clients=clients,
@@ -180,6 +181,14 @@ class Tuner:
             p50_ms=found.quantile_ms(0.5),
             p99_ms=found.quantile_ms(0.99),
         )
+
+    def _lap(self, target: Target, pace: Closed | Open) -> LoadResult:
+        """Longer for a model, or a machine, that answers only a few requests in the usual time."""
+        for longer in (1, 4, 16, 64):
+            found = run_load(target, pace, seconds=longer * self.lap_s, warm_up_s=_WARM_UP_S)
+            if found.failed or found.requests >= _ENOUGH or (longer > 1 and found.requests):
+                break
+        return found
 
     def _confirm(self, before: Trial, best: Trial) -> tuple[Trial, float, float, LoadResult]:
         gain = 1.0
@@ -197,9 +206,7 @@ class Tuner:
         with self._serving(best.settings) as target:
             for share in STEADY:
                 rate = max(share * best.requests_per_s(self.p99_ms), 1.0)
-                found = run_load(
-                    target, Open(requests_per_s=rate), seconds=3 * self.lap_s, warm_up_s=_WARM_UP_S
-                )
+                found = self._lap(target, Open(requests_per_s=rate))
                 if found.quantile_ms(0.99) <= self.p99_ms and not found.failed:
                     break
         return rate, found
