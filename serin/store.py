@@ -23,7 +23,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,10 +89,14 @@ class Store:
         """Whether a dataset was ever published or remembered for `key`; nothing is fetched."""
         return bool(self._fs.exists(self._path("keys", _checked(key))))
 
-    def publish_dataset(self, key: str, digest: str, folder: Path) -> Dataset:
-        """Makes `folder` (from `workspace`) visible under its digest and remembers it for `key`."""
+    def publish_dataset(
+        self, key: str, digest: str, folder: Path, *, lasting: Collection[Path] = ()
+    ) -> Dataset:
+        """Makes `folder` (from `workspace`) visible under its digest and remembers it for `key`. `lasting`: its files
+        that are on the disk already."""
         with self._writing():
-            published = self._publish(folder, f"datasets/{_checked(digest)}", marker="dataset.json")
+            place = f"datasets/{_checked(digest)}"
+            published = self._publish(folder, place, marker="dataset.json", lasting=lasting)
             self._replace(f"keys/{_checked(key)}", digest.encode())
         return _dataset(published)
 
@@ -199,7 +203,7 @@ class Store:
         self._fs.invalidate_cache(path)
         return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in self._fs.ls(path, detail=False))
 
-    def _publish(self, folder: Path, relative: str, *, marker: str) -> Path:
+    def _publish(self, folder: Path, relative: str, *, marker: str, lasting: Collection[Path] = ()) -> Path:
         assert (folder / marker).is_file(), f"{marker} must be in the folder before it is published"
         if not self.local:
             return self._upload(folder, relative, marker=marker)
@@ -207,10 +211,9 @@ class Store:
         if (target / marker).is_file():
             return target  # the same content was published by somebody else meanwhile
         target.parent.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(
-            _SYNCS_AT_ONCE
-        ) as threads:  # a disk's journal takes several at the price of one
-            list(threads.map(sync, folder.rglob("*")))
+        rest = [path for path in folder.rglob("*") if path not in lasting]
+        with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:  # a disk takes several at the price of one
+            list(threads.map(sync, rest))
         sync(folder)
         try:
             folder.rename(target)

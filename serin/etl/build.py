@@ -30,6 +30,7 @@ from serin.etl.seal import canonical
 from serin.etl.sources import find_files
 from serin.etl.tables import Piece, Table, open_table
 from serin.formats.dataset import FORMAT, VERSION, SourceFile
+from serin.formats.shards import row_files
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.stages import EtlSpec
@@ -78,7 +79,7 @@ def build_dataset(
             kept=store.kept_folder(),
         )
         digest = _compute(data, features, etl, sources, earlier, scratch, result, say, piece_rows)
-        published = store.publish_dataset(key, digest, result)
+        published = store.publish_dataset(key, digest, result, lasting=set(row_files(result)))
         store.remember_dataset(family, digest)
         return published
 

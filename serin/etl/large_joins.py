@@ -6,6 +6,7 @@ A row and its partner have the same key, so they are in the same part; which par
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from serin.etl.groups import key_hashes
 from serin.etl.layout import JoinLayout, Layout
 from serin.etl.partitions import Read
 from serin.etl.pieces import cut_pieces
+from serin.etl.process_engine import available_cores
 from serin.etl.relation import LoadedJoin, Related, join_tables, load_join, relate_columns
 from serin.etl.room import partner_bytes
 from serin.etl.sources import find_files
@@ -51,9 +53,14 @@ def load_joins(
     say: Callable[[str], None],
 ) -> list[Join]:
     """Each table to be joined: in memory when it fits into `room_bytes`, else cut into parts that do."""
-    joins = [
-        _load(join, tables[join.spec.table], layout.lookups, room_bytes, scratch) for join in layout.joins
-    ]
+
+    def load(join: JoinLayout) -> Join:
+        return _load(join, tables[join.spec.table], layout.lookups, room_bytes, scratch)
+
+    together = sum(partner_bytes(join, tables[join.spec.table]) for join in layout.joins) <= room_bytes
+    threads = min(len(layout.joins), available_cores()) if together else 1
+    with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="join") as pool:
+        joins = list(pool.map(load, layout.joins))
     for join in joins:
         if isinstance(join, PartedJoin):
             say(

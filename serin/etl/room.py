@@ -54,9 +54,14 @@ def plan_rows(layout: Layout, table: Table, *, room_bytes: int, workers: int, le
     """Rows per piece: enough pieces for all workers, `least` to `most` rows each, and none too large for its room.
 
     Doubled where a table has grown enough, not little by little: a table that grows is cut as before, and its old
-    pieces are found again.
+    pieces are found again. A small table in one file is one piece for each worker: there, what a piece costs however
+    few rows it has is worth saving.
     """
     even = max(least, min(most, 1 << (-(-table.rows // (2 * workers))).bit_length() - 1))
+    share = -(-table.rows // workers)
+    if least <= share and table.rows <= most and len({group.file for group in table.groups}) == 1:
+        largest = max(group.rows for group in table.groups)
+        even = -(-share // largest) * largest
     return max(MIN_ROWS, min(even, room_bytes // row_bytes(layout, table)))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,10 @@ _REMOTE = (
     ("botocore.exceptions", "BotoCoreError"),
     ("google.auth.exceptions", "GoogleAuthError"),
 )
+
+_FOOTERS = 64  # that are kept
+_footers: dict[SourceFile, pq.FileMetaData] = {}  # as they were when each file was opened last, oldest first
+_footers_lock = threading.Lock()
 
 Format = Literal["parquet", "csv", "json", "arrow"]
 
@@ -103,11 +108,17 @@ def open_file(path: str) -> Any:
 
 
 def open_parquet(file: SourceFile, dictionary: Iterable[str] = ()) -> pq.ParquetFile:
-    """`dictionary`: the columns that are read as codes into a dictionary."""
+    """`dictionary`: the columns that are read as codes into a dictionary. The footer of a file that was opened before
+    without them is not parsed again."""
     try:
-        return pq.ParquetFile(
-            open_file(file.path), read_dictionary=list(dictionary), page_checksum_verification=True
+        texts = list(dictionary)
+        known = _footers.get(file) if texts else None
+        opened = pq.ParquetFile(
+            open_file(file.path), metadata=known, read_dictionary=texts, page_checksum_verification=True
         )
+        if not texts:
+            _keep_footer(file, opened.metadata)
+        return opened
     except FileNotFoundError:
         raise SourceMissing(table=file.table, path=file.path) from None
     except remote_errors() as error:
@@ -119,6 +130,14 @@ def open_parquet(file: SourceFile, dictionary: Iterable[str] = ()) -> pq.Parquet
             reason=f"it is no whole Parquet file ({error}); write it again, or give it the ending of what it is "
             "(.csv, .jsonl, .arrow)",
         ) from error
+
+
+def _keep_footer(file: SourceFile, footer: pq.FileMetaData) -> None:
+    with _footers_lock:
+        _footers.pop(file, None)
+        _footers[file] = footer
+        while len(_footers) > _FOOTERS:
+            del _footers[next(iter(_footers))]
 
 
 def remote_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:

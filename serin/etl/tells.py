@@ -25,7 +25,12 @@ Codes = npt.NDArray[np.integer[Any]]
 
 def told_by_nulls(null: npt.NDArray[np.bool_], target: Floats, task: str) -> float:
     """By whether it is null, alone."""
-    return max(_by_order(null.astype(np.int64), target, task), _by_value(null.astype(np.int64), target, task))
+    codes = null.astype(np.int64)
+    if task != "binary" or len(target) < FEWEST or target.min() == target.max():
+        return max(_by_order(codes, target, task), _by_value(codes, target, task))
+    # two groups are in order without being sorted
+    groups = np.cumsum(np.bincount((codes << 1) | (target == 1), minlength=4).reshape(2, 2), axis=0)
+    return max(_area(groups[:, 1], groups[:, 0]), _by_value(codes, target, task))
 
 
 def told_by_values(column: Column, target: Floats, task: str) -> float:

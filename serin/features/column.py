@@ -224,12 +224,20 @@ def _strings(values: pa.ChunkedArray) -> Column:
 def _canonical(codes: npt.NDArray[np.int32], dictionary: pa.Array) -> Column:
     """Without entries that mean null, and with each text once."""
     distinct = pc.unique(dictionary)
-    void = pc.or_kleene(pc.is_null(distinct), pc.equal(distinct, ""))
-    if len(distinct) == len(dictionary) and not pc.any(void).as_py():
+    if len(distinct) == len(dictionary) and not _any_void(dictionary):
         return Column(kind="string", values=codes, dictionary=dictionary)
+    void = pc.or_kleene(pc.is_null(distinct), pc.equal(distinct, ""))
     kept = distinct.filter(pc.invert(pc.fill_null(void, True)))
     place = np.append(_filled(pc.index_in(dictionary, value_set=kept), -1), -1).astype(np.int32)
     return Column(kind="string", values=place[codes], dictionary=kept)
+
+
+def _any_void(texts: pa.Array) -> bool:
+    """Whether one of them is null or empty: two texts that begin at the same byte."""
+    if texts.null_count or not len(texts):
+        return bool(texts.null_count)
+    begins = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, 4 * texts.offset)
+    return bool((begins[1:] == begins[:-1]).any())
 
 
 def _times_per_entry(values: pa.ChunkedArray) -> Column:

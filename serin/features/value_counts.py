@@ -72,9 +72,10 @@ def _count_texts(column: Column) -> ValueTable:
     counts = np.zeros(size, np.int64)
     for block in column.blocks(max(_BLOCK, 4 * size)):
         codes = block.values
-        if len(codes) and codes.min() < 0:
-            codes = np.where(codes < 0, size - 1, codes)
-        counts += np.bincount(codes, minlength=size)
+        try:
+            counts += np.bincount(codes, minlength=size)
+        except ValueError:  # there are nulls, which are below 0
+            counts += np.bincount(np.where(codes < 0, size - 1, codes), minlength=size)
     seen = np.flatnonzero(counts[:-1])
     return ValueTable(column.dictionary.take(pa.array(seen)), counts[seen], int(counts[-1]))
 

@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from serin.durable import begin_sync
 from serin.errors import BundleBroken
 
 FORMAT, VERSION = "serin.shard", 1
@@ -100,6 +101,11 @@ def part_files(split: Path, index: int) -> list[Path]:
     return [part_folder(split, index) / name for name, _ in _FILES]
 
 
+def row_files(dataset: Path) -> list[Path]:
+    """The files with the rows of all parts of a dataset."""
+    return [file for name, _ in _FILES for file in dataset.glob(f"*/part-*/{name}")]
+
+
 def write_rows(split: Path, start: int, rows: Rows) -> None:
     """Puts rows at their place in the split, over as many parts as they reach. Safe beside writers of other rows."""
     with RowWriter(split) as writer:
@@ -112,6 +118,7 @@ class RowWriter:
     def __init__(self, split: Path) -> None:
         self._split = split
         self._open: dict[int, tuple[int, ...]] = {}  # of each part
+        self._written: dict[int, tuple[int, int]] = {}  # of each file: from which byte to which
 
     def __enter__(self) -> Self:
         return self
@@ -119,12 +126,16 @@ class RowWriter:
     def __exit__(self, *_: object) -> None:
         for descriptors in self._open.values():
             for descriptor in descriptors:
+                begin_sync(descriptor, *self._written.get(descriptor, (0, 0)))
                 os.close(descriptor)
 
     def write(self, start: int, rows: Rows) -> None:
         for part, offset, piece in _by_part(start, rows):
             for descriptor, (array, width) in zip(self._files(part), _arrays(piece), strict=True):
-                write_at(descriptor, np.ascontiguousarray(array), offset * width)
+                begin, end = offset * width, (offset + len(piece)) * width
+                write_at(descriptor, np.ascontiguousarray(array), begin)
+                first, last = self._written.get(descriptor, (begin, end))
+                self._written[descriptor] = min(first, begin), max(last, end)
 
     def _files(self, part: int) -> tuple[int, ...]:
         if part not in self._open:

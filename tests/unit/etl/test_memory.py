@@ -21,8 +21,9 @@ from serin.etl.process_engine import ProcessEngine
 from serin.etl.room import MIN_ROWS, plan_rows
 from serin.etl.sources import find_files
 from serin.etl.spill import Spilled, spill
-from serin.etl.tables import open_table, read_piece
+from serin.etl.tables import cut, open_table, read_piece
 from serin.features.column import Column, column_from_arrow
+from serin.spec.load import load_spec
 from serin.spec.stages import EtlSpec
 from tests.soak import larger_than_memory
 from tests.unit.etl.flights import digest, spec_of
@@ -130,6 +131,38 @@ def test_a_file_is_written_anew_when_a_group_does_not_fit_and_not_for_the_sake_o
     reads = (read_of("n", "int"),)
     assert [each.rows for each in cut_pieces(opened, reads, MIN_ROWS, tmp_path, rows)] == [4 * MIN_ROWS] * 2
     assert len(cut_pieces(opened, reads, MIN_ROWS, tmp_path, 3 * MIN_ROWS)) == 8
+
+
+def test_a_small_table_in_one_file_is_one_piece_for_each_worker(tmp_path: Path) -> None:
+    from serin.etl.layout import lay_out
+
+    rows = 5 * 2**16 + 9000
+    pq.write_table(
+        pa.table({"n": np.arange(rows), "y": np.arange(rows) % 2}),
+        tmp_path / "t.parquet",
+        row_group_size=2**16,
+    )
+    spec = load_spec(
+        {
+            "name": "t",
+            "data": {
+                "tables": {"t": str(tmp_path / "t.parquet")},
+                "target": {"expression": "y > 0", "task": "binary"},
+            },
+            "features": [{"columns": ["n"], "steps": ["normalize"]}],
+        }
+    )
+    table = open_table("t", find_files("t", str(tmp_path / "t.parquet")), tmp_path)
+    layout = lay_out(spec.data, spec.features, {"t": table})
+    planned = [
+        plan_rows(layout, table, room_bytes=2**40, workers=workers, least=2**16, most=2**19)
+        for workers in (2, 3, 16)
+    ]
+    assert [[piece.rows for piece in cut(table, each)] for each in planned] == [
+        [3 * 2**16, rows - 3 * 2**16],
+        [2**17, 2**17, rows - 2**18],
+        [2**16] * 5 + [9000],
+    ]
 
 
 def test_a_worker_with_little_room_gets_small_pieces(few_flights: Path, tmp_path: Path) -> None:

@@ -31,6 +31,14 @@ def test_numbers_tell_by_their_order_as_the_metric_says(values: list[float], see
         assert told == max(area, 1 - area)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_nulls_tell_by_their_order_as_the_metric_says(share: float) -> None:
+    null = np.where(TARGET == 1, RANDOM.random(400) < share, RANDOM.random(400) < 0.02)
+    area = auc(TARGET, null.astype(np.float32))
+    assert told_by_nulls(null, TARGET, "binary") >= max(area, 1 - area)
+    assert told_by_nulls(TARGET == 1, TARGET, "binary") == told_by_nulls(TARGET == 0, TARGET, "binary") == 1
+
+
 @pytest.mark.parametrize("spread", [1, 10**15])
 def test_whole_numbers_tell_by_order_and_by_value(spread: int) -> None:
     turned = (
