@@ -20,6 +20,7 @@ from serin.formats.dataset import SourceFile
 
 _UNPACKING = (EOFError, OSError, zlib.error, lzma.LZMAError)
 _SHOWN = 60
+_BLOCK_BYTES = 16 * 2**20
 
 
 def broken_text(file: SourceFile, error: Exception) -> SourceUnreadable:
@@ -46,6 +47,28 @@ def broken_text(file: SourceFile, error: Exception) -> SourceUnreadable:
     return _unreadable(file, str(error))
 
 
+def refuse_open_quote(file: SourceFile) -> None:
+    """SourceUnreadable when a CSV file ends within quotes: Arrow takes all that follows the quote for one value."""
+    with _unpacked(file) as content:
+        quotes = sum(block.count(b'"') for block in iter(lambda: content.read(_BLOCK_BYTES), b""))
+    if quotes % 2 == 0:
+        return
+    with io.TextIOWrapper(_unpacked(file), encoding="utf-8", newline="") as text:
+        reader = csv.reader(text, delimiter=_delimiter(file), strict=True)
+        row, line = -1, 1
+        try:
+            for fields in reader:  # a quote inside of a value without quotes is a value's own
+                row, line = row + bool(fields), reader.line_num + 1
+        except csv.Error as error:
+            where = f"row {row} (line {line})" if row >= 0 else "the first line"
+            trouble = f"a quote is opened in {where} and not closed ({error}); mend that line"
+            raise _unreadable(file, trouble) from error
+
+
+def _delimiter(file: SourceFile) -> str:
+    return "\t" if ".tsv" in file.path.lower() else ","
+
+
 def _unreadable(file: SourceFile, reason: str) -> SourceUnreadable:
     return SourceUnreadable(table=file.table, path=file.path, reason=reason)
 
@@ -57,7 +80,7 @@ def _walk(file: SourceFile) -> Iterator[tuple[int, str | None]]:
 
 
 def _walk_csv(text: io.TextIOWrapper, file: SourceFile) -> Iterator[tuple[int, str | None]]:
-    reader = csv.reader(text, delimiter="\t" if ".tsv" in file.path.lower() else ",")
+    reader = csv.reader(text, delimiter=_delimiter(file))
     width, row = 0, -1
     for fields in reader:
         if not fields:

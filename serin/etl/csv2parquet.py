@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
 
 from serin.etl.arrow2parquet import Write
+from serin.etl.broken import refuse_open_quote
 from serin.etl.sources import compression_of, open_file
 from serin.formats.dataset import SourceFile
 
@@ -31,6 +32,7 @@ def read_csv(file: SourceFile, write: Write) -> None:
             raise
         with _reader(file, _types_of_all_rows(file)) as reader:
             write(reader.schema, reader)
+    refuse_open_quote(file)
 
 
 def _refuse_bytes(schema: pa.Schema) -> None:

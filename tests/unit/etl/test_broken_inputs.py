@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from serin.errors import SerinError, SourceUnreadable, SpecError, TimeUnparsable
+from serin.etl.convert import convert
+from serin.etl.sources import find_files
 from serin.store import Store
 from tests.unit.etl.trips import build, spec_of, trips
 
@@ -34,6 +36,7 @@ def refused(path: Path, tmp_path: Path, **data: object) -> str:
         ("t.csv", b"a,b,a\n1,2,3\n", "t.csv cannot be read: two columns are called 'a'"),
         ("t.csv", "\n".join(["a,b,c", *LINES[:900]]).encode() + b"\n1,2,\xff\n",
          "t.csv cannot be read: line 902 is no UTF-8 text"),
+        ("t.csv", b'a,b\n1,x\n2,"oh\n3,y\n', "a quote is opened in row 1 (line 3) and not closed"),
         ("t.json", b'[\n {"a": 1},\n {"a": 2}\n]', "t.json cannot be read: it is one JSON array"),
         ("t.jsonl", b"", "t.jsonl holds none"),
         ("t.arrow", b"", "t.arrow cannot be read"),
@@ -43,6 +46,12 @@ def refused(path: Path, tmp_path: Path, **data: object) -> str:
 def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     (tmp_path / name).write_bytes(content)
     assert says in refused(tmp_path / name, tmp_path)
+
+
+def test_a_quote_inside_of_a_value_is_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b'a,b\n1,5" pipe\n2,"6"" pipe"\n')
+    convert(find_files("t", str(tmp_path / "t.csv"))[0], tmp_path / "t.parquet")
+    assert pq.read_table(tmp_path / "t.parquet").column("b").to_pylist() == ['5" pipe', '6" pipe']
 
 
 def test_a_packed_file_with_a_wrong_byte_is_called_corrupt_and_no_line_is_blamed(tmp_path: Path) -> None:
