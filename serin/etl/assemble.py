@@ -31,9 +31,9 @@ from serin.etl.report import Heard, Report, render, shown_target, write_report
 from serin.etl.seal import PartSeals, seal_dataset
 from serin.etl.split import split_rule
 from serin.etl.statistics import collect_statistics
-from serin.etl.target import check_classes
+from serin.etl.target import check_classes, check_varies
 from serin.etl.totals import Totals, total_up
-from serin.etl.transform import count_rows, divide, write_piece
+from serin.etl.transform import count_rows, divide, target_ends, write_piece
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import (
     GOLDEN,
@@ -71,6 +71,7 @@ class Assembly:
         totals = total_up(self.data, self.engine, held, self.say)
         held, sizes = self._split(held, totals)
         glance = take_glance(self.engine, held, self.layout.kept, rows=totals.rows)
+        self._refuse_constant(held, glance)
         ids = collect_ids(self.data, self.engine, held)
         extents = find_extents(self.engine, held, self._times())
         rows = {name: int(sizes[:, split].sum()) for split, name in enumerate(SPLITS)}
@@ -112,6 +113,19 @@ class Assembly:
         shown = (f"{name} {sizes[:, split].sum():,}" for split, name in enumerate(SPLITS))
         self.say(", ".join(shown) + " rows")
         return held, sizes
+
+    def _refuse_constant(self, held: Held, glance: Glance) -> None:
+        """Looks at all training rows only where a sample of them makes it likely that a regression's target never
+        changes."""
+        sample = glance.target.reshape(len(glance.target), -1)
+        varied = len(sample) and (sample != sample[:1]).any(axis=0).all()
+        if self.data.target.task == "regression" and not varied:
+            found = [ends for ends in self.engine.collect(target_ends, held) if ends is not None]
+            low, high = (
+                np.min([ends[0] for ends in found], axis=0),
+                np.max([ends[1] for ends in found], axis=0),
+            )
+            check_varies(self.data.target, np.stack([low, high]))
 
     def _judge_leaks(self, glance: Glance, ids: Sequence[Ids], totals: Totals) -> None:
         without = totals.dropped["null_target"]

@@ -28,6 +28,7 @@ Extent = tuple[int, int]
 _SHOWN = 10  # commonest values
 _BINS = 32  # of numbers, about equally many rows in each
 _TIMES = 48  # bins of a time, equally long
+_WHOLE = 80  # whole numbers within so wide a range get a bin each: years, hours, marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,6 +40,7 @@ class Bins:
     rows: Floats
     target: Floats  # sums
     squares: Floats
+    whole: bool = False  # of numbers: a bin for each whole number, which is its middle
 
     def means(self) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -61,6 +63,7 @@ class _Plan:
 
     edges: Floats | None
     values: tuple[str | int, ...]
+    whole: bool = False
 
 
 def relate_to_target(
@@ -70,7 +73,7 @@ def relate_to_target(
     label: int | None,
 ) -> dict[str, Bins]:
     """`extents`: of columns that are times. `label`: the class whose share is shown; None: the target itself."""
-    plans = {name: _plan(each) for name, each in statistics.items()}
+    plans = {name: _plan(each, glance.columns[name]) for name, each in statistics.items()}
     for name, extent in extents.items():
         if extent is not None:
             plans[name] = _Plan(np.linspace(extent[0], extent[1] + 1, _TIMES + 1), ())
@@ -80,7 +83,9 @@ def relate_to_target(
     made = {}
     for name, plan in plans.items():
         count, sums, squares = _count(glance.columns[name], plan, target, same=label is not None)
-        made[name] = Bins(edges=plan.edges, values=plan.values, rows=count, target=sums, squares=squares)
+        made[name] = Bins(
+            edges=plan.edges, values=plan.values, rows=count, target=sums, squares=squares, whole=plan.whole
+        )
     return made
 
 
@@ -99,22 +104,39 @@ def extent(divided: Divided, names: Sequence[str]) -> dict[str, Extent | None]:
     found: dict[str, Extent | None] = {}
     for name in names:
         values = divided.columns[name].values[divided.span(0)]
-        if len(values) and int(values.min()) == INT64_NULL:
+        low = int(values.min()) if len(values) else 0
+        if low == INT64_NULL:  # the smallest of all
             values = values[values != INT64_NULL]
-        found[name] = (int(values.min()), int(values.max())) if len(values) else None
+            low = int(values.min()) if len(values) else 0
+        found[name] = (low, int(values.max())) if len(values) else None
     return found
 
 
-def _plan(statistics: ColumnStatistics) -> _Plan:
+def _plan(statistics: ColumnStatistics, column: Column) -> _Plan:
     if isinstance(statistics, CategoryStatistics):
         return _Plan(None, statistics.values[:_SHOWN])
     assert isinstance(statistics, NumberStatistics)
+    each = _each_whole(column)
+    if each is not None:
+        return _Plan(each, (), whole=True)
     ends = np.cumsum(statistics.counts)
     if not len(ends) or ends[-1] == 0:
         return _Plan(np.asarray([0.0, 1.0]), ())
     wanted = np.searchsorted(ends, np.linspace(0, ends[-1], _BINS + 1)[1:])
     places = np.unique(np.minimum(wanted, len(ends) - 1)) + 1
     return _Plan(np.asarray([statistics.edges[0], *(statistics.edges[place] for place in places)]), ())
+
+
+def _each_whole(column: Column) -> Floats | None:
+    """Edges around every whole number of the column's range, when it holds no others and the range is narrow."""
+    few = column.of_entries()[column.places.seen()[0]] if isinstance(column, CodedColumn) else column
+    numbers = few.values[~few.null].astype(np.float64)
+    if not len(numbers):
+        return None
+    low, high = float(numbers.min()), float(numbers.max())
+    if not high - low <= _WHOLE or (numbers != np.rint(numbers)).any():
+        return None
+    return np.arange(low, high + 2) - 0.5
 
 
 def _count(column: Column, plan: _Plan, target: Floats, *, same: bool) -> tuple[Floats, Floats, Floats]:

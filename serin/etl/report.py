@@ -186,13 +186,18 @@ def _categories(bins: Bins, mean: float, show: str) -> str:
 def _numbers(bins: Bins, statistics: ColumnStatistics | None, mean: float, show: str) -> tuple[str, str]:
     assert bins.edges is not None
     shown = number if isinstance(statistics, NumberStatistics) else moment
+    if bins.whole:
+        low, high = float(bins.edges[0]), float(bins.edges[-1])
+        ends = shown(low + 0.5), shown(high - 0.5)
+        chart = histogram(bins.rows[:-1], *ends, _line(bins, low, high), mean, show)
+        return chart, f"from about {ends[0]} to {ends[1]}"
     if isinstance(statistics, NumberStatistics) and len(statistics.counts):
-        edges, ends = np.asarray(statistics.edges), np.concatenate([[0.0], np.cumsum(statistics.counts)])
+        edges, up_to = np.asarray(statistics.edges), np.concatenate([[0.0], np.cumsum(statistics.counts)])
     else:
-        edges, ends = bins.edges, np.concatenate([[0.0], np.cumsum(bins.rows[:-1])])
-    low, high = _middle(edges, ends)
+        edges, up_to = bins.edges, np.concatenate([[0.0], np.cumsum(bins.rows[:-1])])
+    low, high = _middle(edges, up_to)
     places = np.linspace(low, high, _BARS + 1)
-    heights = np.diff(np.interp(places, edges, ends))
+    heights = np.diff(np.interp(places, edges, up_to))
     line = _line(bins, low, high)
     extent = f"from about {shown(float(edges[0]))} to {shown(float(edges[-1]))}"
     return histogram(heights, shown(low), shown(high), line, mean, show), extent

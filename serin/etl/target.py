@@ -113,6 +113,19 @@ def check_classes(target: TargetSpec, counts: npt.NDArray[np.int64], classes: Se
     )
 
 
+def check_varies(target: TargetSpec, ends: npt.NDArray[np.float32]) -> None:
+    """TargetUnusable when a regression's target is the same number in all training rows. `ends`: the least and the
+    largest, [2, targets]."""
+    texts = list(target.each.values()) if target.names else [target.expression]
+    for text, low, high in zip(texts, *ends, strict=True):
+        if low == high:
+            raise TargetUnusable(
+                expression=text,
+                reason=f"is {low:g} in every training row: there is nothing to learn; change the expression or the "
+                "split",
+            )
+
+
 def merge_classes(target: TargetSpec, parts: Sequence[Sequence[Class]]) -> tuple[Class, ...]:
     """All classes of a multiclass target, in order of value."""
     seen: set[Class] = set()

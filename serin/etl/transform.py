@@ -75,6 +75,14 @@ def count_rows(divided: Divided, classes: int) -> tuple[list[int], npt.NDArray[n
 
 
 @gpu_aware
+def target_ends(divided: Divided) -> npt.NDArray[np.float32] | None:
+    """The least and the largest target of the training rows, [2, targets]; None where a piece has none of them."""
+    target = on_host(divided.target[divided.span(0)])
+    target = target.reshape(len(target), -1)
+    return np.stack([target.min(axis=0), target.max(axis=0)]) if len(target) else None
+
+
+@gpu_aware
 def measure(divided: Divided, requests: tuple[Request, ...]) -> list[Any]:
     """What the requests ask, of this piece's training rows."""
     train = divided.span(0)

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from serin.etl.charts import number, percent
-from serin.etl.relate_target import Bins
+from serin.etl.glance import Glance
+from serin.etl.relate_target import Bins, relate_to_target
 from serin.etl.report import FILE
+from serin.features.column import Column
+from serin.formats.statistics import NumberStatistics
 from serin.store import Store
 from tests.unit.etl.trips import build, spec_of, trips
 
@@ -95,3 +98,19 @@ def test_figures_are_short() -> None:
         ">99.9%",
         "100%",
     ]
+
+
+def test_years_and_other_narrow_whole_numbers_get_a_bar_each() -> None:
+    years = np.asarray([1999, 2001, 2001, np.nan, 2004], np.float32)
+    columns = {"built": Column(kind="float", values=years), "share": Column(kind="float", values=years / 2)}
+    target = np.asarray([1, 0, 1, 1, 0], np.float32)
+    known = NumberStatistics(kind="float", rows=5, nulls=1, edges=(1992.0, 2000.0, 2008.0), counts=(1, 3))
+    bins = relate_to_target(
+        Glance(columns=columns, target=target, share=1.0), dict.fromkeys(columns, known), {}, 1
+    )
+    assert bins["built"].whole
+    assert bins["built"].edges is not None
+    assert bins["built"].edges.tolist() == [1998.5, 1999.5, 2000.5, 2001.5, 2002.5, 2003.5, 2004.5]
+    assert bins["built"].rows.tolist() == [1, 0, 2, 0, 0, 1, 1]
+    assert bins["built"].target.tolist() == [1, 0, 1, 0, 0, 0, 1]
+    assert not bins["share"].whole
