@@ -42,8 +42,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         (dataset,) = make_folds(Path(scratch), 1, say)
         target = read_rows(dataset, "test")[1]
         for name, contender in CONTENDERS.items():
-            settings = {**chosen[name]["settings"], **contender.added}
-            laps, versions[name] = _train(contender, settings, dataset, target, SEEDS[mode])
+            laps, versions[name] = _train(contender, chosen[name]["settings"], dataset, target, SEEDS[mode])
             results[name] = Result(role=contender.role, laps=laps)
             say(f"{name}: {_figures(laps)}")
     means = {name: statistics.mean(_aucs(result.laps)) for name, result in results.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import optuna
@@ -20,9 +20,6 @@ class Contender:
     log: dict[str, tuple[float, float]]
     whole: dict[str, tuple[int, int]]  # on a log scale
     choice: dict[str, tuple[str, ...]]  # as JSON
-    added: dict[str, Any] = field(
-        default_factory=dict
-    )  # to what was chosen, before it is tested; see docs/log.md
 
     def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
         found: dict[str, Any] = dict(self.fixed)
@@ -46,7 +43,6 @@ CONTENDERS: dict[str, Contender] = {
             "model.hidden": ("[64, 32]", "[128, 64]", "[256, 128]"),
             "training.batch_rows": ("1024", "4096"),
         },
-        added={"model.members": 4},  # chosen by one network: a trial of four takes four times as long
     ),
     "xgboost": Contender(
         role="peer",
