@@ -17,6 +17,7 @@ from serin.serving.envoy_types import (
     BUFFER,
     CONNECTION_MANAGER,
     FILE_LOG,
+    HEADER_MUTATION,
     LUA,
     MAX_CONNECTIONS,
     REVERSE_BRIDGE,
@@ -71,7 +72,8 @@ def bootstrap(
 
     `inside` is a socket for the owner of this machine's stack: the same door without TLS and without keys.
     """
-    guarded = [keys_filter(keys), *http_filters, *_http_filters(max_request_bytes)]
+    guarded = [_own_headers(), keys_filter(keys), *http_filters, *_http_filters(max_request_bytes)]
+    unguarded = [_own_headers(), *_http_filters(max_request_bytes)]
     chain: Document = {"filters": [_connection_manager(log, routes, guarded)]}
     if tls is not None:
         chain["transport_socket"] = tls_socket(tls)
@@ -85,7 +87,7 @@ def bootstrap(
     private = {
         "name": "inside",
         "address": _socket(inside),
-        "filter_chains": [{"filters": [_connection_manager(log, routes, _http_filters(max_request_bytes))]}],
+        "filter_chains": [{"filters": [_connection_manager(log, routes, unguarded)]}],
     }
     return {
         "node": {"id": "gateway", "cluster": "serin"},
@@ -132,6 +134,15 @@ def _connection_manager(log: Path, routes: Path, http_filters: list[Document]) -
         "local_reply_config": {"mappers": [_json_errors()]},
     }
     return {"name": "http", "typed_config": manager}
+
+
+def _own_headers() -> Document:
+    """What a client sets of the gateway's own headers is removed first; and binary ones, which end a gRPC call when
+    they are not base64."""
+    kinds = ({"prefix": "x-serin-"}, {"prefix": "x-envoy-"}, {"suffix": "-bin"})
+    removals = [{"remove_on_match": {"key_matcher": kind}} for kind in kinds]
+    config = {"@type": HEADER_MUTATION, "mutations": {"request_mutations": removals}}
+    return {"name": "own_headers", "typed_config": config}
 
 
 def _http_filters(max_request_bytes: int) -> list[Document]:

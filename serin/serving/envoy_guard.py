@@ -22,10 +22,12 @@ def keys_filter(file: Path) -> Document:
     return {"name": KEYS_NAME, "config_discovery": {"config_source": followed(file), "type_urls": [LUA]}}
 
 
-def keys_document(table: str) -> Document:
-    """`table`: what keys.lua expects before it (serving/keys.py)."""
-    source = {"inline_string": table + (SOURCES / "keys.lua").read_text()}
-    return {"name": KEYS_NAME, "typed_config": {"@type": LUA, "default_source_code": source}}
+def keys_document(table: str | None) -> Document:
+    """`table`: what keys.lua expects before it (serving/keys.py). None: no key is asked for, and no script runs."""
+    check: Document = {"@type": LUA}
+    if table is not None:
+        check["default_source_code"] = {"inline_string": table + (SOURCES / "keys.lua").read_text()}
+    return {"name": KEYS_NAME, "typed_config": check}
 
 
 def tls_socket(file: Path) -> Document:

@@ -24,7 +24,7 @@ from serin.serving.envoy_expert import ExpertSettings, merge, read_expert
 from serin.serving.envoy_guard import keys_document, tls_document
 from serin.serving.envoy_routes import Timeouts, route_configuration
 from serin.serving.envoy_types import CLUSTER, EXTENSION, ROUTE_CONFIGURATION, SECRET
-from serin.serving.keys import KeyFile, lua_table, write_secret
+from serin.serving.keys import KeyFile, KeyRing, lua_table, write_secret
 from serin.serving.process import Process
 from serin.serving.tls import TlsFiles
 
@@ -80,7 +80,7 @@ class Gateway:
         for kind, documents in (("clusters", []), ("routes", [self._routes((), {}, {})])):
             if not self._file(kind).exists():
                 self._place(kind, _response(kind, documents)[1])
-        self._place("keys", _response("keys", [keys_document(lua_table(self._keys.read()))])[1])
+        self._place("keys", _response("keys", [_keys_document(self._keys.read())])[1])
         self._place_tls(tls)
         document = bootstrap(
             address=address,
@@ -145,7 +145,7 @@ class Gateway:
         with self._keys.changing() as ring:  # nobody may publish an older ring after us
             signature = self._keys.signature()
             if self._followed.get("keys", self) != signature:
-                self._push("keys", [keys_document(lua_table(ring))])
+                self._push("keys", [_keys_document(ring)])
                 self._followed["keys"] = signature
 
     def follow_tls(self) -> None:
@@ -269,6 +269,10 @@ class Gateway:
 
     def _file(self, kind: str) -> Path:
         return self.folder / kind / f"{kind}.json"
+
+
+def _keys_document(ring: KeyRing) -> dict[str, Any]:
+    return keys_document(lua_table(ring) if ring.required else None)
 
 
 def _response(kind: str, documents: list[dict[str, Any]]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
--- Who may ask for which model. REQUIRED and KEYS stand before this text: sha256 of a key -> {until, models it may ask}.
+-- Who may ask for which model. KEYS stands before this text: sha256 of a key -> {till = time, models = ",those,"}.
 -- The key itself is nowhere but in the client's request, and it ends here: neither Triton nor a log gets it.
 
 local bit = require("bit")
@@ -83,14 +83,7 @@ end
 
 function envoy_on_request(handle)
   local headers = handle:headers()
-  headers:remove("x-serin-may") -- the gateway's own, see below
   local authorization = headers:get("authorization")
-  if not REQUIRED then
-    if authorization ~= nil and authorization:find("serin_", 1, true) then
-      headers:remove("authorization")
-    end
-    return
-  end
   headers:remove("authorization")
   local path = headers:get(":path") or ""
   if OPEN[path] then

@@ -148,8 +148,7 @@ def lua_table(ring: KeyRing) -> str:
             fields["models"] = f'",{",".join(entry.models)},"'
         inside = ", ".join(f"{name} = {value}" for name, value in fields.items())
         lines.append(f'  ["{entry.sha256}"] = {{{inside}}},')
-    required = "true" if ring.required else "false"
-    return "\n".join([f"local REQUIRED = {required}", "local KEYS = {", *lines, "}", ""])
+    return "\n".join(["local KEYS = {", *lines, "}", ""])
 
 
 def write_secret(path: Path, text: str) -> None:

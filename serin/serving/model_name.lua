@@ -1,6 +1,5 @@
 -- Looks into a request before the router does, which cannot: the model's name (and version) in a gRPC message become
 -- headers, and shapes that no data can fill are refused (shapes.lua stands before this text).
--- Headers of the gateway's own names are removed first, and binary ones, which end a call when they are not base64.
 
 local NAMED = {
   ["/inference.GRPCInferenceService/ModelInfer"] = true,
@@ -57,14 +56,12 @@ end
 function envoy_on_request(handle)
   local headers = handle:headers()
   local may = headers:get("x-serin-may") -- the models that the client's key is for, from keys.lua; nil: all
-  local ours = {}
-  for name in pairs(headers) do
-    if name:sub(1, 8) == "x-serin-" or name:sub(1, 8) == "x-envoy-" or name:sub(-4) == "-bin" then
-      ours[#ours + 1] = name
-    end
+  if may ~= nil then
+    headers:remove("x-serin-may")
   end
-  for _, name in ipairs(ours) do
-    headers:remove(name)
+  local authorization = headers:get("authorization")
+  if authorization ~= nil and authorization:find("serin_", 1, true) then
+    headers:remove("authorization") -- a key, although none is asked for: it is nobody else's business
   end
   if headers:get("content-encoding") ~= nil then
     refuse(handle, "415", "12", "compressed requests are not accepted; send the body as it is")
