@@ -95,10 +95,10 @@ def _client(home: Path, client: int, rounds: int, doomed: bool, chance: random.R
     for number in range(rounds):
         shared, count = chance.random() < 0.3, 2 if chance.random() < 0.2 else 1
         if number == dies_at and chance.random() < 0.5:
+            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
             signal.setitimer(
                 signal.ITIMER_REAL, 0.001 + 0.02 * chance.random()
             )  # while it waits, or soon after
-            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         asked = time.monotonic()
         with lease(count, home=home, purpose=f"client {client}", shared=shared, wait_s=_WITHIN_S) as held:
             got = time.monotonic()
