@@ -268,6 +268,3 @@ def test_ten_processes_at_once_never_share_what_is_exclusive_and_all_end(tmp_pat
     assert result["leases"] >= 10 * 4
     assert result["killed"] == 8
     assert result["violations"] == result["left"] == 0
-    assert (
-        result["most_overtaken"] < 10
-    )  # between asking and the ticket others may come first, but not again and again
