@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from serin.serving.tls import TlsFiles
+from serin.stack.guard import Guard, read_guard
+from serin.stack.parts import build_gateway, key_file
+from tests.e2e.serving_certificates import Authority
+
+
+def test_a_door_without_a_guard_says_so(tmp_path: Path) -> None:
+    assert read_guard(tmp_path).words == "no TLS; no API keys: whoever reaches the port is answered"
+
+
+def test_keys_are_counted_and_a_broken_file_is_said_aloud(tmp_path: Path) -> None:
+    keys = key_file(tmp_path)
+    for name in ("ada", "bob", "eve"):
+        keys.create(name, lasts_s=1e-9 if name == "eve" else None)
+    keys.revoke("bob")
+    assert read_guard(tmp_path).words == "no TLS; API keys are asked for (1 good)"
+    keys.path.write_text("{")
+    assert "CANNOT BE READ" in read_guard(tmp_path).words
+
+
+def test_tls_is_known_from_the_bootstrap_also_while_no_gateway_runs(tmp_path: Path) -> None:
+    files = TlsFiles(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    Authority().pair().write(files.certificate, files.key)
+    gateway = build_gateway(tmp_path / "home")
+    gateway.write_bootstrap(1, tls=files)
+    found = read_guard(tmp_path / "home")
+    assert found == Guard(tls=True, certificate_days=None, keys_required=False, good_keys=0)
+    gateway.write_bootstrap(1)
+    assert not read_guard(tmp_path / "home").tls
+    assert not (tmp_path / "home" / "gateway" / "tls" / "tls.json").exists(), "no copy of a key is left"
