@@ -1,14 +1,16 @@
-"""The whole chain on this machine: tables, stack, pipeline, a served model, predictions beside what really happened.
-With --rollouts, under live traffic, a second version with trees, and a third that is slow on purpose.
+"""The whole chain on this machine, in three acts. One: tables, stack, pipeline, a served model, predictions beside what
+really happened. Two: a second version, with trees, takes its place under live traffic. Three: a third one, slow on
+purpose, is sent back. Each rollout leaves its story as a page.
 
 Runs the same commands a person would type. Can be run again: a stack that is up is used, what has not changed is kept.
     make demo
-    .venv/bin/python examples/flights/demo.py --rollouts
+    .venv/bin/python examples/flights/demo.py --first      (the first act alone)
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -24,6 +26,7 @@ import tritonclient.http as http_client
 from traffic import Traffic
 
 from serin.metrics import auc
+from serin.store import Store
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -37,12 +40,13 @@ BEGIN = time.monotonic()
 
 
 def main() -> int:
+    os.chdir(ROOT)  # where the stack's state lies, for the commands and for us
     say("the tables")
     run([sys.executable, str(HERE / "fetch.py")])
     say("the stack: Prefect, the gateway, the rollout controller")
     stack = status() or bring_up()
     address = stack["gateway"]["url"].split("://")[-1]
-    told = live_version() or 0
+    told = model_status()["live"] or 0
     if told < 2:
         say("the pipeline: features, training, export, rollout")
         with (
@@ -60,51 +64,62 @@ def main() -> int:
     print(
         f"\nAUC {auc(late, scores):.3f} on the {len(flights):,} newest flights, which were not trained on\n"
     )
-    if told < 2 and "--rollouts" in sys.argv[1:]:
+    if told < 2 and "--first" not in sys.argv[1:]:
         say("a second version, with trees instead of a network, under live traffic")
-        release("second", "{kind: xgboost}", flights, address, promoted=True)
+        release("second", "{kind: xgboost}", flights, address, why="trees", ends="promoted")
         say("a third version, whose network is slow on purpose")
-        release("third", "{module: wide_network.py:Wide}", flights, address, promoted=False)
+        model = "{module: wide_network.py:Wide}"
+        release("third", model, flights, address, why="slow on purpose", ends="rolled_back")
     run([SERIN, "status"])
     say("done")
     print(
         f"\n  Prefect     {stack['prefect']['url']}\n"
-        f"  the model   {stack['gateway']['url']}/v2/models/{MODEL}/infer   (HTTP, and gRPC on the same port)\n"
-        f"  stop        {Path(SERIN).relative_to(ROOT)} down\n"
+        f"  the model   {stack['gateway']['url']}/v2/models/{MODEL}/infer   (HTTP, and gRPC on the same port)"
     )
+    for story in sorted(STORIES.glob("*-rollout.html")):
+        print(f"  a story     {story.relative_to(ROOT)}")
+    print(f"  stop        {Path(SERIN).relative_to(ROOT)} down\n")
     return 0
 
 
-def release(name: str, model: str, rows: pd.DataFrame, address: str, *, promoted: bool) -> None:
-    """The example's spec with another model, rolled out while clients ask, and the story of that."""
+def release(name: str, model: str, rows: pd.DataFrame, address: str, *, why: str, ends: str) -> None:
+    """The example's spec with another model, published, then rolled out while clients ask; and the story of that."""
     spec = re.sub(
         r"^search:.*\n(?: .*\n)+", "", SPEC.read_text(), flags=re.MULTILINE
     )  # fits the network only
     path = HERE / f"{name}.yaml"
     path.write_text(re.sub(r"^model: .*$", f"model: {model}", spec, flags=re.MULTILINE))
     print(f"{path.relative_to(ROOT)} is spec.yaml with another model: {model}", flush=True)
-    before = live_version()
+    run([SERIN, "run", str(path), "--no-serve"])
+    version = Store.open().versions(MODEL)[-1]
     with clients(address, rows) as traffic:
-        run([SERIN, "run", str(path)], code=0 if promoted else 1)
-    now, failed = live_version(), sum(traffic.failures.values())
+        start = [SERIN, "rollout", "start", MODEL, str(version), "--why", why]
+        run(start, code=0 if ends == "promoted" else 1)
+    now, failed = model_status(), sum(traffic.failures.values())
+    if (now["rollout"]["version"], now["rollout"]["phase"]) != (version, ends):
+        sys.exit(
+            f"demo: version {version} should have been {ends}; `serin rollout status` says how it stands"
+        )
     print(
-        f"\nversion {now} is live, before it was {before}; "
-        f"of {traffic.answered + failed:,} requests meanwhile {failed} failed"
+        f"\nversion {version} was {ends.replace('_', ' ')}, version {now['live']} is live; "
+        f"of {traffic.answered + failed:,} requests meanwhile {failed} failed\n"
     )
+    if failed:
+        sys.exit(f"demo: no client should have noticed: {traffic.failures}")
     run([SERIN, "rollout", "report", MODEL, "--out", str(STORIES / f"{name}-rollout.html")])
-    if traffic.failures or (now == before) == promoted:
-        sys.exit(f"demo: that should not be so: {traffic.failures}")
 
 
 def clients(address: str, rows: pd.DataFrame) -> Traffic:
     return Traffic(address, MODEL, request_bodies(address, rows[:1000]))
 
 
-def live_version() -> int | None:
+def model_status() -> dict[str, Any]:
+    """Which version is live, and how the newest rollout stands."""
     found = subprocess.run(
         [SERIN, "rollout", "status", "--json"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    return next((entry["live"] for entry in json.loads(found.stdout) if entry["name"] == MODEL), None)
+    known = (entry for entry in json.loads(found.stdout) if entry["name"] == MODEL)
+    return next(known, {"live": None})
 
 
 def say(text: str) -> None:
