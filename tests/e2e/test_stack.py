@@ -14,16 +14,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serin.serving.ports import is_free
-from serin.stack.prefect_api import Api, call
 
 PARTS = {"prefect", "worker-cpu", "worker-gpu", "gateway", "controller", "reconciler"}
 
@@ -139,8 +136,6 @@ def test_a_stack_comes_up_mends_itself_and_leaves_nothing(homes: tuple[Home, Hom
     assert f"export PREFECT_API_URL={up['prefect_api']}\n" in exported
     assert login(one) not in exported
 
-    _plans_and_reacts(Api(up["prefect_api"], login(one)))
-
     for part in ("controller", "gateway"):
         _comes_back(one, part, up["gateway"])
 
@@ -148,9 +143,6 @@ def test_a_stack_comes_up_mends_itself_and_leaves_nothing(homes: tuple[Home, Hom
     taken = two.serin("up", "--port", str(gateway_port), code=1)
     assert f"port {gateway_port} is taken; name another with --port" in taken.stderr
     assert two.processes() == []
-
-    assert "retrain/scheduled" in one.serin("deploy").stdout.split()
-    _plans_and_reacts(Api(up["prefect_api"], login(one)))
 
     before = one.pids()
     second = json.loads(two.serin("up", "--json").stdout)
@@ -203,33 +195,6 @@ def _status_of(request: urllib.request.Request) -> int:
             return int(response.status)
     except urllib.error.HTTPError as refusal:
         return refusal.code
-
-
-def _plans_and_reacts(api: Api) -> None:
-    """Schedules have made runs; an event about a model starts its retraining, once."""
-    event = {
-        "id": str(uuid.uuid4()),
-        "occurred": datetime.now(UTC).isoformat(),
-        "event": "serin.drift",
-        "resource": {"prefect.resource.id": "serin.model.parcels", "serin.model": "parcels"},
-    }
-    already = len(_runs(api, why="drift", model="parcels"))
-    automations = call(api, "POST", "/automations/filter", {})
-    assert sorted(found["name"] for found in automations) == [
-        "serin, retrain on drift",
-        "serin, retrain when the tables of a model have changed",
-    ]
-    call(api, "POST", "/events", [event])
-    until(lambda: len(_runs(api, why="drift", model="parcels")) > already, "a run for the event", seconds=90)
-    until(lambda: len(_runs(api, why="nightly")) >= 2, "the next nights are planned", seconds=90)
-    until(lambda: len(_runs(api)) >= 2, "the next looks are planned", seconds=90)
-    assert {run["expected_start_time"][11:19] for run in _runs(api, why="nightly")} == {"02:00:00"}
-    assert len(_runs(api, why="drift", model="parcels")) == already + 1
-
-
-def _runs(api: Api, **parameters: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", {})
-    return [run for run in found if run["parameters"] == parameters]
 
 
 def _comes_back(home: Home, part: str, gateway: str) -> None:

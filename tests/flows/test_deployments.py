@@ -66,7 +66,7 @@ def test_every_deployment_is_there_and_in_its_pool(api: str) -> None:
 
 
 def test_the_watch_runs_every_five_minutes_and_the_retraining_every_night(api: str) -> None:
-    """That they do is seen in tests/e2e/test_stack.py: the server here plans nothing."""
+    """That they do is seen in tests/chaos/schedules.py: the server here plans nothing."""
     scheduled = {
         name: [(schedule["schedule"], schedule["parameters"]) for schedule in found["schedules"]]
         for name, found in deployments(api).items()

@@ -1,4 +1,4 @@
-"""Which live models are trained again, and what makes it happen. That an event starts it: e2e/test_stack.py."""
+"""Which live models are trained again, and what makes it happen. That an event starts it: chaos/schedules.py."""
 
 from __future__ import annotations
 
