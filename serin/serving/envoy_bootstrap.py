@@ -131,7 +131,7 @@ def _connection_manager(log: Path, routes: Path, http_filters: list[Document]) -
         "rds": {"route_config_name": ROUTES_NAME, "config_source": followed(routes)},
         "http_filters": http_filters,
         "access_log": [_log(log)],
-        "local_reply_config": {"mappers": [_json_errors()]},
+        "local_reply_config": {"mappers": [_not_implemented(), _json_errors()]},
     }
     return {"name": "http", "typed_config": manager}
 
@@ -165,6 +165,18 @@ def _log(path: Path) -> Document:
         "filter": {"header_filter": {"header": {"name": "x-serin-arm", "present_match": True}}},
         "typed_config": {"@type": FILE_LOG, "path": str(path), "log_format": {"json_format": LOG_FIELDS}},
     }
+
+
+def _not_implemented() -> Document:
+    """A framing that Envoy does not know is the client's fault, not a server's."""
+    status = {
+        "comparison": {"op": "EQ", "value": {"default_value": 501, "runtime_key": "serin.not_implemented"}}
+    }
+    text = {
+        "json_format": {"error": "this transfer encoding is not known here"},
+        "content_type": "application/json",
+    }
+    return {"filter": {"status_code_filter": status}, "status_code": 400, "body_format_override": text}
 
 
 def _json_errors() -> Document:
