@@ -7,15 +7,16 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from serin import environment
-from serin.errors import NotFound, NotUp, PipelineFailed, RunNotResumable
+from serin.errors import NotFound, NotUp, PipelineFailed, PrefectGone, RunNotResumable
 from serin.spec.load import load_spec
-from serin.stack.prefect_api import call, flow_runs
+from serin.stack.prefect_api import call, flow_runs, run_log
 from serin.stack.processes import prefect_environment
 from serin.stack.reconcile import schedule_again
 from serin.stack.state import Stack, running_stack
@@ -23,6 +24,9 @@ from serin.stack.survivors import STACK_MARK
 
 Say = Callable[[str], None]
 
+_ENDED_BADLY = ("FAILED", "CRASHED", "CANCELLED")
+_LINES = 200  # as many as the server gives at once
+_POLL_S = 1.0
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOG = re.compile(r"▪\s+[\d:.]+\s+\S+ (?P<text>.*)")
 _EVENT = re.compile(r"●\s+[\d:.]+\s+\S+ prefect\.(?:task|flow)-run\.(?P<state>[A-Z]\w+) \* (?P<name>.*)")
@@ -58,13 +62,32 @@ def resume_run(home: Path, run: str, *, follow: bool, say: Say) -> None:
     it. RunNotResumable when it has completed or is still under way."""
     stack = running_stack(home)
     found = _find_run(stack, run)
-    if found["state_type"] not in ("FAILED", "CRASHED", "CANCELLED"):
+    if found["state_type"] not in _ENDED_BADLY:
         raise RunNotResumable(run=found["name"], state=str(found["state_name"]).lower())
     schedule_again(stack.api, found["id"], f"resumed by {environment.user()}")
     say(f"{found['name']} goes on, on {stack.prefect_ui_url}")
     if follow:
-        command = [sys.executable, "-m", "prefect", "--no-prompt", "flow-run", "watch", found["id"]]
-        _follow(stack, command, what=f"run {found['name']!r}", say=say)
+        _follow_again(stack, found["id"], found["name"], say)
+
+
+def _follow_again(stack: Stack, run: str, name: str, say: Say) -> None:
+    """Until the run has ended once more. Prefect's own watcher would stop at the end it had before."""
+    shown = len(run_log(stack.api, run, lines=_LINES))
+    while True:
+        state = ""
+        with suppress(PrefectGone):  # it is being restarted
+            state = call(stack.api, "GET", f"/flow_runs/{run}")["state_type"]
+            lines = run_log(stack.api, run, lines=_LINES)
+            for line in lines[shown:]:
+                say(line.partition(" ")[2])
+            shown = max(shown, len(lines))
+        if state == "COMPLETED":
+            return
+        if state in _ENDED_BADLY:
+            raise PipelineFailed(spec=f"run {name!r}", url=stack.prefect_ui_url)
+        if not stack.is_alive:
+            raise NotUp(home=stack.home)
+        time.sleep(_POLL_S)
 
 
 def _find_run(stack: Stack, run: str) -> dict[str, Any]:
