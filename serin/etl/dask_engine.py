@@ -27,6 +27,7 @@ from serin.etl.spill import Spilled, loaded, spill
 _LocalCluster: Any = distributed.LocalCluster
 _Client: Any = distributed.Client
 _as_completed: Any = distributed.as_completed
+_log = logging.getLogger(__name__)
 CONNECT_S = 10.0
 _FAN_IN = 4  # partial results merged at once: they are all in one worker then
 _WORKER_SHARE = 0.15  # of what a worker has free: Dask stops giving it work at 0.8, and ends it at 0.95
@@ -39,19 +40,26 @@ class WorkersLost(MemoryError):
 @contextmanager
 def local_cluster(workers: int, worker_bytes: int | str = "auto") -> Iterator[Any]:
     """A client of a cluster of processes on this machine, one thread each, reachable from this machine only."""
-    with (
-        _LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            memory_limit=worker_bytes,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",  # any free port; none at all is not offered
-            silence_logs=logging.ERROR,
-        ) as cluster,
-        _Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
+    done = False
+    try:
+        with (
+            _LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                memory_limit=worker_bytes,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",  # any free port; none at all is not offered
+                silence_logs=logging.ERROR,
+            ) as cluster,
+            _Client(cluster, set_as_default=False) as client,
+        ):
+            yield client
+            done = True
+    except TimeoutError as error:
+        if not done:
+            raise
+        _log.warning("the work is done, but the Dask cluster did not close in time (%s)", error)
 
 
 @contextmanager
