@@ -103,8 +103,10 @@ def visible_devices() -> str | None:
 
 @contextmanager
 def showing_devices(ids: Sequence[str]) -> Iterator[None]:
-    """Within the block this process sees these GPUs alone; all that are its to see when none is named. For libraries that
-    have not looked at them before."""
+    """Within the block this process sees these GPUs alone; all that are its to see when none is named.
+
+    For libraries that have not looked at them before.
+    """
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     if ids:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
