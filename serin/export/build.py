@@ -65,7 +65,9 @@ def export_model(
     with store.workspace() as work:
         _fill(work, spec, release, proven, champion, description, folder, checkpoint.metrics, facts)
         if proven.core is not None and read_record(checkpoint.path).file == TREES:
-            (work / TREES).write_bytes(read_trained(checkpoint.path)[1])  # a GPU runs trees from XGBoost's own file
+            (work / TREES).write_bytes(
+                read_trained(checkpoint.path)[1]
+            )  # a GPU runs trees from XGBoost's own file
         write_manifest(
             work,
             name=release.model,
