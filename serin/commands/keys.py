@@ -10,7 +10,6 @@ import typer
 from serin import environment
 from serin.commands.output import Json, say, show, show_json, show_table, when
 from serin.errors import GatewayRejected, SpecError
-from serin.spec.section import seconds
 
 if TYPE_CHECKING:
     from serin.serving.keys import ApiKey
@@ -112,6 +111,8 @@ def _publish() -> None:
 def _seconds(lasts: str | None) -> float | None:
     if lasts is None:
         return None
+    from serin.spec.section import seconds
+
     try:
         found = float(seconds(lasts))
     except ValueError as error:

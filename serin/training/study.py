@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import re
 import socket
 import threading
 from collections.abc import Mapping
@@ -72,6 +73,11 @@ class Trial:
             self._study.optuna.tell(self._trial, value if state == "complete" else None, state=known[state])
 
 
+def _with_driver(url: str) -> str:
+    """A Postgres URL as people write it, for the driver that is installed with us."""
+    return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
+
+
 class Study:
     def __init__(self, *, url: str, name: str, spec: SearchSpec, epochs: int) -> None:
         optuna = _optuna()
@@ -79,7 +85,9 @@ class Study:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         connect = {"connect_args": {"timeout": _SQLITE_WAITS_S}} if url.startswith("sqlite") else {}
         try:
-            self._storage = optuna.storages.RDBStorage(url, engine_kwargs={**connect, "pool_pre_ping": True})
+            self._storage = optuna.storages.RDBStorage(
+                _with_driver(url), engine_kwargs={**connect, "pool_pre_ping": True}
+            )
         except ImportError as error:
             raise ExtraMissing(package="the driver of SERIN_SEARCH_STORAGE", extra="postgres") from error
         self._spec = spec
