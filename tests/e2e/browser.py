@@ -25,6 +25,10 @@ def find_browser() -> str | None:
     return next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
+class _Moved(Exception):
+    """The page that was asked is being left for another."""
+
+
 class Page:
     """One page of the browser."""
 
@@ -41,13 +45,25 @@ class Page:
             if message.get("method") == "Runtime.exceptionThrown":
                 self.complaints.append(str(message["params"]["exceptionDetails"].get("text")))
             if message.get("id") == self._number:
+                if "context" in message.get("error", {}).get("message", ""):
+                    raise _Moved(message["error"]["message"])
                 assert "error" not in message, f"{method}: {message['error']}"
                 found: dict[str, Any] = message["result"]
                 return found
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        """The value of an expression in the page; while one is left for another, in the next."""
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                answer = self.call(
+                    "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+                )
+                break
+            except _Moved:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
