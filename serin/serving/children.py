@@ -30,6 +30,7 @@ class Children:
     def start(self, process: Process) -> None:
         if self.state(process.name) == "running":
             return
+        self.stop(process.name)  # what is left of one that was killed: Triton's stubs outlive it
         process.log.parent.mkdir(parents=True, exist_ok=True)
         with process.log.open("ab") as log:
             child = subprocess.Popen(
