@@ -13,7 +13,6 @@ from prefect.runtime import flow_run
 from serin import environment
 from serin.artifacts import NO_DATASET, Dataset
 from serin.formats.dataset import read_dataset
-from serin.leases import lease
 from serin.receipt import Receipt, measure
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
@@ -21,7 +20,7 @@ from serin.spec.stages import EtlSpec
 from serin.stage_keys import note, remember, why
 from serin.store import Store
 from tasks.markdown import drawing, receipt_table, table
-from tasks.needs import etl_needs
+from tasks.needs import etl_needs, leased
 from tasks.pictures import bars
 from tasks.retry import error_is_retryable
 from tasks.run_log import dask_warnings, thinned
@@ -74,16 +73,8 @@ def _build(
     reason = why(home, name, key)
     say(f"the dataset is made: {reason}")
     note(home, run, "etl", ran=True, why=reason)
-    needs = etl_needs(data, etl)
     with (
-        lease(
-            needs.gpus,
-            home=home,
-            purpose=f"dataset of {name}",
-            shared=needs.shared,
-            memory_bytes=needs.memory_bytes,
-            say=say,
-        ) as held,
+        leased(etl_needs(data, etl), home=home, purpose=f"dataset of {name}", say=say) as held,
         environment.showing_devices(held.ids),
         measure("etl") as measurement,
         thinned(say) as less,

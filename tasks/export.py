@@ -19,14 +19,13 @@ from serin.artifacts import Bundle, Checkpoint, Dataset
 from serin.errors import NotFound
 from serin.formats.bundle import read_manifest
 from serin.formats.trained import RECORD
-from serin.leases import lease
 from serin.receipt import Receipt, measure
 from serin.spec.pipeline import PipelineSpec
 from serin.stage_keys import StageKey, key_of, note, remember, why
 from serin.stage_results import find_result, keep_result, one_at_a_time
 from serin.store import Store
 from tasks.markdown import drawing, receipt_table, table
-from tasks.needs import export_needs
+from tasks.needs import export_needs, leased
 from tasks.pictures import bars
 from tasks.retry import error_is_retryable
 
@@ -93,16 +92,8 @@ def _export(
         from serin.etl.raw_rows import read_test_rows
         from serin.export import build  # torch and ONNX: not for a run that only looks
 
-        needs = export_needs(spec.export)
         with (
-            lease(
-                needs.gpus,
-                home=home,
-                purpose=f"export of {spec.name}",
-                shared=needs.shared,
-                memory_bytes=needs.memory_bytes,
-                say=say,
-            ),
+            leased(export_needs(spec.export), home=home, purpose=f"export of {spec.name}", say=say),
             measure("export") as measurement,
         ):
             bundle = build.export_model(

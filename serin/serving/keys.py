@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from serin.durable import write_secret
 from serin.errors import KeyFileBroken, KeyRefused
 from serin.spec.names import valid_model_name
 
@@ -149,18 +150,6 @@ def lua_table(ring: KeyRing) -> str:
         inside = ", ".join(f"{name} = {value}" for name, value in fields.items())
         lines.append(f'  ["{entry.sha256}"] = {{{inside}}},')
     return "\n".join(["local KEYS = {", *lines, "}", ""])
-
-
-def write_secret(path: Path, text: str) -> None:
-    """By rename, and never readable by others, not for a moment."""
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        scratch.rename(path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def file_signature(path: Path) -> tuple[int, ...] | None:

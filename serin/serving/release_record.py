@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.artifacts import Release
+from serin.durable import write_secret
 from serin.serving.triton_process import TritonPlace
 
 FORMAT, VERSION = "serin.release", 1
@@ -55,7 +56,4 @@ def write_record(folder: Path, release: Release, record: Record) -> None:
         "served": asdict(record.served),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    scratch = (folder / FILE).with_suffix(".new")
-    scratch.touch(mode=0o600)  # it holds the token
-    scratch.write_text(json.dumps(document), encoding="utf-8")
-    scratch.replace(folder / FILE)
+    write_secret(folder / FILE, json.dumps(document))  # it holds the token

@@ -111,22 +111,20 @@ def prefect_worker(stack: Stack, pool: str, *, template: Path) -> Process:
 
 
 def controller(home: Path) -> Process:
-    return Process(
-        name=CONTROLLER,
-        command=(sys.executable, "-m", "serin.stack.controller"),
-        environment=stack_environment(home),
-        folder=home,
-        log=home / "logs" / "controller.log",
-        stop_s=10.0,
-    )
+    return _standing(home, CONTROLLER)
 
 
 def reconciler(home: Path) -> Process:
+    return _standing(home, RECONCILER)
+
+
+def _standing(home: Path, name: str) -> Process:
+    """A module of this package that runs as long as the stack does, under its own name."""
     return Process(
-        name=RECONCILER,
-        command=(sys.executable, "-m", "serin.stack.reconciler"),
+        name=name,
+        command=(sys.executable, "-m", f"serin.stack.{name}"),
         environment=stack_environment(home),
         folder=home,
-        log=home / "logs" / "reconciler.log",
+        log=home / "logs" / f"{name}.log",
         stop_s=10.0,
     )

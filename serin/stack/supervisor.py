@@ -9,7 +9,6 @@ leash.py reads.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serin.durable import write_secret
 from serin.errors import ProcessFailed, StackError, SupervisorGone, SupervisorRefused
 from serin.serving.process import Process, ProcessState
 from serin.stack import leash
@@ -274,8 +274,5 @@ def _replace(path: Path, content: str) -> bool:
             return False
     except OSError:
         pass
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.new")
-    scratch.touch(mode=0o600)
-    scratch.write_text(content)
-    scratch.replace(path)
+    write_secret(path, content)
     return True

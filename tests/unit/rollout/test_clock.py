@@ -7,29 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from serin.artifacts import Release
 from serin.rollout.judge import LogJudge
 from serin.rollout.plan import Plan
 from serin.rollout.ports import EvenClock
-from serin.rollout.state import Phase, Rollout
+from serin.rollout.state import Phase
 from serin.rollout.verdict import Verdict
 from tests.unit.rollout.conftest import Scene
+from tests.unit.rollout.test_judge import SHIFTING as JUDGED
 from tests.unit.rollout.test_judge import write_both
 
 T = 10_000.0
-SHIFTING = Rollout(
-    id="r1",
-    candidate=Release(model="flights", version=2),
-    stable=Release(model="flights", version=1),
-    previous=None,
+SHIFTING = replace(
+    JUDGED,
     plan=Plan(steps=(50.0, 80.0, 100.0), step_s=10.0, min_requests=20),
-    phase=Phase.SHIFTING,
-    step=0,
-    epoch=4,
     began=T,
     since=T,
     evidence_from=T,
-    evidence_epoch=4,
 )
 
 
