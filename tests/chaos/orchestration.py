@@ -1,200 +1,93 @@
-"""kill -9 at every part of a stack while pipelines run: `python -m tests.chaos.orchestration [CASE ...] [--list]`.
+"""kill -9 at every part of a stack while pipelines run: `python -m tests.chaos.orchestration [CASE|PART ...] [--list]`.
 
-One line per case: what was struck when, how long until every run had ended or went on and nothing was left behind (at
-most 90 s; for the supervisor, of the next `serin up`), and whether the pipeline came to its one version afterwards.
+A part is killed inside each stage and after it, of one pipeline where it can be: what is killed there goes on or is
+resumed, and is killed again. One line per case: how long until every run had ended or went on and nothing was left
+behind (at most 90 s; for the supervisor, of the next `serin up`). One line per pipeline: whether it came to its one
+version, and a run of it afterwards to nothing new. A moment that went by meanwhile is tried again on a new pipeline.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
+import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from serin.errors import StackError
-from serin.stack.processes import CONTROLLER, PREFECT, RECONCILER, worker_name
-from serin.stack.survivors import stack_processes
-from serin.stage_keys import notes
-from tests.chaos.pipelines import FINAL, Pipelines, pipelines, wait
+from serin.stack.processes import CONTROLLER, PREFECT, RECONCILER
+from tests.chaos.pipelines import DEVICES, Pipelines, pipelines, wait
+from tests.chaos.strikes import (
+    MOMENTS,
+    Moment,
+    Scene,
+    Strike,
+    in_dask,
+    is_over,
+    kills,
+    kills_all,
+    kills_dask,
+    kills_engine,
+    kills_rank,
+    kills_stage,
+    kills_supervisor,
+    kills_worker_and_engine,
+    kills_workers,
+)
 
 SETTLED_S = 90.0
 _REACH_S = 900.0  # until a pipeline is where it is to be struck
 _END_S = 1200.0
 _PARTS = ("worker-cpu", "worker-gpu", PREFECT, CONTROLLER, RECONCILER)
+_TRIES = 3  # until a moment is met that goes by quickly
+_TEN, _TEN_STEPS, _TEN_S = 10, 100, 1500.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    stack: Pipelines
+class Part:
     name: str
-    run: str
-
-    @property
-    def training(self) -> Path | None:
-        """The folder of the training that this pipeline's run has begun."""
-        for record in sorted((self.stack.home / "runs").glob("train-*/training.json")):
-            script = json.loads(record.read_text())["model"]["script"]
-            if Path(script).parent.name == self.name:
-                return record.parent
-        return None
-
-    def runs(self) -> list[str]:
-        """The pipeline's own run and those of stages it has placed."""
-        others = [run.id for run in self.stack.unfinished() if run.parent is not None]
-        return [self.run, *others]
-
-
-Moment = Callable[[Scene], bool]
-Strike = Callable[[Scene], None]
-
-
-def in_stage(stage: str) -> Moment:
-    """The stage's work has begun in this run or in one that it has placed."""
-
-    def look(scene: Scene) -> bool:
-        told = [entry for run in scene.runs() for entry in notes(scene.stack.home, run)]
-        begun = any(
-            entry["stage"] == stage and entry["ran"] and "placed as" not in entry["why"] for entry in told
-        )
-        return begun and (stage != "train" or _steps(scene) > 5)
-
-    return look
-
-
-def _steps(scene: Scene) -> int:
-    file = scene.training / "checkpoints" / "step.json" if scene.training else None
-    return json.loads(file.read_text()) if file and file.exists() else 0
-
-
-def after_etl(scene: Scene) -> bool:
-    return (scene.stack.home / "stages" / "etl" / f"last-{scene.name}.parts").exists()
-
-
-def after_train(scene: Scene) -> bool:
-    return (scene.stack.home / "stages" / "train" / f"last-{scene.name}.parts").exists()
-
-
-def after_export(scene: Scene) -> bool:
-    """Published; whether this was written down elsewhere is a matter of luck, and must not matter."""
-    return bool(scene.stack.versions(scene.name))
-
-
-def in_dask(scene: Scene) -> bool:
-    return bool(_dask(scene))
-
-
-def _dask(scene: Scene) -> list[int]:
-    """The processes of the run's Dask cluster that compute."""
-    return scene.stack.children_at(scene.run, "spawn_main")
-
-
-def kills_engine(scene: Scene) -> None:
-    found = scene.stack.processes(scene.run)
-    for pid in found.engines if found else ():
-        os.kill(pid, signal.SIGKILL)
-
-
-def kills_stage(scene: Scene) -> None:
-    """The process of the stage that was placed, not that of the pipeline which waits for it."""
-    for run in scene.runs()[1:]:
-        found = scene.stack.processes(run)
-        for pid in found.engines if found else ():
-            os.kill(pid, signal.SIGKILL)
-
-
-def kills_dask(scene: Scene) -> None:
-    os.kill(_dask(scene)[-1], signal.SIGKILL)
-
-
-def kills_rank(scene: Scene) -> None:
-    os.kill(scene.stack.children_at("", "train.py")[-1], signal.SIGKILL)
-
-
-def kills(*parts: str) -> Strike:
-    def strike(scene: Scene) -> None:
-        for pid in [scene.stack.pid(part) for part in parts]:
-            if pid is not None:
-                os.kill(pid, signal.SIGKILL)
-
-    return strike
-
-
-def kills_worker_and_engine(scene: Scene) -> None:
-    """Nobody is left who could say that the run has ended."""
-    kills(worker_name("cpu"))(scene)
-    kills_engine(scene)
-
-
-def kills_supervisor(scene: Scene) -> None:
-    os.kill(scene.stack.stack.supervisor_pid, signal.SIGKILL)
-
-
-def kills_all(scene: Scene) -> None:
-    for pid in stack_processes(scene.stack.home):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue  # it died with another
+    strike: Strike
+    moments: tuple[str, ...] = tuple(MOMENTS)
+    ends_run: bool = (
+        False  # which stands still then, and is resumed: so one pipeline can be struck at each moment
+    )
+    takes_stack: bool = False  # which has to be started again
+    placed: bool = False
+    engine: str = "process"
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    name: str
-    when: Moment
-    strike: Strike
-    placed: bool = False
-    engine: str = "process"
-    processes: int = 1
-    takes_stack: bool = False  # the stack has to be started again
+    part: Part
+    moment: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.part.name} {self.moment}"
+
+    @property
+    def when(self) -> Moment:
+        return in_dask if self.part.engine == "dask" else MOMENTS[self.moment]
 
 
-def _matrix() -> tuple[Case, ...]:
-    moments: dict[str, Moment] = {
-        "in etl": in_stage("etl"), "after etl": after_etl, "in train": in_stage("train"), "after train": after_train,
-        "in export": in_stage("export"), "after export": after_export,
-    }  # fmt: skip
-    cases = [Case(name=f"pipeline {at}", when=when, strike=kills_engine) for at, when in moments.items()]
-    cases += [
-        Case(name=f"placed parent {at}", when=when, strike=kills_engine, placed=True)
-        for at, when in moments.items()
-    ]
-    stages = {at: when for at, when in moments.items() if at.startswith("in ")}
-    cases += [
-        Case(name=f"stage process {at}", when=when, strike=kills_stage, placed=True)
-        for at, when in stages.items()
-    ]
-    cases += [
-        Case(name="Dask worker in etl", when=in_dask, strike=kills_dask, engine="dask"),
-        Case(name="torchrun rank in train", when=in_stage("train"), strike=kills_rank, processes=2),
-    ]
-    parts = {
-        "Prefect worker": kills(worker_name("cpu")),
-        "worker and run": kills_worker_and_engine,
-        "Prefect server": kills(PREFECT),
-        "controller": kills(CONTROLLER),
-        "reconciler": kills(RECONCILER),
-    }
-    cases += [
-        Case(name=f"{part} {at}", when=when, strike=strike, placed=part == "Prefect server")
-        for part, strike in parts.items()
-        for at, when in stages.items()
-    ]
-    cases += [
-        Case(name=f"supervisord {at}", when=when, strike=kills_supervisor, takes_stack=True)
-        for at, when in stages.items()
-    ]
-    return (
-        *cases,
-        Case(name="all at once in train", when=in_stage("train"), strike=kills_all, takes_stack=True),
-    )
-
-
-CASES = _matrix()
+PARTS = (
+    Part(name="pipeline", strike=kills_engine, ends_run=True),
+    Part(name="placed parent", strike=kills_engine, ends_run=True, placed=True),
+    Part(name="stage process", strike=kills_stage, placed=True),
+    Part(name="Dask worker", strike=kills_dask, moments=("in etl",), engine="dask"),
+    Part(name="torchrun rank", strike=kills_rank, moments=("in train",), processes=2),
+    Part(name="Prefect worker", strike=kills_workers, placed=True),
+    Part(name="worker and run", strike=kills_worker_and_engine, ends_run=True),
+    Part(name="Prefect server", strike=kills(PREFECT), placed=True),
+    Part(name="controller", strike=kills(CONTROLLER)),
+    Part(name="reconciler", strike=kills(RECONCILER)),
+    Part(name="supervisord", strike=kills_supervisor, ends_run=True, takes_stack=True),
+    Part(name="all at once", strike=kills_all, ends_run=True, takes_stack=True),
+)
+CASES = tuple(Case(part=part, moment=moment) for part in PARTS for moment in part.moments)
 QUICK = (
     "worker and run in train",
     "stage process in train",
@@ -203,53 +96,85 @@ QUICK = (
 )
 
 
+def stories(cases: list[Case]) -> Iterator[list[Case]]:
+    """What is played on one pipeline. What goes on by itself is at the next moment before all has settled: there, what
+    is inside stages and what is after them are two."""
+    for part in PARTS:
+        ours = [case for case in cases if case.part is part]
+        groups = [ours] if part.ends_run else [[], []]
+        if not part.ends_run:
+            for case in ours:
+                groups[case.moment.startswith("after")].append(case)
+        yield from (group for group in groups if group)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     case: Case
-    settled_s: float
-    state: str  # of the run, then
-    resumed: bool
-    wrong: tuple[str, ...]
+    settled_s: float = 0.0
+    state: str = ""  # of the run, then
+    wrong: str = ""
+    late: bool = False  # the moment had gone by, or nobody was there to be killed: nothing was shown
 
     @property
     def line(self) -> str:
-        end = "; ".join(self.wrong) or "as wanted"
-        how = "resumed" if self.resumed else "went on by itself"
-        return f"{self.case.name:<26} {self.settled_s:6.1f} s  {self.state:<10} {how:<18} {end}"
+        if self.late:
+            return f"{self.case.name:<28}           the moment went by"
+        how = {"COMPLETED": "had ended", "CRASHED": "resumed"}.get(self.state, "went on by itself")
+        return f"{self.case.name:<28} {self.settled_s:6.1f} s  {self.state:<10} {how:<18} {self.wrong or 'as wanted'}"
 
 
-def play(stack: Pipelines, case: Case, number: int) -> Outcome:
-    name = f"chaos-{number}"
-    spec = stack.write_spec(name, seed=number, engine=case.engine, processes=case.processes)
-    scene = Scene(stack=stack, name=name, run=stack.begin(spec, *(["--placed"] if case.placed else [])))
-    wait(lambda: case.when(scene), f"{case.name}: to be there", _REACH_S)
-    case.strike(scene)
-    if case.takes_stack:
-        stack.serin("up", seconds=600)
-    began = time.monotonic()
-    trouble = _settle(scene)
-    settled_s = time.monotonic() - began
-    wrong = [] if trouble is None else [f"not settled: {trouble}"]
-    state = stack.run(scene.run).state
-    resumed = state in FINAL and state != "COMPLETED"
-    if resumed:
-        stack.serin("run", "--resume", stack.run(scene.run).name, "--no-follow")
-    end = wait(lambda: _ended(scene), f"{case.name}: to end", _END_S)
-    if end != "COMPLETED":
-        wrong.append(f"ended {end}: {stack.run(scene.run).message}")
-    again = stack.begin(spec)
-    if wait(lambda: _ended(Scene(stack=stack, name=name, run=again)), "the run again", _END_S) != "COMPLETED":
-        wrong.append(f"a run again: {stack.run(again).message}")
+def play(stack: Pipelines, cases: list[Case], number: int) -> Iterator[Outcome]:
+    """The cases on one pipeline, which comes to its end then; what is wrong with the end is told of the last case."""
+    part, name = cases[0].part, f"chaos-{number}"
+    steps = 60 if part.ends_run or len(cases) == 1 else 300  # longer than it takes to settle what went before
+    spec = stack.write_spec(name, seed=number, engine=part.engine, processes=part.processes, steps=steps)
+    scene = Scene(stack=stack, name=name, run=stack.begin(spec, *(["--placed"] if part.placed else [])))
+    for case in cases:
+        yield _strike(scene, case)
+    end = wait(scene.ended, f"{name}: to end", _END_S)
+    wrong = [] if end == "COMPLETED" else [f"ended {end}: {stack.run(scene.run).message}"]
+    again = Scene(stack=stack, name=name, run=stack.begin(spec))
+    if wait(again.ended, f"{name}: the run again", _END_S) != "COMPLETED":
+        wrong.append(f"a run again: {stack.run(again.run).message}")
     if stack.versions(name) != [1]:
         wrong.append(f"versions {stack.versions(name)}")
-    return Outcome(case=case, settled_s=settled_s, state=state, resumed=resumed, wrong=tuple(wrong))
+    print(
+        f"  its pipeline, in the end: {'; '.join(wrong) or 'one version, the run again as well'}", flush=True
+    )
+    if wrong:
+        yield Outcome(case=cases[-1], state=end, wrong="; ".join(wrong))
 
 
-def _settle(scene: Scene) -> str | None:
+def _strike(scene: Scene, case: Case) -> Outcome:
+    stack = scene.stack
+    where = wait(lambda: _where(scene, case), f"{case.name}: to be there", _REACH_S)
+    if where != "there" or not case.part.strike(scene):
+        return Outcome(case=case, late=True)
+    began = time.monotonic()
+    if case.part.takes_stack:
+        stack.serin("up", seconds=600)
+    trouble = _settle(stack, began)
+    settled_s = time.monotonic() - began
+    state = stack.run(scene.run).state
+    if state in ("CRASHED", "FAILED", "CANCELLED"):
+        stack.serin("run", "--resume", stack.run(scene.run).name, "--no-follow")
+    wrong = f"not settled: {trouble}" if trouble else ""
+    if state == "FAILED":
+        wrong = f"{wrong}; the run failed".strip("; ")
+    return Outcome(case=case, settled_s=settled_s, state=state, wrong=wrong)
+
+
+def _where(scene: Scene, case: Case) -> str | None:
+    if case.when(scene):
+        return "gone by" if is_over(case.moment, scene) else "there"
+    return "ended" if scene.ended() else None
+
+
+def _settle(stack: Pipelines, began: float) -> str | None:
     """Waits until all is well; what is not, when that takes too long."""
-    deadline = time.monotonic() + SETTLED_S
-    while (trouble := _trouble(scene.stack)) is not None:
-        if time.monotonic() > deadline:
+    while (trouble := _trouble(stack)) is not None:
+        if time.monotonic() > began + SETTLED_S:
             return trouble
         time.sleep(0.5)
     return None
@@ -275,46 +200,78 @@ def _trouble(stack: Pipelines) -> str | None:
     return None
 
 
-def _ended(scene: Scene) -> str | None:
-    state = scene.stack.run(scene.run).state
-    return state if state in FINAL else None
+def play_all(stack: Pipelines, cases: list[Case]) -> bool:
+    numbers, good = itertools.count(), True
+    todo = [(story, 1) for story in stories(cases)]
+    while todo:
+        story, tries = todo.pop(0)
+        for outcome in play(stack, story, next(numbers)):
+            print(outcome.line, flush=True)
+            if outcome.late and tries < _TRIES:
+                todo.append(([outcome.case], tries + 1))
+            good = good and not outcome.wrong and not (outcome.late and tries == _TRIES)
+    return good
 
 
 def ten_at_once(stack: Pipelines) -> bool:
     """Ten placed pipelines on two GPUs; each training would end with an error if it met another on its device."""
     began = time.monotonic()
-    runs = [stack.begin(stack.write_spec(f"ten-{n}", seed=100 + n, steps=20), "--placed") for n in range(10)]
-    ends = [
-        wait(lambda run=run: _ended(Scene(stack=stack, name="", run=run)), "ten pipelines", 1800)
-        for run in runs
+    specs = {f"ten-{n}": stack.write_spec(f"ten-{n}", seed=100 + n, steps=_TEN_STEPS) for n in range(_TEN)}
+    under_way = [
+        Scene(stack=stack, name=name, run=stack.begin(spec, "--placed")) for name, spec in specs.items()
     ]
-    versions = [stack.versions(f"ten-{n}") for n in range(10)]
-    good = ends == ["COMPLETED"] * 10 and versions == [[1]] * 10
-    seconds = time.monotonic() - began
+    ends: dict[str, tuple[str, float]] = {}
+    two_at_once = most_devices = 0
+    while under_way and time.monotonic() < began + _TEN_S:
+        held = [holder.device for holder in stack.holders() if holder.kind == "exclusive"]
+        two_at_once += len(held) - len(set(held))
+        most_devices = max(most_devices, len(set(held)))
+        with suppress(StackError):  # a server that is asked too much is asked again
+            for scene in list(under_way):
+                if state := scene.ended():
+                    ends[scene.name] = state, time.monotonic() - began
+                    under_way.remove(scene)
+        time.sleep(0.25)
+    versions = [stack.versions(name) for name in specs]
+    completed = [seconds for state, seconds in ends.values() if state == "COMPLETED"]
     print(
-        f"ten pipelines on two GPUs  {seconds:6.1f} s  {ends.count('COMPLETED')} completed, versions {versions}"
+        f"ten pipelines on two GPUs: {len(completed)} completed, the first after {min(completed, default=0):.0f} s, "
     )
-    return good
+    print(
+        f"  the last after {max(completed, default=0):.0f} s; versions {versions}; GPUs in use at once: {most_devices},"
+    )
+    print(
+        f"  one with two holders: {two_at_once} times; not completed: {[*under_way, *_bad(ends)]}", flush=True
+    )
+    return (
+        len(completed) == _TEN
+        and versions == [[1]] * _TEN
+        and not two_at_once
+        and most_devices == len(DEVICES)
+    )
+
+
+def _bad(ends: dict[str, tuple[str, float]]) -> list[str]:
+    return [f"{name} {state}" for name, (state, _) in ends.items() if state != "COMPLETED"]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.orchestration", description=__doc__)
-    parser.add_argument("cases", nargs="*", help="names of cases; all when none is named")
+    parser.add_argument("cases", nargs="*", help="names of cases or parts; all when none is named")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--list", action="store_true", help="name the cases and do nothing")
     parser.add_argument("--ten", action="store_true", help="only ten pipelines at once")
     options = parser.parse_args()
     wanted = QUICK if options.quick else tuple(options.cases)
-    chosen = [case for case in CASES if not wanted or case.name in wanted]
+    chosen = [case for case in CASES if not wanted or {case.name, case.part.name} & set(wanted)]
+    unknown = set(wanted) - {case.name for case in CASES} - {part.name for part in PARTS}
+    if unknown:
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; --list names them")
     if options.list:
         print(*(case.name for case in chosen), sep="\n")
         return 0
-    good = True
     with pipelines() as stack:
-        for number, case in enumerate([] if options.ten else chosen):
-            outcome = play(stack, case, number)
-            good = good and not outcome.wrong
-            print(outcome.line, flush=True)
+        good = options.ten or play_all(stack, chosen)
         if options.ten or not wanted:
             good = ten_at_once(stack) and good
     return 0 if good else 1

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from serin.errors import StackError
-from serin.leases import holders
+from serin.leases import Holder, holders
 from serin.stack.prefect_api import call
 from serin.stack.state import Stack, read_stack
 from serin.stack.supervisor import Supervisor
@@ -143,13 +143,27 @@ class Pipelines:
     def versions(self, model: str) -> list[int]:
         return Store(str(self.home / "store")).versions(model)
 
+    def holders(self) -> tuple[Holder, ...]:
+        return holders(self.home)
+
     def dead_holders(self) -> list[str]:
-        return [str(holder) for holder in holders(self.home) if start_ticks(holder.pid) is None]
+        return [str(holder) for holder in self.holders() if start_ticks(holder.pid) is None]
 
     def orphans(self) -> list[int]:
-        """Processes of runs whose own process is gone."""
-        left = run_processes(self.home).values()
-        return [pid for found in left if not found.engines for pid in found.others]
+        """Processes of runs whose own process is gone, and others that do not come from the supervisor."""
+        runs = run_processes(self.home).values()
+        attended = {pid for found in runs if found.engines for pid in (*found.engines, *found.others)}
+        left = set(stack_processes(self.home)) - attended
+        return sorted(pid for pid in left if not self._comes_from_supervisor(pid))
+
+    def _comes_from_supervisor(self, pid: int) -> bool:
+        """Or has ended meanwhile."""
+        while pid > 1 and pid != self.stack.supervisor_pid:
+            try:
+                pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                return True
+        return pid > 1
 
     def children_at(self, run: str, words: str) -> list[int]:
         """Processes of a run, or of stages it has placed, whose command line holds `words`."""
