@@ -93,7 +93,8 @@ def _export(
         from serin.export import build  # torch and ONNX: not for a run that only looks
 
         with (
-            leased(export_needs(spec.export), home=home, purpose=f"export of {spec.name}", say=say),
+            leased(export_needs(spec.export), home=home, purpose=f"export of {spec.name}", say=say) as held,
+            environment.showing_devices(held.ids),
             measure("export") as measurement,
         ):
             bundle = build.export_model(

@@ -10,7 +10,7 @@ from prefect.cache_policies import NO_CACHE
 
 from serin import environment
 from serin.stack.lost_runs import STARTING_S
-from serin.stack.reconcile import Reconciler
+from serin.stack.reconcile import build_reconciler
 from serin.stack.state import running_stack
 
 _LOOK_S = 2.0
@@ -19,8 +19,7 @@ _LOOK_S = 2.0
 @task(task_run_name="settle_runs", cache_policy=NO_CACHE)
 async def settle_runs() -> list[str]:
     """Looks until nobody is missed any more: what was done, in words."""
-    stack = running_stack(environment.home())
-    reconciler, said = Reconciler(stack.home, stack.api, stack_since=stack.since), list[str]()
+    reconciler, said = build_reconciler(running_stack(environment.home())), list[str]()
     deadline = time.monotonic() + STARTING_S + 30.0
     while True:
         found = await asyncio.to_thread(reconciler.look)

@@ -29,12 +29,15 @@ class Api:
 
     url: str
     login: str | None = field(default=None, repr=False)  # user:password
+    key: str | None = field(
+        default=None, repr=False
+    )  # of Prefect Cloud; a login goes first, as with Prefect's client
 
     def headers(self) -> dict[str, str]:
         plain = {"Content-Type": "application/json"}
-        if self.login is None:
-            return plain
-        return {**plain, "Authorization": f"Basic {base64.b64encode(self.login.encode()).decode()}"}
+        if self.login is not None:
+            return {**plain, "Authorization": f"Basic {base64.b64encode(self.login.encode()).decode()}"}
+        return plain if self.key is None else {**plain, "Authorization": f"Bearer {self.key}"}
 
 
 _TOKENS: dict[Api, dict[str, str]] = {}

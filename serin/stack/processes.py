@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from pathlib import Path
 
 from serin import environment
 from serin.serving.process import Process
 from serin.stack.login import make_login
-from serin.stack.state import Stack
+from serin.stack.state import Stack, stack_name
 from serin.stack.survivors import STACK_MARK
 
 POOLS = ("cpu", "gpu")
@@ -17,7 +16,13 @@ PREFECT, CONTROLLER, RECONCILER = "prefect", "controller", "reconciler"
 
 
 def worker_name(pool: str) -> str:
+    """Of its process in the stack."""
     return f"worker-{pool}"
+
+
+def workers_of(home: Path) -> tuple[str, ...]:
+    """As the Prefect server knows the workers of the stack in `home`: by names that no other stack has."""
+    return tuple(f"serin-{pool}-{stack_name(home)}" for pool in POOLS)
 
 
 def stack_environment(home: Path) -> dict[str, str]:
@@ -96,7 +101,7 @@ def prefect_server(home: Path, port: int) -> Process:
 
 def prefect_worker(stack: Stack, pool: str, *, template: Path) -> Process:
     """Its pool is made from `template` where it does not exist."""
-    name = f"serin-{pool}-{hashlib.sha256(str(stack.home).encode()).hexdigest()[:8]}"
+    name = workers_of(stack.home)[POOLS.index(pool)]
     return Process(
         name=worker_name(pool),
         command=(
@@ -114,16 +119,18 @@ def controller(home: Path) -> Process:
     return _standing(home, CONTROLLER)
 
 
-def reconciler(home: Path) -> Process:
-    return _standing(home, RECONCILER)
+def reconciler(stack: Stack) -> Process:
+    """With the way into Prefect: of our own server it reads the login, to another it shows what the caller shows."""
+    prefect = prefect_environment(stack.home, stack.prefect_api_url, own=False)
+    return _standing(stack.home, RECONCILER, None if stack.owns_prefect else prefect)
 
 
-def _standing(home: Path, name: str) -> Process:
+def _standing(home: Path, name: str, settings: dict[str, str] | None = None) -> Process:
     """A module of this package that runs as long as the stack does, under its own name."""
     return Process(
         name=name,
         command=(sys.executable, "-m", f"serin.stack.{name}"),
-        environment=stack_environment(home),
+        environment=stack_environment(home) if settings is None else settings,
         folder=home,
         log=home / "logs" / f"{name}.log",
         stop_s=10.0,

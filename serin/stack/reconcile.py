@@ -8,22 +8,34 @@ leases are locks. Rollouts are left alone: they are the controller's, and go on 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from serin.errors import SupervisorGone
-from serin.stack.lost_runs import GRACE_S, REQUEUES, Fate, Run, judge, was_preempted
+from serin.stack.lost_runs import (
+    GRACE_S,
+    REQUEUES,
+    Fate,
+    Past,
+    Run,
+    judge,
+    not_queued_again,
+    queued_again,
+    times_queued_again,
+    was_preempted,
+)
 from serin.stack.prefect_api import Api, call
-from serin.stack.processes import POOLS, worker_name
+from serin.stack.processes import POOLS, worker_name, workers_of
+from serin.stack.state import Stack
 from serin.stack.supervisor import Supervisor
 from serin.stack.survivors import RunProcesses, end_processes, process_began, run_processes
 
 _LOOKED_AT = ("RUNNING", "PENDING", "PAUSED", "CANCELLING")
 _SAVE_S = 15.0  # what is left of a run's processes may save its work for this long
-_LIMIT = 200
+_LIMIT = 200  # of runs, as many as the server gives at once
+_WORKER_LABEL = "prefect.worker.name"  # Prefect's workers write it on what they take
 
 _STATES: Mapping[Fate, dict[str, Any]] = {
     Fate.CRASHED: {
@@ -36,18 +48,24 @@ _STATES: Mapping[Fate, dict[str, Any]] = {
 
 
 class Reconciler:
-    """Looks at all runs of the stack in `home`, again and again; remembers since when it misses whom."""
+    """Looks at all runs of the stack in `home`, again and again; remembers since when it misses whom.
 
-    def __init__(self, home: Path, api: Api, *, stack_since: float) -> None:
+    `workers`: names of those that are ours, on a server that others use as well: what theirs took is not our business,
+    for we cannot see their processes. None: the server is ours, and so is every run on it.
+    """
+
+    def __init__(
+        self, home: Path, api: Api, *, stack_since: float, workers: Collection[str] | None = None
+    ) -> None:
         self._home, self._api, self._stack_since = home, api, stack_since
+        self._ours = workers
         self._missing: dict[str, float] = {}
         self._orphans: dict[str, float] = {}
-        self._requeues: Counter[str] = Counter()
 
     def look(self) -> list[str]:
         """What was found and done, in words. PrefectGone and PrefectRefused are for the caller to outlive."""
         now, found = time.monotonic(), run_processes(self._home)
-        runs = _read_runs(self._api, {"state": {"type": {"any_": list(_LOOKED_AT)}}})
+        runs = self._read_runs({"state": {"type": {"any_": list(_LOOKED_AT)}}})
         known = {run.id: run for run in runs}
         gone = [run for run in known if run not in found or not _has_somebody(found[run])]
         self._missing = {run: self._missing.get(run, now) for run in gone}
@@ -70,8 +88,7 @@ class Reconciler:
         if fate is Fate.LEAVE:
             return None
         if fate is Fate.REQUEUE:
-            schedule_again(self._api, run.id, "the worker that had taken it is gone")
-            return f"{run.name} is queued again: the worker that had taken it is gone"
+            return self._queue_again(run, "the worker that had taken it has not started it")
         _set_state(self._api, f"/flow_runs/{run.id}", _STATES[fate])
         for inside in _unfinished_inside(self._api, run):
             _set_state(self._api, inside, _STATES[fate])
@@ -91,15 +108,42 @@ class Reconciler:
     def _requeue_preempted(self, found: Mapping[str, RunProcesses]) -> list[str]:
         since = datetime.fromtimestamp(self._stack_since, UTC).isoformat()
         crashed = {"state": {"type": {"any_": ["CRASHED"]}}, "end_time": {"after_": since}}
-        said = []
-        for run in _read_runs(self._api, crashed):
-            if run.id in found or self._requeues[run.id] >= REQUEUES:
-                continue
-            if was_preempted(run, stack_since=self._stack_since):
-                self._requeues[run.id] += 1  # a run that never began has not counted a start
-                schedule_again(self._api, run.id, "it was asked to stop; it goes on where it stopped")
-                said.append(f"{run.name} is queued again: it was asked to stop")
-        return said
+        return [
+            self._queue_again(run, "it was asked to stop, and goes on where it stopped")
+            for run in self._read_runs(crashed)
+            if run.id not in found and was_preempted(run, stack_since=self._stack_since)
+        ]
+
+    def _queue_again(self, run: Run, why: str) -> str:
+        """Unless that was done too often; then the run says so itself, and ends."""
+        history = call(self._api, "GET", f"/flow_run_states/?flow_run_id={run.id}")
+        states = sorted(history, key=lambda state: datetime.fromisoformat(state["timestamp"]))
+        before = times_queued_again(
+            Past(type=state["type"], name=state["name"] or "", message=state["message"] or "")
+            for state in states
+        )
+        if before < REQUEUES:
+            words = queued_again(before + 1, why)
+            schedule_again(self._api, run.id, words)
+        else:
+            words = not_queued_again(run)
+            _set_state(self._api, f"/flow_runs/{run.id}", {**_STATES[Fate.CRASHED], "message": words})
+        return f"{run.name} is {words}"
+
+    def _read_runs(self, wanted: Mapping[str, Any]) -> list[Run]:
+        found: list[Run] = []
+        while True:
+            body = {
+                "flow_runs": wanted,
+                "work_pools": {"name": {"any_": list(POOLS)}},
+                "sort": "EXPECTED_START_TIME_DESC",
+                "limit": _LIMIT,
+                "offset": len(found),
+            }
+            page: Sequence[Mapping[str, Any]] = call(self._api, "POST", "/flow_runs/filter", body)
+            found += [_run(each) for each in page]
+            if len(page) < _LIMIT:
+                return [run for run in found if self._ours is None or run.worker in self._ours]
 
     def _workers(self) -> dict[str, float]:
         """When the worker of each pool began that lives now."""
@@ -122,10 +166,9 @@ def _has_somebody(left: RunProcesses) -> bool:
     return bool(left.engines) or left.attended
 
 
-def _read_runs(api: Api, wanted: Mapping[str, Any]) -> list[Run]:
-    body = {"flow_runs": wanted, "work_pools": {"name": {"any_": list(POOLS)}}, "limit": _LIMIT}
-    answer: Sequence[Mapping[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
-    return [_run(found) for found in answer]
+def build_reconciler(stack: Stack) -> Reconciler:
+    ours = None if stack.owns_prefect else workers_of(stack.home)
+    return Reconciler(stack.home, stack.api, stack_since=stack.since, workers=ours)
 
 
 def _run(found: Mapping[str, Any]) -> Run:
@@ -138,7 +181,7 @@ def _run(found: Mapping[str, Any]) -> Run:
         state=found["state_type"],
         since=datetime.fromisoformat(state["timestamp"]).timestamp(),
         message=state.get("message") or "",
-        starts=found.get("run_count") or 0,
+        worker=str((found.get("labels") or {}).get(_WORKER_LABEL, "")),
         placed=found.get("parent_task_run_id") is not None,
         suspended=bool(details.get("pause_reschedule")),
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from serin import environment
 from serin.errors import SerinError, StackError
 from serin.stack.controller import say
-from serin.stack.reconcile import Reconciler
+from serin.stack.reconcile import build_reconciler
 from serin.stack.state import Stack, read_stack
 
 LOOK_S = 5.0
@@ -22,7 +22,7 @@ LOOK_S = 5.0
 
 def run(stack: Stack, stop: threading.Event) -> None:
     """Look until `stop` is set."""
-    reconciler = Reconciler(stack.home, stack.api, stack_since=stack.since)
+    reconciler = build_reconciler(stack)
     say("the reconciler has begun")
     silent = False
     while not stop.is_set():

@@ -7,14 +7,18 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
+import secrets
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.environment import runtime_folder
+from serin.durable import write_secret
+from serin.environment import prefect_credentials, runtime_folder
 from serin.errors import NotUp, StackError
 from serin.stack.login import read_login
 from serin.stack.prefect_api import Api
@@ -43,8 +47,13 @@ class Stack:
 
     @property
     def api(self) -> Api:
-        """The Prefect server with the login that our own one asks for; somebody else's has its own ways."""
-        return Api(self.prefect_api_url, read_login(self.home) if self.owns_prefect else None)
+        """The Prefect server with the login that our own one asks for; somebody else's is shown what the caller's
+        environment holds for it."""
+        if self.owns_prefect:
+            return Api(self.prefect_api_url, read_login(self.home))
+        shown = prefect_credentials()
+        login, key = shown.get("PREFECT_API_AUTH_STRING"), shown.get("PREFECT_API_KEY")
+        return Api(self.prefect_api_url, login, key)
 
     @property
     def gateway_url(self) -> str:
@@ -61,6 +70,18 @@ class Stack:
 
 def stack_file(home: Path) -> Path:
     return home / "stack.json"
+
+
+def stack_name(home: Path) -> str:
+    """Of the stack in `home`, and of no other, wherever it is: the host's name for people, and what was drawn once."""
+    file = home / "stack" / "name"
+    try:
+        return file.read_text().strip()
+    except FileNotFoundError:
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()) or "host"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_secret(file, f"{host}-{secrets.token_hex(4)}\n")
+        return file.read_text().strip()
 
 
 def socket_folder(home: Path) -> Path:

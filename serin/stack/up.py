@@ -121,15 +121,11 @@ def _start(
         _wait(supervisor, server, lambda: prefect_api.answers(stack.prefect_api_url), seconds=300.0)
     else:
         say(f"using the Prefect server at {stack.prefect_api_url} (PREFECT_API_URL)")
-    standing = [decider]
-    if stack.owns_prefect:
-        standing.append(
-            processes.reconciler(home)
-        )  # not elsewhere: it knows the processes of this machine alone
-        supervisor.start(standing[-1])
+    settler = processes.reconciler(stack)
+    supervisor.start(settler)
     _start_workers(supervisor, stack, say)
     _wait(supervisor, gateway.process(), gateway.ready, seconds=20.0)
-    for process in standing:
+    for process in (decider, settler):
         _wait(supervisor, process, partial(supervisor.runs, process.name), seconds=20.0)
     say(f"up after {time.monotonic() - began:.1f} s")
     return stack

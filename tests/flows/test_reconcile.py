@@ -19,9 +19,11 @@ from prefect.settings import get_current_settings
 from serin.environment import application_folder
 from serin.stack import lost_runs, reconcile
 from serin.stack.prefect_api import Api, call, ensure_pool
+from serin.stack.processes import workers_of
 from serin.stack.reconcile import Reconciler, schedule_again
 from serin.stack.survivors import start_ticks
 
+STOPPED = "Execution was cancelled by the runtime environment."
 WAITING = "import sys; print('here', flush=True); sys.stdin.read()"
 
 
@@ -53,11 +55,15 @@ def begin(api: Api, state: str, *, message: str = "", pool: str = "cpu") -> str:
         api, "POST", "/deployments/", {"name": "here", "flow_id": flow["id"], "work_pool_name": pool}
     )
     run = call(api, "POST", f"/deployments/{deployment['id']}/create_flow_run", {})
-    body = {"state": {"type": state, "name": state.title(), "message": message}, "force": True}
     if state != "PENDING":
-        call(api, "POST", f"/flow_runs/{run['id']}/set_state", {**body, "state": {"type": "RUNNING"}})
-    call(api, "POST", f"/flow_runs/{run['id']}/set_state", body)
+        set_state(api, run["id"], "RUNNING")
+    set_state(api, run["id"], state, message)
     return str(run["id"])
+
+
+def set_state(api: Api, run: str, state: str, message: str = "") -> None:
+    body = {"state": {"type": state, "name": state.title(), "message": message}, "force": True}
+    call(api, "POST", f"/flow_runs/{run}/set_state", body)
 
 
 def state(api: Api, run: str) -> dict[str, Any]:
@@ -160,13 +166,55 @@ def test_what_a_dead_run_left_behind_is_ended(reconciler: Reconciler, api: Api, 
 def test_a_run_that_was_asked_to_stop_is_queued_again_and_others_that_crashed_are_not(
     reconciler: Reconciler, api: Api
 ) -> None:
-    stopped = begin(api, "CRASHED", message="Execution was cancelled by the runtime environment.")
+    stopped = begin(api, "CRASHED", message=STOPPED)
     broken = begin(api, "CRASHED", message="Flow run process exited with non-zero status code -9.")
     said = reconciler.look()
     assert len(said) == 1
     assert state(api, stopped)["name"] == "AwaitingRetry"
     assert state(api, broken)["type"] == "CRASHED"
     call(api, "DELETE", f"/flow_runs/{stopped}")
+
+
+def test_a_run_that_is_asked_to_stop_each_time_is_left_when_that_was_often_enough(
+    reconciler: Reconciler, api: Api, home: Path
+) -> None:
+    """Also when the reconciler has been started anew meanwhile: the server has counted."""
+    run = begin(api, "CRASHED", message=STOPPED)
+    for number in range(1, lost_runs.REQUEUES + 1):
+        Reconciler(home, api, stack_since=time.time() - 5).look()
+        assert state(api, run)["message"].startswith(f"queued again ({number} of {lost_runs.REQUEUES})")
+        set_state(api, run, "CRASHED", STOPPED)
+    (said,) = reconciler.look()
+    assert "not queued again after 3 times: it was asked to stop each time" in said
+    assert state(api, run)["type"] == "CRASHED"
+    assert state(api, run)["message"] in said
+    assert reconciler.look() == []
+
+
+def test_a_run_that_is_taken_each_time_and_never_started_ends(
+    reconciler: Reconciler, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "_workers", lambda: {"cpu": time.time() + 5})  # another than took it
+    run = begin(api, "PENDING")
+    for _ in range(lost_runs.REQUEUES):
+        reconciler.look()
+        assert state(api, run)["name"] == "AwaitingRetry"
+        set_state(api, run, "PENDING", "")
+    reconciler.look()
+    assert state(api, run)["type"] == "CRASHED"
+    assert "no process of it ever came" in state(api, run)["message"]
+
+
+def test_on_a_server_of_others_only_what_our_workers_took_is_looked_at(
+    reconciler: Reconciler, api: Api, home: Path
+) -> None:
+    ours, theirs = begin(api, "RUNNING"), begin(api, "RUNNING")
+    name = workers_of(home)[0]
+    for run, worker in ((ours, name), (theirs, "serin-cpu-elsewhere-0badcafe")):
+        call(api, "PATCH", f"/flow_runs/{run}/labels", {"prefect.worker.name": worker})
+    Reconciler(home, api, stack_since=time.time() - 5, workers=workers_of(home)).look()
+    assert (state(api, ours)["type"], state(api, theirs)["type"]) == ("CRASHED", "RUNNING")
+    assert workers_of(home)[0] == name
 
 
 def test_a_run_that_is_scheduled_again_keeps_its_name_and_waits_for_a_worker(api: Api) -> None:

@@ -6,11 +6,28 @@ from dataclasses import replace
 
 import pytest
 
-from serin.stack.lost_runs import GRACE_S, REQUEUES, STARTING_S, Fate, Run, judge, was_preempted
+from serin.stack.lost_runs import (
+    GRACE_S,
+    REQUEUES,
+    STARTING_S,
+    Fate,
+    Past,
+    Run,
+    judge,
+    not_queued_again,
+    queued_again,
+    times_queued_again,
+    was_preempted,
+)
 
 RUN = Run(id="1", name="calm-owl", pool="cpu", state="RUNNING", since=1000.0)
 TERMINATED = "Execution was cancelled by the runtime environment."
-STOPPED = replace(RUN, state="CRASHED", message=TERMINATED, starts=1)
+STOPPED = replace(RUN, state="CRASHED", message=TERMINATED)
+ASKED_FOR = Past(type="SCHEDULED", name="Scheduled")
+TAKEN = Past(type="PENDING", name="Pending")
+AGAIN = Past(type="SCHEDULED", name="AwaitingRetry", message=queued_again(1, "its worker is gone"))
+RESUMED = Past(type="SCHEDULED", name="AwaitingRetry", message="resumed by ada")
+LATE = Past(type="SCHEDULED", name="Late")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +74,6 @@ def test_what_was_asked_to_stop_in_the_time_of_this_stack_is_preempted() -> None
     "run",
     [
         replace(STOPPED, since=899.0),  # by `serin down`
-        replace(STOPPED, starts=REQUEUES),
         replace(STOPPED, placed=True),
         replace(STOPPED, state="FAILED"),
         replace(STOPPED, message="its process is gone; `serin run --resume` goes on where it stopped"),
@@ -66,3 +82,28 @@ def test_what_was_asked_to_stop_in_the_time_of_this_stack_is_preempted() -> None
 )
 def test_what_ended_otherwise_is_not_queued_again(run: Run) -> None:
     assert not was_preempted(run, stack_since=900.0)
+
+
+@pytest.mark.parametrize(
+    ("history", "times"),
+    [
+        ([ASKED_FOR, TAKEN], 0),
+        ([ASKED_FOR, TAKEN, AGAIN, TAKEN], 1),
+        ([ASKED_FOR, TAKEN, AGAIN, LATE, TAKEN, AGAIN, TAKEN], 2),  # waiting is nobody's wish
+        ([ASKED_FOR, TAKEN, AGAIN, TAKEN, AGAIN, TAKEN, RESUMED, TAKEN], 0),
+        ([ASKED_FOR, TAKEN, AGAIN, TAKEN, RESUMED, TAKEN, AGAIN, TAKEN], 1),
+    ],
+)
+def test_what_was_queued_again_is_counted_since_somebody_asked_for_it(
+    history: list[Past], times: int
+) -> None:
+    assert times_queued_again(history) == times
+
+
+def test_a_run_that_is_not_queued_again_says_why_and_what_to_do() -> None:
+    never = not_queued_again(replace(RUN, state="PENDING"))
+    assert never.startswith(f"not queued again after {REQUEUES} times: no process of it ever came")
+    assert "worker-cpu" in never
+    assert "serin run --resume" in never
+    assert "asked to stop each time" in not_queued_again(STOPPED)
+    assert not was_preempted(replace(STOPPED, message=not_queued_again(STOPPED)), stack_since=900.0)

@@ -112,6 +112,24 @@ def test_a_change_shows_the_login_and_the_token_against_forgery(server: Server) 
     assert "secret" not in repr(api)
 
 
+@pytest.mark.parametrize(
+    ("login", "key", "shown"),
+    [
+        (None, "pnu_1", "Bearer pnu_1"),
+        ("serin:secret", "pnu_1", "Basic c2VyaW46c2VjcmV0"),
+        (None, None, None),
+    ],
+)
+def test_a_key_is_shown_where_there_is_no_login(
+    server: Server, login: str | None, key: str | None, shown: str | None
+) -> None:
+    server.answers["GET /version"] = (200, "3")
+    api = prefect_api.Api(server.url, login, key)
+    prefect_api.call(api, "GET", "/version")
+    assert server.headers[-1].get("authorization") == shown
+    assert "pnu_1" not in repr(api)
+
+
 def test_a_token_is_asked_for_once_and_again_when_it_is_worn(server: Server) -> None:
     server.answers["GET /csrf-token"] = (200, {"token": "first"})
     server.answers["POST /flow_runs/filter"] = (200, [])

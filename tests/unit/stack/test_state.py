@@ -5,12 +5,23 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from serin.errors import NotUp, StackError
-from serin.stack.state import Stack, changing_stack, read_stack, running_stack, stack_file, write_stack
+from serin.stack import processes
+from serin.stack.login import make_login
+from serin.stack.state import (
+    Stack,
+    changing_stack,
+    read_stack,
+    running_stack,
+    stack_file,
+    stack_name,
+    write_stack,
+)
 from serin.stack.survivors import STACK_MARK, end_processes, stack_processes, start_ticks
 
 
@@ -88,3 +99,35 @@ def test_a_process_that_ignores_sigterm_is_killed_after_its_grace() -> None:
     end_processes([child.pid], grace_s=0.1)
     assert child.wait(timeout=1) == -signal.SIGKILL
     child.stdout.close()
+
+
+def test_a_stack_shows_its_own_server_its_login_and_another_what_the_caller_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "ada:lovelace")
+    monkeypatch.setenv("PREFECT_API_KEY", "pnu_1")
+    own = stack(tmp_path, 1, 1)
+    login = make_login(tmp_path)
+    assert (own.api.login, own.api.key) == (login, None)
+    foreign = replace(own, prefect_port=None)
+    assert (foreign.api.login, foreign.api.key) == ("ada:lovelace", "pnu_1")
+
+
+def test_only_a_reconciler_for_another_s_server_is_given_the_caller_s_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "ada:lovelace")
+    own = stack(tmp_path, 1, 1)
+    foreign = replace(own, prefect_port=None, prefect_api_url="http://company.example/api")
+    assert "PREFECT_API_AUTH_STRING" not in processes.reconciler(own).environment
+    given = processes.reconciler(foreign).environment
+    assert given["PREFECT_API_AUTH_STRING"] == "ada:lovelace"
+    assert given["PREFECT_API_URL"] == "http://company.example/api"
+
+
+def test_two_stacks_have_two_names_and_keep_them(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for home in (one, two):
+        (home / "stack").mkdir(parents=True)
+    assert stack_name(one) == stack_name(one) != stack_name(two)
+    assert processes.workers_of(one) == (f"serin-cpu-{stack_name(one)}", f"serin-gpu-{stack_name(one)}")
