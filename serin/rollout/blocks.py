@@ -21,6 +21,7 @@ from serin.rollout.histogram import BINS, bins_of, count
 from serin.rollout.plan import Plan
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+_AWAY: Final = 0.1  # of an arm's requests, answered by another release
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Lines:
     candidate: Array  # bool
     baseline: Array  # bool
     failed: Array  # bool
+    saved: Array  # bool: tried again, and so answered by another release
     us: Array  # infinite for one that the client gave up
     lot: Array  # uint64, drawn by the request's id and arrival
 
@@ -71,6 +73,7 @@ class Lines:
             candidate=self.candidate[chosen],
             baseline=self.baseline[chosen],
             failed=self.failed[chosen],
+            saved=self.saved[chosen],
             us=self.us[chosen],
             lot=self.lot[chosen],
         )
@@ -85,6 +88,15 @@ class Block:
     stable: Counts = NO_COUNTS
     equal_errors: tuple[int, int] = (0, 0)  # of the arms of equal weight: candidate, control
     splits: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by weight epoch: candidate's, all
+    saved: tuple[int, int] = (0, 0)  # by another release: candidate's, stable's
+
+    @property
+    def candidate_away(self) -> bool:
+        return self.saved[0] > _AWAY * self.candidate.requests
+
+    @property
+    def stable_away(self) -> bool:
+        return self.saved[1] > _AWAY * self.stable.requests
 
     @classmethod
     def empty(cls) -> Self:
@@ -100,15 +112,23 @@ class Block:
                 epoch: add_pairs(self.splits.get(epoch, (0, 0)), other.splits.get(epoch, (0, 0)))
                 for epoch in {*self.splits, *other.splits}
             },
+            saved=add_pairs(self.saved, other.saved),
         )
 
     @property
+    def times(self) -> Array:
+        """`bins` for a comparison: nothing when one arm had to answer for the other, whose load it then had too."""
+        return self.bins * (not (self.candidate_away or self.stable_away))
+
+    @property
     def arms(self) -> Arms:
+        """Failures count in any case: that another release saved the client does not undo them."""
+        times = self.times
         return Arms(
-            stable=self.bins[0],
-            control=self.bins[2],
-            candidate=self.bins[3],
-            candidate_bad=self.bins[4],
+            stable=times[0],
+            control=times[2],
+            candidate=times[3],
+            candidate_bad=times[4],
             control_errors=np.asarray(self.equal_errors[1]),
             candidate_errors=np.asarray(self.equal_errors[0]),
         )
@@ -120,17 +140,20 @@ class Block:
             "stable": self.stable.to_json(),
             "equal_errors": list(self.equal_errors),
             "splits": [[epoch, *pair] for epoch, pair in sorted(self.splits.items())],
+            "saved": list(self.saved),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         mine, control = value["equal_errors"]
+        saved, stable_saved = value.get("saved", (0, 0))  # older journals do not say
         return cls(
             bins=np.array([json2counts(row, np.int64) for row in value["bins"]]),
             candidate=Counts(*value["candidate"]),
             stable=Counts(*value["stable"]),
             equal_errors=(mine, control),
             splits={epoch: (some, every) for epoch, some, every in value["splits"]},
+            saved=(saved, stable_saved),
         )
 
 
@@ -173,6 +196,7 @@ def columns(requests: Sequence[Request], *, candidate: str, stable: str) -> Line
         candidate=np.array([arm == "candidate" for _, arm in picked], dtype=bool),
         baseline=np.array([arm == "baseline" for _, arm in picked], dtype=bool),
         failed=np.array([request.failed for request, _ in picked], dtype=bool),
+        saved=np.array([request.attempts > 1 for request, _ in picked], dtype=bool),
         us=np.array(
             [np.inf if request.us is None else request.us for request, _ in picked], dtype=np.float64
         ),
@@ -227,6 +251,7 @@ def cut(lines: Lines, shares: Mapping[int, float], plan: Plan) -> Block:
             epoch: (int((candidate & (lines.epoch == epoch)).sum()), int((lines.epoch == epoch).sum()))
             for epoch in np.unique(lines.epoch).tolist()
         },
+        saved=(int((candidate & lines.saved).sum()), int((stable & lines.saved).sum())),
     )
 
 

@@ -196,15 +196,17 @@ def _close(evidence: Evidence, plan: Plan, *, before: int | None) -> Evidence:
 
 def _judge(evidence: Evidence, second: int, block: Block, plan: Plan) -> Evidence:
     owned = {**evidence.owned, **compare(evidence.owned, evidence.memory, block.arms, plan)}
-    for names, counts in ((PROMISES, block.candidate), (STABLE_PROMISES, block.stable)):
-        if counts.requests:
+    # A candidate that answers for the stable release has all traffic, which was not to be its share.
+    held = ((PROMISES, block.candidate, block.stable_away), (STABLE_PROMISES, block.stable, False))
+    for names, counts, excused in held:
+        if counts.requests and not excused:
             shares = (counts.error_share, counts.slow_share)
             owned |= hold_to_promises(owned, names, shares, plan)
     recent = [(at, counts) for at, counts in evidence.recent if second - RECENT_S < at <= second]
     return replace(
         evidence,
         owned=owned,
-        memory=remember(evidence.memory, block.bins[2 if plan.baseline else 0]),
+        memory=remember(evidence.memory, block.times[2 if plan.baseline else 0]),
         blocks=evidence.blocks + 1,
         candidate=evidence.candidate + block.candidate,
         stable=evidence.stable + block.stable,

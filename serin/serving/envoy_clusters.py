@@ -12,6 +12,8 @@ from serin.serving.envoy_types import AGGREGATE, HTTP_OPTIONS, LUA, SOURCES, UPS
 Document = dict[str, Any]
 Protocol = Literal["http", "grpc"]
 
+PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
+
 TOTAL_WEIGHT = 10_000  # steps of 0.01%
 
 _FEW = {"budget_percent": {"value": 20}, "min_retry_concurrency": 8}
@@ -21,15 +23,16 @@ def cluster_name(release: Release, protocol: Protocol) -> str:
     return f"{release.name}_{protocol}"
 
 
-def aggregate_name(candidate: Release, stable: Release, protocol: Protocol) -> str:
-    return f"{candidate.name}_{protocol}_then_{stable.name}"
+def aggregate_name(first: Release, then: Release, protocol: Protocol) -> str:
+    return f"{first.name}_{protocol}_then_{then.name}"
 
 
 def clusters(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> list[Document]:
-    """Two clusters per running release, and for a candidate or baseline one that falls back to the stable release.
+    """Two clusters per running release; and between the stable release and a candidate or baseline those that fall back
+    from one to the other.
 
-    That one stays while the route names the candidate, also without weight: what is under way at a candidate that
-    hangs is tried again through it.
+    These stay while the route names the candidate, also without weight: what is under way at a release that hangs is
+    tried again through them.
     """
     found = []
     for name, endpoint in sorted(endpoints.items()):
@@ -40,8 +43,9 @@ def clusters(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) ->
         for other in (route.baseline, route.candidate):
             if route.stable and other:
                 found += [
-                    _aggregate(other, route.stable, "http"),
-                    _aggregate(other, route.stable, "grpc"),
+                    _aggregate(first, then, protocol)
+                    for first, then in ((other, route.stable), (route.stable, other))
+                    for protocol in PROTOCOLS
                 ]
     return found
 
@@ -73,14 +77,14 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _aggregate(candidate: Release, stable: Release, protocol: Protocol) -> Document:
-    order = [cluster_name(candidate, protocol), cluster_name(stable, protocol)]
+def _aggregate(first: Release, then: Release, protocol: Protocol) -> Document:
+    order = [cluster_name(first, protocol), cluster_name(then, protocol)]
     return {
-        "name": aggregate_name(candidate, stable, protocol),
+        "name": aggregate_name(first, then, protocol),
         "connect_timeout": "1s",
         "lb_policy": "CLUSTER_PROVIDED",
         "cluster_type": {"name": "aggregate", "typed_config": {"@type": AGGREGATE, "clusters": order}},
-        # Every request that meets a dead candidate is to be saved, however many there are.
+        # Every request that meets a dead release is to be saved, however many there are.
         "circuit_breakers": _circuit({"max_retries": 1_000_000}),
         # The connection's options come from the inner cluster, the filters from this one.
         "typed_extension_protocol_options": _protocol_options(protocol),

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.errors import GatewayRejected
 from serin.serving.envoy_clusters import (
+    PROTOCOLS,
     TOTAL_WEIGHT,
     Protocol,
     aggregate_name,
@@ -28,7 +29,11 @@ Document = dict[str, Any]
 
 ROUTES_NAME = "models"
 
-_RETRY_ON = "5xx,reset,connect-failure,refused-stream,internal,unavailable,resource-exhausted"
+# No answer came: nobody listens, the connection broke, the try took too long, or the server says that it is not there.
+_UNANSWERED = "reset,connect-failure,refused-stream,unavailable,retriable-status-codes"
+_UNAVAILABLE = [503]
+# An answer came, and it is a failure.
+_FAILED, _FAILED_GRPC = "5xx", "internal,resource-exhausted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +66,7 @@ def route_configuration(
             for release in map(Release.parse, sorted(endpoints))
             if release.model == route.model and not release.baseline
         ]
-        for protocol in ("http", "grpc"):
+        for protocol in PROTOCOLS:
             for release in versions:
                 found += _pinned(route, release, protocol, limits)
             if route.stable:
@@ -98,9 +103,14 @@ def _check(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> N
 
 
 def _weighted(route: ModelRoute, stable: Release, protocol: Protocol, limits: Timeouts) -> list[Document]:
-    """Inference by weight; readiness and metadata follow the stable release."""
+    """Inference by weight; readiness and metadata follow the stable release.
+
+    Another release answers for the stable one only where that gives no answer: what it says, also a failure, holds.
+    """
+    refuge = _refuge(route)
+    first = aggregate_name(stable, refuge, protocol) if refuge else cluster_name(stable, protocol)
     others = [
-        _branch(aggregate_name(release, stable, protocol), weight(percent), arm, release)
+        _branch(aggregate_name(release, stable, protocol), weight(percent), arm, release, _also(bool(refuge)))
         for arm, release, percent in (
             ("baseline", route.baseline, route.baseline_percent),
             ("candidate", route.candidate, route.candidate_percent),
@@ -108,15 +118,23 @@ def _weighted(route: ModelRoute, stable: Release, protocol: Protocol, limits: Ti
         if release and percent
     ]
     rest = TOTAL_WEIGHT - sum(branch["weight"] for branch in others)
-    branches = [_branch(cluster_name(stable, protocol), rest, "stable", stable)] if rest else []
+    branches = [_branch(first, rest, "stable", stable)] if rest else []
     branches += others
-    action = {"weighted_clusters": {"clusters": branches}, **_limits(limits)}
-    asking = {"cluster": cluster_name(stable, protocol), **_limits(limits)}
+    policy = _limits(limits, answers_hold=bool(refuge))
+    action = {"weighted_clusters": {"clusters": branches}, **policy}
+    asking = {"cluster": first, **policy}
     return [
         _infer_route(route, {"match": _match("infer", protocol, route.model), "route": action}),
         {"match": _match("ready", protocol, route.model), "route": asking},
         {"match": _match("metadata", protocol, route.model), "route": asking},
     ]
+
+
+def _refuge(route: ModelRoute) -> Release | None:
+    """Who answers when the stable release does not: one that is good enough for traffic of its own, best the same
+    version."""
+    shares = ((route.baseline, route.baseline_percent), (route.candidate, route.candidate_percent))
+    return next((release for release, percent in shares if release and percent), None)
 
 
 def _pinned(route: ModelRoute, release: Release, protocol: Protocol, limits: Timeouts) -> list[Document]:
@@ -143,12 +161,19 @@ def _infer_route(route: ModelRoute, document: Document) -> Document:
     }
 
 
-def _branch(cluster: str, weight: int, arm: str, release: Release) -> Document:
-    return {"name": cluster, "weight": weight, "request_headers_to_add": _log_headers(arm, release)}
+def _branch(
+    cluster: str, weight: int, arm: str, release: Release, also: Mapping[str, str] | None = None
+) -> Document:
+    return {"name": cluster, "weight": weight, "request_headers_to_add": _log_headers(arm, release, also)}
 
 
-def _log_headers(arm: str, release: Release) -> list[Document]:
-    pairs = {"x-serin-arm": arm, "x-serin-release": release.name}
+def _also(answers_hold: bool) -> Mapping[str, str]:
+    """What is tried again besides: a route has one policy, and Envoy adds what these headers say."""
+    return {"x-envoy-retry-on": _FAILED, "x-envoy-retry-grpc-on": _FAILED_GRPC} if answers_hold else {}
+
+
+def _log_headers(arm: str, release: Release, also: Mapping[str, str] | None = None) -> list[Document]:
+    pairs = {"x-serin-arm": arm, "x-serin-release": release.name, **(also or {})}
     return [
         {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
         for key, value in pairs.items()
@@ -175,12 +200,14 @@ def _is(header: str, value: str) -> Document:
     return {"name": header, "string_match": {"exact": value}}
 
 
-def _limits(limits: Timeouts) -> Document:
-    """A second try goes to a priority that was not tried: from the candidate to the stable release."""
+def _limits(limits: Timeouts, *, answers_hold: bool = False) -> Document:
+    """A second try goes to a priority that was not tried: from the candidate to the stable release, and back."""
+    tried_again = [_UNANSWERED] if answers_hold else [_UNANSWERED, _FAILED, _FAILED_GRPC]
     return {
         "timeout": f"{limits.request_s:.3f}s",
         "retry_policy": {
-            "retry_on": _RETRY_ON,
+            "retry_on": ",".join(tried_again),
+            "retriable_status_codes": _UNAVAILABLE,
             "num_retries": 1,
             "per_try_timeout": f"{limits.per_try_s:.3f}s",
             "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.010s"},

@@ -107,6 +107,18 @@ def start_gateway(
 
 
 @contextmanager
+def door(**settings: Any) -> Iterator[tuple[Gateway, int, ChildHost]]:
+    """Envoy alone, for tests that put servers of their own behind it."""
+    host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-e2e-"))
+    try:
+        gateway, port = start_gateway(folder, host, **settings)
+        yield gateway, port, host
+    finally:
+        host.kill(PROCESS_NAME)
+        shutil.rmtree(folder)
+
+
+@contextmanager
 def running_stack(tls: TlsFiles | None = None) -> Iterator[Stack]:
     host = ChildHost()
     folder = Path(tempfile.mkdtemp(prefix="serin-e2e-"))  # short: it holds unix sockets

@@ -178,7 +178,11 @@ def test_half_of_the_requests_go_to_a_candidate_at_50_percent(stack: Stack) -> N
     assert abs(arms["candidate"] - len(lines) / 2) < 5 * np.sqrt(len(lines) / 4), "five standard deviations"
 
 
-def test_every_request_is_answered_when_the_candidate_is_killed_under_load(stack: Stack) -> None:
+@pytest.mark.parametrize("arm", ["candidate", "stable"])
+def test_every_request_is_answered_when_one_of_two_releases_is_killed_under_load(
+    stack: Stack, arm: str
+) -> None:
+    victim = stack.candidate if arm == "candidate" else stack.stable
     epoch = stack.route(50)
     killed = threading.Event()
 
@@ -187,7 +191,7 @@ def test_every_request_is_answered_when_the_candidate_is_killed_under_load(stack
 
     with loading(stack, PROTOCOLS, seconds=30, clients=6, stop=killed.is_set) as results:
         wait_for("some traffic", lambda: after(200), stack.host, PROCESS_NAME)
-        pid = stack.host.pid(stack.candidate.name)
+        pid = stack.host.pid(victim.name)
         assert pid
         os.kill(pid, signal.SIGKILL)
         seen = len(stack.logged(epoch, 0))
@@ -195,18 +199,22 @@ def test_every_request_is_answered_when_the_candidate_is_killed_under_load(stack
         killed.set()
     lines = stack.logged(epoch, sum(result.requests for result in results))
     saved = [line for line in lines if line.attempts > 1]
-    print(f"{len(lines)} requests, {len(saved)} saved by the stable release", outcome(results))
+    print(f"{len(lines)} requests, {len(saved)} saved by the other release", outcome(results))
     assert sum(result.failed for result in results) == 0
     assert len(saved) > 100
-    assert {line.arm for line in saved} == {"candidate"}, (
-        "what the stable release saved counts against the candidate"
+    assert {(line.arm, line.release) for line in saved} == {(arm, victim.name)}, (
+        "what another release saved counts against the one that should have answered"
     )
     large = {**bundles.rows(500), "carrier": np.array([["x" * 8000]] * 500, dtype=object)}
     assert len(predict(stack.url, MODEL, large, SCHEMA, batch_rows=500)["score"]) == 500, (
         "4 MB can be sent again, too"
     )
-    assert stack.releases.state(stack.candidate) == "dead"
-    stack.bring_up(stack.candidate)
+    for protocol in PROTOCOLS:
+        with pytest.raises(PredictionFailed):
+            predict(stack.url, MODEL, bundles.rows(1), SCHEMA, protocol, victim.version)
+    assert stack.ask("GET", f"/v2/models/{MODEL}/ready")[0] == 200
+    assert stack.releases.state(victim) == "dead"
+    stack.bring_up(victim)
 
 
 def test_a_candidate_that_hangs_costs_a_try_not_the_request(stack: Stack) -> None:

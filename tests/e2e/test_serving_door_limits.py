@@ -10,8 +10,8 @@ import socket
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ from serin.serving.envoy_routes import Timeouts
 from serin.serving.envoy_types import SERVICE
 from serin.serving.gateway import PROCESS_NAME, Gateway
 from tests.e2e.fuzz_requests import good_frame
-from tests.e2e.serving_host import ChildHost, wait_for
-from tests.e2e.serving_stack import start_gateway
+from tests.e2e.serving_host import wait_for
+from tests.e2e.serving_stack import door
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
@@ -113,17 +113,6 @@ class Many:
                     self._wire.sendall(self._state.data_to_send())
         except OSError:
             return
-
-
-@contextmanager
-def door(**settings: Any) -> Iterator[tuple[Gateway, int, ChildHost]]:
-    host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-e2e-"))
-    try:
-        gateway, port = start_gateway(folder, host, **settings)
-        yield gateway, port, host
-    finally:
-        host.kill(PROCESS_NAME)
-        shutil.rmtree(folder)
 
 
 def lead_to(gateway: Gateway, *, web: int = 1, calls: int = 1, per_try_s: float = 30.0) -> None:

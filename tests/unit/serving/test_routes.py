@@ -52,26 +52,79 @@ def test_weights_are_ten_thousandths(percent: float, stable: int | None, candida
         ("/v2/models/m/infer", "http"),
         ("/inference.GRPCInferenceService/ModelInfer", "grpc"),
     ):
-        wanted = {f"m-v1_{protocol}": stable, f"m-v2_{protocol}_then_m-v1": candidate}
+        alone = f"m-v1_{protocol}"
+        first = f"{alone}_then_m-v2" if candidate else alone
+        wanted = {first: stable, f"m-v2_{protocol}_then_m-v1": candidate}
         assert weights(table(split(percent)), path) == {
             name: weight for name, weight in wanted.items() if weight
         }
 
 
-def test_a_candidate_falls_back_to_the_stable_release_and_nobody_else_does() -> None:
+def test_a_candidate_and_the_stable_release_fall_back_on_each_other() -> None:
     found = {cluster["name"]: cluster for cluster in clusters([split(5)], ENDPOINTS)}
     assert set(found) == {
         "m-v1_http", "m-v1_grpc", "m-v2_http", "m-v2_grpc", "m-v2_http_then_m-v1", "m-v2_grpc_then_m-v1",
+        "m-v1_http_then_m-v2", "m-v1_grpc_then_m-v2",
     }  # fmt: skip
-    assert found["m-v2_grpc_then_m-v1"]["cluster_type"]["typed_config"]["clusters"] == [
-        "m-v2_grpc",
-        "m-v1_grpc",
-    ]
+    orders = {
+        name: cluster["cluster_type"]["typed_config"]["clusters"]
+        for name, cluster in found.items()
+        if "_then_" in name and "grpc" in name
+    }
+    assert orders == {
+        "m-v2_grpc_then_m-v1": ["m-v2_grpc", "m-v1_grpc"],
+        "m-v1_grpc_then_m-v2": ["m-v1_grpc", "m-v2_grpc"],
+    }
 
 
-def test_a_candidate_without_weight_keeps_its_way_back_until_its_route_forgets_it() -> None:
-    assert len(clusters([split(0)], ENDPOINTS)) == 6
+def test_a_candidate_without_weight_keeps_its_ways_back_until_its_route_forgets_it() -> None:
+    assert len(clusters([split(0)], ENDPOINTS)) == 8
     assert len(clusters([replace(split(0), candidate=None)], ENDPOINTS)) == 4
+
+
+def retried(route: dict[str, Any]) -> set[str]:
+    return set(route["route"]["retry_policy"]["retry_on"].split(","))
+
+
+@pytest.mark.parametrize("call", ["infer", "ready", "metadata"])
+def test_nobody_answers_for_the_stable_release_but_one_that_has_traffic(call: str) -> None:
+    path = "/v2/models/m" + ("" if call == "metadata" else f"/{call}")
+
+    def leads_to(percent: float) -> str:
+        (found,) = [route for route in table(split(percent)) if route["match"].get("path") == path]
+        action = found["route"]
+        return str(action.get("cluster") or action["weighted_clusters"]["clusters"][0]["name"])
+
+    assert leads_to(5) == "m-v1_http_then_m-v2"
+    assert leads_to(0) == "m-v1_http", "the candidate was sent back, or was not let in yet"
+
+
+def test_what_the_stable_release_answers_holds_and_what_a_candidate_fails_does_not() -> None:
+    answers = {"5xx", "internal", "resource-exhausted"}
+    (shared,) = [route for route in table(split(5)) if route["match"].get("path") == "/v2/models/m/infer"]
+    assert retried(shared) >= {"connect-failure", "reset", "unavailable"}
+    assert retried(shared).isdisjoint(answers)
+    asked = {
+        header["header"]["value"]
+        for header in shared["route"]["weighted_clusters"]["clusters"][1]["request_headers_to_add"]
+        if header["header"]["key"].startswith("x-envoy-retry")
+    }
+    assert set(",".join(asked).split(",")) == answers
+    (alone,) = [route for route in table(split(0)) if route["match"].get("path") == "/v2/models/m/infer"]
+    assert retried(alone) >= answers, "it is asked itself once more"
+
+
+def test_a_call_by_version_never_falls_back() -> None:
+    pinned = [
+        route
+        for route in table(split(5))
+        if "/versions/" in route["match"].get("path", "")
+        or any(header.get("string_match") for header in route["match"].get("headers", [])[1:])
+    ]
+    assert len(pinned) == 12
+    assert {route["route"]["cluster"] for route in pinned} == {
+        "m-v1_http", "m-v1_grpc", "m-v2_http", "m-v2_grpc",
+    }  # fmt: skip
 
 
 def test_every_inference_route_carries_model_and_epoch() -> None:
@@ -140,13 +193,14 @@ def test_a_baseline_has_its_own_share_falls_back_too_and_is_not_called_by_versio
     route = replace(split(10), baseline=baseline, baseline_percent=10.0)
     (host,) = route_configuration([route], known, {}, 1 << 20)["virtual_hosts"]
     assert weights(host["routes"], "/v2/models/m/infer") == {
-        "m-v1_http": 8_000, "m-v1-baseline_http_then_m-v1": 1_000, "m-v2_http_then_m-v1": 1_000,
+        "m-v1_http_then_m-v1-baseline": 8_000, "m-v1-baseline_http_then_m-v1": 1_000, "m-v2_http_then_m-v1": 1_000,
     }  # fmt: skip
     (infer,) = [entry for entry in host["routes"] if entry["match"].get("path") == "/v2/models/m/infer"]
     arms = [
         header["header"]["value"]
         for branch in infer["route"]["weighted_clusters"]["clusters"]
         for header in branch["request_headers_to_add"]
+        if header["header"]["key"].startswith("x-serin")
     ]
     assert arms == ["stable", "m-v1", "baseline", "m-v1-baseline", "candidate", "m-v2"]
     pinned = [
