@@ -14,14 +14,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from serin.errors import StackError
 from serin.leases import Holder, holders
-from serin.stack.prefect_api import call
+from serin.serving.ports import free_ports
+from serin.stack.login import make_login
+from serin.stack.prefect_api import Api, answers, call
+from serin.stack.processes import CONTROLLER, POOLS, PREFECT, RECONCILER, prefect_server, worker_name
 from serin.stack.state import Stack, read_stack
 from serin.stack.supervisor import Supervisor
 from serin.stack.survivors import RunProcesses, run_processes, stack_processes, start_ticks
@@ -82,8 +85,10 @@ class Run:
 class Pipelines:
     """One stack in a folder of its own; runs are asked for by the command, looked at by the server's interface."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, foreign: Api | None = None) -> None:
+        """`foreign`: a Prefect server that is not the stack's."""
         self.home = home
+        self.foreign = foreign
         self.environment = {
             **os.environ,
             "SERIN_HOME": str(home),
@@ -91,6 +96,21 @@ class Pipelines:
             "SERIN_INVENTORY": str(write_inventory(home, DEVICES)),
         }
         self.environment.pop("CUDA_VISIBLE_DEVICES", None)
+        if foreign is not None:
+            self.environment |= {
+                "PREFECT_API_URL": foreign.url,
+                "PREFECT_API_AUTH_STRING": foreign.login or "",
+            }
+
+    @property
+    def api(self) -> Api:
+        return self.foreign or self.stack.api
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """That always run."""
+        server = () if self.foreign else (PREFECT,)
+        return (*(worker_name(pool) for pool in POOLS), *server, CONTROLLER, RECONCILER)
 
     def serin(self, *arguments: str, seconds: float = 300.0, code: int | None = 0) -> str:
         done = subprocess.run(
@@ -125,14 +145,14 @@ class Pipelines:
         return found
 
     def run(self, run: str) -> Run:
-        found = call(self.stack.api, "GET", f"/flow_runs/{run}")
+        found = call(self.api, "GET", f"/flow_runs/{run}")
         return _run(found)
 
     def unfinished(self) -> list[Run]:
         """Runs under way, and those of pipelines that wait for their turn."""
         states = ["RUNNING", "PENDING", "PAUSED", "CANCELLING"]
         body = {"flow_runs": {"state": {"type": {"any_": states}}}, "limit": 200}
-        return [_run(found) for found in call(self.stack.api, "POST", "/flow_runs/filter", body)]
+        return [_run(found) for found in call(self.api, "POST", "/flow_runs/filter", body)]
 
     def processes(self, run: str) -> RunProcesses | None:
         return run_processes(self.home).get(run)
@@ -203,17 +223,41 @@ def _run(found: dict[str, Any]) -> Run:
 
 
 @contextmanager
-def pipelines() -> Iterator[Pipelines]:
+def pipelines(*, foreign: bool = False) -> Iterator[Pipelines]:
     home = Path(tempfile.mkdtemp(prefix="serin-chaos-"))  # short: it holds unix sockets
-    scene = Pipelines(home)
+    with ExitStack() as around:
+        around.callback(shutil.rmtree, home, ignore_errors=True)
+        server = around.enter_context(_company_server(home / "company")) if foreign else None
+        scene = Pipelines(home, server)
+        try:
+            scene.serin("up", seconds=600)
+            yield scene
+        finally:
+            scene.serin("down", code=None)
+            for pid in stack_processes(home):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def _company_server(folder: Path) -> Iterator[Api]:
+    """A Prefect server that belongs to no stack and asks for a login."""
+    port = free_ports(1)[0]
+    process = prefect_server(folder, port)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            process.command, env=dict(process.environment), cwd=folder, stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
     try:
-        scene.serin("up", seconds=600)
-        yield scene
+        api = Api(f"http://127.0.0.1:{port}/api", make_login(folder))
+        wait(lambda: server.poll() is not None or answers(api), "the Prefect server", 300)
+        yield api
     finally:
-        scene.serin("down", code=None)
-        for pid in stack_processes(home):
+        server.terminate()
+        server.wait(60)
+        for pid in stack_processes(folder):
             os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(home, ignore_errors=True)
 
 
 def stages_of(scene: Pipelines, run: str) -> list[dict[str, Any]]:

@@ -1,0 +1,51 @@
+"""How the export's task leases and shows GPUs; the export itself is build's business."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from serin.artifacts import Bundle, Checkpoint, Dataset
+from serin.export import build
+from serin.formats.trained import RECORD
+from serin.leases import holders
+from serin.spec.load import load_spec
+from tasks.export import _export
+from tests.fakes.gpus import pretend_gpus
+from tests.fakes.small_pipeline import small_spec
+
+DATASET = Dataset(path="/datasets/1", digest="0123abcd", rows={"train": 8, "valid": 1, "test": 1})
+
+
+class Stopped(Exception):
+    """The export has seen enough."""
+
+
+@pytest.mark.parametrize(
+    ("variants", "leased", "shown"), [(["fp32", "tensorrt"], ["GPU-a"], "GPU-a"), (["fp32"], [], None)]
+)
+def test_an_export_sees_the_gpu_it_has_leased_and_no_other(
+    tmp_path: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variants: list[str],
+    leased: list[str],
+    shown: str | None,
+) -> None:
+    pretend_gpus(tmp_path, monkeypatch, ["GPU-a", "GPU-b"])
+    seen: list[tuple[list[str], str | None]] = []
+
+    def look(*_: object, **__: object) -> Bundle:
+        seen.append(([holder.device for holder in holders(home)], os.environ.get("CUDA_VISIBLE_DEVICES")))
+        raise Stopped
+
+    monkeypatch.setattr(build, "export_model", look)
+    (tmp_path / RECORD).write_text("{}")
+    spec = load_spec(small_spec(tmp_path / "data", export={"variants": variants}))
+    checkpoint = Checkpoint(path=str(tmp_path), step=1, metrics={})
+    with pytest.raises(Stopped):
+        _export(spec, checkpoint, DATASET, None, None, {"flow_run": "1"}, lambda _: None)
+    assert seen == [(leased, shown)]
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
