@@ -148,12 +148,13 @@ def play(stack: Pipelines, cases: list[Case], number: int) -> Iterator[Outcome]:
 def _strike(scene: Scene, case: Case) -> Outcome:
     stack = scene.stack
     where = wait(lambda: _where(scene, case), f"{case.name}: to be there", _REACH_S)
-    if where != "there" or not case.part.strike(scene):
+    killed = case.part.strike(scene) if where == "there" else set()
+    if not killed:
         return Outcome(case=case, late=True)
     began = time.monotonic()
     if case.part.takes_stack:
         stack.serin("up", seconds=600)
-    trouble = _settle(stack, began)
+    trouble = _settle(stack, killed, began)
     settled_s = time.monotonic() - began
     state = stack.run(scene.run).state
     if state in ("CRASHED", "FAILED", "CANCELLED"):
@@ -170,20 +171,20 @@ def _where(scene: Scene, case: Case) -> str | None:
     return "ended" if scene.ended() else None
 
 
-def _settle(stack: Pipelines, began: float) -> str | None:
+def _settle(stack: Pipelines, killed: set[int], began: float) -> str | None:
     """Waits until all is well; what is not, when that takes too long."""
-    while (trouble := _trouble(stack)) is not None:
+    while (trouble := _trouble(stack, killed)) is not None:
         if time.monotonic() > began + SETTLED_S:
             return trouble
         time.sleep(0.5)
     return None
 
 
-def _trouble(stack: Pipelines) -> str | None:
+def _trouble(stack: Pipelines, killed: set[int]) -> str | None:
     """A run that nobody carries out, a GPU that a dead process holds, a process nobody waits for."""
     try:
         for part in stack.parts:
-            if stack.pid(part) is None:
+            if stack.pid(part) in {None, *killed}:  # the supervisor may not have noticed yet
                 return f"{part} does not run"
         runs = stack.unfinished()
     except StackError as error:  # it is being started again

@@ -49,7 +49,7 @@ class Scene:
 
 
 Moment = Callable[[Scene], bool]
-Strike = Callable[[Scene], int]  # how many it has killed
+Strike = Callable[[Scene], set[int]]  # whom it has killed
 
 
 def in_stage(stage: str) -> Moment:
@@ -101,39 +101,39 @@ def is_over(moment: str, scene: Scene) -> bool:
     return bool(later) and MOMENTS[later[0]](scene)
 
 
-def _kill(pids: Iterable[int | None]) -> int:
-    count = 0
+def _kill(pids: Iterable[int | None]) -> set[int]:
+    killed = set()
     for pid in list(pids):
         try:
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
-                count += 1
+                killed.add(pid)
         except ProcessLookupError:
             continue  # it died with another
-    return count
+    return killed
 
 
-def kills_engine(scene: Scene) -> int:
+def kills_engine(scene: Scene) -> set[int]:
     found = scene.stack.processes(scene.run)
     return _kill(found.engines if found else ())
 
 
-def kills_stage(scene: Scene) -> int:
+def kills_stage(scene: Scene) -> set[int]:
     """The process of the stage that was placed, not that of the pipeline which waits for it."""
     found = [scene.stack.processes(run) for run in scene.placed()]
     return _kill(pid for each in found if each for pid in each.engines)
 
 
-def kills_dask(scene: Scene) -> int:
+def kills_dask(scene: Scene) -> set[int]:
     return _kill(_dask(scene)[-1:])
 
 
-def kills_rank(scene: Scene) -> int:
+def kills_rank(scene: Scene) -> set[int]:
     return _kill(scene.stack.children_at("", "train.py")[-1:])
 
 
 def kills(*parts: str) -> Strike:
-    def strike(scene: Scene) -> int:
+    def strike(scene: Scene) -> set[int]:
         return _kill([scene.stack.pid(part) for part in parts])
 
     return strike
@@ -142,15 +142,16 @@ def kills(*parts: str) -> Strike:
 kills_workers = kills(*(worker_name(pool) for pool in POOLS))
 
 
-def kills_worker_and_engine(scene: Scene) -> int:
+def kills_worker_and_engine(scene: Scene) -> set[int]:
     """Nobody is left who could say that the run has ended."""
-    kills(worker_name("cpu"))(scene)
-    return kills_engine(scene)
+    worker = kills(worker_name("cpu"))(scene)
+    run = kills_engine(scene)
+    return worker | run if run else run
 
 
-def kills_supervisor(scene: Scene) -> int:
+def kills_supervisor(scene: Scene) -> set[int]:
     return _kill([scene.stack.stack.supervisor_pid])
 
 
-def kills_all(scene: Scene) -> int:
+def kills_all(scene: Scene) -> set[int]:
     return _kill(stack_processes(scene.stack.home))
