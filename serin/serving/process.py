@@ -10,11 +10,19 @@ ProcessState = Literal["absent", "starting", "running", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leavings:
+    """Its children, and regions of shared memory whose names begin so."""
+
+    shared_memory: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """A long-running program: how to start it, where its output goes, how long it may take to end by itself.
 
     `settle_s`: one that ends sooner has not come up. A host tries again, each time after a longer pause; one that ends
-    later is started again at once.
+    later is started again at once. `leaves`: what one that was killed leaves behind, and what has to go before it is
+    started again.
     """
 
     name: str
@@ -24,6 +32,7 @@ class Process:
     log: Path
     stop_s: float
     settle_s: float = 1.0
+    leaves: Leavings | None = None
 
 
 class ProcessHost(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 from serin import environment
 from serin.artifacts import Endpoint, Release
-from serin.serving.process import Process
+from serin.serving.process import Leavings, Process
 from serin.serving.triton import TritonInstall
 
 _SETTLE_S = 10.0  # one that dies sooner did not come up: the next try waits longer
@@ -81,6 +81,7 @@ def triton_process(
         log=log,
         stop_s=_EXIT_S + 4.0,
         settle_s=_SETTLE_S,
+        leaves=Leavings(shared_memory=place.shared_memory_prefix),
     )
 
 

@@ -1,18 +1,26 @@
 """Run one command that dies with the supervisor: `python -I -S leash.py process.json`.
 
-The supervisor starts every child through this file. It ties the child's life to the parent's (PR_SET_PDEATHSIG
-survives exec), so that kill -9 of the supervisor leaves no orphan, then becomes the command. It runs before
-everything else and without site-packages: it must import nothing but the standard library.
+The supervisor starts every child through this file. It ties the child's life to the parent's (PR_SET_PDEATHSIG survives
+exec), so that kill -9 of the supervisor leaves no orphan. It removes what the last child of this name has left behind,
+where it is said to leave something: Triton's Python processes may outlive a Triton that was killed, with their memory.
+Then it becomes the command. It runs before everything else and without site-packages: it must import nothing but the
+standard library.
 """
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
+PROCESS_MARK = "SERIN_PROCESS"  # the name, in the environment of the process and of all that it starts
+
 _PR_SET_PDEATHSIG = 1
+_END_S = 5.0
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (not a scratch file)
 
 
 def die_with_parent(parent: int) -> None:
@@ -24,13 +32,49 @@ def die_with_parent(parent: int) -> None:
         sys.exit(f"the supervisor ({parent}) is gone")
 
 
+def clear_away(note: Path, marks: set[bytes], shared_memory: str) -> None:
+    """Nothing is left of the process that noted its group here, and now ours is noted.
+
+    The group's number may have become somebody else's meanwhile, hence the marks in the environment.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        group = int(note.read_text())
+        deadline = time.monotonic() + _END_S
+        while (left := _members(group, marks)) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+    for region in _SHARED_MEMORY.iterdir():
+        if region.name.startswith(shared_memory):
+            region.unlink(missing_ok=True)
+    note.write_text(f"{os.getpgrp()}\n")
+
+
+def _members(group: int, marks: set[bytes]) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(entry.name)) == group and marks <= set(
+                (entry / "environ").read_bytes().split(b"\0")
+            ):
+                found.append(int(entry.name))
+    return found
+
+
 def main(arguments: list[str]) -> None:
-    (description,) = arguments
-    process = json.loads(Path(description).read_text())
+    (file,) = arguments
+    process = json.loads(Path(file).read_text())
     die_with_parent(int(Path(process["parent_pid_file"]).read_text()))
+    environment: dict[str, str] = process["environment"]
+    if leaves := process["leaves"]:
+        marks = {f"{key}={environment[key]}".encode() for key in leaves["marks"]}
+        clear_away(Path(file).with_suffix(".group"), marks, leaves["shared_memory"])
     command: list[str] = process["command"]
     try:
-        os.execvpe(command[0], command, process["environment"])
+        os.execvpe(command[0], command, environment)
     except OSError as error:
         sys.exit(f"cannot start {command[0]}: {error.strerror}")
 

@@ -21,7 +21,7 @@ from typing import Any
 from serin.durable import write_secret
 from serin.errors import ProcessFailed, StackError, SupervisorGone, SupervisorRefused
 from serin.serving.process import Process, ProcessState
-from serin.stack import leash
+from serin.stack import keeper, leash
 from serin.stack.rpc import call_supervisor
 from serin.stack.state import socket_folder
 from serin.stack.survivors import STACK_MARK, end_processes, group_members
@@ -70,7 +70,7 @@ class Supervisor:
                 [
                     sys.executable,
                     "-m",
-                    "supervisor.supervisord",
+                    keeper.__name__,
                     "-n",
                     "-c",
                     str(self.folder / "supervisord.conf"),
@@ -120,7 +120,7 @@ class Supervisor:
                 child.pid is not None
             ):  # supervisord looks at the process alone, not at what is left of its group
                 end_processes(group_members(self.home, child.pid), grace_s=0.0)
-        for suffix in (".ini", ".json"):
+        for suffix in (".ini", ".json", ".group"):
             (self._programs / f"{name}{suffix}").unlink(missing_ok=True)
 
     def state(self, name: str) -> ProcessState:
@@ -205,7 +205,17 @@ class Supervisor:
             {
                 "parent_pid_file": str(self.pid_file),
                 "command": list(process.command),
-                "environment": {**process.environment, STACK_MARK: str(self.home)},
+                "environment": {
+                    **process.environment,
+                    STACK_MARK: str(self.home),
+                    leash.PROCESS_MARK: process.name,
+                },
+                "leaves": {
+                    "marks": [STACK_MARK, leash.PROCESS_MARK],
+                    "shared_memory": process.leaves.shared_memory,
+                }
+                if process.leaves
+                else None,
                 "stop_s": process.stop_s,
             }
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +16,10 @@ import pytest
 
 from serin.environment import child_environment
 from serin.errors import StackError
-from serin.serving.process import Process
+from serin.serving.process import Leavings, Process
 from serin.stack.state import remove_sockets
 from serin.stack.supervisor import Supervisor
-from serin.stack.survivors import STACK_MARK, end_processes, stack_processes, start_ticks
+from serin.stack.survivors import STACK_MARK, end_processes, group_members, stack_processes, start_ticks
 
 
 def until(true: Callable[[], bool], *, seconds: float = 10.0) -> None:
@@ -64,6 +65,72 @@ def test_a_killed_process_comes_back(supervisor: Supervisor) -> None:
     assert first is not None
     os.kill(first, signal.SIGKILL)
     until(lambda: supervisor.pid("sleeper") not in (first, None), seconds=5.0)
+
+
+def test_what_a_killed_process_leaves_is_gone_before_it_comes_back(supervisor: Supervisor) -> None:
+    """Its children, although they mind no SIGTERM, and its shared memory; nobody else's."""
+    prefix = f"serin-test-{os.getpid()}-"
+    left, other = Path("/dev/shm") / f"{prefix}region", Path("/dev/shm") / f"other-{prefix}region"
+    child = '(trap "" TERM; exec sleep 600) &'
+    script = f"""
+        {child}
+        test -e {left} && echo "begun beside the last one" || echo alone
+        touch {left}; wait"""
+    process = replace(sleeper(supervisor, script), leaves=Leavings(shared_memory=prefix))
+    bystander = replace(
+        sleeper(supervisor, f"{child} wait"), name="bystander", log=supervisor.logs / "bystander.log"
+    )
+    try:
+        other.touch()
+        for each in (process, bystander):
+            supervisor.start(each)
+        until(left.exists)
+        until(lambda: len(stack_processes(supervisor.home)) == 5)  # each with its child
+        before = set(stack_processes(supervisor.home))
+        first = supervisor.pid("sleeper")
+        assert first is not None
+        family = set(group_members(supervisor.home, first))
+        assert len(family) == 2
+        os.kill(first, signal.SIGKILL)
+        until(lambda: supervisor.pid("sleeper") not in (first, None))
+        until(lambda: process.log.read_text().splitlines() == ["alone", "alone"])
+        until(lambda: len(stack_processes(supervisor.home)) == 5)
+        assert family.isdisjoint(stack_processes(supervisor.home))
+        assert before - family <= set(stack_processes(supervisor.home))
+        assert other.exists()
+    finally:
+        left.unlink(missing_ok=True)
+        other.unlink(missing_ok=True)
+
+
+def test_a_process_s_children_outlive_it_unless_they_are_said_to_be_left_behind(
+    supervisor: Supervisor,
+) -> None:
+    """A flow goes on when the worker that started it is killed."""
+    supervisor.start(sleeper(supervisor, "sleep 600 & wait"))
+    until(lambda: len(stack_processes(supervisor.home)) == 3)
+    first = supervisor.pid("sleeper")
+    assert first is not None
+    (child,) = set(group_members(supervisor.home, first)) - {first}
+    os.kill(first, signal.SIGKILL)
+    until(lambda: supervisor.pid("sleeper") not in (first, None))
+    until(lambda: len(stack_processes(supervisor.home)) == 4)
+    assert child in stack_processes(supervisor.home)
+
+
+@pytest.mark.timeout(60)
+def test_a_death_ends_the_supervisor_s_wait_and_the_round_after_it_does_not_wait() -> None:
+    script = """if True:
+        import os, signal, subprocess
+        from serin.stack.keeper import PromptPoller
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poller = PromptPoller(None)
+        subprocess.Popen(["sleep", "0.2"])
+        print(poller.poll(600), poller.poll(600), poller.poll(0.01), flush=True)
+        poller.close()
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert done.stdout.strip() == "([], []) ([], []) ([], [])", done.stderr
 
 
 def test_a_process_that_ends_before_it_has_settled_waits_for_its_next_start(supervisor: Supervisor) -> None:
