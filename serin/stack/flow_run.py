@@ -20,13 +20,15 @@ from serin.stack.prefect_api import call, flow_runs, run_log
 from serin.stack.processes import prefect_environment
 from serin.stack.reconcile import schedule_again
 from serin.stack.state import Stack, running_stack
-from serin.stack.survivors import STACK_MARK
+from serin.stack.survivors import STACK_MARK, run_processes
 
 Say = Callable[[str], None]
 
 _ENDED_BADLY = ("FAILED", "CRASHED", "CANCELLED")
 _LINES = 200  # as many as the server gives at once
 _POLL_S = 1.0
+_LOOK_S = 0.2
+_LEAVINGS_S = 60.0
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOG = re.compile(r"▪\s+[\d:.]+\s+\S+ (?P<text>.*)")
 _EVENT = re.compile(r"●\s+[\d:.]+\s+\S+ prefect\.(?:task|flow)-run\.(?P<state>[A-Z]\w+) \* (?P<name>.*)")
@@ -64,10 +66,23 @@ def resume_run(home: Path, run: str, *, follow: bool, say: Say) -> None:
     found = _find_run(stack, run)
     if found["state_type"] not in _ENDED_BADLY:
         raise RunNotResumable(run=found["name"], state=str(found["state_name"]).lower())
+    _wait_for_leavings(stack, found["id"], say)
     schedule_again(stack.api, found["id"], f"resumed by {environment.user()}")
     say(f"{found['name']} goes on, on {stack.prefect_ui_url}")
     if follow:
         _follow_again(stack, found["id"], found["name"], say)
+
+
+def _wait_for_leavings(stack: Stack, run: str, say: Say) -> None:
+    """What is left of the run on this machine would work beside it; and a worker that still does something about its
+    end says then once more that it has crashed."""
+    deadline = time.monotonic() + _LEAVINGS_S
+    told = False
+    while run_processes(stack.home).get(run) is not None and time.monotonic() < deadline:
+        if not told:
+            say("waiting until the last of its processes has ended")
+            told = True
+        time.sleep(_LOOK_S)
 
 
 def _follow_again(stack: Stack, run: str, name: str, say: Say) -> None:
@@ -83,7 +98,7 @@ def _follow_again(stack: Stack, run: str, name: str, say: Say) -> None:
             shown = max(shown, len(lines))
         if state == "COMPLETED":
             return
-        if state in _ENDED_BADLY:
+        if state in _ENDED_BADLY and run not in run_processes(stack.home):
             raise PipelineFailed(spec=f"run {name!r}", url=stack.prefect_ui_url)
         if not stack.is_alive:
             raise NotUp(home=stack.home)

@@ -20,7 +20,9 @@ from serin.stack.lost_runs import (
     Fate,
     Past,
     Run,
+    is_echo,
     judge,
+    may_be_echo,
     not_queued_again,
     queued_again,
     times_queued_again,
@@ -61,6 +63,7 @@ class Reconciler:
         self._ours = workers
         self._missing: dict[str, float] = {}
         self._orphans: dict[str, float] = {}
+        self._no_echoes: set[tuple[str, float]] = set()
 
     def look(self) -> list[str]:
         """What was found and done, in words. PrefectGone and PrefectRefused are for the caller to outlive."""
@@ -76,7 +79,7 @@ class Reconciler:
             if (words := self._settle(known[run], now - since, workers.get(known[run].pool)))
         ]
         said += self._end_orphans(found, now)
-        return said + self._requeue_preempted(found)
+        return said + self._requeue(found)
 
     @property
     def waits(self) -> bool:
@@ -105,23 +108,32 @@ class Reconciler:
                 said.append(f"ended {len(headless[run])} process(es) that run {run} has left behind")
         return said
 
-    def _requeue_preempted(self, found: Mapping[str, RunProcesses]) -> list[str]:
+    def _requeue(self, found: Mapping[str, RunProcesses]) -> list[str]:
         since = datetime.fromtimestamp(self._stack_since, UTC).isoformat()
         crashed = {"state": {"type": {"any_": ["CRASHED"]}}, "end_time": {"after_": since}}
+        said = []
+        for run in self._read_runs(crashed):
+            if run.id in found:
+                continue
+            if was_preempted(run, stack_since=self._stack_since):
+                said.append(self._queue_again(run, "it was asked to stop, and goes on where it stopped"))
+            elif may_be_echo(run) and (run.id, run.since) not in self._no_echoes:
+                if is_echo(self._history(run)):
+                    said.append(self._queue_again(run, "a late word about the process before had ended it"))
+                self._no_echoes.add((run.id, run.since))
+        return said
+
+    def _history(self, run: Run) -> list[Past]:
+        states = call(self._api, "GET", f"/flow_run_states/?flow_run_id={run.id}")
+        in_order = sorted(states, key=lambda state: datetime.fromisoformat(state["timestamp"]))
         return [
-            self._queue_again(run, "it was asked to stop, and goes on where it stopped")
-            for run in self._read_runs(crashed)
-            if run.id not in found and was_preempted(run, stack_since=self._stack_since)
+            Past(type=state["type"], name=state["name"] or "", message=state["message"] or "")
+            for state in in_order
         ]
 
     def _queue_again(self, run: Run, why: str) -> str:
         """Unless that was done too often; then the run says so itself, and ends."""
-        history = call(self._api, "GET", f"/flow_run_states/?flow_run_id={run.id}")
-        states = sorted(history, key=lambda state: datetime.fromisoformat(state["timestamp"]))
-        before = times_queued_again(
-            Past(type=state["type"], name=state["name"] or "", message=state["message"] or "")
-            for state in states
-        )
+        before = times_queued_again(self._history(run))
         if before < REQUEUES:
             words = queued_again(before + 1, why)
             schedule_again(self._api, run.id, words)

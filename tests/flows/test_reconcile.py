@@ -191,6 +191,18 @@ def test_a_run_that_is_asked_to_stop_each_time_is_left_when_that_was_often_enoug
     assert reconciler.look() == []
 
 
+def test_a_resumed_run_that_a_late_word_about_its_death_has_ended_is_queued_again(
+    reconciler: Reconciler, api: Api
+) -> None:
+    run = begin(api, "CRASHED", message="Process exited with status code: -9.")
+    schedule_again(api, run, "resumed by ada")
+    set_state(api, run, "CRASHED", "Flow run infrastructure exited with non-zero status code -9.")
+    reconciler.look()
+    assert "a late word about the process before" in state(api, run)["message"]
+    assert state(api, run)["type"] == "SCHEDULED"
+    call(api, "DELETE", f"/flow_runs/{run}")
+
+
 def test_a_run_that_is_taken_each_time_and_never_started_ends(
     reconciler: Reconciler, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

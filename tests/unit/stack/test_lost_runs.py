@@ -13,6 +13,7 @@ from serin.stack.lost_runs import (
     Fate,
     Past,
     Run,
+    is_echo,
     judge,
     not_queued_again,
     queued_again,
@@ -27,6 +28,11 @@ ASKED_FOR = Past(type="SCHEDULED", name="Scheduled")
 TAKEN = Past(type="PENDING", name="Pending")
 AGAIN = Past(type="SCHEDULED", name="AwaitingRetry", message=queued_again(1, "its worker is gone"))
 RESUMED = Past(type="SCHEDULED", name="AwaitingRetry", message="resumed by ada")
+RUNS = Past(type="RUNNING", name="Running")
+DIED = Past(type="CRASHED", name="Crashed", message="Process exited with status code: -9.")
+ECHO = Past(
+    type="CRASHED", name="Crashed", message="Flow run infrastructure exited with non-zero status code -9."
+)
 LATE = Past(type="SCHEDULED", name="Late")
 
 
@@ -107,3 +113,22 @@ def test_a_run_that_is_not_queued_again_says_why_and_what_to_do() -> None:
     assert "serin run --resume" in never
     assert "asked to stop each time" in not_queued_again(STOPPED)
     assert not was_preempted(replace(STOPPED, message=not_queued_again(STOPPED)), stack_since=900.0)
+
+
+@pytest.mark.parametrize(
+    ("history", "echo"),
+    [
+        ([ASKED_FOR, TAKEN, RUNS, DIED, RESUMED, ECHO], True),
+        ([ASKED_FOR, TAKEN, RUNS, DIED, RESUMED, TAKEN, ECHO], True),
+        ([ASKED_FOR, TAKEN, RUNS, DIED, RESUMED, TAKEN, RUNS, DIED, RESUMED, LATE, TAKEN, ECHO], True),
+        ([ASKED_FOR, TAKEN, ECHO], False),  # its own death, before it ran
+        ([ASKED_FOR, TAKEN, RUNS, ECHO], False),
+        ([ASKED_FOR, TAKEN, RUNS, DIED, RESUMED, TAKEN, RUNS, ECHO], False),
+        ([ASKED_FOR, TAKEN, RUNS, DIED, RESUMED, TAKEN, DIED, ECHO], False),
+        ([], False),
+    ],
+)
+def test_the_second_word_about_a_death_does_not_end_what_was_resumed_since(
+    history: list[Past], echo: bool
+) -> None:
+    assert is_echo(history) is echo
