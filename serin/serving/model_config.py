@@ -97,6 +97,14 @@ def python_config(
     return _finished(config, schema.inputs, settings)
 
 
+def native_config(schema: Schema, settings: Settings) -> Configured:
+    """Run by the backend of our own (serin/serving/native.py)."""
+    config = _begun("onnx_native", settings, None)
+    _add_tensors(config, schema.inputs, schema.outputs)
+    _add_instances(config, settings)
+    return _finished(config, schema.inputs, settings)
+
+
 def onnxruntime_config(schema: Schema, settings: Settings, *, name: str | None = None) -> Configured:
     """Run by Triton's own ONNX Runtime."""
     config = _begun("onnxruntime", settings, name)

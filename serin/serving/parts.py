@@ -18,10 +18,12 @@ from serin.serving.model_config import (
     Step,
     ensemble_config,
     fil_config,
+    native_config,
     onnxruntime_config,
     plan_config,
     python_config,
 )
+from serin.serving.native import SETTINGS, native_settings
 from serin.serving.shapes import Choice, Contents, Runner
 from serin.spec.stages import ServingSpec
 
@@ -59,6 +61,12 @@ def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings
     model = settings.release.model
     if choice.shape == "onnxruntime":
         return [Part(name=model, config=onnxruntime_config(schema, settings), files={MODEL: folder / MODEL})]
+    if choice.shape == "onnx_native":
+        asked = native_settings(
+            schema, threads=settings.threads, max_string_bytes=settings.serving.max_string_bytes
+        )
+        files: dict[str, Path | bytes] = {MODEL: folder / MODEL, SETTINGS: asked}
+        return [Part(name=model, config=native_config(schema, settings), files=files)]
     if choice.shape == "onnx_python":
         in_two = choice.place == "gpu" and (folder / CORE).is_file()
         graphs = (FRONT, CORE) if in_two else (MODEL,)

@@ -15,20 +15,22 @@ from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES
 from serin.formats.schema import Task
 from serin.spec.stages import ServingSpec
 
-Shape = Literal["onnx_python", "onnxruntime", "ensemble", "tensorrt_plan", "fil"]
+Shape = Literal["onnx_native", "onnx_python", "onnxruntime", "ensemble", "tensorrt_plan", "fil"]
 Runner = Literal["python", "onnxruntime", "tensorrt", "fil"]  # a backend of Triton's, by its folder
 Place = Literal["cpu", "gpu"]
 
+NATIVE = "serin_onnx"  # our own backend, where it could be compiled
 PLAN_PROFILE_ROWS = (1, 8, 64)  # an engine has a profile for each, and one for the largest batch
 PLATFORMS: Mapping[str, Shape] = {  # as a running Triton names them in its models' metadata
     "python": "onnx_python",
+    "serin_onnx": "onnx_native",
     "onnxruntime_onnx": "onnxruntime",
     "tensorrt_plan": "tensorrt_plan",
     "ensemble": "ensemble",
     "fil": "fil",
 }
 _IN_TWO: tuple[Shape, ...] = ("tensorrt_plan", "ensemble", "onnx_python", "onnxruntime")
-_WHOLE: tuple[Shape, ...] = ("onnxruntime", "onnx_python")
+_WHOLE: tuple[Shape, ...] = ("onnxruntime", "onnx_native", "onnx_python")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,7 @@ def _named(contents: Contents, server: Server, serving: ServingSpec, shape: Shap
 def _obstacle(contents: Contents, server: Server, serving: ServingSpec, shape: Shape, place: Place) -> str:
     """Why `shape` cannot serve this bundle in this place; empty when it can."""
     needed: Mapping[Shape, tuple[str, ...]] = {
+        "onnx_native": (MODEL,),
         "onnx_python": (MODEL,),
         "onnxruntime": (MODEL,),
         "ensemble": (FRONT, CORE),
@@ -161,6 +164,8 @@ def _obstacle(contents: Contents, server: Server, serving: ServingSpec, shape: S
     if in_two and shape != "fil" and contents.empty:
         return f"the tensor {contents.empty!r} between front and core has no columns"
     match shape:
+        case "onnx_native":
+            return _native_obstacle(server, place)
         case "onnx_python":
             return _python_obstacle(server, serving, place)
         case "onnxruntime":
@@ -171,6 +176,12 @@ def _obstacle(contents: Contents, server: Server, serving: ServingSpec, shape: S
             return _plan_obstacle(contents, server, serving, place)
         case "fil":
             return _fil_obstacle(contents, server)
+
+
+def _native_obstacle(server: Server, place: Place) -> str:
+    if place == "gpu":
+        return "it runs on the CPU alone"
+    return "" if NATIVE in server.backends else _no_backend(NATIVE, server)
 
 
 def _python_obstacle(server: Server, serving: ServingSpec, place: Place) -> str:
@@ -204,7 +215,7 @@ def _fil_obstacle(contents: Contents, server: Server) -> str:
 
 def _choice(server: Server, shape: Shape, place: Place, reason: str) -> Choice:
     cores: Mapping[Shape, Runner] = {"tensorrt_plan": "tensorrt", "fil": "fil"}
-    if shape in ("onnx_python", "onnxruntime"):
+    if shape in ("onnx_native", "onnx_python", "onnxruntime"):
         return Choice(shape=shape, place=place, reason=reason)
     front = _front(server)
     return Choice(shape=shape, place=place, reason=reason, front=front, core=cores.get(shape, front))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from serin import environment
 from serin.errors import TritonInstallFailed, TritonMissing
+from serin.serving import native
 from serin.serving.shapes import Server
 
 WHEEL, NUMPY = "nvidia-pytriton==0.7.0", "numpy==1.26.4"
@@ -38,6 +39,8 @@ class TritonInstall:
         """What it can run. Its Python is asked for accelerators only where there are GPUs to use them on."""
         found = self.backends.iterdir() if self.backends.is_dir() else ()
         backends = frozenset(path.name for path in found if path.is_dir())
+        if not native.is_built(self.backends):
+            backends -= {native.BACKEND}  # of other sources than ours are now
         accelerators = _accelerators(self.python_folder) if gpus and "python" in backends else frozenset()
         return Server(backends=backends, accelerators=accelerators)
 
@@ -64,6 +67,7 @@ def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall
     folder = default_folder()
     install = _from_environment(folder)
     if install:
+        _complete(install, say)
         say(f"Triton is installed in {folder}")
         return install
     python = folder / "bin" / "python3"
@@ -77,8 +81,21 @@ def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall
     install = _from_environment(folder)
     if install is None:
         raise TritonInstallFailed(step="looking at what was installed", reason=f"{folder} holds no Triton")
+    _complete(install, say)
     say(f"Triton is installed in {folder}")
     return install
+
+
+def _complete(install: TritonInstall, say: Callable[[str], None]) -> None:
+    """With the backend of our own, where a compiler is. Models are served without it too."""
+    if native.is_built(install.backends):
+        return
+    packages = next(install.python_folder.parent.glob("lib/python3.*/site-packages"))
+    try:
+        say("compiling the backend for ONNX graphs")
+        native.build(install.backends, packages / "onnxruntime")
+    except TritonInstallFailed as error:
+        say(f"without a backend of its own ({error.fields['reason']}): models run in Python, beside Triton")
 
 
 def _accelerators(python_folder: Path) -> frozenset[str]:

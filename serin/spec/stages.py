@@ -180,9 +180,9 @@ class ServingSpec(Section):
     p99_ms: float = Field(default=50.0, gt=0)
     max_batch_rows: int = Field(default=1024, ge=1)
     request_timeout: Duration = Field(default=5.0, gt=0)
-    shape: Literal["auto", "onnx_python", "onnxruntime", "ensemble", "tensorrt_plan", "fil"] = (
-        "auto"  # what in Triton runs the model; auto: the best that the server has (docs/how-to/serve.md)
-    )
+    shape: Literal[
+        "auto", "onnx_native", "onnx_python", "onnxruntime", "ensemble", "tensorrt_plan", "fil"
+    ] = "auto"  # what in Triton runs the model; auto: the best that the server has (docs/how-to/serve.md)
     device: Literal["auto", "cpu", "gpu"] = (
         "auto"  # auto: a GPU for what was exported for one, if one is here
     )

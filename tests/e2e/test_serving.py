@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from serin.artifacts import Endpoint, ModelRoute
+from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.errors import GatewayRejected, PredictionFailed, VerificationFailed
 from serin.serving.client import Protocol, predict
 from serin.serving.envoy_bootstrap import LOG_FIELDS
@@ -231,16 +231,20 @@ def test_a_candidate_that_hangs_costs_a_try_not_the_request(stack: Stack) -> Non
 
 
 def test_a_release_whose_python_died_is_dead_although_triton_calls_it_ready(stack: Stack) -> None:
-    stack.route(0)
-    assert stack.releases.state(stack.candidate) == "ready"
-    server = stack.host.pid(stack.candidate.name)
-    stubs = subprocess.run(["pgrep", "-P", str(server)], capture_output=True, text=True).stdout.split()
-    os.kill(int(stubs[0]), signal.SIGKILL)
-    wait_for("its death", lambda: stack.releases.state(stack.candidate) == "dead", stack.host, within_s=10)
-    before = stack.releases.endpoint(stack.candidate)
-    stack.bring_up(stack.candidate)
-    assert stack.host.pid(stack.candidate.name) != server
-    assert stack.releases.endpoint(stack.candidate) == before
+    bundle = bundles.publish(stack.store, bias=0.0, spec="serving: {shape: onnx_python}\n")
+    other = Release(model=bundle.model, version=bundle.version)
+    try:
+        stack.bring_up(other)
+        server = stack.host.pid(other.name)
+        stubs = subprocess.run(["pgrep", "-P", str(server)], capture_output=True, text=True).stdout.split()
+        os.kill(int(stubs[0]), signal.SIGKILL)
+        wait_for("its death", lambda: stack.releases.state(other) == "dead", stack.host, within_s=10)
+        before = stack.releases.endpoint(other)
+        stack.bring_up(other)
+        assert stack.host.pid(other.name) != server
+        assert stack.releases.endpoint(other) == before
+    finally:
+        stack.releases.stop(other)
 
 
 def test_golden_rows_tell_the_right_release_from_a_wrong_one(stack: Stack) -> None:

@@ -24,12 +24,14 @@ Config = model_config_pb2.ModelConfig
 GPU, CPU = model_config_pb2.ModelInstanceGroup.KIND_GPU, model_config_pb2.ModelInstanceGroup.KIND_CPU
 TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "INT8": "TYPE_INT8"}
 WHEEL = Server(accelerators=frozenset({"cuda"}))
+WITH_NATIVE = Server(backends=frozenset({"python", "serin_onnx"}))
 CONTAINER = Server(
     backends=frozenset({"python", "onnxruntime", "tensorrt", "fil"}), accelerators=frozenset({"cuda"})
 )
 FRONT, CORE = f"{MODEL}_front", f"{MODEL}_core"
 CASES: dict[str, tuple[Server, dict[str, object], int, dict[str, str]]] = {
     "onnx_python": (WHEEL, {}, 0, {MODEL: "python"}),
+    "onnx_native": (WITH_NATIVE, {}, 0, {MODEL: "serin_onnx"}),
     "onnx_python on a GPU": (WHEEL, {"shape": "onnx_python"}, 1, {MODEL: "python"}),
     "onnxruntime": (CONTAINER, {"shape": "onnxruntime"}, 0, {MODEL: "onnxruntime"}),
     "onnxruntime, CUDA": (CONTAINER, {"shape": "onnxruntime"}, 2, {MODEL: "onnxruntime"}),
@@ -112,6 +114,8 @@ def test_every_file_that_a_configuration_names_is_there(case: str, bundle: Bundl
         if config.backend == "python":
             graphs = config.parameters["graphs"].string_value.split()
             assert {"model.py", "schema.json", *graphs} == {path.name for path in inside.iterdir()}
+        if config.backend == "serin_onnx":
+            assert {"native.txt", "schema.json", "model.onnx"} == {path.name for path in inside.iterdir()}
         for sample in config.model_warmup:
             assert set(sample.inputs) == {tensor.name for tensor in config.input}
             files = [given.input_data_file for given in sample.inputs.values() if given.input_data_file]

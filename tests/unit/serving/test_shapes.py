@@ -10,6 +10,7 @@ from serin.serving.shapes import Contents, Server, choose_shape
 from serin.spec.stages import ServingSpec
 
 WHEEL = Server()
+WITH_NATIVE = Server(backends=frozenset({"python", "serin_onnx"}), accelerators=frozenset({"cuda"}))
 WHEEL_CUDA = Server(accelerators=frozenset({"cuda"}))
 CONTAINER = Server(
     backends=frozenset({"python", "onnxruntime", "tensorrt", "fil"}),
@@ -34,6 +35,11 @@ CLASSES = Contents(
     ("contents", "server", "wish", "gpus", "shape", "place"),
     [
         (NETWORK, WHEEL, {}, 0, "onnx_python", "cpu"),
+        (NETWORK, WITH_NATIVE, {}, 0, "onnx_native", "cpu"),
+        (NETWORK, WITH_NATIVE, {"shape": "onnx_python"}, 0, "onnx_python", "cpu"),
+        (NETWORK, WITH_NATIVE, {"device": "gpu"}, 1, "onnx_python", "gpu"),
+        (FOR_GPU, WITH_NATIVE, {"shape": "onnx_native"}, 1, "onnx_native", "cpu"),
+        (TREE, WITH_NATIVE, {}, 1, "onnx_native", "cpu"),
         (NETWORK, CONTAINER, {}, 0, "onnxruntime", "cpu"),
         (NETWORK, CONTAINER, {}, 4, "onnxruntime", "cpu"),  # exported for the CPU
         (NETWORK, CONTAINER, {"device": "gpu"}, 1, "onnxruntime", "gpu"),
@@ -64,12 +70,20 @@ def test_the_first_shape_that_can_is_taken(
     choice = choose_shape(contents, server, ServingSpec.model_validate(wish), gpus)
     assert (choice.shape, choice.place) == (shape, place), choice.reason
     assert choice.reason
-    assert (choice.front is None) == (shape in ("onnx_python", "onnxruntime"))
+    assert (choice.front is None) == (shape in ("onnx_native", "onnx_python", "onnxruntime"))
 
 
 @pytest.mark.parametrize(
     ("contents", "server", "wish", "gpus", "words"),
     [
+        (NETWORK, WHEEL, {"shape": "onnx_native"}, 0, "the server has no serin_onnx backend; it has python"),
+        (
+            NETWORK,
+            WITH_NATIVE,
+            {"shape": "onnx_native", "device": "gpu"},
+            1,
+            "it runs on the CPU alone",
+        ),
         (NETWORK, WHEEL, {"shape": "onnxruntime"}, 0, "the server has no onnxruntime backend; it has python"),
         (NETWORK, CONTAINER, {"shape": "ensemble"}, 1, "no front.onnx and no core.onnx .*export.target: gpu"),
         (NETWORK, CONTAINER, {"shape": "fil"}, 1, "no front.onnx and no trees.ubj"),

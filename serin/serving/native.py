@@ -1,0 +1,75 @@
+"""The backend of our own for Triton: compiled where Triton is installed, from the sources in triton_models/onnx_native.
+
+It runs a bundle's graph inside Triton's process; without it, a Python process beside Triton does the same and costs
+more. It takes the library of the ONNX Runtime in Triton's own environment. Without a compiler there is none, and models
+are served all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+
+from serin import environment
+from serin.errors import TritonInstallFailed
+from serin.formats.schema import Schema
+
+BACKEND = "serin_onnx"
+SETTINGS = "native.txt"
+SOURCES = environment.application_folder() / "triton_models" / "onnx_native"
+LIBRARY = f"libtriton_{BACKEND}.so"
+
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+
+
+def is_built(backends: Path) -> bool:
+    """Of these sources: another version of them is another library."""
+    marks = backends / BACKEND / "sources"
+    return marks.is_file() and marks.read_text() == _digest() and (backends / BACKEND / LIBRARY).is_file()
+
+
+def build(backends: Path, runtime: Path) -> None:
+    """Into its folder among Triton's backends. `runtime`: the folder of Triton's onnxruntime package.
+
+    TritonInstallFailed when there is no compiler, or no library to build for.
+    """
+    found = (shutil.which(name, path=environment.search_path()) for name in _COMPILERS)
+    compiler = next((path for path in found if path), None)
+    if compiler is None:
+        raise TritonInstallFailed(step="looking for a C++ compiler", reason="no C++ compiler is on PATH")
+    library = next(iter(sorted(runtime.glob("capi/libonnxruntime.so.*"))), None)
+    if library is None:
+        raise TritonInstallFailed(step="looking for ONNX Runtime's library", reason=f"{runtime} holds none")
+    mark = secrets.token_hex(6)
+    scratch, old = backends / f".{BACKEND}.{mark}", backends / f".{BACKEND}.{mark}.old"
+    scratch.mkdir(parents=True)
+    command = [compiler, *_FLAGS, "-o", str(scratch / LIBRARY), str(SOURCES / "backend.cc"), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        shutil.rmtree(scratch)
+        raise TritonInstallFailed(step="compiling the backend", reason=done.stderr[-2000:])
+    (scratch / "libonnxruntime.so").symlink_to(library)
+    (scratch / "sources").write_text(_digest())
+    if (backends / BACKEND).exists():
+        (backends / BACKEND).rename(old)  # a Triton that runs it keeps what it has open
+    scratch.rename(backends / BACKEND)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def native_settings(schema: Schema, *, threads: int, max_string_bytes: int) -> bytes:
+    """What the backend reads beside the graph (columns.h). Names in hexadecimal: a column may be called anything."""
+    lines = [f"threads {threads}", f"max_string_bytes {max_string_bytes}"]
+    for column in schema.inputs:
+        dims = ",".join(map(str, column.dims))
+        lines.append(f"input {column.kind} {dims} {column.name.encode().hex()}")
+    lines += [f"output {output.name.encode().hex()}" for output in schema.outputs]
+    return "\n".join([*lines, ""]).encode()
+
+
+def _digest() -> str:
+    files = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cc")])
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -1,0 +1,75 @@
+"""The backend of our own: when it is there, what it is told, and what happens where it cannot be made."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from serin.errors import TritonInstallFailed
+from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema
+from serin.serving import native
+from serin.serving.shapes import NATIVE
+from serin.serving.triton import TritonInstall
+
+NAME = "a b\n雪"  # a column may be called anything
+
+
+def test_it_has_one_name() -> None:
+    template = (native.SOURCES / "config.pbtxt").read_text()
+    assert NATIVE == native.BACKEND
+    assert f'backend: "{native.BACKEND}"' in template
+
+
+def test_it_is_told_every_column_by_kind_sizes_and_name() -> None:
+    schema = Schema(
+        task="binary",
+        inputs=(
+            InputColumn(name=NAME, dtype="BYTES", kind="string", null=NULL_OF_KIND["string"]),
+            InputColumn(name="n", dtype="FP32", kind="float", null=NULL_OF_KIND["float"], dims=(2, 3)),
+        ),
+        outputs=(OutputTensor(name="score", dtype="FP32", dims=(1,)),),
+    )
+    lines = native.native_settings(schema, threads=2, max_string_bytes=99).decode().splitlines()
+    assert lines == [
+        "threads 2",
+        "max_string_bytes 99",
+        f"input string 1 {_hex(NAME)}",
+        f"input float 2,3 {_hex('n')}",
+        f"output {_hex('score')}",
+    ]
+
+
+def _hex(name: str) -> str:
+    return name.encode().hex()
+
+
+def test_without_a_compiler_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TritonInstallFailed, match=r"no C\+\+ compiler is on PATH"):
+        native.build(tmp_path / "backends", tmp_path)
+    assert not (tmp_path / "backends").exists()
+
+
+def test_one_that_was_built_from_other_sources_is_not_offered(tmp_path: Path) -> None:
+    folder = tmp_path / "backends" / native.BACKEND
+    folder.mkdir(parents=True)
+    (tmp_path / "backends" / "python").mkdir()
+    (folder / native.LIBRARY).write_bytes(b"")
+    (folder / "sources").write_text("those of last year")
+    install = TritonInstall(
+        server=tmp_path, backends=tmp_path / "backends", python_folder=tmp_path, libraries=()
+    )
+    assert install.describe(gpus=False).backends == {"python"}
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler is here")
+def test_it_compiles_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = tmp_path / "onnxruntime"
+    (runtime / "capi").mkdir(parents=True)
+    (runtime / "capi" / "libonnxruntime.so.1.2.3").write_bytes(b"")
+    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-Wall", "-Wextra", "-Werror"))
+    native.build(tmp_path / "backends", runtime)
+    assert native.is_built(tmp_path / "backends")
+    assert (tmp_path / "backends" / native.BACKEND / "libonnxruntime.so").exists()

@@ -1,0 +1,90 @@
+// ONNX Runtime's C interface: a table of functions whose places never change from version to version. Its packages for
+// Python hold the library and no header, so the places that are used stand here.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace ort {
+
+struct Status;
+struct Env;
+struct SessionOptions;
+struct Session;
+struct Value;
+struct TypeAndShape;
+struct MemoryInfo;
+struct Allocator;
+
+enum Element { kFloat = 1, kUInt8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7, kString = 8, kBool = 9, kDouble = 11 };
+
+constexpr uint32_t kVersion = 17;  // of the interface, not of the library: newer libraries know it too
+
+class Api {
+ public:
+  explicit Api(const std::string& library) {
+    void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) throw std::runtime_error(std::string("ONNX Runtime cannot be loaded: ") + dlerror());
+    struct Base {
+      const void* const* (*table)(uint32_t version);
+      const char* (*version)();
+    };
+    auto base = reinterpret_cast<const Base* (*)()>(dlsym(handle, "OrtGetApiBase"));
+    table_ = base == nullptr ? nullptr : base()->table(kVersion);
+    if (table_ == nullptr) throw std::runtime_error(library + " is no ONNX Runtime that this backend knows");
+  }
+
+  // A call that gives a status; what it complains of becomes an exception.
+  template <typename... Arguments>
+  void call(size_t place, Arguments... arguments) const {
+    Status* status = reinterpret_cast<Status* (*)(Arguments...)>(table_[place])(arguments...);
+    if (status == nullptr) return;
+    std::string text = reinterpret_cast<const char* (*)(const Status*)>(table_[kErrorMessage])(status);
+    release(kReleaseStatus, status);
+    throw std::runtime_error(text);
+  }
+
+  template <typename T>
+  void release(size_t place, T* object) const {
+    if (object != nullptr) reinterpret_cast<void (*)(T*)>(table_[place])(object);
+  }
+
+  enum Place : size_t {
+    kErrorMessage = 2,
+    kCreateEnv = 3,
+    kCreateSession = 7,
+    kRun = 9,
+    kCreateSessionOptions = 10,
+    kSetIntraOpThreads = 24,
+    kSetInterOpThreads = 25,
+    kCreateTensor = 48,
+    kCreateTensorOver = 49,
+    kTensorData = 51,
+    kStringsLength = 53,
+    kStringsContent = 54,
+    kElementType = 60,
+    kDimsCount = 61,
+    kDims = 62,
+    kElementCount = 64,
+    kTypeAndShape = 65,
+    kCreateCpuMemoryInfo = 69,
+    kDefaultAllocator = 78,
+    kReleaseStatus = 93,
+    kReleaseMemoryInfo = 94,
+    kReleaseSession = 95,
+    kReleaseValue = 96,
+    kReleaseTypeAndShape = 99,
+    kReleaseSessionOptions = 100,
+    kAddConfigEntry = 130,
+    kStringBuffer = 252,
+  };
+
+ private:
+  const void* const* table_ = nullptr;
+};
+
+}  // namespace ort
