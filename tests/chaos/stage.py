@@ -118,9 +118,9 @@ class Stage:
             found for found in read_decisions(self.journal) if decision2rollout(found).candidate == release
         ]
 
-    def publish(self, change: Callable[[str], str] | None = None) -> Release:
+    def publish(self, change: Callable[[str], str] | None = None, **settings: str) -> Release:
         """The next version; `change` is done to the code that Triton runs for it."""
-        bundle = bundles.publish(self.store, bias=0.1)
+        bundle = bundles.publish(self.store, bias=0.1, **settings)
         release = Release(model=bundle.model, version=bundle.version)
         if change is not None:
             folder = build_repository(bundle, self.home / "releases" / release.name / "repository")
@@ -178,8 +178,8 @@ class Stage:
         finally:
             supervisor.start(ours)
 
-    def first_release(self) -> Release:
-        release = self.publish()
+    def first_release(self, **settings: str) -> Release:
+        release = self.publish(**settings)
         self.start(release)
         self.until(release, lambda now: now.phase is Phase.PROMOTED, 90)
         return release
