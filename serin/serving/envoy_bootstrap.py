@@ -131,7 +131,7 @@ def _connection_manager(log: Path, routes: Path, http_filters: list[Document]) -
         "rds": {"route_config_name": ROUTES_NAME, "config_source": followed(routes)},
         "http_filters": http_filters,
         "access_log": [_log(log)],
-        "local_reply_config": {"mappers": [_not_implemented(), _json_errors()]},
+        "local_reply_config": {"mappers": [_not_implemented(), _come_back(), _json_errors()]},
     }
     return {"name": "http", "typed_config": manager}
 
@@ -179,11 +179,10 @@ def _not_implemented() -> Document:
     return {"filter": {"status_code_filter": status}, "status_code": 400, "body_format_override": text}
 
 
-def _json_errors() -> Document:
+def _json_errors(first_status: int = 400) -> Document:
     """What Envoy itself answers looks as Triton's errors do. In gRPC the text is the status message as it is."""
-    status = {
-        "comparison": {"op": "GE", "value": {"default_value": 400, "runtime_key": "serin.json_errors_from"}}
-    }
+    key = f"serin.json_errors_from_{first_status}"
+    status = {"comparison": {"op": "GE", "value": {"default_value": first_status, "runtime_key": key}}}
     grpc = {
         "name": "content-type",
         "string_match": {"prefix": "application/grpc"},
@@ -196,6 +195,15 @@ def _json_errors() -> Document:
             "json_format": {"error": "%LOCAL_REPLY_BODY%"}, "content_type": "application/json",
         },
     }  # fmt: skip
+
+
+def _come_back() -> Document:
+    """Too much at once, or a release that is just being started again. gRPC has a status of its own for it."""
+    header = {
+        "header": {"key": "retry-after", "value": "1"},
+        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+    }
+    return {**_json_errors(503), "headers_to_add": [header]}
 
 
 def _health_listener(path: Path) -> Document:

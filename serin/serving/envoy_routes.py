@@ -38,16 +38,24 @@ _FAILED, _FAILED_GRPC = "5xx", "internal,resource-exhausted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Of a request, and of one try of it: a candidate that hangs costs a client one try, not the request."""
+    """Of a request, and of one try of it: a candidate that hangs costs a client one try, not the request.
+
+    `max_text_bytes`: a longer text costs more time than there is, and is refused at the door; None: not known.
+    """
 
     request_s: float = 5.0
     per_try_s: float = 1.0
+    max_text_bytes: int | None = None
 
     @classmethod
     def from_spec(cls, serving: ServingSpec) -> Timeouts:
         """Far above the promised p99, for no slow moment may look like a hang; and two tries fit into the request."""
         request_s = float(serving.request_timeout)
-        return cls(request_s=request_s, per_try_s=min(max(20 * serving.p99_ms / 1000, 1.0), request_s / 2))
+        return cls(
+            request_s=request_s,
+            per_try_s=min(max(20 * serving.p99_ms / 1000, 1.0), request_s / 2),
+            max_text_bytes=serving.max_string_bytes,
+        )
 
 
 def route_configuration(
@@ -124,7 +132,7 @@ def _weighted(route: ModelRoute, stable: Release, protocol: Protocol, limits: Ti
     action = {"weighted_clusters": {"clusters": branches}, **policy}
     asking = {"cluster": first, **policy}
     return [
-        _infer_route(route, {"match": _match("infer", protocol, route.model), "route": action}),
+        _infer_route(route, limits, {"match": _match("infer", protocol, route.model), "route": action}),
         {"match": _match("ready", protocol, route.model), "route": asking},
         {"match": _match("metadata", protocol, route.model), "route": asking},
     ]
@@ -146,19 +154,19 @@ def _pinned(route: ModelRoute, release: Release, protocol: Protocol, limits: Tim
         "request_headers_to_add": _log_headers("pinned", release),
     }
     return [
-        _infer_route(route, infer),
+        _infer_route(route, limits, infer),
         {"match": _match("ready", protocol, route.model, release.version), "route": action},
         {"match": _match("metadata", protocol, route.model, release.version), "route": action},
     ]
 
 
-def _infer_route(route: ModelRoute, document: Document) -> Document:
-    log = {"model": route.model, "epoch": route.epoch}
-    return {
-        "name": f"{route.model}/{route.epoch}",
-        "metadata": {"filter_metadata": {"serin": log}},
-        **document,
-    }
+def _infer_route(route: ModelRoute, limits: Timeouts, document: Document) -> Document:
+    known: Document = {"serin": {"model": route.model, "epoch": route.epoch}}
+    if limits.max_text_bytes is not None:
+        known["model_name"] = {
+            "max_text_bytes": limits.max_text_bytes
+        }  # by the name of the filter that reads it
+    return {"name": f"{route.model}/{route.epoch}", "metadata": {"filter_metadata": known}, **document}
 
 
 def _branch(

@@ -47,7 +47,8 @@ local function check_json(handle, json_bytes)
     refuse(handle, "400", "3", "inference-header-content-length is no length of a part of this request")
     return
   end
-  local fault = length > 0 and json_fault(body:getBytes(0, length), body:length())
+  local most = handle:metadata():get("max_text_bytes") or body:length() -- the route knows its model
+  local fault = length > 0 and json_fault(body:getBytes(0, length), body:length(), most)
   if fault then
     refuse(handle, "400", "3", fault)
   end

@@ -6,6 +6,7 @@ local MAX_DEPTH = 32
 local HARMLESS_BYTES = 4096 -- so few brackets Triton survives, however they are nested
 local TOO_LARGE = "an input's shape claims more elements than the request can hold"
 local TOO_DEEP = "the request's JSON is nested too deeply"
+local TOO_LONG = "a text in the request is too long; at most %d bytes are taken"
 local UNREADABLE = "the message cannot be read"
 local QUOTE, BACKSLASH, OPEN, CLOSE, OPEN_BRACE, CLOSE_BRACE = 34, 92, 91, 93, 123, 125
 
@@ -16,8 +17,9 @@ local function grown(count, size, limit)
   return count * size
 end
 
--- Whether brackets outside of strings are ever more than MAX_DEPTH deep.
-local function too_deep(text)
+-- What is wrong with brackets outside of strings, which may be MAX_DEPTH deep, or with the length of a string: `most`
+-- bytes, each of which may be written as six. A text of many megabytes would keep everybody waiting until it is refused.
+local function long_fault(text, most)
   local depth, at, last = 0, 1, #text
   local byte = string.byte
   while at <= last do
@@ -25,21 +27,25 @@ local function too_deep(text)
     if now == QUOTE then
       at = at + 1
       now = byte(text, at)
-      while now ~= QUOTE and at <= last do
+      local stop = math.min(last, at + 6 * most)
+      while now ~= QUOTE and at <= stop do
         at = at + (now == BACKSLASH and 2 or 1)
         now = byte(text, at)
+      end
+      if at > stop and stop < last then
+        return TOO_LONG:format(most)
       end
     elseif now == OPEN or now == OPEN_BRACE then
       depth = depth + 1
       if depth > MAX_DEPTH then
-        return true
+        return TOO_DEEP
       end
     elseif now == CLOSE or now == CLOSE_BRACE then
       depth = depth - 1
     end
     at = at + 1
   end
-  return false
+  return nil
 end
 
 -- "sh\u0061pe" would not be found as a shape. No encoder writes plain letters so.
@@ -58,10 +64,11 @@ local function hides_letters(text)
   return false
 end
 
--- nil when a JSON text can be read without harm, else what is wrong with it.
-local function json_fault(text, limit)
-  if #text > HARMLESS_BYTES and too_deep(text) then
-    return TOO_DEEP
+-- nil when a JSON text can be read without harm, else what is wrong with it. `most` bytes are in one string.
+local function json_fault(text, limit, most)
+  local fault = #text > HARMLESS_BYTES and long_fault(text, most)
+  if fault then
+    return fault
   end
   if hides_letters(text) then
     return "plain letters must not be written as \\u escapes"

@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from serin import environment
 from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.errors import ReleaseNotReady, SerinError
+from serin.formats.bundle import REPOSITORY
 from serin.rollout.background import BackgroundFleet
 from serin.rollout.commands import Inbox
 from serin.rollout.controller import Controller
@@ -78,7 +80,10 @@ def run(home: Path, stop: threading.Event) -> None:
     def timeouts(release: Release) -> Timeouts:
         if external.has(release):
             return Timeouts()
-        return Timeouts.from_spec(serving_settings(store.bundle(release.model, release.version)))
+        bundle = store.bundle(release.model, release.version)
+        found = Timeouts.from_spec(serving_settings(bundle))
+        own = (Path(bundle.path) / REPOSITORY).is_dir()  # whose texts are its own business
+        return replace(found, max_text_bytes=None) if own else found
 
     controller = Controller(
         router=Door(gateway, fleet, timeouts),

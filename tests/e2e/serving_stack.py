@@ -15,6 +15,7 @@ from typing import Any
 from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.formats.request import Request
 from serin.formats.request_log import read_requests
+from serin.serving.envoy_routes import Timeouts
 from serin.serving.gateway import PROCESS_NAME, Gateway
 from serin.serving.ports import free_ports
 from serin.serving.releases import Releases
@@ -56,7 +57,7 @@ class Stack:
             candidate=self.candidate,
             candidate_percent=percent,
         )
-        self.gateway.apply([route], self.endpoints())
+        self.gateway.apply([route], self.endpoints(), {bundles.MODEL: Timeouts(max_text_bytes=65_536)})
         return self.epoch
 
     def bring_up(self, release: Release) -> None:

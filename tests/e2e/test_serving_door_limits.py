@@ -115,9 +115,11 @@ class Many:
             return
 
 
-def lead_to(gateway: Gateway, *, web: int = 1, calls: int = 1, per_try_s: float = 30.0) -> None:
+def lead_to(
+    gateway: Gateway, *, web: int = 1, calls: int = 1, per_try_s: float = 30.0, text_bytes: int | None = None
+) -> None:
     place = Endpoint(http=f"127.0.0.1:{web}", grpc=f"127.0.0.1:{calls}")
-    limits = {MODEL: Timeouts(request_s=60.0, per_try_s=per_try_s)}
+    limits = {MODEL: Timeouts(request_s=60.0, per_try_s=per_try_s, max_text_bytes=text_bytes)}
     gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=V1)], {V1.name: place}, limits)
 
 
@@ -170,6 +172,49 @@ def test_a_body_that_is_too_large_and_connections_that_are_too_many_are_refused(
             )
             assert [admitted() for _ in range(14)] == [True] * 12 + [False] * 2
         wait_for("room", lambda: post_ok(port), host, PROCESS_NAME)
+
+
+def test_a_text_that_is_far_too_long_is_refused_before_anybody_reads_it() -> None:
+    passed = 503  # let in; nobody listens behind
+    with door() as (gateway, port, host):
+
+        def say(text: str) -> tuple[int, str]:
+            return post(port, json.dumps({"inputs": [{"name": "carrier", "data": ["AA", text]}]}))
+
+        def lets_in(text: str) -> bool:
+            """Also by every one of Envoy's threads: they take new routes a moment later than it says."""
+            return all(say(text)[0] == passed for _ in range(6))
+
+        lead_to(gateway, text_bytes=1000)
+        wait_for("the route", lambda: lets_in("x"), host, PROCESS_NAME)
+        too_long = (
+            400,
+            '{"error":"a text in the request is too long; at most 1000 bytes are taken"}\n',
+        )
+        assert say("x" * 20_000_000) == too_long
+        assert say('"' * 6000) == too_long, "12,000 as it is written"
+        assert say("\u00e9" * 1000)[0] == passed, (
+            "6,000 as it is written, and what Triton reads is not too long"
+        )
+        assert say("x" * 4000)[0] == passed, "near the limit the release itself decides"
+        many = {"inputs": [{"name": "carrier", "data": ["x" * 900] * 100}]}
+        assert post(port, json.dumps(many))[0] == passed
+        lead_to(gateway)
+        wait_for("a release whose limit is not known", lambda: lets_in("x" * 1_000_000), host, PROCESS_NAME)
+
+
+def test_who_asks_while_nobody_can_answer_is_told_at_once_to_come_back() -> None:
+    with door() as (gateway, port, host):
+        lead_to(gateway)
+        wait_for("the route", lambda: post_ok(port), host, PROCESS_NAME)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("POST", INFER, b"{}")
+        answer = connection.getresponse()
+        assert (answer.status, answer.getheader("retry-after")) == (503, "1")
+        assert "error" in json.loads(answer.read())
+        connection.request("GET", "/v2/models/none", b"{}")
+        assert connection.getresponse().getheader("retry-after") is None
+        connection.close()
 
 
 def post_ok(port: int) -> bool:
