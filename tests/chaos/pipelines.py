@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,6 +78,7 @@ class Run:
     id: str
     name: str
     state: str
+    since: float
     message: str
     flow: str
     parent: str | None
@@ -216,6 +218,7 @@ def _run(found: dict[str, Any]) -> Run:
         id=found["id"],
         name=found["name"],
         state=found["state_type"],
+        since=datetime.fromisoformat(state["timestamp"]).timestamp() if state else 0.0,
         message=state.get("message") or "",
         flow=found["flow_id"],
         parent=found.get("parent_task_run_id"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from serin.stage_keys import notes
 from tests.chaos.pipelines import FINAL, Pipelines
 
 _STEPS = 5  # that a training has made when it is struck
+_QUEUED_AGAIN_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +46,10 @@ class Scene:
         return [run.id for run in self.stack.unfinished() if run.parent is not None]
 
     def ended(self) -> str | None:
-        state = self.stack.run(self.run).state
-        return state if state in FINAL else None
+        """The state it has ended in; one that is recorded as crashed may be queued again for a while."""
+        found = self.stack.run(self.run)
+        queued_again = found.state == "CRASHED" and time.time() < found.since + _QUEUED_AGAIN_S
+        return found.state if found.state in FINAL and not queued_again else None
 
 
 Moment = Callable[[Scene], bool]
