@@ -19,7 +19,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -157,6 +157,12 @@ def child_environment(**changes: str | None) -> dict[str, str]:
         else:
             environment[name] = value
     return environment
+
+
+def replace(variables: Mapping[str, str]) -> None:
+    """From here on this process has exactly these variables, and so have its children."""
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def prefer(name: str, value: str) -> None:

@@ -34,7 +34,7 @@ from tasks.retry import error_is_retryable
 
 Result = TypeVar("Result")
 
-_POLL_S = 1.0
+_POLL_S = (0.1, 2.0)  # as often as a fiftieth of the time that was waited, within these
 _LOOK_S = 30.0
 _SILENT_S = 600.0  # three of the heartbeats that Prefect sends for a run
 _NO_WORKER_S = 600.0  # in which no worker of the pool has shown itself
@@ -95,7 +95,7 @@ async def _begin(deployment: str, parameters: dict[str, Any]) -> FlowRun:
 
 async def _ended(client: PrefectClient, stage: str, run: FlowRun) -> FlowRun:
     """The run, once it has ended; StageLost when nothing is to be expected of it any more."""
-    heard = look_at = time.monotonic()
+    began = heard = look_at = time.monotonic()
     while True:
         try:
             run = await client.read_flow_run(run.id)
@@ -114,7 +114,7 @@ async def _ended(client: PrefectClient, stage: str, run: FlowRun) -> FlowRun:
             raise StageLost(stage=stage, run=run.name, reason=reason)
         if time.monotonic() >= look_at:
             look_at = time.monotonic() + _LOOK_S
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(min(max((time.monotonic() - began) / 50, _POLL_S[0]), _POLL_S[1]))
 
 
 async def _why_hopeless(client: PrefectClient, run: FlowRun) -> str | None:

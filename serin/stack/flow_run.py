@@ -1,4 +1,4 @@
-"""Run a pipeline on the stack's workers, by Prefect's own command."""
+"""Run a pipeline on the stack's workers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from serin import environment
-from serin.errors import NotFound, NotUp, PipelineFailed, PrefectGone, RunNotResumable
+from serin.errors import NotFound, NotUp, PipelineFailed, RunNotResumable
 from serin.spec.load import load_spec
-from serin.stack.prefect_api import call, flow_runs, run_log
+from serin.stack.follow import ENDED_BADLY, RunLog, begin_run, follow_run
+from serin.stack.prefect_api import call, flow_runs
 from serin.stack.processes import prefect_environment
 from serin.stack.reconcile import schedule_again
 from serin.stack.state import Stack, running_stack
@@ -24,9 +25,7 @@ from serin.stack.survivors import STACK_MARK, run_processes
 
 Say = Callable[[str], None]
 
-_ENDED_BADLY = ("FAILED", "CRASHED", "CANCELLED")
-_LINES = 200  # as many as the server gives at once
-_POLL_S = 1.0
+_GOES_ON = "no longer watching; the run itself goes on: `serin runs list` shows it"
 _LOOK_S = 0.2
 _LEAVINGS_S = 60.0
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -49,14 +48,40 @@ def run_pipeline(
     stack = running_stack(home)
     deployment = f"pipeline/{'placed' if placed else 'inline'}"
     parameters = {"spec": str(spec), "fresh": list(fresh), "serve": serve, "override": override}
+    say(f"{deployment} on {stack.prefect_ui_url}")
+    tags = [load_spec(spec).name]  # so that a model's runs can be found
+    if not stack.owns_prefect:
+        _run_by_prefect(stack, deployment, parameters, tags, what=str(spec), follow=follow, say=say)
+        return
+    run = begin_run(stack.api, deployment, parameters, tags=tags)
+    say(f"{run['name']}: {stack.prefect_ui_url}/runs/flow-run/{run['id']}")
+    if follow:
+        try:
+            follow_run(stack, run["id"], what=str(spec), log=RunLog(stack.api, run["id"]), say=say)
+        except KeyboardInterrupt:
+            say(_GOES_ON)
+            raise
+
+
+def _run_by_prefect(
+    stack: Stack,
+    deployment: str,
+    parameters: dict[str, Any],
+    tags: list[str],
+    *,
+    what: str,
+    follow: bool,
+    say: Say,
+) -> None:
+    """By Prefect's own command, which knows every way into the server of somebody else: profiles, keys, logins."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deployment", "run", deployment]
     for name, value in parameters.items():
         command += ["--param", f"{name}={json.dumps(value)}"]
-    command += ["--tag", load_spec(spec).name]  # so that a model's runs can be found
+    for tag in tags:
+        command += ["--tag", tag]
     if follow:
         command.append("--watch")
-    say(f"{deployment} on {stack.prefect_ui_url}")
-    _follow(stack, command, what=str(spec), say=say)
+    _follow(stack, command, what=what, say=say)
 
 
 def resume_run(home: Path, run: str, *, follow: bool, say: Say) -> None:
@@ -64,13 +89,15 @@ def resume_run(home: Path, run: str, *, follow: bool, say: Say) -> None:
     it. RunNotResumable when it has completed or is still under way."""
     stack = running_stack(home)
     found = _find_run(stack, run)
-    if found["state_type"] not in _ENDED_BADLY:
+    if found["state_type"] not in ENDED_BADLY:
         raise RunNotResumable(run=found["name"], state=str(found["state_name"]).lower())
     _wait_for_leavings(stack, found["id"], say)
+    log = RunLog(stack.api, found["id"])
+    log.skip()
     schedule_again(stack.api, found["id"], f"resumed by {environment.user()}")
     say(f"{found['name']} goes on, on {stack.prefect_ui_url}")
     if follow:
-        _follow_again(stack, found["id"], found["name"], say)
+        follow_run(stack, found["id"], what=f"run {found['name']!r}", log=log, say=say)
 
 
 def _wait_for_leavings(stack: Stack, run: str, say: Say) -> None:
@@ -83,26 +110,6 @@ def _wait_for_leavings(stack: Stack, run: str, say: Say) -> None:
             say("waiting until the last of its processes has ended")
             told = True
         time.sleep(_LOOK_S)
-
-
-def _follow_again(stack: Stack, run: str, name: str, say: Say) -> None:
-    """Until the run has ended once more. Prefect's own watcher would stop at the end it had before."""
-    shown = len(run_log(stack.api, run, lines=_LINES))
-    while True:
-        state = ""
-        with suppress(PrefectGone):  # it is being restarted
-            state = call(stack.api, "GET", f"/flow_runs/{run}")["state_type"]
-            lines = run_log(stack.api, run, lines=_LINES)
-            for line in lines[shown:]:
-                say(line.partition(" ")[2])
-            shown = max(shown, len(lines))
-        if state == "COMPLETED":
-            return
-        if state in _ENDED_BADLY and run not in run_processes(stack.home):
-            raise PipelineFailed(spec=f"run {name!r}", url=stack.prefect_ui_url)
-        if not stack.is_alive:
-            raise NotUp(home=stack.home)
-        time.sleep(_POLL_S)
 
 
 def _find_run(stack: Stack, run: str) -> dict[str, Any]:
@@ -138,7 +145,7 @@ def _follow(stack: Stack, command: list[str], *, what: str, say: Say) -> None:
                 if shown:
                     say(shown)
     except KeyboardInterrupt:
-        say("no longer watching; the run itself goes on: `serin runs list` shows it")
+        say(_GOES_ON)
         raise
     if not stack.is_alive:
         raise NotUp(home=home)

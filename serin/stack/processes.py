@@ -105,7 +105,7 @@ def prefect_worker(stack: Stack, pool: str, *, template: Path) -> Process:
     return Process(
         name=worker_name(pool),
         command=(
-            sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--pool", pool, "--type", "process",
+            sys.executable, "-m", "deployments.worker", "start", "--pool", pool, "--type", "process",
             "--name", name, "--install-policy", "never", "--base-job-template", str(template),
         ),
         environment=prefect_environment(stack.home, stack.prefect_api_url, own=stack.owns_prefect),

@@ -1,4 +1,4 @@
-"""The first pull step of every deployment: where the flows lie on the machine that runs them.
+"""The pull step of every deployment: where the flows lie on the machine that runs them.
 
 Asked when a run starts, not written down when the deployment is made: a checkout, an installed wheel and a container
 keep the application folder in different places, and may serve the same Prefect server.
@@ -6,9 +6,15 @@ keep the application folder in different places, and may serve the same Prefect 
 
 from __future__ import annotations
 
+import os
+
 from serin.environment import application_folder
+from serin.stack.logs import mask_secrets
 
 
-def locate_application() -> dict[str, str]:
-    """For `prefect.deployments.steps.set_working_directory`, which makes flows/ and tasks/ importable."""
-    return {"directory": str(application_folder())}
+def enter_application() -> dict[str, str]:
+    """From here on flows/ and tasks/ can be imported, and no log record holds a secret. Prefect reads `directory`."""
+    mask_secrets()
+    folder = application_folder()
+    os.chdir(folder)
+    return {"directory": str(folder)}

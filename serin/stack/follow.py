@@ -1,0 +1,105 @@
+"""Follow a run on the stack's Prefect server: what it says, until it has ended. Prefect's own watcher takes seconds to
+begin and seconds to end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from serin.errors import NotUp, PipelineFailed, PrefectGone
+from serin.stack.prefect_api import Api, call
+from serin.stack.state import Stack
+from serin.stack.survivors import run_processes
+
+Say = Callable[[str], None]
+
+ENDED_BADLY = ("FAILED", "CRASHED", "CANCELLED")
+_LINES = 200  # as many as the server gives at once
+_POLL_S = 0.5
+_LAST_POLL_S = 0.1
+_LAST_WORDS_S = 3.0  # a run sends what it says in bundles, the last one when its process ends
+_LATE = timedelta(seconds=10)  # lines of the worker and of the run come in any order
+
+
+class RunLog:
+    """The log of one run, line by line as it comes."""
+
+    def __init__(self, api: Api, run: str) -> None:
+        self._api, self._run = api, run
+        self._since: datetime | None = None
+        self._seen: set[str] = set()
+        self.has_ended = False  # the last line that Prefect writes for a run has been read
+
+    def skip(self) -> None:
+        """What stands there already is not new."""
+        self.new_lines()
+        self.has_ended = False
+
+    def new_lines(self) -> list[str]:
+        entries = [entry for entry in self._read() if entry["id"] not in self._seen]
+        for entry in entries:
+            self._seen.add(entry["id"])
+            said = datetime.fromisoformat(entry["timestamp"])
+            self._since = max(self._since or said, said)
+            own = entry.get("task_run_id") is None
+            self.has_ended = self.has_ended or (own and entry["message"].startswith("Finished in state"))
+        return [entry["message"] for entry in entries]
+
+    def _read(self) -> list[dict[str, Any]]:
+        wanted: dict[str, Any] = {"flow_run_id": {"any_": [self._run]}}
+        if self._since is not None:
+            wanted["timestamp"] = {"after_": (self._since - _LATE).isoformat()}
+        found: list[dict[str, Any]] = []
+        while True:
+            body = {"logs": wanted, "sort": "TIMESTAMP_ASC", "limit": _LINES, "offset": len(found)}
+            part: list[dict[str, Any]] = call(self._api, "POST", "/logs/filter", body)
+            found += part
+            if len(part) < _LINES:
+                return found
+
+
+def begin_run(api: Api, deployment: str, parameters: dict[str, Any], *, tags: list[str]) -> dict[str, Any]:
+    """A new run of `flow/name`, as the server tells of it. PrefectRefused for parameters that cannot be right."""
+    found = call(api, "GET", f"/deployments/name/{deployment}")
+    body = {"parameters": parameters, "tags": tags}
+    run: dict[str, Any] = call(api, "POST", f"/deployments/{found['id']}/create_flow_run", body)
+    return run
+
+
+def follow_run(stack: Stack, run: str, *, what: str, log: RunLog, say: Say) -> None:
+    """Until it has completed; PipelineFailed when it ended otherwise, NotUp when its stack has gone."""
+    while True:
+        state = ""
+        with suppress(PrefectGone):  # it is being restarted
+            state = call(stack.api, "GET", f"/flow_runs/{run}")["state_type"]
+            _pass_on(log, say)
+        if state == "COMPLETED":
+            _last_words(log, say)
+            return
+        if state in ENDED_BADLY and not _still_there(stack.home, run):
+            _last_words(log, say)
+            raise PipelineFailed(spec=what, url=stack.prefect_ui_url)
+        if not stack.is_alive:
+            raise NotUp(home=stack.home)
+        time.sleep(_POLL_S)
+
+
+def _still_there(home: Path, run: str) -> bool:
+    return run in run_processes(home)
+
+
+def _pass_on(log: RunLog, say: Say) -> None:
+    for line in log.new_lines():
+        say(line)
+
+
+def _last_words(log: RunLog, say: Say) -> None:
+    deadline = time.monotonic() + _LAST_WORDS_S
+    with suppress(PrefectGone):
+        while not log.has_ended and time.monotonic() < deadline:
+            time.sleep(_LAST_POLL_S)
+            _pass_on(log, say)
