@@ -16,7 +16,6 @@ from typing import Any, Final, Literal
 
 from serin.artifacts import Endpoint, Release
 from serin.errors import ReleaseNotReady
-from serin.serving.shapes import PLATFORMS
 from serin.spec.names import valid_model_name
 
 FORMAT, VERSION = "serin.external", 1
@@ -77,14 +76,6 @@ class External:
                 if theirs and theirs[kind] != mine[kind]:
                     what = f"its {kind} {mine[kind]} are not those of {other.name}, {theirs[kind]}"
                     raise self._unfit(release, what)
-
-    def shape(self, release: Release) -> str:
-        """What runs the model there, as the server itself says: one of our shapes, or its own word for another."""
-        try:
-            platform = str(json.loads(self._ask(release, f"/v2/models/{release.model}") or b"")["platform"])
-        except (ValueError, KeyError, TypeError):
-            return "unknown"
-        return PLATFORMS.get(platform, platform)
 
     def _tensors(self, release: Release) -> dict[str, dict[str, str]] | None:
         """Name and type of each input and output; None: it could not be asked."""

@@ -21,14 +21,6 @@ Place = Literal["cpu", "gpu"]
 
 NATIVE = "serin_onnx"  # our own backend, where it could be compiled
 PLAN_PROFILE_ROWS = (1, 8, 64)  # an engine has a profile for each, and one for the largest batch
-PLATFORMS: Mapping[str, Shape] = {  # as a running Triton names them in its models' metadata
-    "python": "onnx_python",
-    "serin_onnx": "onnx_native",
-    "onnxruntime_onnx": "onnxruntime",
-    "tensorrt_plan": "tensorrt_plan",
-    "ensemble": "ensemble",
-    "fil": "fil",
-}
 _IN_TWO: tuple[Shape, ...] = ("tensorrt_plan", "ensemble", "onnx_python", "onnxruntime")
 _WHOLE: tuple[Shape, ...] = ("onnxruntime", "onnx_native", "onnx_python")
 

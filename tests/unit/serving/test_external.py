@@ -71,14 +71,3 @@ def test_a_server_that_describes_nothing_does_not_fit(tmp_path: Path) -> None:
         server.ready = False
         with pytest.raises(ReleaseNotReady, match="does not describe"):
             external.verify(external.register(MODEL, place(server.address)))
-
-
-def test_what_runs_a_model_elsewhere_is_what_its_server_says(tmp_path: Path) -> None:
-    external = External(tmp_path)
-    with serving() as server:
-        release = external.register(MODEL, place(server.address))
-        assert external.shape(release) == "unknown"
-        for platform, shape in (("onnxruntime_onnx", "onnxruntime"), ("openvino", "openvino")):
-            server.platform = platform
-            assert external.shape(release) == shape
-    assert external.shape(release) == "unknown"
