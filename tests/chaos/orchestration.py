@@ -1,7 +1,7 @@
 """kill -9 at every part of a stack while pipelines run: `python -m tests.chaos.orchestration [CASE|PART ...] [--list]`.
 
-A part is killed inside each stage and after it, of one pipeline where it can be: what is killed there goes on or is
-resumed, and is killed again. One line per case: how long until every run had ended or went on and nothing was left
+A part is killed inside each stage and after it, of one pipeline: what is killed there goes on or is resumed, and is
+killed again. One line per case: how long until every run had ended or went on and nothing was left
 behind (at most 90 s; for the supervisor, of the next `serin up`). One line per pipeline: whether it came to its one
 version, and a run of it afterwards to nothing new. A moment that went by meanwhile is tried again on a new pipeline.
 """
@@ -49,9 +49,7 @@ class Part:
     name: str
     strike: Strike
     moments: tuple[str, ...] = tuple(MOMENTS)
-    ends_run: bool = (
-        False  # which stands still then, and is resumed: so one pipeline can be struck at each moment
-    )
+    ends_run: bool = False  # which is resumed then
     takes_stack: bool = False  # which has to be started again
     placed: bool = False
     engine: str = "process"
@@ -95,18 +93,6 @@ QUICK = (
 )
 
 
-def stories(cases: list[Case]) -> Iterator[list[Case]]:
-    """What is played on one pipeline. What goes on by itself is at the next moment before all has settled: there, what
-    is inside stages and what is after them are two."""
-    for part in PARTS:
-        ours = [case for case in cases if case.part is part]
-        groups = [ours] if part.ends_run else [[], []]
-        if not part.ends_run:
-            for case in ours:
-                groups[case.moment.startswith("after")].append(case)
-        yield from (group for group in groups if group)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     case: Case
@@ -130,7 +116,9 @@ def play(stack: Pipelines, cases: list[Case], number: int) -> Iterator[Outcome]:
     spec = stack.write_spec(name, seed=number, engine=part.engine, processes=part.processes, steps=steps)
     scene = Scene(stack=stack, name=name, run=stack.begin(spec, *(["--placed"] if part.placed else [])))
     for case in cases:
-        yield _strike(scene, case)
+        outcome = _strike(scene, case)
+        print(outcome.line, flush=True)
+        yield outcome
     end = wait(scene.ended, f"{name}: to end", _END_S)
     wrong = [] if end == "COMPLETED" else [f"ended {end}: {stack.run(scene.run).message}"]
     again = Scene(stack=stack, name=name, run=stack.begin(spec))
@@ -142,7 +130,7 @@ def play(stack: Pipelines, cases: list[Case], number: int) -> Iterator[Outcome]:
         f"  its pipeline, in the end: {'; '.join(wrong) or 'one version, the run again as well'}", flush=True
     )
     if wrong:
-        yield Outcome(case=cases[-1], state=end, wrong="; ".join(wrong))
+        yield Outcome(case=cases[-1], wrong="; ".join(wrong))
 
 
 def _strike(scene: Scene, case: Case) -> Outcome:
@@ -201,15 +189,17 @@ def _trouble(stack: Pipelines, killed: set[int]) -> str | None:
 
 
 def play_all(stack: Pipelines, cases: list[Case]) -> bool:
+    """What went by, because it is short or because what went before had not settled yet, is tried once more."""
     numbers, good = itertools.count(), True
-    todo = [(story, 1) for story in stories(cases)]
-    while todo:
-        story, tries = todo.pop(0)
-        for outcome in play(stack, story, next(numbers)):
-            print(outcome.line, flush=True)
-            if outcome.late and tries < _TRIES:
-                todo.append(([outcome.case], tries + 1))
-            good = good and not outcome.wrong and not (outcome.late and tries == _TRIES)
+    for part in PARTS:
+        left = [case for case in cases if case.part is part]
+        for _ in range(_TRIES):
+            outcomes = list(play(stack, left, next(numbers))) if left else []
+            left = [outcome.case for outcome in outcomes if outcome.late]
+            good = good and not any(outcome.wrong for outcome in outcomes)
+        for case in left:
+            print(f"{case.name:<28}           never met", flush=True)
+        good = good and not left
     return good
 
 
