@@ -19,31 +19,51 @@ def tune(
     p99_ms: Annotated[
         float | None, typer.Option(min=0.1, help="The limit. [default: serving.p99_ms of its spec]")
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Rows in one request, as clients send them.")] = 1,
+    rows: Annotated[
+        str,
+        typer.Option(
+            help="Rows in one request, as clients send them: 8, or with shares 1:0.9,64:0.1. "
+            "[default: export.batch_mix of its spec, else 1]"
+        ),
+    ] = "",
     max_rows: Annotated[
         int | None,
         typer.Option(
             min=1, help="The most that a client sends at once; the batch limit is not moved without it."
         ),
     ] = None,
+    gpu_price: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            help="What a GPU costs, with the cores beside it, over the cores alone: it must give as much more.",
+        ),
+    ] = 1.0,
     seconds: Annotated[float, typer.Option(min=20, help="About how long it may take.")] = 240.0,
     as_json: Json = False,
 ) -> None:
     """Measure instances, threads, queue delay and batch limit for most requests/s below p99; the next release has them.
 
+    Where there is a GPU and the model was exported for one, both devices are tuned and the one worth its price is had.
     On a Triton of its own: live releases are not touched, but share the machine's cores with it.
     """
     from serin.commands.predictions import open_bundle
     from serin.serving.repository import serving_settings
     from serin.serving.tune import Tuner
     from serin.serving.tune_report import findings, to_json, values, write_report
+    from serin.serving.tune_requests import declared_mix, parse_mix
 
     bundle = open_bundle(model, version)
+    try:
+        mix = parse_mix(rows) if rows else declared_mix(bundle)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     limit = p99_ms or serving_settings(bundle).p99_ms
     tuner = Tuner(
         bundle=bundle,
         p99_ms=limit,
-        rows_per_request=rows,
+        mix=mix,
+        gpu_price=gpu_price,
         largest_request_rows=max_rows,
         budget_s=seconds,
         say=progress(),

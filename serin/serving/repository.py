@@ -196,13 +196,20 @@ def _take_as_it_is(bundle: Bundle, entry: str, scratch: Path) -> None:
 
 
 def serving_settings(bundle: Bundle) -> ServingSpec:
-    """How the bundle's spec is to be served; where it says nothing, what `serin tune` measured; else the defaults."""
+    """How the bundle's spec is to be served; where it says nothing, what `serin tune` measured; else the defaults.
+
+    An export writes the whole spec, with every default: what was measured goes before those, too.
+    """
     path = Path(bundle.path) / "spec.yaml"
     tuned = read_tuned(bundle)
     if not path.exists():
         return ServingSpec.model_validate(tuned)
     try:
         own = dict(read_yaml(path.read_text(encoding="utf-8")).get("serving") or {})
-        return ServingSpec.model_validate({**tuned, **own})
+        defaults = ServingSpec().model_dump(mode="json")
+        measured = {
+            key: value for key, value in tuned.items() if own.get(key, defaults[key]) == defaults[key]
+        }
+        return ServingSpec.model_validate({**own, **measured})
     except (OSError, yaml.YAMLError, ValueError, AttributeError, ValidationError) as error:
         raise BundleBroken(path=str(path), reason=f"its serving section cannot be read: {error}") from error

@@ -2,7 +2,8 @@
 
 Every setting is measured on a Triton of its own, from a copy of the bundle; what is live is not touched. One value is
 changed at a time, from the settings in use. At the end the best settings and those in use are measured again, in
-turns: a gain that is not seen there is none.
+turns: a gain that is not seen there is none. A bundle that was exported for a GPU is also tuned on the CPU, or the
+other way round, and the device that gives more requests/s for its price is taken.
 """
 
 from __future__ import annotations
@@ -11,21 +12,23 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from serin.artifacts import Bundle, Release
-from serin.errors import TuningFailed
-from serin.formats.bundle import GOLDEN, REPOSITORY, read_golden
+from serin.errors import GpuMemoryShort, ReleaseNotReady, ShapeRefused, TuningFailed
+from serin.formats.bundle import GOLDEN, REPOSITORY
 from serin.formats.runtime import read_runtime
-from serin.formats.schema import read_schema
 from serin.serving.children import Children
-from serin.serving.load import Closed, LoadResult, Open, model_target, run_load
+from serin.serving.load import Closed, LoadResult, Open, run_load
 from serin.serving.load_connections import Target
 from serin.serving.releases import Releases
 from serin.serving.repository import serving_settings
+from serin.serving.shapes import Place
+from serin.serving.tune_devices import devices_for
+from serin.serving.tune_requests import ONE_ROW, Mix, mixed_target
 from serin.serving.tune_trials import Point, Settings, Trial, copy_with
 from serin.serving.tuned import cores
 from serin.store import Store
@@ -45,11 +48,12 @@ _FALLEN = 0.9  # of the best requests/s
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     """`gain`: requests/s of `chosen` over those of `before`, measured in turns. `steady`: an open loop, where
-    latencies count from the time a request was meant to be sent, at the highest rate of STEADY that stays below."""
+    latencies count from the time a request was meant to be sent, at the highest rate of STEADY that stays below.
+    `devices`: on which it was tried, and on each the best that was found there; one alone was no question."""
 
     bundle: Bundle
     p99_ms: float
-    rows_per_request: int
+    mix: Mix
     before: Trial
     chosen: Trial
     trials: tuple[Trial, ...]
@@ -57,6 +61,8 @@ class Tuning:
     steady_requests_per_s: float
     steady: LoadResult
     seconds: float
+    devices: Mapping[Place, Trial] = field(default_factory=dict)
+    gpu_price: float = 1.0
 
     @property
     def better(self) -> bool:
@@ -65,15 +71,20 @@ class Tuning:
 
 @dataclass(slots=True)
 class Tuner:
+    """`gpu_price`: of a GPU with the cores beside it over that of the cores alone; so many times the requests/s must it
+    give. A device that cannot hold the p99 is not taken at any price, unless the other cannot either."""
+
     bundle: Bundle
     p99_ms: float
-    rows_per_request: int = 1
+    mix: Mix = field(default_factory=lambda: ONE_ROW)
+    gpu_price: float = 1.0
     largest_request_rows: int | None = None  # None: whatever the bundle allows must be allowed
     budget_s: float = 240.0
     most_trials: int | None = None
     lap_s: float = 1.0
     say: Callable[[str], None] = lambda _: None
     _trials: dict[Settings, Trial] = field(default_factory=dict)
+    _devices: dict[Place, Trial] = field(default_factory=dict)
     _scratch: Path = Path()
 
     def run(self) -> Tuning:
@@ -81,6 +92,12 @@ class Tuner:
         if (source / REPOSITORY).is_dir() or not (source / GOLDEN).is_file():
             reason = (
                 "it is a team's own repository, whose config.pbtxt decides, or has no golden rows to ask with"
+            )
+            raise TuningFailed(model=self.bundle.model, reason=reason)
+        most = serving_settings(self.bundle).max_batch_rows
+        if max(self.mix) > most:
+            reason = (
+                f"requests of {max(self.mix)} rows are more than its serving.max_batch_rows={most}; raise it"
             )
             raise TuningFailed(model=self.bundle.model, reason=reason)
         begin = time.monotonic()
@@ -94,7 +111,7 @@ class Tuner:
         return Tuning(
             bundle=self.bundle,
             p99_ms=self.p99_ms,
-            rows_per_request=self.rows_per_request,
+            mix=self.mix,
             before=before,
             chosen=chosen,
             trials=tuple(self._trials.values()),
@@ -102,6 +119,8 @@ class Tuner:
             steady_requests_per_s=rate,
             steady=steady,
             seconds=time.monotonic() - begin,
+            devices=self._devices,
+            gpu_price=self.gpu_price,
         )
 
     def in_use(self) -> Settings:
@@ -112,10 +131,33 @@ class Tuner:
             threads=serving.threads or read_runtime(Path(self.bundle.path)).threads,
             queue_delay_us=serving.queue_delay_us,
             max_batch_rows=serving.max_batch_rows,
+            device=devices_for(self.bundle)[0],
         )
 
     def _search(self, before: Trial, until: float) -> Trial:
-        best = before
+        """The best of the devices' bests; each device has its share of the time."""
+        devices = devices_for(self.bundle)
+        for number, device in enumerate(devices):
+            begin = before
+            if device != before.settings.device:
+                try:
+                    begin = self._try(replace(before.settings, device=device))
+                except (ShapeRefused, GpuMemoryShort, ReleaseNotReady) as error:
+                    self.say(f"not on the {device}: {error}")
+                    continue
+            now = time.monotonic()
+            self._devices[device] = self._climb(begin, now + (until - now) / (len(devices) - number))
+        return max(self._devices.values(), key=self._worth)
+
+    def _worth(self, trial: Trial) -> float:
+        """Requests/s for what the device costs."""
+        return trial.requests_per_s(self.p99_ms) / self._price(trial)
+
+    def _price(self, trial: Trial) -> float:
+        return self.gpu_price if trial.settings.device == "gpu" else 1.0
+
+    def _climb(self, begin: Trial, until: float) -> Trial:
+        best = begin
         for step in (self._processors, self._delays, self._limits):
             for settings in step(best.settings):
                 if time.monotonic() > until or len(self._trials) == self.most_trials:
@@ -195,7 +237,7 @@ class Tuner:
         if best is not before:
             gain = self._in_turns(before, best)
             self.say(f"in turns with the settings in use: {gain:.2f} times as many requests/s")
-            if gain < WORTH_IT:
+            if gain * self._price(before) < WORTH_IT * self._price(best):
                 best, gain = before, 1.0
         rate, steady = self._steady(best)
         return best, gain, rate, steady
@@ -241,15 +283,7 @@ class Tuner:
             try:
                 releases.start(release)
                 host.wait_for(release.name, lambda: releases.state(release) == "ready", within_s=_START_S)
-                source = Path(bundle.path)
-                golden = read_golden(source, read_schema(source))
-                yield model_target(
-                    releases.endpoint(release).http,
-                    release.model,
-                    golden.inputs,
-                    read_schema(source),
-                    rows_per_request=self.rows_per_request,
-                )
+                yield mixed_target(releases.endpoint(release).http, bundle, self.mix)
             finally:
                 host.kill(release.name)
                 releases.stop(release)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from serin.serving.tune import Tuning
+from serin.serving.tune_requests import in_words
 from serin.serving.tune_trials import Settings, Trial, as_spec
-from serin.serving.tuned import KEYS, cores, write_tuned
+from serin.serving.tuned import DEVICE, KEYS, cores, write_tuned
 
 PLOT = "serving.svg"
 _WIDE, _HIGH, _LEFT, _TOP, _RIGHT, _BOTTOM = 720, 420, 64, 56, 20, 48
@@ -29,14 +30,13 @@ def write_report(tuning: Tuning) -> tuple[Path, Path]:
 
 def heading(tuning: Tuning) -> Iterator[str]:
     bundle, steady = tuning.bundle, tuning.steady
-    rows = f"{tuning.rows_per_request} row{'s' if tuning.rows_per_request > 1 else ''}"
     yield f"How {bundle.model} is served on this machine, unless its spec names values of its own."
     yield (
         f"Measured by `serin tune {bundle.model}` with version {bundle.version}, {datetime.now(UTC):%Y-%m-%d}, on "
         f"{cores()} cores in {tuning.seconds:.0f} s:"
     )
     yield (
-        f"{len(tuning.trials)} settings, requests of {rows}, straight to Triton over HTTP, p99 at most "
+        f"{len(tuning.trials)} settings, requests of {in_words(tuning.mix)}; straight to Triton over HTTP, p99 at most "
         f"{tuning.p99_ms:g} ms."
     )
     yield from findings(tuning)
@@ -57,9 +57,24 @@ def findings(tuning: Tuning) -> Iterator[str]:
         yield f"{now:,.0f} requests/s with the settings in use; nothing tried was better by more than 3%."
 
 
-def values(tuning: Tuning) -> dict[str, tuple[int, str]]:
+def values(tuning: Tuning) -> dict[str, tuple[int | str, str]]:
     chosen = tuning.chosen.settings
-    return {key: (as_spec(chosen)[key], _why(tuning, key)) for key in KEYS}
+    found = {key: (as_spec(chosen)[key], _why(tuning, key)) for key in KEYS}
+    if len(tuning.devices) > 1:
+        found[DEVICE] = ("auto" if chosen.device == "gpu" else "cpu", _why_device(tuning))
+    return found
+
+
+def _why_device(tuning: Tuning) -> str:
+    """What each device gave with the settings that suit it."""
+    names = {"gpu": "a GPU", "cpu": "the CPU"}
+    gave = [
+        f"{names[device]} {best.requests_per_s(tuning.p99_ms):,.0f}/s ({best.settings.instances} x "
+        f"{best.settings.threads})"
+        for device, best in sorted(tuning.devices.items(), reverse=True)
+    ]
+    price = "" if tuning.gpu_price == 1 else f", a GPU counted as {tuning.gpu_price:g} times the price"
+    return f"{names[tuning.chosen.settings.device]}; {', '.join(gave)}{price}"
 
 
 def _why(tuning: Tuning, key: str) -> str:
@@ -76,7 +91,10 @@ def _why(tuning: Tuning, key: str) -> str:
         for like in tuning.trials
         if as_spec(like.settings)[key] == as_spec(chosen)[key]
     ]
-    alike = max(groups, key=lambda group: (len(group), tuning.chosen in group))
+    there = chosen.device
+    alike = max(
+        groups, key=lambda group: (group[0].settings.device == there, len(group), tuning.chosen in group)
+    )
     if len(alike) == 1:
         return f"{means}; nothing else was tried"
     alike.sort(key=lambda trial: as_spec(trial.settings)[key])
@@ -104,6 +122,7 @@ def to_json(tuning: Tuning, settings: Path, plot: Path) -> dict[str, Any]:
         "model": tuning.bundle.model,
         "version": tuning.bundle.version,
         "p99_ms": tuning.p99_ms,
+        "mix": {str(rows): share for rows, share in tuning.mix.items()},
         "better": tuning.better,
         "gain": tuning.gain,
         "before": _trial_json(tuning.before),

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
@@ -23,9 +24,11 @@ class Settings:
     threads: int
     queue_delay_us: int
     max_batch_rows: int
+    device: Literal["cpu", "gpu"] = "cpu"
 
     def __str__(self) -> str:
         return (
+            f"{'a GPU, ' * (self.device == 'gpu')}"
             f"{self.instances} instance{'s' * (self.instances > 1)} x {self.threads} thread{'s' * (self.threads > 1)}, "
             f"{self.queue_delay_us} us of delay, {self.max_batch_rows} rows"
         )
@@ -79,5 +82,5 @@ def copy_with(bundle: Bundle, store: Store, settings: Settings) -> Bundle:
         return store.publish_bundle(bundle.model, version, folder)
 
 
-def as_spec(settings: Settings) -> Mapping[str, int]:
+def as_spec(settings: Settings) -> Mapping[str, int | str]:
     return {name: getattr(settings, name) for name in Settings.__dataclass_fields__}

@@ -18,6 +18,7 @@ from serin.errors import TuningFailed
 FILE = "serving.yaml"
 FORMAT, VERSION = "serin.tuned", 1
 KEYS = ("instances", "threads", "queue_delay_us", "max_batch_rows")
+DEVICE = "device"  # cpu, or auto: a GPU for what was exported for one, if one is here
 
 
 def tuned_file(bundle: Bundle) -> Path:
@@ -29,7 +30,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def read_tuned(bundle: Bundle) -> dict[str, int]:
+def read_tuned(bundle: Bundle) -> dict[str, int | str]:
     """The values for this machine; none when nobody tuned the model here."""
     path = tuned_file(bundle)
     if not path.is_file():
@@ -40,14 +41,16 @@ def read_tuned(bundle: Bundle) -> dict[str, int]:
             raise ValueError(f"not a {FORMAT} version {VERSION} document")
         if document["machine"]["cores"] != cores():
             return {}
-        return {key: int(value) for key, value in document["serving"].items() if key in KEYS}
+        serving: dict[str, Any] = document["serving"]
+        found: dict[str, int | str] = {key: int(value) for key, value in serving.items() if key in KEYS}
+        return found | ({DEVICE: str(serving[DEVICE])} if DEVICE in serving else {})
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         reason = f"{path} cannot be read ({why}); remove it, or run `serin tune {bundle.model}` again"
         raise TuningFailed(model=bundle.model, reason=reason) from error
 
 
-def write_tuned(bundle: Bundle, heading: list[str], values: dict[str, tuple[int, str]]) -> Path:
+def write_tuned(bundle: Bundle, heading: list[str], values: dict[str, tuple[int | str, str]]) -> Path:
     """`values`: each with the comment that says why. The file changes whole or not at all."""
     lines = [f"# {line}".rstrip() for line in heading]
     lines += [f"format: {FORMAT}", f"version: {VERSION}", f"machine: {{cores: {cores()}}}", "serving:"]

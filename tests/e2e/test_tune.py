@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
+
 from serin.serving.repository import build_repository, serving_settings
 from serin.serving.tune import Tuner
 from serin.serving.tune_report import write_report
 from serin.serving.tune_trials import Settings
+from serin.spec.stages import ServingSpec
 from serin.store import Store
 from tests.unit.serving import bundles
 
@@ -30,7 +33,8 @@ def test_a_model_is_tuned_and_its_next_release_is_served_so(tmp_path: Path) -> N
     best = max(trial.requests_per_s(P99_MS) for trial in tuning.trials)
     assert tuning.chosen.requests_per_s(P99_MS) in (best, tuning.before.requests_per_s(P99_MS))
     write_report(tuning)
-    following = bundles.publish(store, bias=0.0, spec="serving: {p99_ms: 60000}\n")
+    whole = {"serving": ServingSpec(p99_ms=60_000).model_dump(mode="json")}  # as an export writes it
+    following = bundles.publish(store, bias=0.0, spec=yaml.safe_dump(whole))
     wanted = tuning.chosen.settings
     served = serving_settings(following)
     assert (served.instances, served.threads) == (wanted.instances, wanted.threads)

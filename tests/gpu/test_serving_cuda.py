@@ -29,15 +29,21 @@ from serin.serving.client import predict
 from serin.serving.gateway import PROCESS_NAME
 from serin.serving.load import Closed, model_target, run_load
 from serin.serving.releases import Releases
+from serin.serving.repository import serving_settings
 from serin.serving.triton import find_triton
+from serin.serving.tune import Tuner
+from serin.serving.tune_devices import devices_for
+from serin.serving.tune_report import write_report
+from serin.serving.tune_requests import parse_mix
 from serin.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import start_gateway
 from tests.unit.export.small_dataset import Trained, flights, make_trained
 
 NETWORK = {"kind": "mlp", "hidden": [2048, 1024, 512]}
-SECONDS = 2.0
-SIZES = (1, 8, 64, 512)
+SECONDS = 1.5
+MOST_ROWS = 4096
+CLIENTS_OF_SIZE = {1: (1, 8, 32), 8: (1, 8, 32), 64: (1, 8, 32), 512: (1, 8, 32), MOST_ROWS: (1, 4)}
 
 
 def _unable() -> str:
@@ -60,7 +66,7 @@ def exported(folder: Path, store: Store, device: str, **serving: object) -> tupl
     sections = {
         "model": NETWORK,
         "export": {"target": "gpu", "variants": ["fp32", "fp16"]},
-        "serving": {"p99_ms": 50, "device": device, **serving},
+        "serving": {"p99_ms": 50, **({} if device == "auto" else {"device": device}), **serving},
     }
     trained = make_trained(folder, "binary", **sections)
     bundle = export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
@@ -100,17 +106,18 @@ def _until_ready(releases: Releases, release: Release, host: ChildHost) -> None:
 def latency_table(name: str, url: str, bundle: Bundle) -> None:
     """Prints; asserts only that everything was answered."""
     schema = read_schema(Path(bundle.path))
-    rows = to_wire(flights(512), schema)
+    rows = to_wire(flights(2 * MOST_ROWS), schema)
     print(f"\n{name}, through the gateway\nprotocol  rows  clients  requests/s  p50 ms  p95 ms  p99 ms")
     for protocol in ("http", "grpc"):
-        for size in SIZES:
-            for clients in (1, 8, 32):
+        for size, all_clients in CLIENTS_OF_SIZE.items():
+            for clients in all_clients:
                 target = model_target(
                     url, bundle.model, rows, schema, protocol=protocol, rows_per_request=size
                 )
                 result = run_load(target, Closed(clients=clients), seconds=SECONDS, warm_up_s=0.3)
                 quantiles = "  ".join(f"{result.quantile_ms(share):6.2f}" for share in (0.5, 0.95, 0.99))
                 print(f"{protocol:8}  {size:4}  {clients:7}  {result.requests_per_s:10.0f}  {quantiles}")
+                assert result.requests, "nothing was asked"
                 assert result.failed == 0, result.errors
 
 
@@ -120,7 +127,7 @@ def test_a_release_answers_through_the_whole_door_as_the_trained_network_does(
     tmp_path: Path, device: str
 ) -> None:
     store = Store(str(tmp_path / "store"))
-    trained, bundle = exported(tmp_path / "work", store, device)
+    trained, bundle = exported(tmp_path / "work", store, device, max_batch_rows=MOST_ROWS)
     rows = flights(300)
     wanted = torch.sigmoid(torch.from_numpy(trained.logits(rows))).numpy()
     schema = read_schema(Path(bundle.path))
@@ -175,3 +182,27 @@ def test_a_release_larger_than_every_gpu_is_refused_before_anything_is_loaded(tm
     with pytest.raises(GpuMemoryShort, match=f"needs {most + 1:,} MB"):
         releases.start(release)
     assert host.state(release.name) == "absent"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("mix", ["1", "64"])
+def test_the_tuner_measures_both_devices_and_the_next_release_is_on_the_one_it_chose(
+    tmp_path: Path, mix: str
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    _, bundle = exported(tmp_path / "work", store, "auto")
+    assert devices_for(bundle) == ("gpu", "cpu")
+    tuner = Tuner(bundle=bundle, p99_ms=50, mix=parse_mix(mix), budget_s=60, lap_s=0.3, say=print)
+    tuning = tuner.run()
+    path, _ = write_report(tuning)
+    print(path.read_text())
+    assert set(tuning.devices) == {"gpu", "cpu"}
+    chosen = tuning.chosen.settings
+    assert serving_settings(bundle).instances == chosen.instances
+    with door(store, bundle) as (releases, _):
+        release = Release(model=bundle.model, version=bundle.version)
+        served = releases.served(release)
+        assert served is not None
+        print(served)
+        assert bool(served.devices) == (chosen.device == "gpu")
+        releases.verify(release)

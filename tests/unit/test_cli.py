@@ -29,7 +29,7 @@ COMMAND_LINE = {
     "up": "[--port] [--ui-port] [--tls-cert] [--tls-key] [--envoy] [--json]",
     "down": "",
     "status": "[--json]",
-    "tune": "[MODEL] [--version] [--p99-ms] [--rows] [--max-rows] [--seconds] [--json]",
+    "tune": "[MODEL] [--version] [--p99-ms] [--rows] [--max-rows] [--gpu-price] [--seconds] [--json]",
     "deploy": "",
     "doctor": "[--json]",
     "env": "",

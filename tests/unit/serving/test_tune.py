@@ -17,6 +17,7 @@ from serin.serving.tune import Tuning
 from serin.serving.tune_report import findings, values, write_report
 from serin.serving.tune_trials import Point, Settings, Trial, copy_with
 from serin.serving.tuned import cores, read_tuned, tuned_file
+from serin.spec.stages import ServingSpec
 from serin.store import Store
 from tests.unit.serving import bundles
 
@@ -38,7 +39,7 @@ def tuning(bundle: Bundle, *, better: bool = True) -> Tuning:
     best = trial(TWO, (1, 390, 2.1), (8, 1300, 18.0), (16, 1500, 49.0))
     steady = LoadResult(seconds=1, outcomes={"200": 2}, latencies=Latencies([0.01, 0.02]))
     return Tuning(
-        bundle=bundle, p99_ms=50, rows_per_request=1, before=before, chosen=best if better else before,
+        bundle=bundle, p99_ms=50, mix={1: 1.0}, before=before, chosen=best if better else before,
         trials=(before, best), gain=1.6 if better else 1.0, steady_requests_per_s=1200, steady=steady, seconds=100,
     )  # fmt: skip
 
@@ -62,6 +63,32 @@ def test_a_release_has_what_was_measured_where_its_spec_names_nothing(bundle: Bu
     store = Store(str(Path(bundle.path).parents[3]))
     named = bundles.publish(store, bias=0.0, spec="serving: {instances: 3}\n")
     assert (serving_settings(named).instances, serving_settings(named).threads) == (3, 1)
+
+
+def test_what_was_measured_goes_before_the_defaults_that_an_export_writes_out(bundle: Bundle) -> None:
+    write_report(tuning(bundle))
+    whole = yaml.safe_dump({"serving": ServingSpec(p99_ms=40).model_dump(mode="json")})
+    store = Store(str(Path(bundle.path).parents[3]))
+    served = serving_settings(bundles.publish(store, bias=0.0, spec=whole))
+    assert (served.instances, served.threads, served.p99_ms) == (2, 1, 40)
+
+
+def test_the_device_is_written_with_what_both_gave_where_there_was_a_choice(bundle: Bundle) -> None:
+    on_cpu = tuning(bundle)
+    assert "device" not in values(on_cpu)
+    on_gpu = trial(replace(TWO, device="gpu"), (1, 700, 2.0), (64, 6000, 40.0))
+    found = replace(
+        on_cpu, chosen=on_gpu, trials=(*on_cpu.trials, on_gpu), devices={"cpu": on_cpu.chosen, "gpu": on_gpu},
+        gpu_price=3.0,
+    )  # fmt: skip
+    assert values(found)["device"] == (
+        "auto",
+        "a GPU; a GPU 6,000/s (2 x 1), the CPU 1,500/s (2 x 1), a GPU counted as 3 times the price",
+    )
+    write_report(found)
+    assert serving_settings(bundle).device == "auto"
+    write_report(replace(found, chosen=on_cpu.chosen))
+    assert serving_settings(bundle).device == "cpu"
 
 
 def test_every_value_says_why(bundle: Bundle) -> None:

@@ -1,0 +1,148 @@
+"""Which device a model is tuned for, and with requests of which sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from serin.artifacts import Bundle
+from serin.errors import GpuMemoryShort, TuningFailed
+from serin.serving import tune
+from serin.serving.latencies import Latencies
+from serin.serving.load import LoadResult
+from serin.serving.shapes import Place, Server
+from serin.serving.tune import Tuner
+from serin.serving.tune_devices import possible_devices
+from serin.serving.tune_requests import declared_mix, in_words, mixed_target, parse_mix
+from serin.serving.tune_trials import Point, Settings, Trial
+from serin.serving.tuned import tuned_file
+from serin.store import Store
+from tests.unit.serving import bundles
+
+WITH_CUDA = Server(backends=frozenset({"python"}), accelerators=frozenset({"cuda"}))
+WITHOUT = Server(backends=frozenset({"python"}))
+
+
+def publish(tmp_path: Path, spec: str = "{}\n", *, in_two: bool = True) -> Bundle:
+    return bundles.publish(Store(str(tmp_path / "store")), bias=0.0, spec=spec, in_two=in_two)
+
+
+@pytest.mark.parametrize(
+    ("serving", "in_two", "server", "gpus", "devices"),
+    [
+        ("{}", True, WITH_CUDA, 1, ("gpu", "cpu")),
+        ("{device: auto}", True, WITH_CUDA, 1, ("gpu", "cpu")),
+        ("{device: gpu}", True, WITH_CUDA, 1, ("gpu",)),
+        ("{device: cpu}", True, WITH_CUDA, 1, ("cpu",)),
+        ("{gpus: 2}", True, WITH_CUDA, 2, ("gpu",)),
+        ("{}", False, WITH_CUDA, 1, ("cpu",)),
+        ("{}", True, WITHOUT, 1, ("cpu",)),
+        ("{}", True, WITH_CUDA, 0, ("cpu",)),
+    ],
+    ids=["left open", "auto", "gpu named", "cpu named", "two GPUs", "not exported for one", "no provider", "no GPU"],
+)  # fmt: skip
+def test_both_devices_are_tried_where_nothing_names_or_rules_out_one(
+    tmp_path: Path, serving: str, in_two: bool, server: Server, gpus: int, devices: tuple[Place, ...]
+) -> None:
+    bundle = publish(tmp_path, f"serving: {serving}\n", in_two=in_two)
+    assert possible_devices(bundle, server, gpus) == devices
+
+
+def test_what_an_earlier_tuning_chose_is_tried_first_and_is_no_answer(tmp_path: Path) -> None:
+    bundle = publish(tmp_path)
+    text = f"format: serin.tuned\nversion: 1\nmachine: {{cores: {tune.cores()}}}\nserving: {{device: cpu}}\n"
+    tuned_file(bundle).write_text(text)
+    assert possible_devices(bundle, WITH_CUDA, 1) == ("cpu", "gpu")
+
+
+@dataclass(slots=True)
+class Measured(Tuner):
+    """Requests/s by device and instances, instead of a Triton's."""
+
+    speeds: dict[tuple[Place, int], float] = field(default_factory=dict)
+    no_room: bool = False
+
+    def _try(self, settings: Settings) -> Trial:
+        if self.no_room and settings.device == "gpu":
+            raise GpuMemoryShort(release="m-v1", wanted_mb=9, room=["0 MB free"])
+        speed = self.speeds.get((settings.device, settings.instances), 1.0)
+        point = Point(clients=1, requests_per_s=speed, p50_ms=1.0, p99_ms=1e9 if speed == 0 else 2.0)
+        return self._trials.setdefault(settings, Trial(settings=settings, points=(point,)))
+
+    def _in_turns(self, one: Trial, other: Trial) -> float:
+        return other.points[0].requests_per_s / max(one.points[0].requests_per_s, 1.0)
+
+    def _steady(self, best: Trial) -> tuple[float, LoadResult]:
+        return 1.0, LoadResult(seconds=1, outcomes={"200": 1}, latencies=Latencies([0.001]))
+
+
+CASES = {
+    "the GPU is faster": ({("gpu", 1): 900.0, ("cpu", 1): 100.0, ("cpu", 2): 300.0}, 1.0, ("gpu", 1)),
+    "the CPU is faster with more instances": (
+        {("gpu", 1): 900.0, ("cpu", 1): 100.0, ("cpu", 2): 1200.0},
+        1.0,
+        ("cpu", 2),
+    ),
+    "the GPU is faster and not worth it": ({("gpu", 1): 900.0, ("cpu", 2): 300.0}, 4.0, ("cpu", 2)),
+    "only the GPU is below the limit": ({("gpu", 1): 50.0, ("cpu", 1): 0.0, ("cpu", 2): 0.0}, 40.0, ("gpu", 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_device_with_the_most_requests_for_its_price_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    speeds, price, wanted = CASES[case]
+    monkeypatch.setattr(tune, "devices_for", lambda _: ("gpu", "cpu"))
+    monkeypatch.setattr(tune, "cores", lambda: 2)
+    tuning = Measured(bundle=publish(tmp_path), p99_ms=50, gpu_price=price, speeds=speeds).run()
+    assert (tuning.chosen.settings.device, tuning.chosen.settings.instances) == wanted
+    assert set(tuning.devices) == {"gpu", "cpu"}
+    assert tuning.before.settings.device == "gpu"
+
+
+def test_a_gpu_without_room_leaves_the_cpu_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "devices_for", lambda _: ("cpu", "gpu"))
+    said: list[str] = []
+    tuning = Measured(bundle=publish(tmp_path), p99_ms=50, no_room=True, say=said.append).run()
+    assert set(tuning.devices) == {"cpu"}
+    assert any("not on the gpu: release m-v1 needs 9 MB" in line for line in said)
+
+
+def test_a_mix_is_read_as_shares_and_the_spec_s_is_the_default(tmp_path: Path) -> None:
+    assert parse_mix("8") == {8: 1.0}
+    assert parse_mix("64:1,1:3") == {1: 0.75, 64: 0.25}
+    assert in_words(parse_mix("64:1,1:3")) == "1 (75%), 64 (25%) rows"
+    assert declared_mix(publish(tmp_path)) == {1: 1.0}
+    assert declared_mix(publish(tmp_path, "export: {batch_mix: {'1': 0.8, '64': 0.2}}\n")) == {
+        1: 0.8,
+        64: 0.2,
+    }
+
+
+@pytest.mark.parametrize("text", ["", "many", "0", "8:0", "8:-1", "1:x", "1,"])
+def test_a_mix_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"1:0\.9,64:0\.1|one row or more"):
+        parse_mix(text)
+
+
+def test_requests_that_the_model_would_refuse_are_not_measured(tmp_path: Path) -> None:
+    tuner = Measured(bundle=publish(tmp_path), p99_ms=50, mix=parse_mix("1:9,1025:1"))
+    with pytest.raises(TuningFailed, match=r"1025 rows are more than its serving\.max_batch_rows=1024"):
+        tuner.run()
+
+
+def test_requests_have_the_sizes_of_the_mix_in_its_shares(tmp_path: Path) -> None:
+    mix = {1: 0.7, 8: 0.2, 100: 0.1}  # more rows than the bundle has golden ones
+    target = mixed_target("127.0.0.1:1", publish(tmp_path), mix)
+    counts = Counter(rows_of(request) for request in target.requests)
+    assert counts == {rows: round(share * len(target.requests)) for rows, share in mix.items()}
+    first = Counter(rows_of(request) for request in target.requests[:10])
+    assert first == {1: 7, 8: 2, 100: 1}, "spread evenly"
+
+
+def rows_of(request: bytes) -> int:
+    return int(request.split(b'"shape": [', 1)[1].split(b",", 1)[0])
