@@ -14,6 +14,7 @@ import json
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
+from uuid import UUID
 
 import httpx
 from prefect import get_client, get_run_logger, task
@@ -24,7 +25,7 @@ from prefect.deployments import arun_deployment
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.exceptions import MissingResult, PrefectHTTPStatusError
 from prefect.runtime import flow_run
-from prefect.states import Crashed
+from prefect.states import Cancelling, Crashed
 from pydantic import TypeAdapter
 
 from serin import environment
@@ -55,8 +56,12 @@ async def run_stage(
     plain = {name: _plain(value) for name, value in parameters.items()}
     note(environment.home(), str(flow_run.id), stage, ran=True, why=f"placed as {stage}/{deployment}")
     run = await _begin(f"{stage}/{deployment}", plain)
-    async with get_client() as client:
-        run = await _ended(client, stage, run)
+    try:
+        async with get_client() as client:
+            run = await _ended(client, stage, run)
+    except asyncio.CancelledError:
+        await _pass_on_the_cancelling(run)
+        raise
     state = run.state
     assert state is not None
     if state.is_crashed():
@@ -72,6 +77,16 @@ async def run_stage(
     except MissingResult as error:
         await _give_up(run, "its result is gone")
         raise StageLost(stage=stage, run=run.name, reason="its result is gone") from error
+
+
+async def _pass_on_the_cancelling(run: FlowRun) -> None:
+    """Who cancels a pipeline means the stage that runs for it, too. One that only lost its own process (it was killed,
+    its machine is wanted) leaves the stage alone, to find it again when it goes on."""
+    async with get_client() as client:
+        own = (await client.read_flow_run(UUID(str(flow_run.id)))).state
+        if own is not None and (own.is_cancelling() or own.is_cancelled()):
+            why = Cancelling(message="the pipeline that asked for it was cancelled")
+            await client.set_flow_run_state(run.id, why)
 
 
 async def _give_up(run: FlowRun, reason: str) -> None:
