@@ -7,7 +7,16 @@ from ipaddress import ip_address
 from typing import Any, Literal
 
 from serin.artifacts import Endpoint, ModelRoute, Release
-from serin.serving.envoy_types import AGGREGATE, HTTP_OPTIONS, LUA, SOURCES, UPSTREAM_CODEC
+from serin.serving.envoy_types import (
+    AGGREGATE,
+    HTTP_OPTIONS,
+    LUA,
+    MATCHED,
+    RESPONSE_HEADER,
+    SKIP,
+    SOURCES,
+    UPSTREAM_CODEC,
+)
 
 Document = dict[str, Any]
 Protocol = Literal["http", "grpc"]
@@ -92,18 +101,39 @@ def _aggregate(first: Release, then: Release, protocol: Protocol) -> Document:
 
 
 def _protocol_options(protocol: Protocol) -> Document:
-    source = {"inline_string": (SOURCES / "bad_request.lua").read_text()}
     wire = "http2_protocol_options" if protocol == "grpc" else "http_protocol_options"
     options: Document = {
         "@type": HTTP_OPTIONS,
         "common_http_protocol_options": {"idle_timeout": "60s"},
         "explicit_http_config": {wire: {}},
         "http_filters": [
-            {"name": "bad_request", "typed_config": {"@type": LUA, "default_source_code": source}},
+            _bad_request("grpc-status", "13") if protocol == "grpc" else _bad_request(":status", "500"),
             {"name": "codec", "typed_config": {"@type": UPSTREAM_CODEC}},
         ],
     }
     return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}
+
+
+def _bad_request(header: str, value: str) -> Document:
+    """The script is called for an answer that has this header, and for no other: good ones are not to pay for it."""
+    source = {"inline_string": (SOURCES / "bad_request.lua").read_text()}
+    found = {
+        "input": {"name": "header", "typed_config": {"@type": RESPONSE_HEADER, "header_name": header}},
+        "value_match": {"exact": value},
+    }
+    other = {
+        "predicate": {"not_matcher": {"single_predicate": found}},
+        "on_match": {"action": {"name": "skip", "typed_config": {"@type": SKIP}}},
+    }
+    config = {
+        "@type": MATCHED,
+        "extension_config": {
+            "name": "script",
+            "typed_config": {"@type": LUA, "default_source_code": source},
+        },
+        "xds_matcher": {"matcher_list": {"matchers": [other]}},
+    }
+    return {"name": "bad_request", "typed_config": config}
 
 
 def _circuit(retries: Document) -> Document:

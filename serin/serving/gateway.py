@@ -59,7 +59,8 @@ class Gateway:
         self._keys = KeyFile(path=keys or folder / "keys.json")
         self._max_request_bytes = max_request_bytes
         self._max_connections = max_connections
-        self._workers = workers or min(4, os.cpu_count() or 1)
+        # Half of the cores: the releases need the others, and one thread with much to do takes less for each request.
+        self._workers = workers or max(1, min(4, (os.cpu_count() or 1) // 2))
         self._followed: dict[str, object] = {}
 
     def write_bootstrap(

@@ -47,7 +47,10 @@ local function check_json(handle, json_bytes)
     refuse(handle, "400", "3", "inference-header-content-length is no length of a part of this request")
     return
   end
-  local most = handle:metadata():get("max_text_bytes") or body:length() -- the route knows its model
+  local most = body:length()
+  if length > HARMLESS_BYTES then -- in less nothing is long
+    most = handle:metadata():get("max_text_bytes") or most -- the route knows its model
+  end
   local fault = length > 0 and json_fault(body:getBytes(0, length), body:length(), most)
   if fault then
     refuse(handle, "400", "3", fault)

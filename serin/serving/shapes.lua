@@ -80,7 +80,12 @@ local function json_fault(text, limit, most)
       return nil
     end
     local count = 1
-    for size in (text:match("^%s*:%s*%[([^%]]*)", stop + 1) or ""):gmatch("[^,]+") do
+    local rows, width = text:match("^: ?%[(%d+), ?(%d+)%]", stop + 1) -- as nearly all are written, and quickly read
+    local sizes = rows == nil and text:match("^%s*:%s*%[([^%]]*)", stop + 1) or ""
+    if rows ~= nil and (tonumber(rows) > limit or not grown(tonumber(rows), tonumber(width), limit)) then
+      return TOO_LARGE
+    end
+    for size in sizes:gmatch("[^,]+") do
       count = grown(count, tonumber(size) or 1, limit) -- what is no number Triton refuses by itself
       if count == nil then
         return TOO_LARGE
