@@ -55,12 +55,12 @@ async def run_stage(
     """What `<stage>/<deployment>` gives for `parameters`. A run that was lost, not failed, is run again."""
     plain = {name: _plain(value) for name, value in parameters.items()}
     note(environment.home(), str(flow_run.id), stage, ran=True, why=f"placed as {stage}/{deployment}")
-    run = await _begin(f"{stage}/{deployment}", plain)
     try:
+        run = await _begin(f"{stage}/{deployment}", plain)
         async with get_client() as client:
             run = await _ended(client, stage, run)
     except asyncio.CancelledError:
-        await _pass_on_the_cancelling(run)
+        await _pass_on_the_cancelling(f"{stage}/{deployment}", plain)
         raise
     state = run.state
     assert state is not None
@@ -79,12 +79,15 @@ async def run_stage(
         raise StageLost(stage=stage, run=run.name, reason="its result is gone") from error
 
 
-async def _pass_on_the_cancelling(run: FlowRun) -> None:
+async def _pass_on_the_cancelling(deployment: str, parameters: dict[str, Any]) -> None:
     """Who cancels a pipeline means the stage that runs for it, too. One that only lost its own process (it was killed,
     its machine is wanted) leaves the stage alone, to find it again when it goes on."""
     async with get_client() as client:
         own = (await client.read_flow_run(UUID(str(flow_run.id)))).state
-        if own is not None and (own.is_cancelling() or own.is_cancelled()):
+        if own is None or not (own.is_cancelling() or own.is_cancelled()):
+            return
+        run = await _begin(deployment, parameters)  # the same, however far it had come
+        if run.state is None or not run.state.is_final():
             why = Cancelling(message="the pipeline that asked for it was cancelled")
             await client.set_flow_run_state(run.id, why)
 

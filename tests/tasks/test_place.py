@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 from prefect import flow, get_client
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.states import Crashed, Failed, Pending, Running
+from prefect.states import Cancelling, Crashed, Failed, Pending, Running
 
 from serin.artifacts import Dataset
 from serin.errors import StageFailed, StageLost
@@ -138,6 +138,40 @@ def test_a_pipeline_that_is_run_again_goes_on_with_the_stage_it_began(
 
     assert asyncio.run(parent()) == DATASET
     assert len(workers.runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "then"),
+    [(Cancelling(), "CANCELLING"), (Running(), "RUNNING")],
+    ids=["cancelled with it", "left alone by one that was only stopped"],
+)
+def test_a_stage_is_cancelled_with_its_pipeline(
+    asked: State[Any], then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = Workers(Running())
+    monkeypatch.setattr(task_module, "arun_deployment", workers.run)
+    seen: list[UUID] = []
+
+    @flow
+    async def parent() -> Dataset:
+        seen.append(UUID(str(task_module.flow_run.id)))
+        return await run_stage("etl", Dataset, spec={"name": "parcels"})
+
+    async def story() -> str:
+        pipeline = asyncio.create_task(parent())
+        async with asyncio.timeout(60), get_client() as client:
+            while not workers.runs:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            await client.set_flow_run_state(seen[0], asked, force=True)
+            pipeline.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await pipeline
+            (stage_run,) = workers.runs.values()
+            state = (await client.read_flow_run(stage_run)).state
+        assert state is not None
+        return str(state.type.value)
+
+    assert asyncio.run(story()) == then
 
 
 def test_a_pipeline_tells_why_the_stage_ran(monkeypatch: pytest.MonkeyPatch) -> None:

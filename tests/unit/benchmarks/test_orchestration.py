@@ -18,6 +18,8 @@ def test_overhead_is_held_against_the_median_of_the_bare_stages() -> None:
     assert figures["inline_overhead"] == pytest.approx(0.02)
     assert figures["placed_overhead"] == pytest.approx(0.2)
     assert figures["placed_overhead_s"] == pytest.approx(20.0)
+    assert figures["placed_stage_s"] == pytest.approx(20.0 / 3)
+    assert figures["placed_5_percent_s"] == pytest.approx(400.0)
     assert (figures["unchanged_flow_s"], figures["unchanged_worker_s"]) == (1.5, 12.0)
 
 

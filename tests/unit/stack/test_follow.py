@@ -1,0 +1,124 @@
+"""Following a run whose server answers from a list. The real one is in tests/e2e/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from serin.errors import NotUp, PipelineFailed, PrefectGone
+from serin.stack import follow
+from serin.stack.follow import RunLog, follow_run
+from serin.stack.prefect_api import Api
+from serin.stack.state import Stack
+
+BEGAN = datetime(2026, 11, 15, tzinfo=UTC)
+API = Api("http://nowhere/api")
+LAST = "Finished in state Completed()"
+
+
+@dataclass
+class Server:
+    """Gives the lines it has, as Prefect's would: by time, at most as many as asked for."""
+
+    lines: list[tuple[float, str, str | None]] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)  # one after the other; "" is no answer
+    happens: list[tuple[float, str, str | None]] = field(default_factory=list)  # said after the last state
+
+    def call(self, _: Api, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        if method == "GET":
+            assert path == "/flow_runs/7"
+            state = self.states.pop(0)
+            if not self.states:
+                self.lines += self.happens
+            if not state:
+                raise PrefectGone(url="http://nowhere/api", reason="it is being restarted")
+            return {"state_type": state}
+        assert body is not None
+        assert body["logs"]["flow_run_id"] == {"any_": ["7"]}
+        after = datetime.fromisoformat(
+            body["logs"].get("timestamp", {"after_": "2000-01-01T00:00+00:00"})["after_"]
+        )
+        entries = [
+            {
+                "id": text,
+                "timestamp": (BEGAN + timedelta(seconds=at)).isoformat(),
+                "message": text,
+                "task_run_id": task,
+            }
+            for at, text, task in sorted(self.lines)
+            if BEGAN + timedelta(seconds=at) >= after
+        ]
+        return entries[body["offset"] : body["offset"] + body["limit"]]
+
+
+@dataclass
+class Home:
+    """What a follower asks of a stack."""
+
+    home: Path
+    is_alive: bool = True
+    api: Api = API
+    prefect_ui_url: str = "http://nowhere"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    monkeypatch.setattr(follow, "call", made.call)
+    for name in ("_POLL_S", "_LAST_POLL_S"):
+        monkeypatch.setattr(follow, name, 0.0)
+    return made
+
+
+def test_every_line_is_given_once_however_many_and_however_late(server: Server) -> None:
+    log = RunLog(API, "7")
+    server.lines = [(number / 100, f"line {number}", None) for number in range(450)]
+    assert log.new_lines() == [text for _, text, _ in server.lines]
+    server.lines += [(2.0, "late", None), (60.0, "new", None)]
+    assert log.new_lines() == ["late", "new"]
+    assert log.new_lines() == []
+
+
+def test_a_task_that_has_finished_is_not_the_run_s_end(server: Server) -> None:
+    log = RunLog(API, "7")
+    server.lines = [(1.0, LAST, "a-task")]
+    log.new_lines()
+    assert not log.has_ended
+    server.lines.append((2.0, "Finished in state Failed()", None))
+    log.new_lines()
+    assert log.has_ended
+
+
+def _follow(tmp_path: Path, *, alive: bool = True) -> list[str]:
+    said: list[str] = []
+    stack = cast("Stack", Home(home=tmp_path, is_alive=alive))
+    follow_run(stack, "7", what="spec.yaml", log=RunLog(API, "7"), say=said.append)
+    return said
+
+
+def test_a_run_is_followed_past_a_restart_of_the_server_to_its_last_words(
+    server: Server, tmp_path: Path
+) -> None:
+    server.lines = [(1.0, "it is trained", None)]
+    server.states, server.happens = ["PENDING", "RUNNING", "", "COMPLETED"], [(9.0, LAST, None)]
+    assert _follow(tmp_path) == ["it is trained", LAST]
+
+
+@pytest.mark.parametrize("end", ["FAILED", "CRASHED", "CANCELLED"])
+def test_a_run_that_ends_badly_is_an_error_after_all_it_said(
+    end: str, server: Server, tmp_path: Path
+) -> None:
+    server.states, server.happens = ["RUNNING", end], [(9.0, f"Finished in state {end}", None)]
+    with pytest.raises(PipelineFailed, match=r"spec\.yaml"):
+        _follow(tmp_path)
+
+
+def test_a_run_whose_stack_has_gone_is_not_waited_for(server: Server, tmp_path: Path) -> None:
+    server.states = ["RUNNING", "RUNNING"]
+    with pytest.raises(NotUp):
+        _follow(tmp_path, alive=False)
