@@ -61,7 +61,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     cases = [Case(1, 8), Case(1, 32)] + ([Case(64, 1), Case(64, 8), Case(64, 32)] if full else [])
     with (
         tempfile.TemporaryDirectory(prefix="serin-bench-") as scratch,
-        running(Path(scratch), cores=cores(), say=say) as (servers, graph, absent),
+        running(Path(scratch), cores=cores(), say=say) as (servers, graph, notes),
     ):
         if not any(server.role == "peer" for server in servers.values()):
             raise ContenderFailed("no peer came up")
@@ -83,21 +83,25 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
             f"`serin, waits`: a request waits {QUEUE_DELAY_US} us for company (serving.queue_delay_us, 0 by default)",
             "serin and Triton alone are asked with binary tensors, the peers and `serin, JSON` with JSON",
             "every server is up all the time; what idle ones cost (Ray's processes above all) is taken from all",
-            *(f"{name} did not come up and is left out" for name in absent),
+            *notes,
         ],
     )
 
 
 def last_line(found: Mapping[Case, Mapping[str, Laps]]) -> dict[str, float]:
-    """`best_peer` is the worse of the cases with one row and 8 or 32 clients; `_json` the same with the peers' JSON."""
-    judged = [laps for case, laps in found.items() if case.rows == 1 and case.clients > 1]
+    """`best_peer` is the worse of the cases with one row and 8 or 32 clients; `_json` the same with JSON as peers, and
+    `_alone` without the gateway, which the peers do without as well."""
+    cases = {case.clients: laps for case, laps in found.items() if case.rows == 1 and case.clients > 1}
+    judged = list(cases.values())
     added = next(laps for case, laps in found.items() if case.clients == 1 and case.rows == 1)
     differences = [
         ours.p50_ms - bare.p50_ms for ours, bare in zip(*(added[name].laps for name in ADDED), strict=True)
     ]
     return {
         "best_peer": min(_against_best(laps, "serin") for laps in judged),
+        **{f"best_peer_{clients}": _against_best(laps, "serin") for clients, laps in cases.items()},
         "best_peer_json": min(_against_best(laps, "serin, JSON") for laps in judged),
+        "best_peer_alone": min(_against_best(laps, ADDED[1]) for laps in judged),
         "gateway_ms": statistics.median(differences),
         "bare_triton": min(_ratio(laps["serin"], laps["Triton alone"]) for laps in judged),
     }

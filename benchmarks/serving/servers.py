@@ -53,7 +53,8 @@ class Server:
 def running(
     folder: Path, *, cores: int, say: Callable[[str], None]
 ) -> Iterator[tuple[dict[str, Server], Path, list[str]]]:
-    """Ours with and without its gateway, and the peers; the graph that they all serve; who did not come up."""
+    """Ours with and without its gateway, and the peers; the graph that they all serve; how ours is served, and who did
+    not come up."""
     with Children() as host:
         store = Store(str(folder / "store"))
         bundle, waiting = (model.publish(store, queue_delay_us=delay) for delay in (0, QUEUE_DELAY_US))
@@ -62,16 +63,16 @@ def running(
         try:
             say("starting Triton and the gateway")
             servers = _ours(folder, host, releases, ours[0], ours[1])
-            path, absent = Path(bundle.path) / "model.onnx", []
+            path, notes = Path(bundle.path) / "model.onnx", [f"ours is served as {releases.served(ours[0])}"]
             for name, peer in PEERS.items():
                 say(f"starting {name}")
                 try:
                     servers[name] = _start(host, name, peer, path, folder, cores)
                 except ContenderFailed as error:
                     say(f"without {error}")
-                    absent.append(name)
+                    notes.append(f"{name} did not come up and is left out")
                     host.stop(name)
-            yield servers, path, absent
+            yield servers, path, notes
         finally:
             host.stop(PROCESS_NAME)
             for release in ours:

@@ -126,6 +126,9 @@ class _Wire(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._owner: HttpConnection | None = owner
         self._received = b""
+        self._needed = (
+            0  # bytes of the answer, where its head has told that: a body in pieces is looked at once
+        )
 
     def leave(self) -> None:
         self._owner = None
@@ -144,6 +147,8 @@ class _Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received = self._received + data if self._received else data
+        if len(self._received) < self._needed:
+            return
         end_of_head = self._received.find(b"\r\n\r\n")
         if end_of_head < 0:
             return
@@ -153,7 +158,9 @@ class _Wire(asyncio.Protocol):
         except ValueError:
             end, head = len(self._received), b""
         if end is None or len(self._received) < end:
+            self._needed = end or 0
             return
+        self._needed = 0
         self._received = self._received[end:]
         if self._owner is not None:
             kind = head[9:12].decode("ascii", "replace") if head.startswith(b"http/1.") else UNREADABLE

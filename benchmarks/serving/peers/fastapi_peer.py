@@ -1,4 +1,7 @@
-"""FastAPI on uvicorn: a process per core, uvloop and httptools, a pydantic model for the columns."""
+"""FastAPI on uvicorn: a process per core, uvloop and httptools, a pydantic model for the columns.
+
+The answer is a response of its own, which FastAPI does not check once more: the faster of its two ways.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from benchmarks.serving.peers.graph import Graph
@@ -27,14 +31,10 @@ class Columns(BaseModel):
     n5: list[float]
 
 
-class Scores(BaseModel):
-    score: list[float]
-
-
 @app.post("/score")
-async def score(columns: Columns) -> Scores:
+async def score(columns: Columns) -> JSONResponse:
     assert graph is not None
-    return Scores(score=graph.score(columns.__dict__))
+    return JSONResponse({"score": graph.score(columns.__dict__)})
 
 
 if __name__ == "__main__":

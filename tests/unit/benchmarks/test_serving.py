@@ -33,6 +33,8 @@ def test_the_last_line_is_judged_against_the_best_peer_in_the_worse_case() -> No
     }
     line = last_line(found)
     assert line["best_peer"] == pytest.approx(1.5)
+    assert (line["best_peer_8"], line["best_peer_32"]) == pytest.approx((2.0, 1.5))
+    assert line["best_peer_alone"] == pytest.approx(2.0)
     assert line["best_peer_json"] == pytest.approx(0.9)
     assert line["gateway_ms"] == pytest.approx(0.4)
     assert line["bare_triton"] == pytest.approx(0.5)
