@@ -4,9 +4,9 @@ begin and seconds to end."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ ENDED_BADLY = ("FAILED", "CRASHED", "CANCELLED")
 _LINES = 200  # as many as the server gives at once
 _POLL_S = 0.5
 _LAST_POLL_S = 0.1
+_QUEUED_AGAIN = timedelta(seconds=12)
 _LAST_WORDS_S = 3.0  # a run sends what it says in bundles, the last one when its process ends
 _LATE = timedelta(seconds=10)  # lines of the worker and of the run come in any order
 
@@ -75,7 +76,8 @@ def follow_run(stack: Stack, run: str, *, what: str, log: RunLog, say: Say) -> N
     while True:
         state = ""
         with suppress(PrefectGone):  # it is being restarted
-            state = call(stack.api, "GET", f"/flow_runs/{run}")["state_type"]
+            found = call(stack.api, "GET", f"/flow_runs/{run}")
+            state = "" if may_be_queued_again(found["state"]) else found["state_type"]
             _pass_on(log, say)
         if state == "COMPLETED":
             _last_words(log, say)
@@ -86,6 +88,13 @@ def follow_run(stack: Stack, run: str, *, what: str, log: RunLog, say: Say) -> N
         if not stack.is_alive:
             raise NotUp(home=stack.home)
         time.sleep(_POLL_S)
+
+
+def may_be_queued_again(state: Mapping[str, Any]) -> bool:
+    """A run that was asked to stop, or resumed before its worker had said all about its death, is recorded as crashed
+    until the reconciler's next look."""
+    lasts = datetime.now(UTC) - datetime.fromisoformat(state["timestamp"])
+    return state["type"] == "CRASHED" and lasts < _QUEUED_AGAIN
 
 
 def _still_there(home: Path, run: str) -> bool:

@@ -27,6 +27,7 @@ class Server:
 
     lines: list[tuple[float, str, str | None]] = field(default_factory=list)
     states: list[str] = field(default_factory=list)  # one after the other; "" is no answer
+    lasts_s: float = 60.0  # since when it is in the state that is asked for
     happens: list[tuple[float, str, str | None]] = field(default_factory=list)  # said after the last state
 
     def call(self, _: Api, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -37,7 +38,8 @@ class Server:
                 self.lines += self.happens
             if not state:
                 raise PrefectGone(url="http://nowhere/api", reason="it is being restarted")
-            return {"state_type": state}
+            since = datetime.now(UTC) - timedelta(seconds=self.lasts_s)
+            return {"state_type": state, "state": {"type": state, "timestamp": since.isoformat()}}
         assert body is not None
         assert body["logs"]["flow_run_id"] == {"any_": ["7"]}
         after = datetime.fromisoformat(
@@ -122,3 +124,14 @@ def test_a_run_whose_stack_has_gone_is_not_waited_for(server: Server, tmp_path: 
     server.states = ["RUNNING", "RUNNING"]
     with pytest.raises(NotUp):
         _follow(tmp_path, alive=False)
+
+
+def test_a_run_that_has_just_crashed_is_followed_when_it_is_queued_again(
+    server: Server, tmp_path: Path
+) -> None:
+    server.lasts_s = 1.0
+    server.states, server.happens = (
+        ["RUNNING", "CRASHED", "SCHEDULED", "RUNNING", "COMPLETED"],
+        [(9.0, LAST, None)],
+    )
+    assert _follow(tmp_path) == [LAST]
