@@ -89,7 +89,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
 
 
 def last_line(found: Mapping[Case, Mapping[str, Laps]]) -> dict[str, float]:
-    """`best_peer` is the worse of the cases with one row and 8 or 32 clients; `_json` the same with JSON as peers, and
+    """`best_peer` is the worse of the cases with one row and 8 or 32 clients; `_json` the same asked with JSON, and
     `_alone` without the gateway, which the peers do without as well."""
     cases = {case.clients: laps for case, laps in found.items() if case.rows == 1 and case.clients > 1}
     judged = list(cases.values())
