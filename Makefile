@@ -96,7 +96,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 # Triton's Python stub breaks with numpy 2, so it lives in an environment of its own (docs/adr/0002).
-$(TRITON): serin/serving/triton.py $(wildcard triton_models/onnx_native/*.*) | $(INSTALLED)
+$(TRITON): serin/serving/triton.py serin/serving/grpc_shield.cc $(wildcard triton_models/onnx_native/*.*) | $(INSTALLED)
 	@$(BIN)/serin install triton
 	@touch $@
 

@@ -84,6 +84,8 @@ def route_configuration(
         "domains": ["*"],
         "routes": [*found, *server_routes(), *refusals()],
         "request_body_buffer_limit": max_request_bytes,  # for a second try
+        # Triton 2.51 may end when a deadline passes while it answers. Clients keep to theirs by themselves.
+        "request_headers_to_remove": ["grpc-timeout"],
         "typed_per_filter_config": {"bridge": {"@type": REVERSE_BRIDGE_PER_ROUTE, "disabled": True}},
     }
     return {"name": ROUTES_NAME, "virtual_hosts": [host], "ignore_port_in_host_matching": True}

@@ -32,15 +32,20 @@ def is_built(backends: Path) -> bool:
     return marks.is_file() and marks.read_text() == _digest() and (backends / BACKEND / LIBRARY).is_file()
 
 
+def find_compiler() -> str:
+    found = (shutil.which(name, path=environment.search_path()) for name in _COMPILERS)
+    compiler = next((path for path in found if path), None)
+    if compiler is None:
+        raise TritonInstallFailed(step="looking for a C++ compiler", reason="no C++ compiler is on PATH")
+    return compiler
+
+
 def build(backends: Path, runtime: Path) -> None:
     """Into its folder among Triton's backends. `runtime`: the folder of Triton's onnxruntime package.
 
     TritonInstallFailed when there is no compiler, or no library to build for.
     """
-    found = (shutil.which(name, path=environment.search_path()) for name in _COMPILERS)
-    compiler = next((path for path in found if path), None)
-    if compiler is None:
-        raise TritonInstallFailed(step="looking for a C++ compiler", reason="no C++ compiler is on PATH")
+    compiler = find_compiler()
     library = next(iter(sorted(runtime.glob("capi/libonnxruntime.so.*"))), None)
     if library is None:
         raise TritonInstallFailed(step="looking for ONNX Runtime's library", reason=f"{runtime} holds none")

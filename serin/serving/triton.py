@@ -19,6 +19,7 @@ from serin import environment
 from serin.errors import TritonInstallFailed, TritonMissing
 from serin.serving import native
 from serin.serving.shapes import Server
+from serin.serving.shield import build_shield, shield_place
 
 WHEEL, NUMPY = "nvidia-pytriton==0.7.0", "numpy==1.26.4"
 CONTAINER_FOLDER = Path("/opt/tritonserver")
@@ -34,6 +35,7 @@ class TritonInstall:
     backends: Path
     python_folder: Path
     libraries: tuple[Path, ...]
+    shield: Path | None = None  # shield.py: for the wheel's version alone
 
     def describe(self, *, gpus: bool) -> Server:
         """What it can run. Its Python is asked for accelerators only where there are GPUs to use them on."""
@@ -87,10 +89,18 @@ def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall
 
 
 def _complete(install: TritonInstall, say: Callable[[str], None]) -> None:
-    """With the backend of our own, where a compiler is. Models are served without it too."""
+    """With the backend of our own and the shield, where a compiler is. Models are served without them too."""
+    folder = install.python_folder.parent
+    if install.shield is None:
+        try:
+            build_shield(shield_place(folder))
+        except TritonInstallFailed as error:
+            say(
+                f"without a shield ({error.fields['reason']}): a client that gives up a gRPC call may end Triton"
+            )
     if native.is_built(install.backends):
         return
-    packages = next(install.python_folder.parent.glob("lib/python3.*/site-packages"))
+    packages = next(folder.glob("lib/python3.*/site-packages"))
     try:
         say("compiling the backend for ONNX graphs")
         native.build(install.backends, packages / "onnxruntime")
@@ -130,13 +140,14 @@ def _from_environment(folder: Path) -> TritonInstall | None:
     needed = [server, stub, packages / "onnxruntime", packages / "numpy"]
     if not all(path.exists() for path in needed):
         return None
-    backends = folder / "serin-backends"
+    backends, shield = folder / "serin-backends", shield_place(folder)
     _link_backend(backends, [*(wheel / "backends" / "python").glob("*.*"), stub])
     return TritonInstall(
         server=server,
         backends=backends,
         python_folder=folder / "bin",
         libraries=(packages / "nvidia_pytriton.libs", _base_folder(settings) / "lib"),
+        shield=shield if shield.is_file() else None,
     )
 
 

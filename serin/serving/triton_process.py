@@ -12,6 +12,7 @@ from typing import Any
 from serin import environment
 from serin.artifacts import Endpoint, Release
 from serin.serving.process import Leavings, Process
+from serin.serving.shield import shield_variables
 from serin.serving.triton import TritonInstall
 
 _SETTLE_S = 10.0  # one that dies sooner did not come up: the next try waits longer
@@ -64,7 +65,9 @@ def triton_process(
 
     It sees the GPUs that it has memory on and no other; without any, Triton takes none of their memory either.
     """
+    shield = shield_variables(install.shield, place.grpc_port) if install.shield else {}
     variables = environment.child_environment(
+        **shield,
         PATH=f"{install.python_folder}:{environment.search_path()}",
         LD_LIBRARY_PATH=":".join(_libraries(install, devices)) or None,
         CUDA_VISIBLE_DEVICES=",".join(devices),

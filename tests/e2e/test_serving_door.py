@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import psutil
 import pytest
@@ -19,9 +22,11 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from serin.serving.client import infer_inputs
+from serin.serving.envoy_types import SERVICE
 from serin.serving.gateway import PROCESS_NAME
+from serin.serving.triton import find_triton
 from tests.e2e.fuzz_door import Http2
-from tests.e2e.fuzz_requests import GrpcCall, framed
+from tests.e2e.fuzz_requests import GrpcCall, framed, good_frame
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import NO_SUCH, Stack, good_inputs, running_stack, start_gateway
 from tests.unit.serving import bundles
@@ -286,3 +291,25 @@ def test_nothing_that_ended_triton_reaches_it(stack: Stack) -> None:
 @pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"inputs": 3}'])
 def test_a_body_that_is_no_request_gets_a_400(stack: Stack, body: bytes) -> None:
     assert stack.ask("POST", f"/v2/models/{MODEL}/infer", body)[0] == 400
+
+
+# clients that give up
+
+
+def test_calls_that_are_given_up_end_nothing(stack: Stack) -> None:
+    """One in a few hundred would: Triton 2.51 dies of a cancellation that meets its answer."""
+    if find_triton().shield is None:
+        pytest.skip("Triton has no shield here: it was installed without a C++ compiler")
+    pids = {release: stack.host.pid(release.name) for release in (stack.stable, stack.candidate)}
+    waits = random.Random(7)
+    with grpc.insecure_channel(stack.url) as channel:
+        call = channel.unary_unary(f"{SERVICE}/ModelInfer")
+        given_up = 0
+        for _ in range(1500):
+            asked = call.future(good_frame()[5:])
+            time.sleep(waits.uniform(0.0, 0.003))
+            given_up += asked.cancel()
+        print(f"{given_up} of 1500 calls given up")
+        assert call(good_frame()[5:], timeout=20)
+    assert given_up > 100
+    assert {release: stack.host.pid(release.name) for release in pids} == pids

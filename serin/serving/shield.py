@@ -1,0 +1,43 @@
+"""What keeps the wheel's Triton alive when clients give up their calls: a small library that is loaded before its own.
+
+Triton 2.51 ends when a gRPC call is cancelled in the moment in which it is answered (tried: one cancelled call in a few
+hundred), and whoever may ask can cancel. grpc_shield.cc says how that is kept from it. It is compiled where Triton is
+installed; without a compiler there is none, and a Triton that died of it is started anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+from serin.errors import TritonInstallFailed
+from serin.serving.native import find_compiler
+
+SOURCE = Path(__file__).with_name("grpc_shield.cc")
+
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared")
+
+
+def shield_place(triton: Path) -> Path:
+    """Where it is, or would be, in Triton's environment. Another source is another library."""
+    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    return triton / "serin-shield" / f"{digest}.so"
+
+
+def build_shield(library: Path) -> None:
+    """TritonInstallFailed when there is no compiler."""
+    compiler = find_compiler()
+    library.parent.mkdir(parents=True, exist_ok=True)
+    scratch = library.with_suffix(".new")
+    command = [compiler, *_FLAGS, "-o", str(scratch), str(SOURCE), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        scratch.unlink(missing_ok=True)
+        raise TritonInstallFailed(step="compiling the shield", reason=done.stderr[-2000:])
+    scratch.rename(library)
+
+
+def shield_variables(library: Path, grpc_port: int) -> dict[str, str]:
+    """For the environment of a Triton that answers gRPC calls at this port."""
+    return {"LD_PRELOAD": str(library), "SERIN_GRPC_PORT": str(grpc_port)}

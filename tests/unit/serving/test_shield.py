@@ -1,0 +1,92 @@
+"""What the shield does to the frames of a connection, in a process of its own; and where there is none."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serin.artifacts import Release
+from serin.errors import TritonInstallFailed
+from serin.serving.shield import build_shield, shield_place, shield_variables
+from serin.serving.triton import TritonInstall
+from serin.serving.triton_process import new_place, triton_process
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+RESET, UNKNOWN = 0x3, 0xF0
+SERVER = """if True:
+    import os, socket, sys
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        listener.listen()
+        wire, _ = listener.accept()
+        while got := wire.recvmsg(int(sys.argv[2]))[0]:
+            sys.stdout.buffer.write(got)
+"""
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + (3).to_bytes(4, "big") + payload
+
+
+def frames(reset: int) -> bytes:
+    """Threes everywhere, and some that say that a stream is reset."""
+    drawn = random.Random(3)
+    made = [frame(drawn.choice([0, 1, 8, reset]), b"\x03" * drawn.choice([0, 3, 4, 300])) for _ in range(200)]
+    return PREFACE + frame(4, b"") + b"".join(made)
+
+
+def received(data: bytes, library: Path, *, piece: int, watched: bool) -> bytes:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        variables = shield_variables(library, port if watched else port + 1)
+        server = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(listener.fileno()), str(piece)],
+            pass_fds=[listener.fileno()], env=variables, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as wire:
+            wire.sendall(data)
+    return server.communicate(timeout=20)[0]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("no C++ compiler is here")
+    place = shield_place(tmp_path_factory.mktemp("triton"))
+    build_shield(place)
+    return place
+
+
+@pytest.mark.parametrize("piece", [1, 7, 65536])
+def test_a_reset_becomes_a_frame_that_nobody_knows_and_nothing_else_is_changed(
+    library: Path, piece: int
+) -> None:
+    assert received(frames(RESET), library, piece=piece, watched=True) == frames(UNKNOWN)
+
+
+def test_other_ports_are_left_alone(library: Path) -> None:
+    assert received(frames(RESET), library, piece=100, watched=False) == frames(RESET)
+
+
+def test_a_release_gets_the_shield_that_its_triton_has_for_its_own_port(tmp_path: Path) -> None:
+    release = Release(model="m", version=1)
+    place = new_place(release, (1, 2, 3))
+    for shield in (None, tmp_path / "shield.so"):
+        install = TritonInstall(
+            server=tmp_path, backends=tmp_path, python_folder=tmp_path, libraries=(), shield=shield
+        )
+        given = triton_process(install, release, tmp_path, place, tmp_path / "log").environment
+        assert given.get("SERIN_GRPC_PORT") == ("2" if shield else None)
+        assert given.get("LD_PRELOAD") == (str(shield) if shield else None)
+
+
+def test_without_a_compiler_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TritonInstallFailed, match=r"no C\+\+ compiler is on PATH"):
+        build_shield(shield_place(tmp_path))
+    assert not shield_place(tmp_path).exists()
