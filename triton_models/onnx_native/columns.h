@@ -1,6 +1,8 @@
 // What a model is asked with, and the reading of one request: every value is looked at before it may join a batch.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -162,7 +164,7 @@ struct Reading {
     uint64_t size;
     check(TRITONBACKEND_InputProperties(input, &name, &dtype, &shape, &dims, &size, &buffers));
     if (dtype != column.dtype) throw BadRequest("input '" + column.name + "' is of another type than the model asks for");
-    bool fits = dims == column.dims.size() + 1 && shape[0] >= 0 &&
+    bool fits = dims == column.dims.size() + 1 && shape[0] >= 0 && shape[0] <= INT32_MAX &&
                 std::equal(column.dims.begin(), column.dims.end(), shape + 1);
     if (!fits) throw BadRequest("input '" + column.name + "' has another shape than the model asks for");
     if (first == nullptr) {
@@ -187,6 +189,10 @@ struct Reading {
     return whole;
   }
 
+  static std::string at(const Column& column, size_t row) {
+    return "input '" + column.name + "': row " + std::to_string(row);
+  }
+
   // Each text stands behind its length in four bytes.
   static std::vector<std::string_view> split(std::string_view data, size_t values, const Column& column, size_t most) {
     std::vector<std::string_view> found;
@@ -200,11 +206,9 @@ struct Reading {
       if (length > data.size()) throw BadRequest("input '" + column.name + "' ends inside of a text");
       found.push_back(data.substr(0, length));
       data.remove_prefix(length);
-      std::string where = "";
-      if (length > most || !is_utf8(found.back())) {
-        where = "input '" + column.name + "': row " + std::to_string(row);
-        if (!is_utf8(found.back())) throw BadRequest(where + " is not UTF-8");
-        throw BadRequest(where + " has " + std::to_string(length) + " bytes; at most " + std::to_string(most) + " are taken");
+      if (!is_utf8(found.back())) throw BadRequest(at(column, row) + " is not UTF-8");
+      if (length > most) {
+        throw BadRequest(at(column, row) + " has " + std::to_string(length) + " bytes; at most " + std::to_string(most) + " are taken");
       }
     }
     if (!data.empty()) throw BadRequest("input '" + column.name + "' holds more than its shape says");
@@ -215,8 +219,7 @@ struct Reading {
     for (size_t row = 0; row < values.size(); ++row) {
       int value = static_cast<signed char>(values[row]);
       if (value < -1 || value > 1) {
-        throw BadRequest("input '" + column.name + "': row " + std::to_string(row) + " is " + std::to_string(value) +
-                         "; a bool is 0 or 1, or -1 for null");
+        throw BadRequest(at(column, row) + " is " + std::to_string(value) + "; a bool is 0 or 1, or -1 for null");
       }
     }
   }
