@@ -12,7 +12,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,12 +29,13 @@ from serin.serving.repository import serving_settings
 from serin.serving.shapes import Place
 from serin.serving.tune_devices import devices_for
 from serin.serving.tune_requests import ONE_ROW, Mix, mixed_target
-from serin.serving.tune_trials import Point, Settings, Trial, copy_with
+from serin.serving.tune_trials import Point, Settings, Trial, copy_with, falls
 from serin.serving.tuned import cores
 from serin.store import Store
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 DELAYS_US = (100, 500, 2_000)
+NEAR = 2  # places among CLIENTS below the best so far
 WORTH_IT = 1.03  # a smaller gain is noise
 ROUNDS = 5
 STEADY = (0.8, 0.6, 0.4, 0.2)
@@ -42,7 +43,6 @@ STEADY = (0.8, 0.6, 0.4, 0.2)
 _START_S = 90.0
 _WARM_UP_S = 0.2
 _ENOUGH = 30  # requests for a lap to say something
-_FALLEN = 0.9  # of the best requests/s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class Tuner:
                 if time.monotonic() > until or len(self._trials) == self.most_trials:
                     self.say("no time for more")
                     return best
-                trial = self._try(settings)
+                trial = self._try(settings, best.best(self.p99_ms))
                 if trial.requests_per_s(self.p99_ms) > WORTH_IT * best.requests_per_s(self.p99_ms):
                     best = trial
         return best
@@ -188,18 +188,25 @@ class Tuner:
             if rows >= least:
                 yield replace(now, max_batch_rows=rows)
 
-    def _try(self, settings: Settings) -> Trial:
+    def _try(self, settings: Settings, near: Point | None = None) -> Trial:
+        """`near`: what was best with other settings. Far fewer clients than there are not asked for first."""
         if settings in self._trials:
             return self._trials[settings]
+        first = max(CLIENTS.index(near.clients) - NEAR, 0) if near else 0
         points: list[Point] = []
         with self._serving(settings) as target:
-            for clients in CLIENTS:
+            for clients in CLIENTS[first:]:
                 point = self._point(target, clients)
                 if point is None:
                     break
                 points.append(point)
-                if point.p99_ms > self.p99_ms or _falls(points):
+                if point.p99_ms > self.p99_ms or falls(points):
                     break
+            for clients in reversed(CLIENTS[:first]):
+                if any(point.p99_ms <= self.p99_ms for point in points):
+                    break
+                point = self._point(target, clients)
+                points = [*([point] if point else []), *points]
         trial = Trial(settings=settings, points=tuple(points))
         self._trials[settings] = trial
         best = trial.best(self.p99_ms)
@@ -288,9 +295,3 @@ class Tuner:
                 host.kill(release.name)
                 releases.stop(release)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _falls(points: Sequence[Point]) -> bool:
-    """Twice in a row fewer requests/s than before: more clients will not help."""
-    fastest = max(point.requests_per_s for point in points)
-    return all(point.requests_per_s < _FALLEN * fastest for point in points[-2:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +14,8 @@ from serin.artifacts import Bundle
 from serin.formats.bundle import read_manifest, write_manifest
 from serin.spec.load import read_yaml
 from serin.store import Store
+
+_FALLEN = 0.9  # of the best requests/s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,12 @@ class Trial:
     def requests_per_s(self, p99_ms: float) -> float:
         best = self.best(p99_ms)
         return best.requests_per_s if best else 0.0
+
+
+def falls(points: Sequence[Point]) -> bool:
+    """Twice in a row fewer requests/s than before: more clients will not help."""
+    fastest = max(point.requests_per_s for point in points)
+    return all(point.requests_per_s < _FALLEN * fastest for point in points[-2:])
 
 
 def copy_with(bundle: Bundle, store: Store, settings: Settings) -> Bundle:

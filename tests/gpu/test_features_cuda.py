@@ -27,12 +27,24 @@ pytestmark = pytest.mark.skipif(not usable_gpus().count, reason="no GPU")
 @settings(max_examples=60, deadline=None)
 @given(tables, features)
 def test_features_are_the_host_s(training: Any, specs: Any) -> None:
-    table = with_values(training)
+    table = with_values([tuple(map(without_subnormals, row)) for row in training])
     ids = np.arange(len(table))
     columns = columns_of(wire(table), KINDS)
     host = Sample(columns=columns, rows=ids, target=(ids % 3).astype(np.float32), training=len(ids))
     with np.errstate(all="ignore"):
         compare(host, specs, ids)
+
+
+@pytest.mark.xfail(strict=True, reason="cupy compiles its kernels with -ftz=true (docs/log.md)")
+def test_subnormal_numbers_are_the_host_s() -> None:
+    columns = {"f": Column(kind="float", values=np.asarray([-1.4e-45, 1.0], np.float32))}
+    host = Sample(columns=columns, rows=np.arange(2), target=np.zeros(2, np.float32), training=2)
+    compare(host, [FeatureSpec(columns=["f"], steps=[{"bucketize": [-3.0, 0.0, 0.5, 100.0]}])], np.arange(2))
+
+
+def without_subnormals(value: Any) -> Any:
+    tiny = isinstance(value, float) and 0 < abs(value) < np.finfo(np.float32).smallest_normal
+    return 0.0 if tiny else value
 
 
 def test_many_rows_are_the_host_s_and_logarithms_within_an_ulp() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import pytest
 from serin.artifacts import Bundle
 from serin.errors import GpuMemoryShort, TuningFailed
 from serin.serving import tune
+from serin.serving.address import Address
 from serin.serving.latencies import Latencies
 from serin.serving.load import LoadResult
+from serin.serving.load_connections import Target
 from serin.serving.shapes import Place, Server
 from serin.serving.tune import Tuner
 from serin.serving.tune_devices import possible_devices
@@ -65,7 +69,7 @@ class Measured(Tuner):
     speeds: dict[tuple[Place, int], float] = field(default_factory=dict)
     no_room: bool = False
 
-    def _try(self, settings: Settings) -> Trial:
+    def _try(self, settings: Settings, near: Point | None = None) -> Trial:
         if self.no_room and settings.device == "gpu":
             raise GpuMemoryShort(release="m-v1", wanted_mb=9, room=["0 MB free"])
         speed = self.speeds.get((settings.device, settings.instances), 1.0)
@@ -110,6 +114,46 @@ def test_a_gpu_without_room_leaves_the_cpu_tuned(tmp_path: Path, monkeypatch: py
     tuning = Measured(bundle=publish(tmp_path), p99_ms=50, no_room=True, say=said.append).run()
     assert set(tuning.devices) == {"cpu"}
     assert any("not on the gpu: release m-v1 needs 9 MB" in line for line in said)
+
+
+@dataclass(slots=True)
+class Laddered(Tuner):
+    """Every setting holds the limit up to so many clients."""
+
+    most_clients: int = 64
+    asked: list[int] = field(default_factory=list)
+
+    def _point(self, target: Target, clients: int) -> Point | None:
+        self.asked.append(clients)
+        p99_ms = 10.0 if clients <= self.most_clients else 90.0
+        return Point(clients=clients, requests_per_s=100.0 * clients, p50_ms=1.0, p99_ms=p99_ms)
+
+    @contextmanager
+    def _serving(self, settings: Settings) -> Iterator[Target]:
+        yield Target(address=Address.parse("127.0.0.1:1"), requests=(b"",))
+
+
+@pytest.mark.parametrize(
+    ("most_clients", "near", "asked", "best"),
+    [
+        (64, None, [1, 2, 4, 8, 16, 32, 64], 64),
+        (64, 32, [8, 16, 32, 64], 64),
+        (8, 32, [8, 16], 8),
+        (2, 32, [8, 4, 2], 2),
+        (0, 32, [8, 4, 2, 1], None),
+    ],
+    ids=["first", "near the best", "at its limit", "far below", "never"],
+)
+def test_other_settings_are_asked_by_about_as_many_clients_as_suited_the_best(
+    tmp_path: Path, most_clients: int, near: int | None, asked: list[int], best: int | None
+) -> None:
+    tuner = Laddered(bundle=publish(tmp_path), p99_ms=50, most_clients=most_clients)
+    point = Point(clients=near, requests_per_s=1.0, p50_ms=1.0, p99_ms=1.0) if near else None
+    found = tuner._try(Settings(instances=1, threads=1, queue_delay_us=0, max_batch_rows=64), point)
+    assert tuner.asked == asked
+    chosen = found.best(50)
+    assert (chosen.clients if chosen else None) == best
+    assert [point.clients for point in found.points] == sorted(asked)
 
 
 def test_a_mix_is_read_as_shares_and_the_spec_s_is_the_default(tmp_path: Path) -> None:
