@@ -22,10 +22,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.fuzz", description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--number", type=int, default=random.randrange(10**6), help="of the first round")
+    parser.add_argument("--shape", default="auto", help="what in Triton runs the model")
     chosen = parser.parse_args()
     began, seen, wrong, examples = time.monotonic(), Counter[str](), Counter[str](), dict[str, object]()
     held: list[Footprint] = []
-    with running_stack() as stack, healthy_clients(stack) as healthy, stalled_clients(stack.port, 20):
+    with (
+        running_stack(shape=chosen.shape) as stack,
+        healthy_clients(stack) as healthy,
+        stalled_clients(stack.port, 20),
+    ):
         before = footprint(stack)
         for number in range(chosen.number, chosen.number + chosen.requests // ROUND):
             found = fuzz(stack, ROUND, number=number)
