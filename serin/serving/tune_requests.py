@@ -14,6 +14,7 @@ from serin.formats.bundle import read_golden
 from serin.formats.schema import read_schema
 from serin.serving.load import model_target
 from serin.serving.load_connections import Target
+from serin.serving.repository import serving_settings
 from serin.spec.load import read_yaml
 
 Mix = Mapping[int, float]  # rows in a request: share of the requests, together 1
@@ -38,11 +39,15 @@ def parse_mix(text: str) -> Mix:
 
 
 def declared_mix(bundle: Bundle) -> Mix:
-    """`export.batch_mix` of the bundle's spec, by which its variant was chosen; one row where it names none."""
+    """`export.batch_mix` of the bundle's spec, by which its variant was chosen, without what a release would refuse; one
+    row where it names none."""
     path = Path(bundle.path) / "spec.yaml"
     spec = read_yaml(path.read_text(encoding="utf-8")) if path.exists() else {}
     mix = (spec.get("export") or {}).get("batch_mix") or ONE_ROW
-    return {int(rows): float(share) for rows, share in sorted(mix.items())}
+    most = serving_settings(bundle).max_batch_rows
+    shares = {int(rows): float(share) for rows, share in mix.items() if int(rows) <= most} or ONE_ROW
+    total = sum(shares.values())
+    return {rows: share / total for rows, share in sorted(shares.items())}
 
 
 def in_words(mix: Mix) -> str:

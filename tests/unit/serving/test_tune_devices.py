@@ -167,6 +167,12 @@ def test_a_mix_is_read_as_shares_and_the_spec_s_is_the_default(tmp_path: Path) -
     }
 
 
+def test_sizes_that_a_release_refuses_are_left_out_of_the_spec_s_mix(tmp_path: Path) -> None:
+    spec = "export: {batch_mix: {1: 0.3, 8: 0.1, 64: 0.6}}\nserving: {max_batch_rows: 8}\n"
+    assert declared_mix(publish(tmp_path, spec)) == pytest.approx({1: 0.75, 8: 0.25})
+    assert declared_mix(publish(tmp_path, spec.replace("1: 0.3, 8: 0.1, 64: 0.6", "64: 1.0"))) == {1: 1.0}
+
+
 @pytest.mark.parametrize("text", ["", "many", "0", "8:0", "8:-1", "1:x", "1,"])
 def test_a_mix_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"1:0\.9,64:0\.1|one row or more"):
