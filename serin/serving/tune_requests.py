@@ -39,7 +39,7 @@ def parse_mix(text: str) -> Mix:
 
 
 def declared_mix(bundle: Bundle) -> Mix:
-    """`export.batch_mix` of the bundle's spec, by which its variant was chosen, without what a release would refuse; one
+    """`export.batch_mix` of the bundle's spec, by which its variant was chosen, but what a release would refuse; one
     row where it names none."""
     path = Path(bundle.path) / "spec.yaml"
     spec = read_yaml(path.read_text(encoding="utf-8")) if path.exists() else {}
