@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from serin import environment
+from serin.durable import write_whole
 from serin.serving.process import Process
 from serin.stack.login import make_login
 from serin.stack.state import Stack, stack_name
@@ -55,6 +56,7 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
             "PREFECT_HOME": str(home / "prefect"),
             "PREFECT_PROFILE": None,
             "PREFECT_API_AUTH_STRING": make_login(home),
+            "PREFECT_API_SSL_CERT_FILE": str(_one_authority(home)),
             # What stages hand each other is data: a result that were a pickle could run code where it is read.
             "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -71,6 +73,19 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
         else:
             merged[name] = value
     return merged
+
+
+def _one_authority(home: Path) -> Path:
+    """A file with one certificate of those that are trusted. There is no TLS on the way to our own server, but each of
+    Prefect's clients reads all the certificates it is given, 45 ms for the whole list, some ten times in every run."""
+    file = home / "prefect" / "authority.pem"
+    if not file.exists():
+        import certifi
+
+        bundle, end = Path(certifi.where()).read_text(encoding="utf-8"), "-----END CERTIFICATE-----"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, bundle[bundle.index("-----BEGIN") : bundle.index(end) + len(end)] + "\n")
+    return file
 
 
 def prefect_server(home: Path, port: int) -> Process:
