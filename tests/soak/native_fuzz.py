@@ -1,0 +1,51 @@
+"""Requests that no Triton would let pass, for the backend of our own, under AddressSanitizer and UBSan.
+
+    python -m tests.soak.native_fuzz [--rounds 20000] [--seed 1]
+
+The sanitizers see reads beyond an input, leaks and overflows; the program sees requests that are answered twice or not
+at all. Needs g++ or clang++ with its sanitizers, and Triton's environment (`serin install triton`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from serin.serving.native import BACKEND, find_compiler, native_settings
+from serin.serving.triton import find_triton
+from tests.e2e.test_native import choking_graph
+from tests.unit.serving.bundles import SCHEMA
+
+SANITIZED = ("-std=c++17", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=20_000, help="batches of 1 to 6 requests")
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="serin-fuzz-") as scratch:
+        folder = Path(scratch)
+        for name in ("lib", "1"):
+            (folder / name).mkdir()
+        library = (find_triton().backends / BACKEND / "libonnxruntime.so").resolve(strict=True)
+        (folder / "lib" / "libonnxruntime.so").symlink_to(library)
+        (folder / "1" / "model.onnx").write_bytes(choking_graph())
+        (folder / "1" / "native.txt").write_bytes(native_settings(SCHEMA, threads=1, max_string_bytes=100))
+        program = folder / "fuzz"
+        source = Path(__file__).with_suffix(".cc")
+        subprocess.run([find_compiler(), *SANITIZED, "-o", program, source, "-ldl"], check=True)
+        command = [program, folder, str(asked.rounds), str(asked.seed)]
+        with (folder / "log.txt").open("w") as log:  # ONNX Runtime says every time that it choked
+            done = subprocess.run(command, stderr=log, text=True, stdout=subprocess.PIPE)
+        print(done.stdout)
+        if done.returncode:
+            print((folder / "log.txt").read_text()[-8000:], file=sys.stderr)
+        return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
