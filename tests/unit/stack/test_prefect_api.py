@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -156,3 +157,12 @@ def test_a_server_without_such_tokens_gets_none(server: Server) -> None:
     server.answers["POST /flow_runs/filter"] = (200, [])
     assert prefect_api.call(server.url, "POST", "/flow_runs/filter", {}) == []
     assert "prefect-csrf-token" not in server.headers[-1]
+
+
+def test_what_schedules_have_planned_does_not_take_the_place_of_runs(server: Server) -> None:
+    server.answers["POST /flow_runs/filter"] = (200, [])
+    assert prefect_api.flow_runs(server.url, limit=5, name="calm-owl") == []
+    (asked,) = [body for call, body in server.asked if call == "POST /flow_runs/filter"]
+    before = datetime.fromisoformat(asked["flow_runs"]["expected_start_time"]["before_"])
+    assert before < datetime.now(UTC) + timedelta(minutes=5)
+    assert asked["flow_runs"]["name"] == {"any_": ["calm-owl"]}
