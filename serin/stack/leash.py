@@ -48,6 +48,7 @@ def clear_away(note: Path, marks: set[bytes], shared_memory: str) -> None:
     for region in _SHARED_MEMORY.iterdir():
         if region.name.startswith(shared_memory):
             region.unlink(missing_ok=True)
+    note.touch(mode=0o600)  # like everything beside it
     note.write_text(f"{os.getpgrp()}\n")
 
 

@@ -18,14 +18,22 @@ from typing import Any, TypeVar
 import pyarrow.parquet as pq
 import pytest
 
+from serin.environment import application_folder
+from serin.formats.bundle import read_manifest
+from serin.formats.trained import RECORD
+from serin.leases import holders
 from serin.stack.prefect_api import call
 from serin.stack.state import running_stack
 from serin.stack.supervisor import Supervisor
 from serin.stack.survivors import run_processes
+from serin.store import Store
+from tests.chaos.pipelines import TRAIN
 from tests.e2e.browser import find_browser, open_browser
+from tests.fakes.gpus import write_inventory
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 
 T = TypeVar("T")
+TELL_OF_THE_RUN = {"gate.json", "card.md"}  # times that were measured, and which run it was
 ROLLOUT = {"steps": [50, 100], "step_time": "0s", "min_requests": 0, "bake": "0s", "deadline": "30s"}
 LONG_TRAINING = {
     "epochs": 4,
@@ -41,7 +49,9 @@ class Stack:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.environment = {**os.environ, "SERIN_HOME": str(home)}
+        inventory = str(write_inventory(home, ()))  # GPUs are pretended where one is needed: none at first
+        self.environment = {**os.environ, "SERIN_HOME": str(home), "SERIN_INVENTORY": inventory}
+        self.environment.pop("CUDA_VISIBLE_DEVICES", None)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -63,6 +73,17 @@ class Stack:
             f"serin {' '.join(arguments)} ended with {process.returncode}:\n{said}"
         )
         return said
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        return call(running_stack(self.home).api, method, path, body)
+
+    def state(self, run: str) -> str:
+        return str(self.call("GET", f"/flow_runs/{run}")["state_type"])
+
+    def begin(self, spec: Path, *options: str) -> str:
+        """The id of a new run."""
+        said = self.serin("run", str(spec), "--no-follow", *options)
+        return next(word.rpartition("/")[2] for word in said.split() if "/runs/flow-run/" in word)
 
     def training(self) -> Path | None:
         found = sorted((self.home / "runs").glob("train-*"))
@@ -155,14 +176,92 @@ def test_a_person_sees_the_run_its_pages_with_pictures_and_a_form_for_the_spec(
         page.picture(tmp_path / "form.png")
 
 
+@pytest.mark.timeout(1500)
+def test_a_placed_pipeline_gives_the_same_artifacts_as_one_process(stack: Stack, tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, small_spec(tmp_path / "data") | {"name": "same-parcels"})
+    stack.serin("run", "--placed", "--no-serve", str(spec))
+
+    elsewhere, api = tmp_path / "elsewhere", running_stack(stack.home).api
+    program = (
+        "import asyncio, sys; from flows.pipeline import pipeline; "
+        "asyncio.run(pipeline(sys.argv[1], serve=False))"
+    )
+    variables = {
+        "SERIN_HOME": str(elsewhere),
+        "PREFECT_API_URL": api.url,
+        "PREFECT_API_AUTH_STRING": api.login,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(spec)],
+        env=stack.environment | variables, cwd=application_folder(), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+    placed, inline = (_made_in(home) for home in (stack.home, elsewhere))
+    assert placed == inline
+    assert placed["model"], "nothing was compared"
+
+
+@pytest.mark.timeout(1500)
+def test_who_cancels_a_placed_pipeline_cancels_its_stage_and_frees_the_gpu(
+    stack: Stack, tmp_path: Path
+) -> None:
+    write_inventory(stack.home, ("GPU-a",))
+    (tmp_path / "train.py").write_text(TRAIN)
+    sections = {
+        "model": {"script": "train.py", "options": {"steps": 100_000}},
+        "training": {"epochs": 1, "processes": 1},
+    }
+    spec = write_spec(tmp_path, small_spec(tmp_path / "data", **sections) | {"name": "cancelled-parcels"})
+    run = stack.begin(spec, "--placed", "--no-serve")
+    stage = _wait(lambda: _training(stack, run), "the training holds its GPU")
+    (engine,) = run_processes(stack.home)[stage].engines
+    assert b"deployments.engine" in Path(f"/proc/{engine}/cmdline").read_bytes(), (
+        "no process had waited for it"
+    )
+
+    state = {
+        "type": "CANCELLING",
+        "name": "Cancelling",
+    }  # what Prefect's page and `prefect flow-run cancel` say
+    stack.call("POST", f"/flow_runs/{run}/set_state", {"state": state})
+    _wait(lambda: {stack.state(run), stack.state(stage)} == {"CANCELLED"}, "both are cancelled")
+    _wait(lambda: not {run, stage} & run_processes(stack.home).keys(), "no process of theirs is left")
+    assert holders(stack.home) == ()
+    assert Store(str(stack.home / "store")).versions("cancelled-parcels") == []
+
+
+def _training(stack: Stack, run: str) -> str | None:
+    """The training's run, once it holds a GPU."""
+    body = {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}, "flows": {"name": {"any_": ["train"]}}}
+    found = stack.call("POST", "/flow_runs/filter", body)
+    return str(found[0]["id"]) if found and holders(stack.home) else None
+
+
+def _made_in(home: Path) -> dict[str, Any]:
+    """Digests of all that one pipeline has left, by what they are of."""
+    store = Store(str(home / "store"))
+    (version,) = store.versions("same-parcels")
+    manifest = read_manifest(Path(store.bundle("same-parcels", version).path))
+    weights = home / "runs" / manifest.lineage["training"] / "result" / RECORD
+    return {
+        "dataset": manifest.lineage["dataset"],
+        "model": json.loads(weights.read_text())["weights_sha256"],
+        "version": version,
+        "metrics": manifest.metrics,
+        "bundle": {name: file.sha256 for name, file in manifest.files.items() if name not in TELL_OF_THE_RUN},
+        "files": sorted(manifest.files),
+    }
+
+
 _SHOWS_A_PICTURE = "[...document.images].some(i => i.src.startsWith('data:image/') && i.naturalWidth > 200)"
 
 
 def _kill_a_placed_pipeline_and_its_worker(stack: Stack, spec: Path) -> str:
     """Both with -9, while a stage runs that it has placed: nobody is left to say that it ended. The run's name, once
     the stack has found out."""
-    said = stack.serin("run", "--placed", "--fresh", "export", "--no-follow", str(spec))
-    run = next(word.rpartition("/")[2] for word in said.split() if "/runs/flow-run/" in word)
+    run = stack.begin(spec, "--placed", "--fresh", "export")
     _wait(
         lambda: run in (found := run_processes(stack.home)) and len(found) > 1,
         "the stage's process beside the pipeline's",
