@@ -8,6 +8,30 @@ import typer
 
 from serin.commands.output import Json, progress, show, show_json
 
+Limit = Annotated[
+    float | None, typer.Option(min=0.1, help="The limit. [default: serving.p99_ms of its spec]")
+]
+Rows = Annotated[
+    str,
+    typer.Option(
+        help="Rows in one request, as clients send them: 8, or with shares 1:0.9,64:0.1. "
+        "[default: export.batch_mix of its spec, else 1]"
+    ),
+]
+MaxRows = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="The most that a client sends at once; the batch limit is not moved without it."
+    ),
+]
+GpuPrice = Annotated[
+    float,
+    typer.Option(
+        min=0.01,
+        help="What a GPU costs, with the cores beside it, over the cores alone: it must give as much more.",
+    ),
+]
+
 
 def register(app: typer.Typer) -> None:
     app.command()(tune)
@@ -16,29 +40,10 @@ def register(app: typer.Typer) -> None:
 def tune(
     model: Annotated[str, typer.Argument(help="The model's name.")],
     version: Annotated[str, typer.Option(help="[default: the live one, else the newest]")] = "",
-    p99_ms: Annotated[
-        float | None, typer.Option(min=0.1, help="The limit. [default: serving.p99_ms of its spec]")
-    ] = None,
-    rows: Annotated[
-        str,
-        typer.Option(
-            help="Rows in one request, as clients send them: 8, or with shares 1:0.9,64:0.1. "
-            "[default: export.batch_mix of its spec, else 1]"
-        ),
-    ] = "",
-    max_rows: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="The most that a client sends at once; the batch limit is not moved without it."
-        ),
-    ] = None,
-    gpu_price: Annotated[
-        float,
-        typer.Option(
-            min=0.01,
-            help="What a GPU costs, with the cores beside it, over the cores alone: it must give as much more.",
-        ),
-    ] = 1.0,
+    p99_ms: Limit = None,
+    rows: Rows = "",
+    max_rows: MaxRows = None,
+    gpu_price: GpuPrice = 1.0,
     seconds: Annotated[float, typer.Option(min=20, help="About how long it may take.")] = 240.0,
     as_json: Json = False,
 ) -> None:
@@ -77,8 +82,5 @@ def tune(
         show(line)
     for key, (value, why) in values(tuning).items():
         show(f"  {key}: {value:<8} {why}")
-    show(f"settings {settings}")
-    show(f"plot     {plot}")
-    show(
-        f"next: a release of {model} that is started from now on has them, where its spec names none of its own"
-    )
+    show(f"settings {settings}\nplot     {plot}")
+    show(f"next: a release of {model} that starts from now on has them, where its spec names none of its own")
