@@ -39,8 +39,10 @@ class WorkersLost(MemoryError):
 
 @contextmanager
 def local_cluster(workers: int, worker_bytes: int | str = "auto") -> Iterator[Any]:
-    """A client of a cluster of processes on this machine, one thread each, reachable from this machine only."""
-    done = False
+    """A client of a cluster of processes on this machine, one thread each, reachable from this machine only.
+
+    EngineFailed when one of them died while it was started: later Dask starts another."""
+    begun = done = False
     try:
         with (
             _LocalCluster(
@@ -54,8 +56,13 @@ def local_cluster(workers: int, worker_bytes: int | str = "auto") -> Iterator[An
             ) as cluster,
             _Client(cluster, set_as_default=False) as client,
         ):
+            begun = True
             yield client
             done = True
+    except RuntimeError as error:
+        if begun:
+            raise
+        raise EngineFailed(engine="dask", reason=f"a worker died while it was started ({error})") from error
     except TimeoutError as error:
         if not done:
             raise

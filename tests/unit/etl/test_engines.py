@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from serin.errors import EngineFailed, JoinNotManyToOne, TargetUnusable
+from serin.etl import dask_engine
 from serin.etl.dask_engine import DaskEngine, local_cluster
 from serin.etl.device import Gpus
 from serin.etl.engine import Choice, choose_engine, open_engine
@@ -57,6 +58,18 @@ def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPat
         open_engine(choice, tmp_path),
     ):
         pass
+
+
+def test_a_dask_worker_that_dies_while_it_is_started_is_worth_another_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def dies(**_: object) -> None:
+        raise RuntimeError("Nanny failed to start.")
+
+    monkeypatch.setattr(dask_engine, "_LocalCluster", dies)
+    with pytest.raises(EngineFailed, match="a worker died while it was started") as failure, local_cluster(1):
+        pass
+    assert failure.value.retryable
 
 
 def test_process_engine_ends_its_work_when_a_piece_fails() -> None:
