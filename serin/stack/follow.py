@@ -4,6 +4,7 @@ begin and seconds to end."""
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,7 @@ from serin.stack.survivors import run_processes
 Say = Callable[[str], None]
 
 ENDED_BADLY = ("FAILED", "CRASHED", "CANCELLED")
+_TRIES = 3
 _LINES = 200  # as many as the server gives at once
 _POLL_S = 0.5
 _LAST_POLL_S = 0.1
@@ -64,11 +66,19 @@ class RunLog:
 
 
 def begin_run(api: Api, deployment: str, parameters: dict[str, Any], *, tags: list[str]) -> dict[str, Any]:
-    """A new run of `flow/name`, as the server tells of it. PrefectRefused for parameters that cannot be right."""
-    found = call(api, "GET", f"/deployments/name/{deployment}")
-    body = {"parameters": parameters, "tags": tags}
-    run: dict[str, Any] = call(api, "POST", f"/deployments/{found['id']}/create_flow_run", body)
-    return run
+    """A new run of `flow/name`, as the server tells of it. PrefectRefused for parameters that cannot be right.
+
+    A server that has too much to do is asked again: by the key it knows a request that it has heard before."""
+    body = {"parameters": parameters, "tags": tags, "idempotency_key": str(uuid.uuid4())}
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            found = call(api, "GET", f"/deployments/name/{deployment}")
+            run: dict[str, Any] = call(api, "POST", f"/deployments/{found['id']}/create_flow_run", body)
+            return run
+        except PrefectGone:
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def follow_run(stack: Stack, run: str, *, what: str, log: RunLog, say: Say) -> None:

@@ -135,3 +135,23 @@ def test_a_run_that_has_just_crashed_is_followed_when_it_is_queued_again(
         [(9.0, LAST, None)],
     )
     assert _follow(tmp_path) == [LAST]
+
+
+def test_a_server_that_is_slow_to_answer_is_asked_again_for_the_same_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys: list[str] = []
+
+    def call(_: Api, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        if method == "GET":
+            return {"id": "d"}
+        assert body is not None
+        keys.append(body["idempotency_key"])
+        if len(keys) < 3:
+            raise PrefectGone(url=API.url, reason="timed out")
+        return {"id": "7", "name": "calm-owl"}
+
+    monkeypatch.setattr(follow, "call", call)
+    assert follow.begin_run(API, "pipeline/placed", {}, tags=[])["id"] == "7"
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
