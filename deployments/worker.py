@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import importlib
 import json
+import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import IO, Any
 
 import anyio
 import httpx
@@ -35,6 +37,7 @@ from serin import environment
 _WAITS = tuple(f"prefect.flow-run.{state}" for state in ("Scheduled", "AwaitingRetry", "Resuming"))
 _PAUSES_S = (0.0, 0.1, 0.4)
 _AGAIN_S = 5.0
+_LOG_BYTES = 10 << 20
 
 _prefects_own = _starter_engine.run_process
 
@@ -54,15 +57,16 @@ class Spare:
     async def _start() -> Process:
         settings = get_current_settings().to_environment_variables(exclude_unset=True)
         variables = sanitize_subprocess_env({**environment.child_environment(), **settings})
-        return await anyio.open_process(
-            [sys.executable, "-m", "deployments.engine", ENGINE],
-            cwd=APPLICATION,
-            env=waiting_environment(variables),
-            stdin=subprocess.PIPE,
-            stdout=None,
-            stderr=None,
-            start_new_session=True,  # a group of its own, as Prefect gives to every run
-        )
+        with _open_log() as log:
+            return await anyio.open_process(
+                [sys.executable, "-m", "deployments.engine", ENGINE],
+                cwd=APPLICATION,
+                env=waiting_environment(variables),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a group of its own, as Prefect gives to every run
+            )
 
     async def take(self, order: dict[str, Any]) -> Process | None:
         """The process, which has been told; None when there was none that listened. The next is on its way."""
@@ -83,6 +87,15 @@ class Spare:
         if process is not None:
             process.kill()
             await process.aclose()
+
+
+def _open_log() -> IO[bytes]:
+    """Where runs print. The worker's own output is a pipe that breaks when the worker dies, and a run with it."""
+    path = environment.home() / "logs" / "runs.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > _LOG_BYTES:
+        path.replace(path.with_name("runs.log.1"))  # who writes there goes on there
+    return open(path, "ab", opener=partial(os.open, mode=0o600))
 
 
 spare = Spare()

@@ -86,6 +86,34 @@ def test_a_process_nobody_tells_anything_ends_with_its_worker() -> None:
         assert process.returncode == 0
 
 
+def test_a_run_prints_where_its_worker_s_death_is_not_felt(tmp_path: Path) -> None:
+    program = """if True:
+        import anyio, os
+        from deployments import worker
+        async def main():
+            worker._LOG_BYTES = 3
+            for _ in range(2):
+                process = await worker.Spare._start()
+                print(*{os.readlink(f"/proc/{process.pid}/fd/{number}") for number in (1, 2)})
+                process.kill()
+                await process.wait()
+        anyio.run(main)
+    """
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "runs.log").write_text("long")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=APPLICATION,
+        env=environment.child_environment(SERIN_HOME=str(tmp_path)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == [str(logs / "runs.log")] * 2, done.stderr
+    assert (logs / "runs.log.1").read_text() == "long"
+    assert (logs / "runs.log").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.usefixtures("prefect_server", "home")
 @pytest.mark.parametrize(
     "asked", [{}, {"SERIN_STORE": "another"}], ids=["as it is", "after it has begun anew"]
