@@ -30,6 +30,8 @@ from tests.chaos.stage import PLAN, Clients, Stage, stage
 SOON = replace(
     PLAN, quantiles=(0.5,)
 )  # for cases about crashes: the median is proven in seconds on any machine
+# For both arms: a candidate whose code is changed must differ from the live one in nothing else.
+IN_PYTHON = {"spec": "serving: {p99_ms: 50, request_timeout: 4s, shape: onnx_python}\n"}
 ENDING = (Phase.ABORTING, Phase.DRAINING, Phase.PROMOTED, Phase.ROLLED_BACK)
 STUCK = (Hold.INCONCLUSIVE, Hold.INVALID, Hold.FAILED)
 Change = Callable[[str], str]
@@ -283,7 +285,7 @@ def main() -> int:
     cases = [EQUAL] * options.equal or [case for case in CASES if case.name in (options.cases or {case.name})]
     outcomes = []
     print(row(HEADER), flush=True)
-    with stage() as scene:
+    with stage(**({} if options.equal else IN_PYTHON)) as scene:
         scene.first_release()
         for case in cases:
             outcomes.append(play(scene, case, options.requests_per_s))

@@ -100,6 +100,7 @@ class Stage:
     port: int
     serving: subprocess.Popen[bytes]
     log: Path
+    settings: dict[str, str]
 
     @property
     def journal(self) -> Path:
@@ -120,7 +121,7 @@ class Stage:
 
     def publish(self, change: Callable[[str], str] | None = None, **settings: str) -> Release:
         """The next version; `change` is done to the code that Triton runs for it."""
-        bundle = bundles.publish(self.store, bias=0.1, **settings)
+        bundle = bundles.publish(self.store, bias=0.1, **{**self.settings, **settings})
         release = Release(model=bundle.model, version=bundle.version)
         if change is not None:
             folder = build_repository(bundle, self.home / "releases" / release.name / "repository")
@@ -186,11 +187,12 @@ class Stage:
 
 
 @contextmanager
-def stage() -> Iterator[Stage]:
+def stage(**settings: str) -> Iterator[Stage]:
+    """`settings`: of every version that is published here."""
     home = Path(tempfile.mkdtemp(prefix="serin-chaos-"))  # short: it holds unix sockets
     port, nobody = free_ports(2)
     log = home / "serve.log"
-    settings = {
+    variables = {
         **os.environ,
         "SERIN_HOME": str(home),
         "SERIN_STORE": str(home / "store"),
@@ -199,10 +201,10 @@ def stage() -> Iterator[Stage]:
     with log.open("wb") as output:
         serving = subprocess.Popen(
             [sys.executable, "-m", "serin.stack.serve", "--port", str(port)],
-            env=settings, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
-        made = Stage(home, Store(str(home / "store")), port, serving, log)
+        made = Stage(home, Store(str(home / "store")), port, serving, log, settings)
         made.wait(lambda: build_gateway(home).ready() or None, "the gateway", 60)
         yield made
     finally:
