@@ -10,34 +10,23 @@ from __future__ import annotations
 import hashlib
 import secrets
 import shutil
-import subprocess
 from pathlib import Path
 
 from serin import environment
 from serin.errors import TritonInstallFailed
 from serin.formats.schema import Schema
+from serin.serving.compiler import compile_library, find_compiler
 
 BACKEND = "serin_onnx"
 SETTINGS = "native.txt"
 SOURCES = environment.application_folder() / "triton_models" / "onnx_native"
 LIBRARY = f"libtriton_{BACKEND}.so"
 
-_COMPILERS = ("c++", "g++", "clang++")
-_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
-
 
 def is_built(backends: Path) -> bool:
     """Of these sources: another version of them is another library."""
     marks = backends / BACKEND / "sources"
     return marks.is_file() and marks.read_text() == _digest() and (backends / BACKEND / LIBRARY).is_file()
-
-
-def find_compiler() -> str:
-    found = (shutil.which(name, path=environment.search_path()) for name in _COMPILERS)
-    compiler = next((path for path in found if path), None)
-    if compiler is None:
-        raise TritonInstallFailed(step="looking for a C++ compiler", reason="no C++ compiler is on PATH")
-    return compiler
 
 
 def build(backends: Path, runtime: Path) -> None:
@@ -52,11 +41,12 @@ def build(backends: Path, runtime: Path) -> None:
     mark = secrets.token_hex(6)
     scratch, old = backends / f".{BACKEND}.{mark}", backends / f".{BACKEND}.{mark}.old"
     scratch.mkdir(parents=True)
-    command = [compiler, *_FLAGS, "-o", str(scratch / LIBRARY), str(SOURCES / "backend.cc"), "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode:
+    source, made = SOURCES / "backend.cc", scratch / LIBRARY
+    try:
+        compile_library(compiler, source, made, "-fvisibility=hidden", what="the backend")
+    except TritonInstallFailed:
         shutil.rmtree(scratch)
-        raise TritonInstallFailed(step="compiling the backend", reason=done.stderr[-2000:])
+        raise
     (scratch / "libonnxruntime.so").symlink_to(library)
     (scratch / "sources").write_text(_digest())
     if (backends / BACKEND).exists():

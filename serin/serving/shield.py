@@ -8,15 +8,12 @@ installed; without a compiler there is none, and a Triton that died of it is sta
 from __future__ import annotations
 
 import hashlib
-import subprocess
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
-from serin.serving.native import find_compiler
+from serin.serving.compiler import compile_library, find_compiler
 
 SOURCE = Path(__file__).with_name("grpc_shield.cc")
-
-_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared")
 
 
 def shield_place(triton: Path) -> Path:
@@ -30,11 +27,11 @@ def build_shield(library: Path) -> None:
     compiler = find_compiler()
     library.parent.mkdir(parents=True, exist_ok=True)
     scratch = library.with_suffix(".new")
-    command = [compiler, *_FLAGS, "-o", str(scratch), str(SOURCE), "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode:
+    try:
+        compile_library(compiler, SOURCE, scratch, what="the shield")
+    except TritonInstallFailed:
         scratch.unlink(missing_ok=True)
-        raise TritonInstallFailed(step="compiling the shield", reason=done.stderr[-2000:])
+        raise
     scratch.rename(library)
 
 

@@ -14,7 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from serin.serving.native import BACKEND, find_compiler, native_settings
+from serin.serving.compiler import find_compiler
+from serin.serving.native import BACKEND, native_settings
 from serin.serving.triton import find_triton
 from tests.e2e.test_native import choking_graph
 from tests.unit.serving.bundles import SCHEMA

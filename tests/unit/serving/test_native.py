@@ -9,7 +9,7 @@ import pytest
 
 from serin.errors import TritonInstallFailed
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema
-from serin.serving import native
+from serin.serving import compiler, native
 from serin.serving.shapes import NATIVE
 from serin.serving.triton import TritonInstall
 
@@ -69,7 +69,7 @@ def test_it_compiles_without_a_warning(tmp_path: Path, monkeypatch: pytest.Monke
     runtime = tmp_path / "onnxruntime"
     (runtime / "capi").mkdir(parents=True)
     (runtime / "capi" / "libonnxruntime.so.1.2.3").write_bytes(b"")
-    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-Wall", "-Wextra", "-Werror"))
+    monkeypatch.setattr(compiler, "_FLAGS", (*compiler._FLAGS, "-Wall", "-Wextra", "-Werror"))
     native.build(tmp_path / "backends", runtime)
     assert native.is_built(tmp_path / "backends")
     assert (tmp_path / "backends" / native.BACKEND / "libonnxruntime.so").exists()

@@ -1,0 +1,29 @@
+"""The machine's C++ compiler, for what is loaded into Triton: shared libraries from a single source each."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from serin import environment
+from serin.errors import TritonInstallFailed
+
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared")
+
+
+def find_compiler() -> str:
+    found = (shutil.which(name, path=environment.search_path()) for name in _COMPILERS)
+    compiler = next((path for path in found if path), None)
+    if compiler is None:
+        raise TritonInstallFailed(step="looking for a C++ compiler", reason="no C++ compiler is on PATH")
+    return compiler
+
+
+def compile_library(compiler: str, source: Path, library: Path, *flags: str, what: str) -> None:
+    """TritonInstallFailed, with what the compiler said, when `source` cannot be compiled."""
+    command = [compiler, *_FLAGS, *flags, "-o", str(library), str(source), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise TritonInstallFailed(step=f"compiling {what}", reason=done.stderr[-2000:])
