@@ -16,6 +16,8 @@ from pathlib import Path
 
 STACK_MARK = "SERIN_STACK"
 RUN_MARK = "PREFECT__FLOW_RUN_ID"  # Prefect's own
+_EXEC_S = 1.0
+_KERNEL_THREAD = 0x0020_0000  # PF_KTHREAD
 
 
 def start_ticks(pid: int) -> int | None:
@@ -35,11 +37,7 @@ def stack_processes(home: Path) -> list[int]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) in own:
             continue
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:
-            continue
-        if mark in environment.split(b"\0") and start_ticks(int(entry.name)) is not None:
+        if mark in environment_of(int(entry.name)) and start_ticks(int(entry.name)) is not None:
             found.append(int(entry.name))
     return found
 
@@ -143,12 +141,28 @@ def process_began(pid: int) -> float | None:
 
 
 def _variable(pid: int, name: str) -> str | None:
-    try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    values = [word for word in words if word.startswith(f"{name}=".encode())]
+    values = [word for word in environment_of(pid) if word.startswith(f"{name}=".encode())]
     return values[0].decode(errors="replace").partition("=")[2] if values else None
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """What `pid` was started with, as NAME=value; empty when it has ended or is somebody else's."""
+    deadline = time.monotonic() + _EXEC_S
+    while True:
+        try:
+            text = Path(f"/proc/{pid}/environ").read_bytes()
+            if text or _has_no_environment(pid) or time.monotonic() > deadline:
+                return text.split(b"\0")
+        except OSError:
+            return []
+
+
+def _has_no_environment(pid: int) -> bool:
+    """For good: in the middle of execve a living process shows none for some microseconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ended, of_the_kernel = fields[0] in ("Z", "X"), bool(int(fields[6]) & _KERNEL_THREAD)
+    begin, end = int(fields[47]), int(fields[48])  # in its memory; 0: not laid out yet
+    return ended or of_the_kernel or begin == end != 0
 
 
 def _runs_a_flow(pid: int) -> bool:

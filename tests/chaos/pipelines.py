@@ -28,7 +28,7 @@ from serin.stack.prefect_api import Api, answers, call
 from serin.stack.processes import CONTROLLER, POOLS, PREFECT, RECONCILER, prefect_server, worker_name
 from serin.stack.state import Stack, read_stack
 from serin.stack.supervisor import Supervisor
-from serin.stack.survivors import RunProcesses, run_processes, stack_processes, start_ticks
+from serin.stack.survivors import RUN_MARK, environment_of, stack_processes
 from serin.store import Store
 from tests.fakes.gpus import write_inventory
 from tests.fakes.small_pipeline import small_spec, write_spec
@@ -193,10 +193,9 @@ class Pipelines:
         for pid in stack_processes(self.home):
             try:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                marks = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            if words in line and (not run or f"PREFECT__FLOW_RUN_ID={run}" in marks):
+            if words in line and (not run or f"{RUN_MARK}={run}".encode() in environment_of(pid)):
                 found.append(pid)
         return found
 

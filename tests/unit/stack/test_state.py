@@ -22,7 +22,7 @@ from serin.stack.state import (
     stack_name,
     write_stack,
 )
-from serin.stack.survivors import STACK_MARK, end_processes, stack_processes, start_ticks
+from serin.stack.survivors import STACK_MARK, end_processes, environment_of, stack_processes, start_ticks
 
 
 def stack(home: Path, pid: int, ticks: int) -> Stack:
@@ -82,12 +82,32 @@ def test_a_process_is_found_by_its_mark_and_ended(tmp_path: Path) -> None:
     try:
         assert stack_processes(tmp_path) == [child.pid]
         end_processes([child.pid], grace_s=5.0)
-        assert child.wait(timeout=1) == -signal.SIGTERM
+        assert child.wait(timeout=30) == -signal.SIGTERM
         assert bystander.poll() is None
     finally:
         for process in (child, bystander):
             process.kill()
             process.wait()
+
+
+def test_a_process_is_known_from_its_first_moment(tmp_path: Path) -> None:
+    # Popen returns in the middle of execve, where about one process in a hundred shows no environment yet.
+    mark = f"{STACK_MARK}={tmp_path}".encode()
+    for _ in range(1000):
+        with subprocess.Popen(["sleep", "600"], env={STACK_MARK: str(tmp_path)}) as child:
+            try:
+                assert mark in environment_of(child.pid)
+            finally:
+                child.kill()
+
+
+def test_what_shows_no_environment_for_good_is_not_waited_for() -> None:
+    with subprocess.Popen(["sleep", "600"], env={}) as bare:
+        try:
+            assert environment_of(bare.pid) == [b""]
+        finally:
+            bare.kill()
+    assert environment_of(2) in ([], [b""])  # of the kernel, or somebody else's
 
 
 def test_a_process_that_ignores_sigterm_is_killed_after_its_grace() -> None:
@@ -97,7 +117,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_its_grace() -> None:
     assert child.stdout is not None
     child.stdout.readline()
     end_processes([child.pid], grace_s=0.1)
-    assert child.wait(timeout=1) == -signal.SIGKILL
+    assert child.wait(timeout=30) == -signal.SIGKILL
     child.stdout.close()
 
 
