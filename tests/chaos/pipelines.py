@@ -28,7 +28,14 @@ from serin.stack.prefect_api import Api, answers, call
 from serin.stack.processes import CONTROLLER, POOLS, PREFECT, RECONCILER, prefect_server, worker_name
 from serin.stack.state import Stack, read_stack
 from serin.stack.supervisor import Supervisor
-from serin.stack.survivors import RUN_MARK, environment_of, stack_processes
+from serin.stack.survivors import (
+    RUN_MARK,
+    RunProcesses,
+    environment_of,
+    run_processes,
+    stack_processes,
+    start_ticks,
+)
 from serin.store import Store
 from tests.fakes.gpus import write_inventory
 from tests.fakes.small_pipeline import small_spec, write_spec
