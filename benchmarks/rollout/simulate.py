@@ -102,6 +102,8 @@ class Simulation:
             stable=np.zeros(1),
             candidate_errors=self._world.failures("candidate", candidate),
             control_errors=self._world.failures("stable", control),
+            candidate_refused=np.zeros(1),
+            control_refused=np.zeros(1),
         )
         stable = arms.control + self._stable(rest, level, second)
         self._judge(second, arms, stable, plain, candidate, share)

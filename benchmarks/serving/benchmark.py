@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,15 @@ from benchmarks.child import ContenderFailed
 from benchmarks.machine import cores, machine
 from benchmarks.race import MIN_REPETITIONS, Role
 from benchmarks.report import Report
-from benchmarks.serving.servers import PEERS_PYTHON, QUEUE_DELAY_US, Server, check, peer_versions, running
+from benchmarks.serving.servers import (
+    BEHIND,
+    PEERS_PYTHON,
+    QUEUE_DELAY_US,
+    Server,
+    check,
+    peer_versions,
+    running,
+)
 from serin.serving.load import Closed, run_load
 from serin.serving.load_connections import Target
 
@@ -82,6 +90,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         notes=[
             f"`serin, waits`: a request waits {QUEUE_DELAY_US} us for company (serving.queue_delay_us, 0 by default)",
             "serin and Triton alone are asked with binary tensors, the peers and `serin, JSON` with JSON",
+            f"`{BEHIND}`: behind an Envoy that only passes requests on, with as many threads as ours",
             "every server is up all the time; what idle ones cost (Ray's processes above all) is taken from all",
             *notes,
         ],
@@ -90,7 +99,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
 
 def last_line(found: Mapping[Case, Mapping[str, Laps]]) -> dict[str, float]:
     """`best_peer` is the worse of the cases with one row and 8 or 32 clients; `_json` the same asked with JSON, and
-    `_alone` without the gateway, which the peers do without as well."""
+    `_alone` without the gateway, which the peers do without as well. `peer_behind_envoy`: both behind an Envoy."""
     cases = {case.clients: laps for case, laps in found.items() if case.rows == 1 and case.clients > 1}
     judged = list(cases.values())
     added = next(laps for case, laps in found.items() if case.clients == 1 and case.rows == 1)
@@ -101,10 +110,15 @@ def last_line(found: Mapping[Case, Mapping[str, Laps]]) -> dict[str, float]:
         "best_peer": min(_against_best(laps, "serin") for laps in judged),
         **{f"best_peer_{clients}": _against_best(laps, "serin") for clients, laps in cases.items()},
         "best_peer_json": min(_against_best(laps, "serin, JSON") for laps in judged),
+        **({"peer_behind_envoy": _least(judged, BEHIND)} if BEHIND in judged[0] else {}),
         "best_peer_alone": min(_against_best(laps, ADDED[1]) for laps in judged),
         "gateway_ms": statistics.median(differences),
-        "bare_triton": min(_ratio(laps["serin"], laps["Triton alone"]) for laps in judged),
+        "bare_triton": _least(judged, "Triton alone"),
     }
+
+
+def _least(judged: Sequence[Mapping[str, Laps]], other: str) -> float:
+    return min(_ratio(laps["serin"], laps[other]) for laps in judged)
 
 
 def _against_best(laps: Mapping[str, Laps], name: str) -> float:
@@ -156,11 +170,11 @@ def _lap(name: str, server: Server, target: Target, clients: int, lap_s: float) 
 def _table(found: Mapping[str, Laps]) -> list[str]:
     ours = found["serin"]
     rows = [
-        f"  {name:<14}{laps.role:<7}{laps.median('requests_per_s'):>10,.0f}/s{laps.median('p50_ms'):>10.2f} ms"
+        f"  {name:<16}{laps.role:<7}{laps.median('requests_per_s'):>10,.0f}/s{laps.median('p50_ms'):>10.2f} ms"
         f"{laps.median('p99_ms'):>10.2f} ms{_ratio(laps, ours):>9.2f}{laps.median('cpu_us'):>11.0f} us"
         for name, laps in sorted(found.items(), key=lambda item: -item[1].median("requests_per_s"))
     ]
-    head = f"  {'':<14}{'role':<7}{'requests':>12}{'p50':>13}{'p99':>13}{'/ ours':>9}{'CPU/request':>14}"
+    head = f"  {'':<16}{'role':<7}{'requests':>12}{'p50':>13}{'p99':>13}{'/ ours':>9}{'CPU/request':>14}"
     return [head, *rows]
 
 

