@@ -69,10 +69,11 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a release answers, as host:port."""
+    """Where a release answers, as host:port. `elsewhere`: somebody else runs it, and counts its versions otherwise."""
 
     http: str
     grpc: str
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,7 @@ def weight(percent: float) -> int:
 
 def _release_cluster(release: Release, protocol: Protocol, address: str) -> Document:
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")  # as an IPv6 address is written before a port
     endpoint = {"address": {"socket_address": {"address": host, "port_value": int(port)}}}
     name = cluster_name(release, protocol)
     return {

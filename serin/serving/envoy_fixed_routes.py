@@ -34,26 +34,26 @@ def refusals() -> list[Document]:
     model = "no such model or version is served here"
     path = "this gateway answers inference, readiness and metadata of models, and nothing else"
     return [
-        _refusal({"path": f"{SERVICE}/ModelStreamInfer"}, 12, stream, buffered=False),
+        refusal({"path": f"{SERVICE}/ModelStreamInfer"}, 12, stream, buffered=False),
         # A call is here first and comes back when the message has been looked at: so the body must be waited for.
-        _refusal(
+        refusal(
             {"safe_regex": {"regex": f"{SERVICE}/Model(Infer|Ready|Metadata)"}, "grpc": {}},
             5,
             model,
             buffered=True,
         ),
-        _refusal({"prefix": "/", "grpc": {}}, 12, path, buffered=False),
-        _refusal(
+        refusal({"prefix": "/", "grpc": {}}, 12, path, buffered=False),
+        refusal(
             {"safe_regex": {"regex": "/v2/models/[^/]+(/versions/[^/]+)?(/infer|/ready)?"}},
             None,
             model,
             buffered=False,
         ),
-        _refusal({"prefix": "/"}, None, path, buffered=False),
+        refusal({"prefix": "/"}, None, path, buffered=False),
     ]
 
 
-def _refusal(match: Document, grpc_status: int | None, text: str, *, buffered: bool) -> Document:
+def refusal(match: Document, grpc_status: int | None, text: str, *, buffered: bool) -> Document:
     document: Document = {"match": match, "direct_response": {"status": 404, "body": {"inline_string": text}}}
     if not buffered:
         document["typed_per_filter_config"] = {"buffer": {"@type": BUFFER_PER_ROUTE, "disabled": True}}

@@ -21,13 +21,18 @@ from serin.serving.envoy_clusters import (
     cluster_name,
     weight,
 )
-from serin.serving.envoy_fixed_routes import refusals, server_routes
+from serin.serving.envoy_fixed_routes import refusal, refusals, server_routes
 from serin.serving.envoy_types import PREVIOUS_PRIORITIES, REVERSE_BRIDGE_PER_ROUTE, SERVICE
 from serin.spec.stages import ServingSpec
 
 Document = dict[str, Any]
 
+Call = Literal["infer", "ready", "metadata"]
+
 ROUTES_NAME = "models"
+
+_CALLS: tuple[Call, ...] = ("infer", "ready", "metadata")
+_NO_NUMBER = "this server is somebody else's and counts its versions otherwise; ask it by number over HTTP"
 
 # No answer came: nobody listens, the connection broke, the try took too long, or the server says that it is not there.
 _UNANSWERED = "reset,connect-failure,refused-stream,unavailable,retriable-status-codes"
@@ -76,9 +81,12 @@ def route_configuration(
         ]
         for protocol in PROTOCOLS:
             for release in versions:
-                found += _pinned(route, release, protocol, limits)
+                found += _pinned(
+                    route, release, protocol, limits, elsewhere=endpoints[release.name].elsewhere
+                )
             if route.stable:
-                found += _weighted(route, route.stable, protocol, limits)
+                elsewhere = endpoints[route.stable.name].elsewhere
+                found += _weighted(route, route.stable, protocol, limits, elsewhere=elsewhere)
     host: Document = {
         "name": "all",
         "domains": ["*"],
@@ -112,7 +120,9 @@ def _check(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> N
                 )
 
 
-def _weighted(route: ModelRoute, stable: Release, protocol: Protocol, limits: Timeouts) -> list[Document]:
+def _weighted(
+    route: ModelRoute, stable: Release, protocol: Protocol, limits: Timeouts, *, elsewhere: bool
+) -> list[Document]:
     """Inference by weight; readiness and metadata follow the stable release.
 
     Another release answers for the stable one only where that gives no answer: what it says, also a failure, holds.
@@ -130,7 +140,7 @@ def _weighted(route: ModelRoute, stable: Release, protocol: Protocol, limits: Ti
     rest = TOTAL_WEIGHT - sum(branch["weight"] for branch in others)
     branches = [_branch(first, rest, "stable", stable)] if rest else []
     branches += others
-    policy = _limits(limits, answers_hold=bool(refuge))
+    policy = _limits(limits, answers_hold=bool(refuge)) | _by_its_own_name(elsewhere)
     action = {"weighted_clusters": {"clusters": branches}, **policy}
     asking = {"cluster": first, **policy}
     return [
@@ -147,19 +157,26 @@ def _refuge(route: ModelRoute) -> Release | None:
     return next((release for release, percent in shares if release and percent), None)
 
 
-def _pinned(route: ModelRoute, release: Release, protocol: Protocol, limits: Timeouts) -> list[Document]:
-    """A call that names a version goes to that release, outside the split."""
-    action = {"cluster": cluster_name(release, protocol), **_limits(limits)}
-    infer = {
-        "match": _match("infer", protocol, route.model, release.version),
-        "route": action,
-        "request_headers_to_add": _log_headers("pinned", release),
-    }
-    return [
-        _infer_route(route, limits, infer),
-        {"match": _match("ready", protocol, route.model, release.version), "route": action},
-        {"match": _match("metadata", protocol, route.model, release.version), "route": action},
-    ]
+def _pinned(
+    route: ModelRoute, release: Release, protocol: Protocol, limits: Timeouts, *, elsewhere: bool
+) -> list[Document]:
+    """A call that names a version goes to that release, outside the split. A server that somebody else runs does not
+    know our numbers: it is asked without."""
+    matches = {call: _match(call, protocol, route.model, release.version) for call in _CALLS}
+    if elsewhere and protocol == "grpc":  # the number is in the message, which nobody writes anew
+        return [refusal(match, 12, _NO_NUMBER, buffered=True) for match in matches.values()]
+    action = {"cluster": cluster_name(release, protocol), **_limits(limits), **_by_its_own_name(elsewhere)}
+    found: list[Document] = []
+    for call, match in matches.items():
+        plain = {"prefix_rewrite": _match(call, protocol, route.model)["path"]} if elsewhere else {}
+        found.append({"match": match, "route": {**action, **plain}})
+    found[0]["request_headers_to_add"] = _log_headers("pinned", release)
+    return [_infer_route(route, limits, found[0]), *found[1:]]
+
+
+def _by_its_own_name(elsewhere: bool) -> Document:
+    """Somebody else's server may be one of many behind an address, told apart by the name it is asked for."""
+    return {"auto_host_rewrite": True} if elsewhere else {}
 
 
 def _infer_route(route: ModelRoute, limits: Timeouts, document: Document) -> Document:
@@ -190,9 +207,7 @@ def _log_headers(arm: str, release: Release, also: Mapping[str, str] | None = No
     ]
 
 
-def _match(
-    call: Literal["infer", "ready", "metadata"], protocol: Protocol, model: str, version: int | None = None
-) -> Document:
+def _match(call: Call, protocol: Protocol, model: str, version: int | None = None) -> Document:
     if protocol == "http":
         place = f"/v2/models/{model}" + (f"/versions/{version}" if version else "")
         path = place if call == "metadata" else f"{place}/{call}"

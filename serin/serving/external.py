@@ -20,11 +20,20 @@ from serin.spec.names import valid_model_name
 
 FORMAT, VERSION = "serin.external", 1
 
+Tensors = Mapping[
+    str, tuple[str, tuple[int, ...]]
+]  # by name: type and sizes, -1 for any, none where it names none
+
 _ASK_S: Final = 2.0
 
 
 def parse_address(text: str) -> Endpoint:
     """`http://host:port`, with `,host:port` behind it for gRPC. ValueError for what is no address."""
+    if "https://" in text or "grpcs://" in text:
+        raise ValueError(
+            f"{text!r}: the gateway speaks to servers without TLS; write http://host:port, of a server in the same "
+            "network or of a proxy beside this gateway that speaks TLS to it"
+        )
     http_part, _, grpc_part = text.partition(",")
     http_place = http_part.removeprefix("http://").rstrip("/")
     grpc_place = grpc_part.removeprefix("grpc://").rstrip("/") or http_place
@@ -34,7 +43,7 @@ def parse_address(text: str) -> Endpoint:
             raise ValueError(
                 f"{text!r} is no address; write http://host:port, or http://host:port,host:port with gRPC"
             )
-    return Endpoint(http=http_place, grpc=grpc_place)
+    return Endpoint(http=http_place, grpc=grpc_place, elsewhere=True)
 
 
 class External:
@@ -45,7 +54,7 @@ class External:
         """The address as a version of `model`: the one it has, or the next."""
         known = self._known(model)
         for version, other in known.items():
-            if other == endpoint:
+            if (other.http, other.grpc) == (endpoint.http, endpoint.grpc):
                 return Release(model=model, version=version)
         version = max(known, default=0) + 1
         self._write(model, {**known, version: endpoint})
@@ -73,20 +82,23 @@ class External:
             other = Release(model=release.model, version=version)
             theirs = self._tensors(other) if other != release else None
             for kind in theirs or {}:
-                if theirs and theirs[kind] != mine[kind]:
-                    what = f"its {kind} {mine[kind]} are not those of {other.name}, {theirs[kind]}"
+                if theirs and not _alike(theirs[kind], mine[kind]):
+                    what = f"its {kind} {_shown(mine[kind])} are not those of {other.name}, {_shown(theirs[kind])}"
                     raise self._unfit(release, what)
 
-    def _tensors(self, release: Release) -> dict[str, dict[str, str]] | None:
-        """Name and type of each input and output; None: it could not be asked."""
+    def _tensors(self, release: Release) -> dict[str, Tensors] | None:
+        """Its inputs and its outputs; None: it could not be asked."""
         answer = self._ask(release, f"/v2/models/{release.model}")
         try:
             described = json.loads(answer or b"")
             return {
-                kind: {tensor["name"]: tensor["datatype"] for tensor in described[kind]}
+                kind: {
+                    tensor["name"]: (tensor["datatype"], tuple(map(int, tensor.get("shape") or ())))
+                    for tensor in described[kind]
+                }
                 for kind in ("inputs", "outputs")
             }
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def _ask(self, release: Release, path: str) -> bytes | None:
@@ -114,7 +126,10 @@ class External:
             record: dict[str, Any] = json.loads(self._file(model).read_text())
         except FileNotFoundError:
             return {}
-        return {int(version): Endpoint(**endpoint) for version, endpoint in record["versions"].items()}
+        return {
+            int(version): Endpoint(**endpoint, elsewhere=True)
+            for version, endpoint in record["versions"].items()
+        }
 
     def _write(self, model: str, versions: Mapping[int, Endpoint]) -> None:
         rows = {str(version): {"http": place.http, "grpc": place.grpc} for version, place in versions.items()}
@@ -122,3 +137,20 @@ class External:
         scratch = self._folder / f".{model}.{secrets.token_hex(4)}"
         scratch.write_text(json.dumps({"format": FORMAT, "version": VERSION, "versions": rows}))
         scratch.rename(self._file(model))
+
+
+def _alike(some: Tensors, others: Tensors) -> bool:
+    return some.keys() == others.keys() and all(
+        kind == others[name][0] and _sizes_fit(sizes, others[name][1]) for name, (kind, sizes) in some.items()
+    )
+
+
+def _sizes_fit(some: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    if not some or not others:
+        return True
+    same_rank = len(some) == len(others)
+    return same_rank and all(-1 in pair or pair[0] == pair[1] for pair in zip(some, others, strict=True))
+
+
+def _shown(tensors: Tensors) -> str:
+    return ", ".join(f"{name!r} {kind} {list(sizes)}" for name, (kind, sizes) in tensors.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ from serin.formats.request_log import read_since
 from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.rollout.status import ModelStatus, ReleaseStatus
 from serin.rollout.status import status as rollout_statuses
+from serin.serving.external import External
 from serin.stack import prefect_api
+from serin.stack.everywhere import AnyFleet
 from serin.stack.guard import Guard, read_guard
 from serin.stack.parts import build_gateway, build_releases, request_log
-from serin.stack.state import read_stack
+from serin.stack.state import Stack, read_stack
 from serin.stack.supervisor import Child, Supervisor
 
 WINDOW_S = 60.0
@@ -35,16 +37,17 @@ class Status:
     up: bool
     gateway: Address | None = None
     guard: Guard | None = None
-    prefect: Address | None = None
+    prefect: Address | None = None  # None: serving alone, as in a container that was told of no server
     processes: tuple[Child, ...] = ()
     models: tuple[ModelStatus, ...] = ()
     ready: frozenset[str] = frozenset()  # names of releases that answer
+    elsewhere: Mapping[str, str] = field(default_factory=dict)  # addresses of those that somebody else runs
     latency: tuple[ReleaseLatency, ...] = field(default=())
 
     @property
     def well(self) -> bool:
         """Everything that should run does, and every release that has traffic answers."""
-        if not self.up or self.gateway is None or self.prefect is None:
+        if not self.up or self.gateway is None:
             return False
         serving = {
             f"{model.name}-v{release.version}"
@@ -53,7 +56,8 @@ class Status:
             if release.weight_percent > 0
         }
         processes = all(child.state == "running" for child in self.processes if not _is_release(child.name))
-        return processes and self.gateway.ready and self.prefect.ready and serving <= self.ready
+        parts = all(part.ready for part in (self.gateway, self.prefect) if part)
+        return processes and parts and serving <= self.ready
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,13 +76,14 @@ class Status:
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        if not self.up or self.gateway is None or self.prefect is None:
+        if not self.up or self.gateway is None:
             yield f"no stack is up in {self.home}; start one with `serin up`"
             return
         yield f"gateway  {self.gateway.url}  {'ready' if self.gateway.ready else 'NOT READY'}"
         if self.guard:
             yield f"         {self.guard.words}"
-        yield f"Prefect  {self.prefect.url}  {'ready' if self.prefect.ready else 'NOT READY'}"
+        if self.prefect:
+            yield f"Prefect  {self.prefect.url}  {'ready' if self.prefect.ready else 'NOT READY'}"
         for child in self.processes:
             pid = f"process {child.pid}" if child.pid else ""
             yield f"  {child.name:<24} {child.state:<9} {pid}".rstrip()
@@ -91,7 +96,8 @@ class Status:
         for release in model.releases:
             name = _named(model, release).name
             ready = "ready" if name in self.ready else "NOT READY"
-            yield f"  {name:<24} {release.arm:<9} {release.weight_percent:6.2f}%  {ready}"
+            place = f"  {self.elsewhere[name]}" if name in self.elsewhere else ""
+            yield f"  {name:<24} {release.arm:<9} {release.weight_percent:6.2f}%  {ready}{place}"
             for seen in self._latency_of(name):
                 speed = f"p50 {_ms(seen.p50_ms)}, p95 {_ms(seen.p95_ms)}, p99 {_ms(seen.p99_ms)}"
                 yield f"    as {seen.arm}: {seen.requests_per_s:.1f} requests/s, {speed}, {seen.error_share:.2%} failed"
@@ -110,6 +116,7 @@ class Status:
                     "arm": release.arm,
                     "weight": release.weight_percent,
                     "ready": name in self.ready,
+                    "elsewhere": self.elsewhere.get(name),
                     "latency": [asdict(seen) for seen in self._latency_of(name)],
                 }
             )
@@ -129,19 +136,29 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
     except SupervisorGone:
         return Status(home=home, up=False)
     models = tuple(rollout_statuses(home))
-    releases = build_releases(home)
+    external = External(home)
+    fleet = AnyFleet(build_releases(home), external)
     named = [_named(model, entry) for model in models for entry in model.releases]
     return Status(
         home=home,
         up=True,
         gateway=Address(url=stack.gateway_url, ready=build_gateway(home).ready()),
         guard=read_guard(home),
-        prefect=Address(url=stack.prefect_ui_url, ready=prefect_api.answers(stack.prefect_api_url)),
+        prefect=_prefect(stack),
         processes=children,
         models=models,
-        ready=frozenset(release.name for release in named if releases.state(release) == "ready"),
+        ready=frozenset(release.name for release in named if fleet.state(release) == "ready"),
+        elsewhere={
+            release.name: external.endpoint(release).http for release in named if external.has(release)
+        },
         latency=_latency(request_log(home), window_s),
     )
+
+
+def _prefect(stack: Stack) -> Address | None:
+    if not stack.prefect_api_url:
+        return None
+    return Address(url=stack.prefect_ui_url, ready=prefect_api.answers(stack.prefect_api_url))
 
 
 def _named(model: ModelStatus, entry: ReleaseStatus) -> Release:

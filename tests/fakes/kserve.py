@@ -16,9 +16,9 @@ MODEL = "sentiment"
 class KServe(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, *, delay_s: float = 0.0, datatype: str = "FP32") -> None:
+    def __init__(self, *, delay_s: float = 0.0, datatype: str = "FP32", columns: int = 1) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.delay_s, self.datatype = delay_s, datatype
+        self.delay_s, self.datatype, self.columns = delay_s, datatype, columns
         self.ready = True
         self.platform = ""
         self.asked = 0
@@ -38,7 +38,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.ready:
             self._answer(503, {"error": "not ready"})
         elif self.path == f"/v2/models/{MODEL}":
-            tensor = {"name": "x", "datatype": self.server.datatype, "shape": [-1, 1]}
+            tensor = {"name": "x", "datatype": self.server.datatype, "shape": [-1, self.server.columns]}
             platform = {"platform": self.server.platform} if self.server.platform else {}
             self._answer(200, {"name": MODEL, **platform, "inputs": [tensor], "outputs": [tensor]})
         else:

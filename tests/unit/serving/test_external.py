@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,15 +12,16 @@ from tests.fakes.kserve import MODEL, serving
 
 
 def place(address: str) -> Endpoint:
-    return Endpoint(http=address, grpc=address)
+    return Endpoint(http=address, grpc=address, elsewhere=True)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("http://models.example:8000", Endpoint(http="models.example:8000", grpc="models.example:8000")),
-        ("127.0.0.1:80", Endpoint(http="127.0.0.1:80", grpc="127.0.0.1:80")),
-        ("http://a:80/,grpc://b:81", Endpoint(http="a:80", grpc="b:81")),
+        ("http://models.example:8000", place("models.example:8000")),
+        ("127.0.0.1:80", place("127.0.0.1:80")),
+        ("http://a:80/,grpc://b:81", Endpoint(http="a:80", grpc="b:81", elsewhere=True)),
+        ("http://[fd00::7]:8000", place("[fd00::7]:8000")),
     ],
 )
 def test_an_address_is_read(text: str, expected: Endpoint) -> None:
@@ -32,6 +34,11 @@ def test_an_address_is_read(text: str, expected: Endpoint) -> None:
 def test_what_is_no_address_is_refused_with_the_way_to_write_one(text: str) -> None:
     with pytest.raises(ValueError, match="http://host:port"):
         parse_address(text)
+
+
+def test_a_server_behind_tls_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ValueError, match="without TLS"):
+        parse_address("https://models.example:443")
 
 
 def test_an_address_keeps_its_version_and_a_new_one_gets_the_next(tmp_path: Path) -> None:
@@ -56,13 +63,19 @@ def test_a_server_is_ready_when_it_says_so(tmp_path: Path) -> None:
     assert external.state(release) == "starting"
 
 
-def test_a_server_with_other_tensors_does_not_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "seen"), [({"datatype": "INT64"}, "'x' INT64"), ({"columns": 2}, r"\[-1, 2\]")]
+)
+def test_a_server_with_other_tensors_does_not_fit(tmp_path: Path, how: dict[str, Any], seen: str) -> None:
     external = External(tmp_path)
-    with serving() as one, serving() as same, serving(datatype="INT64") as other:
+    with serving() as one, serving() as same, serving(columns=-1) as vague, serving(**how) as other:
         for server in (one, same):
             external.verify(external.register(MODEL, place(server.address)))
-        with pytest.raises(ReleaseNotReady, match="are not those of sentiment-v1"):
+        with pytest.raises(ReleaseNotReady, match=f"{seen}.* are not those of sentiment-v1"):
             external.verify(external.register(MODEL, place(other.address)))
+        apart = External(tmp_path / "apart")
+        for server in (one, vague):
+            apart.verify(apart.register(MODEL, place(server.address)))
 
 
 def test_a_server_that_describes_nothing_does_not_fit(tmp_path: Path) -> None:

@@ -127,6 +127,35 @@ def test_a_call_by_version_never_falls_back() -> None:
     }  # fmt: skip
 
 
+def test_a_server_elsewhere_is_asked_without_our_number_and_by_its_own_name() -> None:
+    places = {
+        name: Endpoint(http="models.example:8000", grpc="[fd00::7]:8001", elsewhere=True)
+        for name in ENDPOINTS
+    }
+    (host,) = route_configuration([split(5)], places, {}, 1 << 20)["virtual_hosts"]
+    routes = {route["match"]["path"]: route for route in host["routes"] if "path" in route["match"]}
+    for call in ("/infer", "/ready", ""):
+        pinned = routes[f"/v2/models/m/versions/2{call}"]["route"]
+        assert (pinned["cluster"], pinned["prefix_rewrite"]) == ("m-v2_http", f"/v2/models/m{call}")
+    assert all(route["route"]["auto_host_rewrite"] for path, route in routes.items() if "/models/m" in path)
+    refused = [
+        route
+        for route in host["routes"]
+        if {"name": "x-serin-version", "string_match": {"exact": "2"}} in route["match"].get("headers", [])
+    ]
+    assert [route["direct_response"]["status"] for route in refused] == [404] * 3
+    found = {document["name"]: document for document in clusters([split(5)], places)}
+    (group,) = found["m-v1_grpc"]["load_assignment"]["endpoints"]
+    address = group["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
+    assert address == {"address": "fd00::7", "port_value": 8001}
+    assert (found["m-v1_grpc"]["type"], found["m-v1_http"]["type"]) == ("STATIC", "STRICT_DNS")
+
+
+def test_ours_are_asked_by_number_and_under_the_name_that_the_client_used() -> None:
+    for route in table(split(5)):
+        assert not {"auto_host_rewrite", "prefix_rewrite"} & set(route.get("route", {}))
+
+
 def test_every_inference_route_carries_model_and_epoch() -> None:
     infer = [
         route

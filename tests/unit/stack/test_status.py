@@ -89,6 +89,21 @@ def test_a_release_without_traffic_need_not_be_ready() -> None:
     assert replace(WELL, models=(loading,), ready=frozenset({"flights-v1"})).well
 
 
+def test_serving_alone_is_well_without_a_prefect_and_says_nothing_of_one() -> None:
+    alone = replace(WELL, prefect=None)
+    assert alone.well
+    assert "Prefect" not in "\n".join(alone.lines())
+    assert alone.to_json()["prefect"] is None
+
+
+def test_a_server_that_somebody_else_runs_is_shown_with_its_address() -> None:
+    found = replace(WELL, elsewhere={"flights-v2": "10.0.0.2:8000"})
+    (line,) = [line for line in found.lines() if "flights-v2" in line]
+    assert line.endswith("ready  10.0.0.2:8000")
+    (model,) = found.to_json()["models"]
+    assert [release["elsewhere"] for release in model["releases"]] == [None, "10.0.0.2:8000"]
+
+
 def test_the_json_is_what_programs_were_promised() -> None:
     found = WELL.to_json()
     assert set(found) == {"home", "up", "well", "gateway", "prefect", "processes", "models"}
@@ -100,6 +115,7 @@ def test_the_json_is_what_programs_were_promised() -> None:
         "arm": "candidate",
         "weight": 5.0,
         "ready": True,
+        "elsewhere": None,
         "latency": [],
     }
     assert model["releases"][0]["latency"][0]["p50_ms"] == 1.5
