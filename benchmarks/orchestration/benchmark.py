@@ -1,12 +1,15 @@
-"""What Prefect costs: the same pipeline bare, through the flow in one process, and with each stage placed on a worker.
+"""What Prefect costs: the same stages as plain functions in one process, as the flow in one process, through a worker,
+and with each stage placed on a worker.
 
-Every lap trains from a table of its own, so that nothing is found; then the same again, where nothing has changed.
-All run beside one stack, whose server works for the two that need it.
+Every lap has a table with other rows: stages go by what is in a table, and would find what another way has made of the
+same. That each lap has made a training and a version is looked at. Then the same again, where nothing has changed. All
+run beside one stack, whose server works for the three that need it.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -14,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,12 +30,28 @@ import yaml
 from benchmarks.child import ContenderFailed
 from benchmarks.machine import machine
 from benchmarks.report import Report
+from serin.store import Store
 
 Say = Callable[[str], None]
 ROOT = Path(__file__).resolve().parents[2]
 WAYS = ("bare", "inline", "worker", "placed")
 STAGES = 3  # etl, train and export; with their parent four processes, one after the other
 SHARE = 0.05
+MODEL = "orchestrated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lap:
+    """One pipeline, run one way."""
+
+    seconds: float  # of the whole command
+    call_s: float  # of the stages or the flow alone, where they run in the command's own process; else nan
+    cpu_s: float  # of the command and what it waited for; for the others that is not all
+    again_s: float  # the whole command, nothing changed
+    again_call_s: float
+
+
+Laps = dict[str, list[Lap]]
 
 
 class Place:
@@ -66,38 +86,59 @@ class Place:
         url, login = shown.stdout.split()
         self.environment |= {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": login}
 
-    def lap(self, way: str, spec: Path) -> tuple[float, float]:
-        """Seconds of the whole command, and of the flow alone where that can be told."""
-        if way == "bare":
-            return self.run("benchmarks.orchestration.bare", str(spec))[0], float("nan")
-        if way == "inline":
-            seconds, said = self.run(
-                "benchmarks.orchestration.inline", str(spec), PREFECT_LOGGING_LEVEL="ERROR"
-            )
+    def lap(self, way: str, spec: Path) -> Lap:
+        """The pipeline, and the same once more. ContenderFailed when something was found that had to be made."""
+        before, cpu = self._made(), _cpu_s()
+        seconds, call_s = self._once(way, spec)
+        cpu_s, made = (
+            _cpu_s() - cpu,
+            tuple(now - then for now, then in zip(self._made(), before, strict=True)),
+        )
+        if made != (1, 1):
+            raise ContenderFailed(f"{way}: {made[0]} trainings and {made[1]} versions, and not one of each")
+        again_s, again_call_s = self._once(way, spec)
+        return Lap(
+            seconds=seconds, call_s=call_s, cpu_s=cpu_s, again_s=again_s, again_call_s=again_call_s
+        )  # fmt: skip
+
+    def _once(self, way: str, spec: Path) -> tuple[float, float]:
+        if way in ("bare", "inline"):
+            module = f"benchmarks.orchestration.{way}"
+            seconds, said = self.run(module, str(spec), PREFECT_LOGGING_LEVEL="ERROR")
             return seconds, float(said.split()[-1])
         placed = ["--placed"] if way == "placed" else []
         return self.run("serin.cli", "run", "--no-serve", *placed, str(spec))[0], float("nan")
 
+    def _made(self) -> tuple[int, int]:
+        """Trainings and versions that are there."""
+        home = self.folder / "home"
+        store = Store(str(home / "store"))
+        return len(list(home.glob("runs/train-*/result"))), len(store.versions(MODEL))
+
+
+def _cpu_s() -> float:
+    """Of all commands until now and of what they have waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
 
 def measure(*, full: bool, say: Say) -> Report:
-    rows, epochs, laps = (2_000_000, 6, 3) if full else (400_000, 4, 1)
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
-    again: dict[str, list[float]] = {way: [] for way in (*WAYS, "flow")}
+    rows, epochs, laps = (2_000_000, 6, 5) if full else (400_000, 4, 3)
+    done: dict[str, list[Lap]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory(prefix="serin-bench-") as scratch, _stack(Path(scratch), say) as place:
         say("a lap that does not count: nobody is the first to read the libraries from the disk")
-        place.lap("placed", write_pipeline(Path(scratch) / "first", rows=rows // 10, epochs=1))
+        for number, way in enumerate(WAYS):
+            spec = write_pipeline(Path(scratch) / f"first-{way}", rows=rows // 10, epochs=1, seed=number)
+            place.lap(way, spec)
         for number in range(laps):
-            for way in (
-                *WAYS[number % len(WAYS) :],
-                *WAYS[: number % len(WAYS)],
-            ):  # nobody is always the first
-                spec = write_pipeline(Path(scratch) / f"{way}-{number}", rows=rows, epochs=epochs)
-                times[way].append(place.lap(way, spec)[0])
-                whole, flow = place.lap(way, spec)
-                again[way].append(whole)
-                if way == "inline":
-                    again["flow"].append(flow)
-                say(f"{way}: {times[way][-1]:.1f} s, nothing changed {whole:.1f} s")
+            turn = number % len(WAYS)
+            for way in (*WAYS[turn:], *WAYS[:turn]):  # nobody is always the first
+                seed = 100 + number * len(WAYS) + WAYS.index(way)
+                spec = write_pipeline(
+                    Path(scratch) / f"{way}-{number}", rows=rows, epochs=epochs, seed=seed
+                )  # fmt: skip
+                done[way].append(lap := place.lap(way, spec))
+                say(f"{way}: {lap.seconds:.1f} s, nothing changed {lap.again_s:.1f} s")
     return Report(
         benchmark="orchestration",
         mode="full" if full else "quick",
@@ -109,45 +150,71 @@ def measure(*, full: bool, say: Say) -> Report:
             "laps": laps,
         },
         cases={},
-        line=key_figures(times, again),
+        line=key_figures(done),
         notes=[
             "seconds of whole commands, with the start of their processes; the stack itself is up already",
-            "overhead is against the bare stages, which are one process and import everything once",
+            "bare: the same stages as plain functions in one process; ratios are within a lap, the middle one is shown",
+            "a worker's process has done its imports before it is asked, which the bare one has not",
             "a longer pipeline has the same seconds of overhead and a smaller share",
-            "placed_5_percent_s: how long one must be (computed, not run) for that share to be 5%",
+            "*_5_percent_s: how long one must be (computed, not run) for that share to be 5%",
+            "bare has no figure for 'nothing changed': a plain export is done again",
         ],
-        tables=table(times, again),
-        figures={"seconds": times, "nothing_changed_s": again},
+        tables=table(done),
+        figures={way: [asdict(lap) for lap in laps] for way, laps in done.items()},
     )
 
 
-def key_figures(times: dict[str, list[float]], again: dict[str, list[float]]) -> dict[str, float]:
-    middle = {way: statistics.median(seconds) for way, seconds in times.items()}
-    figures = {f"{way}_overhead": middle[way] / middle["bare"] - 1 for way in WAYS if way != "bare"}
-    placed = middle["placed"] - middle["bare"]
+def key_figures(done: Laps) -> dict[str, float]:
+    """Shares and differences against the bare stages of the same lap, the middle one of all laps."""
+    ways = [way for way in WAYS if way != "bare"]
+    placed_s = _middle(done, "placed", "bare", "seconds", _difference)
     return {
-        **figures,
-        "bare_s": middle["bare"],
-        "placed_overhead_s": placed,
-        "placed_stage_s": placed / STAGES,
-        "placed_5_percent_s": max(0.0, placed / SHARE),
-        "unchanged_flow_s": statistics.median(again["flow"]),
-        "unchanged_worker_s": statistics.median(again["worker"]),
-        "unchanged_placed_s": statistics.median(again["placed"]),
+        "flow_overhead": _middle(done, "inline", "bare", "call_s", _share),
+        **{f"{way}_overhead": _middle(done, way, "bare", "seconds", _share) for way in ways},
+        "inline_cpu_overhead": _middle(done, "inline", "bare", "cpu_s", _share),
+        "bare_s": _median(done["bare"], "seconds"),
+        "flow_overhead_s": _middle(done, "inline", "bare", "call_s", _difference),
+        **{f"{way}_overhead_s": _middle(done, way, "bare", "seconds", _difference) for way in ways},
+        "placed_stage_s": _middle(done, "placed", "worker", "seconds", _difference) / STAGES,
+        "placed_5_percent_s": max(0.0, placed_s / SHARE),
+        "unchanged_flow_s": _median(done["inline"], "again_call_s"),
+        "unchanged_worker_s": _median(done["worker"], "again_s"),
+        "unchanged_placed_s": _median(done["placed"], "again_s"),
     }
 
 
-def table(times: dict[str, list[float]], again: dict[str, list[float]]) -> list[str]:
-    bare = statistics.median(times["bare"])
-    lines = [f"  {'':<10}{'pipeline':>12}{'overhead':>12}{'':>10}{'a stage':>12}{'nothing changed':>18}"]
+def _share(one: float, other: float) -> float:
+    return one / other - 1
+
+
+def _difference(one: float, other: float) -> float:
+    return one - other
+
+
+def _median(laps: list[Lap], figure: str) -> float:
+    return statistics.median(getattr(lap, figure) for lap in laps)
+
+
+def _middle(done: Laps, way: str, other: str, figure: str, compare: Callable[[float, float], float]) -> float:
+    pairs = zip(done[way], done[other], strict=True)
+    return statistics.median(compare(getattr(one, figure), getattr(two, figure)) for one, two in pairs)
+
+
+def table(done: Laps) -> list[str]:
+    lines = [f"  {'':<14}{'seconds':>10}{'overhead':>22}{'nothing changed':>18}"]
     for way in WAYS:
-        seconds = statistics.median(times[way])
-        lines.append(
-            f"  {way:<10}{seconds:>10.1f} s{seconds - bare:>10.1f} s{seconds / bare - 1:>10.1%}"
-            f"{(seconds - bare) / STAGES:>10.1f} s"
-            f"{statistics.median(again[way]):>16.1f} s"
-        )
-    return [*lines, f"  the flow alone, nothing changed: {statistics.median(again['flow']):.2f} s", ""]
+        lines += _row(way, done, way, "seconds", "again_s")
+        if way in ("bare", "inline"):
+            lines += _row(f"{way}, call", done, way, "call_s", "again_call_s")
+    return [*lines, ""]
+
+
+def _row(label: str, done: Laps, way: str, figure: str, again: str) -> list[str]:
+    head = f"  {label:<14}{_median(done[way], figure):>8.1f} s"
+    if way == "bare":
+        return [head]
+    difference, share = (_middle(done, way, "bare", figure, compare) for compare in (_difference, _share))
+    return [f"{head}{difference:>10.1f} s{share:>10.1%}{_median(done[way], again):>16.1f} s"]
 
 
 @contextmanager
@@ -162,16 +229,16 @@ def _stack(folder: Path, say: Say) -> Iterator[Place]:
         place.run("serin.cli", "down")
 
 
-def write_pipeline(folder: Path, *, rows: int, epochs: int) -> Path:
-    """A spec and a table of its own."""
+def write_pipeline(folder: Path, *, rows: int, epochs: int, seed: int) -> Path:
+    """A spec and a table with rows of its own."""
     folder.mkdir(parents=True)
-    chance = np.random.default_rng(5)
+    chance = np.random.default_rng(seed)
     columns: dict[str, Any] = {f"x{index}": chance.normal(size=rows).astype(np.float32) for index in range(8)}
     columns |= {f"c{index}": chance.integers(0, 500, rows) for index in range(3)}
     score = columns["x0"] - columns["x1"] + columns["c0"] / 250 + chance.normal(size=rows)
     pq.write_table(pa.table({**columns, "y": score > 1}), folder / "table.parquet")
     spec = {
-        "name": "orchestrated",
+        "name": MODEL,
         "data": {
             "tables": {"table": "table.parquet"},
             "target": {"expression": "y", "task": "binary"},
