@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -33,6 +34,7 @@ from websockets.exceptions import WebSocketException
 
 from deployments.engine import APPLICATION, ENGINE, SUPERVISOR, waiting_environment
 from serin import environment
+from serin.stack.processes import scratch_folder
 
 _WAITS = tuple(f"prefect.flow-run.{state}" for state in ("Scheduled", "AwaitingRetry", "Resuming"))
 _PAUSES_S = (0.0, 0.1, 0.4)
@@ -178,6 +180,9 @@ async def run_process(
 def main() -> None:
     if hasattr(importlib.import_module(SUPERVISOR), "_launch_engine"):  # another Prefect may do it otherwise
         _starter_engine.run_process = run_process
+    scratch = scratch_folder(environment.home())
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tempfile.tempdir = str(scratch)  # in this process alone: what it starts may need shorter paths
     sys.argv[1:1] = ["--no-prompt", "worker"]
     app()
 

@@ -15,7 +15,7 @@ from serin.commands.output import Json, show, show_json, show_table, when
 from serin.errors import NotFound
 
 if TYPE_CHECKING:
-    from serin.stack.prefect_api import Api
+    from serin.stack.state import Stack
 
 Run = Annotated[str, typer.Argument(help="A run's name, as `serin runs list` shows it.")]
 
@@ -87,28 +87,28 @@ def report_run(
     from serin.errors import NotUp
     from serin.stack.run_report import report
 
-    api = _api()
-    if api is None:
+    stack = _stack()
+    if stack is None:
         raise NotUp(home=environment.home())
-    show(report(api, run, pictures=pictures))
+    show(report(stack.api, run, pictures=pictures))
 
 
-def _api() -> Api | None:
-    """The stack's own Prefect; None when there is none."""
+def _stack() -> Stack | None:
+    """The one that runs here, with its own Prefect server or another."""
     from serin.stack.state import read_stack
 
     stack = read_stack(environment.home())
-    if stack is None or not stack.is_alive or not stack.owns_prefect:
-        return None
-    return stack.api
+    return stack if stack is not None and stack.is_alive else None
 
 
 def _flow_runs(limit: int) -> list[RunEntry]:
     from serin.stack.prefect_api import flow_names, flow_runs
+    from serin.stack.processes import POOLS
 
-    api = _api()
-    if api is None:
+    stack = _stack()
+    if stack is None:
         return []
+    api, pools = stack.api, () if stack.owns_prefect else POOLS  # others may use it for other things
     names = flow_names(api)
     return [
         RunEntry(
@@ -118,7 +118,7 @@ def _flow_runs(limit: int) -> list[RunEntry]:
             began=_timestamp(run.get("start_time") or run.get("created")),
             seconds=run.get("estimated_run_time"),
         )
-        for run in flow_runs(api, limit=limit)
+        for run in flow_runs(api, limit=limit, pools=pools)
     ]
 
 
@@ -126,11 +126,11 @@ def _flow_run_details(name: str) -> dict[str, Any] | None:
     from serin.stack.prefect_api import flow_names, flow_runs, run_log
     from serin.stage_keys import notes
 
-    api = _api()
-    found = flow_runs(api, limit=1, name=name) if api else []
-    if api is None or not found:
+    stack = _stack()
+    found = flow_runs(stack.api, limit=1, name=name) if stack else []
+    if stack is None or not found:
         return None
-    run = found[0]
+    api, run = stack.api, found[0]
     return {
         "run": run["name"],
         "id": run["id"],

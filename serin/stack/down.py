@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,7 @@ def clear_away(home: Path) -> str:
     if segments:
         found.append(f"{segments} shared memory segment{'s' if segments > 1 else ''}")
     Supervisor(home).forget_programs()
+    shutil.rmtree(processes.scratch_folder(home), ignore_errors=True)
     sockets = remove_sockets(home)
     if sockets:
         found.append(f"{sockets} socket{'s' if sockets > 1 else ''}")

@@ -162,13 +162,18 @@ def flow_names(api: Api | str) -> dict[str, str]:
     return {flow["id"]: flow["name"] for flow in flows}
 
 
-def flow_runs(api: Api | str, *, limit: int, name: str | None = None) -> list[dict[str, Any]]:
-    """The newest runs first; those of one name when it is given. What schedules have planned for later is none yet."""
+def flow_runs(
+    api: Api | str, *, limit: int, name: str | None = None, pools: Iterable[str] = ()
+) -> list[dict[str, Any]]:
+    """The newest runs first; those of one name, or of some work pools, when they are given. What schedules have planned
+    for later is none yet."""
     soon = (datetime.now(UTC) + _SOON).isoformat()
     wanted: dict[str, Any] = {"expected_start_time": {"before_": soon}}
     if name is not None:
         wanted["name"] = {"any_": [name]}
-    body = {"sort": "EXPECTED_START_TIME_DESC", "limit": limit, "flow_runs": wanted}
+    body: dict[str, Any] = {"sort": "EXPECTED_START_TIME_DESC", "limit": limit, "flow_runs": wanted}
+    if names := list(pools):
+        body["work_pools"] = {"name": {"any_": names}}
     found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
     return [run for run in found if run["state_type"] != "SCHEDULED" or run.get("auto_scheduled") is False]
 

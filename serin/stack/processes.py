@@ -26,6 +26,11 @@ def workers_of(home: Path) -> tuple[str, ...]:
     return tuple(f"serin-{pool}-{stack_name(home)}" for pool in POOLS)
 
 
+def scratch_folder(home: Path) -> Path:
+    """Where workers keep what they need for a run. One that is killed leaves it; `serin down` takes it away."""
+    return home / "stack" / "scratch"
+
+
 def stack_environment(home: Path) -> dict[str, str]:
     """What every process of the stack starts from: the caller's environment, with this home and the stack's mark.
 
@@ -47,6 +52,7 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         "PREFECT_WORKER_PREFETCH_SECONDS": "5",
         "PREFECT_CLI_PROMPT": "false",
+        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.5",  # the default shows a line two seconds after it was said
         "DO_NOT_TRACK": "1",
     }
     if not own:

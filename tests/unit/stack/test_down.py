@@ -11,6 +11,7 @@ from serin.artifacts import Release
 from serin.errors import NotUp
 from serin.serving.triton_process import new_place
 from serin.stack.down import clear_away, take_down
+from serin.stack.processes import scratch_folder
 from serin.stack.state import socket_folder
 from serin.stack.survivors import STACK_MARK
 
@@ -51,3 +52,11 @@ def test_a_release_record_that_a_crash_cut_short_does_not_stop_the_cleaning(tmp_
     record.parent.mkdir(parents=True)
     record.write_text('{"place": {')
     assert clear_away(tmp_path) == ""
+
+
+def test_what_workers_that_were_killed_left_of_their_runs_is_taken_away(tmp_path: Path) -> None:
+    left = scratch_folder(tmp_path) / "prefect-workspace-attempt-1" / "supervisor.json"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    clear_away(tmp_path)
+    assert not left.parent.parent.exists()

@@ -2,58 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
 from serin.errors import PrefectGone, PrefectRefused
 from serin.stack import prefect_api
-
-
-class Server:
-    """Answers what it was told to, and remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, Any]] = {}
-        self.asked: list[tuple[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def _answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                call = f"{self.command} {self.path.removeprefix('/api')}"
-                outer.asked.append((call, json.loads(body) if body else None))
-                outer.headers.append({name.lower(): value for name, value in self.headers.items()})
-                code, content = outer.answers.get(call.partition("?")[0], (404, {"detail": "no such thing"}))
-                self.send_response(code)
-                self.end_headers()
-                self.wfile.write(json.dumps(content).encode())
-
-            do_GET = do_POST = do_PATCH = _answer  # noqa: N815 (names that http.server looks for)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/api"
+from tests.fakes.prefect import Server, prefect_at_work
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    prefect_api._TOKENS.clear()  # of a server that had the same port
-    made = Server()
-    thread = threading.Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
-    thread.join()
+    with prefect_at_work() as made:
+        yield made
 
 
 @pytest.mark.parametrize(
