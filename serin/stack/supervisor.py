@@ -116,10 +116,9 @@ class Supervisor:
         child = self.child(name)
         if child is not None:
             self._end(name)
-            if (
-                child.pid is not None
-            ):  # supervisord looks at the process alone, not at what is left of its group
-                end_processes(group_members(self.home, child.pid), grace_s=0.0)
+            # supervisord looks at the process alone, not at what is left of its group; that may still start others.
+            while child.pid is not None and (left := group_members(self.home, child.pid)):
+                end_processes(left, grace_s=0.0)
         for suffix in (".ini", ".json", ".group"):
             (self._programs / f"{name}{suffix}").unlink(missing_ok=True)
 

@@ -17,6 +17,7 @@ import pytest
 from serin.environment import child_environment
 from serin.errors import StackError
 from serin.serving.process import Leavings, Process
+from serin.stack import supervisor as supervisor_module
 from serin.stack.state import remove_sockets
 from serin.stack.supervisor import Supervisor
 from serin.stack.survivors import STACK_MARK, end_processes, group_members, stack_processes, start_ticks
@@ -183,6 +184,28 @@ def test_stop_ends_a_process_that_refuses_and_the_children_it_leaves(supervisor:
     until(lambda: len(stack_processes(supervisor.home)) >= 3)
     supervisor.stop("sleeper")
     assert supervisor.state("sleeper") == "absent"
+    assert len(stack_processes(supervisor.home)) == 1  # supervisord
+
+
+def test_stop_ends_what_a_child_starts_in_its_last_moment(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = supervisor.home / "word"  # the folder it runs in
+    os.mkfifo(word)
+    child = 'trap "" TERM; read line < word; sleep 600'
+    supervisor.start(sleeper(supervisor, f"trap 'exit 0' TERM; sh -c '{child}' & wait", stop_s=1.0))
+    until(lambda: len(stack_processes(supervisor.home)) == 3)
+
+    def too_late(pids: list[int], *, grace_s: float) -> None:
+        if word.exists():
+            word.write_text("now\n")
+            word.unlink()
+            until(lambda: len(stack_processes(supervisor.home)) > 1 + len(pids))
+        end_processes(pids, grace_s=grace_s)
+
+    monkeypatch.setattr(supervisor_module, "end_processes", too_late)
+    supervisor.stop("sleeper")
+    assert not word.exists()
     assert len(stack_processes(supervisor.home)) == 1  # supervisord
 
 
