@@ -8,6 +8,7 @@ server that the environment names is down all the while, in every case.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import signal
@@ -118,16 +119,20 @@ def strikes_candidate(number: signal.Signals) -> Strike:
     """At the whole group of its processes, Triton's Python stub among them."""
 
     def strike(scene: Stage, candidate: Release) -> None:
-        for pid in group_members(scene.home, scene.pid(candidate.name)):
-            os.kill(pid, number)
+        _signal(group_members(scene.home, scene.pid(candidate.name)), number)
 
     return strike
 
 
 def kills_baseline(scene: Stage, _: Release) -> None:
     baseline = next(found.baseline for found in [scene.now()] if found and found.baseline)
-    for pid in group_members(scene.home, scene.pid(baseline.name)):
-        os.kill(pid, signal.SIGKILL)
+    _signal(group_members(scene.home, scene.pid(baseline.name)), signal.SIGKILL)
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # what the first one's death has ended meanwhile
+            os.kill(pid, number)
 
 
 def kills(part: str) -> Strike:

@@ -216,7 +216,7 @@ def test_who_cancels_a_placed_pipeline_cancels_its_stage_and_frees_the_gpu(
     spec = write_spec(tmp_path, small_spec(tmp_path / "data", **sections) | {"name": "cancelled-parcels"})
     run = stack.begin(spec, "--placed", "--no-serve")
     stage = _wait(lambda: _training(stack, run), "the training holds its GPU")
-    (engine,) = run_processes(stack.home)[stage].engines
+    engine = _wait(lambda: _only_engine(stack, stage), "the training's one engine")
     assert b"deployments.engine" in Path(f"/proc/{engine}/cmdline").read_bytes(), (
         "no process had waited for it"
     )
@@ -230,6 +230,12 @@ def test_who_cancels_a_placed_pipeline_cancels_its_stage_and_frees_the_gpu(
     _wait(lambda: not {run, stage} & run_processes(stack.home).keys(), "no process of theirs is left")
     assert holders(stack.home) == ()
     assert Store(str(stack.home / "store")).versions("cancelled-parcels") == []
+
+
+def _only_engine(stack: Stack, run: str) -> int | None:
+    """A child that it starts looks like the engine itself until it has become another program."""
+    engines = run_processes(stack.home)[run].engines
+    return engines[0] if len(engines) == 1 else None
 
 
 def _training(stack: Stack, run: str) -> str | None:
@@ -262,10 +268,7 @@ def _kill_a_placed_pipeline_and_its_worker(stack: Stack, spec: Path) -> str:
     """Both with -9, while a stage runs that it has placed: nobody is left to say that it ended. The run's name, once
     the stack has found out."""
     run = stack.begin(spec, "--placed", "--fresh", "export")
-    _wait(
-        lambda: run in (found := run_processes(stack.home)) and len(found) > 1,
-        "the stage's process beside the pipeline's",
-    )
+    _wait(lambda: _has_placed_a_stage(stack, run), "the stage's process beside the pipeline's")
     victims = run_processes(stack.home)[run].engines
     worker = Supervisor(stack.home).pid("worker-cpu")
     assert worker is not None
@@ -280,6 +283,14 @@ def _kill_a_placed_pipeline_and_its_worker(stack: Stack, spec: Path) -> str:
     assert "its process is gone" in told
     assert "train        did not run" in told
     return name
+
+
+def _has_placed_a_stage(stack: Stack, run: str) -> bool:
+    """And both have a process; others may not be gone yet."""
+    body = {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}}
+    stages = {str(found["id"]) for found in stack.call("POST", "/flow_runs/filter", body)}
+    found = run_processes(stack.home)
+    return run in found and bool(found[run].engines and stages & found.keys())
 
 
 def _wait(look: Callable[[], T | None], what: str) -> T:

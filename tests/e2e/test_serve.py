@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 from serin.stack.survivors import stack_processes
@@ -26,9 +28,10 @@ def test_serving_alone_answers_and_leaves_nothing_when_it_is_told_to_end(tmp_pat
             stderr=subprocess.STDOUT,
         )
     try:
-        _until_live(serving, f"http://127.0.0.1:{port}/v2/health/live", log)
-        names = [_name(pid) for pid in stack_processes(home)]
-        assert any("serin.stack.controller" in name for name in names), names
+        _until(lambda: _answers(f"http://127.0.0.1:{port}/v2/health/live"), serving, log)
+        _until(
+            lambda: _runs(home, "serin.stack.controller"), serving, log
+        )  # the gateway was started before it
         serving.send_signal(signal.SIGTERM)
         assert serving.wait(timeout=30) == 0, log.read_text()
         assert stack_processes(home) == []
@@ -36,23 +39,32 @@ def test_serving_alone_answers_and_leaves_nothing_when_it_is_told_to_end(tmp_pat
         serving.kill()
         serving.wait()
         for pid in stack_processes(home):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
-def _until_live(serving: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _until(true: Callable[[], bool], serving: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 60
-    while True:
+    while not true():
         assert serving.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(url, timeout=1):
-                return
-        except OSError:
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
 
 
-def _name(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=10):
+            return True
+    except OSError:
+        return False
+
+
+def _runs(home: Path, module: str) -> bool:
+    words: list[bytes] = []
+    for pid in stack_processes(home):
+        with contextlib.suppress(OSError):
+            words += Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return module.encode() in words
 
 
 def _free_port() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,9 +53,7 @@ def test_every_stage_leaves_a_page(folder: Path, page: str, words: str) -> None:
 
 def test_running_it_again_does_nothing_twice(folder: Path) -> None:
     trainings = sorted((folder / "home" / "runs").iterdir())
-    began = time.perf_counter()
     assert run(str(folder / "spec.yaml")) == FIRST
-    assert time.perf_counter() - began < 10
     assert sorted((folder / "home" / "runs").iterdir()) == trainings
     assert Store.open().versions(NAME) == [1]
 

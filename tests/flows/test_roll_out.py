@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from prefect import get_client
+from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState
 from prefect.flow_runs import resume_flow_run
 
@@ -46,15 +48,26 @@ async def _roll_out_and_answer(**answer: object) -> Release:
     """The newest version; what its run asks is answered as a person would in Prefect's page."""
     running = asyncio.create_task(roll_out(NAME))
     async with get_client() as client:
-        wanted = FlowRunFilter(state=FlowRunFilterState(name={"any_": ["Paused"]}))
         for _ in range(300):
-            if running.done() or (paused := await client.read_flow_runs(flow_run_filter=wanted)):
+            if running.done() or (asking := await _asking(client)):
                 break
             await asyncio.sleep(0.1)
         assert not running.done(), running.exception() or running.result()
-        assert len(paused) == 1
-        await resume_flow_run(paused[0].id, run_input=answer)
+        assert len(asking) == 1
+        await resume_flow_run(asking[0], run_input=answer)
     return await running
+
+
+async def _asking(client: PrefectClient) -> list[UUID]:
+    """Runs that can be answered. Prefect pauses a run first and stores the form of the answer a moment later."""
+    wanted = FlowRunFilter(state=FlowRunFilterState(name={"any_": ["Paused"]}))
+    found = []
+    for run in await client.read_flow_runs(flow_run_filter=wanted):
+        assert run.state is not None
+        keys = run.state.state_details.run_input_keyset
+        if keys and await client.filter_flow_run_input(run.id, keys["schema"], limit=1, exclude_keys=set()):
+            found.append(run.id)
+    return found
 
 
 @pytest.fixture

