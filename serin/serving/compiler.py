@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from serin import environment
@@ -19,6 +21,14 @@ def find_compiler() -> str:
     if compiler is None:
         raise TritonInstallFailed(step="looking for a C++ compiler", reason="no C++ compiler is on PATH")
     return compiler
+
+
+def build_mark(sources: Iterable[Path], *flags: str) -> str:
+    """Of what a library is made: other sources, or the same with other flags, are another library."""
+    digest = hashlib.sha256(" ".join([*_FLAGS, *flags]).encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
 
 
 def compile_library(compiler: str, source: Path, library: Path, *flags: str, what: str) -> None:

@@ -7,7 +7,6 @@ are served all the same.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import shutil
 from pathlib import Path
@@ -15,18 +14,23 @@ from pathlib import Path
 from serin import environment
 from serin.errors import TritonInstallFailed
 from serin.formats.schema import Schema
-from serin.serving.compiler import compile_library, find_compiler
+from serin.serving.compiler import build_mark, compile_library, find_compiler
+from serin.serving.shapes import NATIVE
 
-BACKEND = "serin_onnx"
 SETTINGS = "native.txt"
 SOURCES = environment.application_folder() / "triton_models" / "onnx_native"
-LIBRARY = f"libtriton_{BACKEND}.so"
+LIBRARY = f"libtriton_{NATIVE}.so"
+
+_FLAGS = ("-fvisibility=hidden",)
+_RUNTIME = "libonnxruntime.so"
 
 
 def is_built(backends: Path) -> bool:
-    """Of these sources: another version of them is another library."""
-    marks = backends / BACKEND / "sources"
-    return marks.is_file() and marks.read_text() == _digest() and (backends / BACKEND / LIBRARY).is_file()
+    """From these sources, in this way, and for an ONNX Runtime that is still there."""
+    folder = backends / NATIVE
+    marks = folder / "sources"
+    made = marks.is_file() and marks.read_text() == _mark()
+    return made and (folder / LIBRARY).is_file() and (folder / _RUNTIME).is_file()
 
 
 def build(backends: Path, runtime: Path) -> None:
@@ -39,19 +43,19 @@ def build(backends: Path, runtime: Path) -> None:
     if library is None:
         raise TritonInstallFailed(step="looking for ONNX Runtime's library", reason=f"{runtime} holds none")
     mark = secrets.token_hex(6)
-    scratch, old = backends / f".{BACKEND}.{mark}", backends / f".{BACKEND}.{mark}.old"
+    scratch, old = backends / f".{NATIVE}.{mark}", backends / f".{NATIVE}.{mark}.old"
     scratch.mkdir(parents=True)
     source, made = SOURCES / "backend.cc", scratch / LIBRARY
     try:
-        compile_library(compiler, source, made, "-fvisibility=hidden", what="the backend")
+        compile_library(compiler, source, made, *_FLAGS, what="the backend")
     except TritonInstallFailed:
         shutil.rmtree(scratch)
         raise
-    (scratch / "libonnxruntime.so").symlink_to(library)
-    (scratch / "sources").write_text(_digest())
-    if (backends / BACKEND).exists():
-        (backends / BACKEND).rename(old)  # a Triton that runs it keeps what it has open
-    scratch.rename(backends / BACKEND)
+    (scratch / _RUNTIME).symlink_to(library)
+    (scratch / "sources").write_text(_mark())
+    if (backends / NATIVE).exists():
+        (backends / NATIVE).rename(old)  # a Triton that runs it keeps what it has open
+    scratch.rename(backends / NATIVE)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -65,6 +69,5 @@ def native_settings(schema: Schema, *, threads: int, max_string_bytes: int) -> b
     return "\n".join([*lines, ""]).encode()
 
 
-def _digest() -> str:
-    files = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cc")])
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+def _mark() -> str:
+    return build_mark(sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cc")]), *_FLAGS)

@@ -7,19 +7,17 @@ installed; without a compiler there is none, and a Triton that died of it is sta
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
-from serin.serving.compiler import compile_library, find_compiler
+from serin.serving.compiler import build_mark, compile_library, find_compiler
 
 SOURCE = Path(__file__).with_name("grpc_shield.cc")
 
 
 def shield_place(triton: Path) -> Path:
     """Where it is, or would be, in Triton's environment. Another source is another library."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    return triton / "serin-shield" / f"{digest}.so"
+    return triton / "serin-shield" / f"{build_mark([SOURCE])[:16]}.so"
 
 
 def build_shield(library: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from serin import environment
 from serin.errors import TritonInstallFailed, TritonMissing
 from serin.serving import native
-from serin.serving.shapes import Server
+from serin.serving.shapes import NATIVE, Server
 from serin.serving.shield import build_shield, shield_place
 
 WHEEL, NUMPY = "nvidia-pytriton==0.7.0", "numpy==1.26.4"
@@ -42,7 +42,7 @@ class TritonInstall:
         found = self.backends.iterdir() if self.backends.is_dir() else ()
         backends = frozenset(path.name for path in found if path.is_dir())
         if not native.is_built(self.backends):
-            backends -= {native.BACKEND}  # of other sources than ours are now
+            backends -= {NATIVE}  # of other sources than ours are now
         accelerators = _accelerators(self.python_folder) if gpus and "python" in backends else frozenset()
         return Server(backends=backends, accelerators=accelerators)
 
@@ -65,10 +65,11 @@ def find_triton() -> TritonInstall:
 
 
 def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall:
-    """Makes Triton's environment, or completes one that was left half made. About half a minute and 400 MB."""
-    folder = default_folder()
+    """Makes Triton's environment, or completes one that was left half made or is for another ONNX Runtime than ours.
+    About half a minute and 400 MB."""
+    folder, runtime = default_folder(), _runtime()
     install = _from_environment(folder)
-    if install:
+    if install and not _stale_runtime(folder, runtime):
         _complete(install, say)
         say(f"Triton is installed in {folder}")
         return install
@@ -76,7 +77,6 @@ def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall
     if not python.exists():
         say(f"making {folder}")
         _run([_base_python(sys.version_info[:2]), "-m", "venv", str(folder)], "making a virtual environment")
-    runtime = _runtime()
     say(f"installing {WHEEL}, {runtime} and {NUMPY}")
     quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
     _run([str(python), "-m", "pip", "install", *quiet, WHEEL, runtime, NUMPY], "installing Triton's packages")
@@ -86,6 +86,30 @@ def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall
     _complete(install, say)
     say(f"Triton is installed in {folder}")
     return install
+
+
+def shortcomings(install: TritonInstall) -> list[str]:
+    """What our own Triton lacks, for people; what another one has is its owner's business."""
+    folder = install.python_folder.parent
+    if folder != default_folder():
+        return []
+    found = []
+    if NATIVE not in install.describe(gpus=False).backends:
+        found.append(
+            f"no backend {NATIVE} of this version: models run in Python, beside Triton, and cost more"
+        )
+    if install.shield is None:
+        found.append("no shield: a client that gives up a gRPC call may end Triton")
+    if stale := _stale_runtime(folder, _runtime()):
+        found.append(f"its ONNX Runtime is {stale}, ours {_runtime().rpartition('=')[2]}")
+    return found
+
+
+def _stale_runtime(folder: Path, wanted: str) -> str:
+    """The version of Triton's ONNX Runtime, where it is not the one that is wanted; else empty."""
+    found = next(folder.glob("lib/python3.*/site-packages/onnxruntime*.dist-info"), None)
+    version = found.name.removesuffix(".dist-info").rpartition("-")[2] if found else "none"
+    return "" if version == wanted.rpartition("=")[2] else version
 
 
 def _complete(install: TritonInstall, say: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serin.errors import SerinError
 from serin.hardware import inventory
-from serin.serving.triton import find_triton
+from serin.serving.triton import find_triton, shortcomings
 from serin.stack.finding import Finding
 from serin.stack.gpu_links import examine_links
 from serin.stack.state import read_stack
@@ -72,6 +72,9 @@ def _triton() -> Finding:
         install = find_triton()
     except SerinError as error:
         return Finding(what="Triton", verdict="missing", found="none", advice=str(error))
+    if lacks := shortcomings(install):
+        advice = f"{'; '.join(lacks)}. `serin install triton` mends it (a C++ compiler must be on the PATH)"
+        return Finding(what="Triton", verdict="note", found=str(install.server), advice=advice)
     advice = f"for production: NVIDIA's container {PRODUCTION_TRITON} or newer; older ones have known security holes"
     return Finding(what="Triton", verdict="note", found=str(install.server), advice=advice)
 

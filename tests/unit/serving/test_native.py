@@ -17,9 +17,7 @@ NAME = "a b\n雪"  # a column may be called anything
 
 
 def test_it_has_one_name() -> None:
-    template = (native.SOURCES / "config.pbtxt").read_text()
-    assert NATIVE == native.BACKEND
-    assert f'backend: "{native.BACKEND}"' in template
+    assert f'backend: "{NATIVE}"' in (native.SOURCES / "config.pbtxt").read_text()
 
 
 def test_it_is_told_every_column_by_kind_sizes_and_name() -> None:
@@ -53,7 +51,7 @@ def test_without_a_compiler_nothing_is_left_behind(tmp_path: Path, monkeypatch: 
 
 
 def test_one_that_was_built_from_other_sources_is_not_offered(tmp_path: Path) -> None:
-    folder = tmp_path / "backends" / native.BACKEND
+    folder = tmp_path / "backends" / NATIVE
     folder.mkdir(parents=True)
     (tmp_path / "backends" / "python").mkdir()
     (folder / native.LIBRARY).write_bytes(b"")
@@ -69,7 +67,20 @@ def test_it_compiles_without_a_warning(tmp_path: Path, monkeypatch: pytest.Monke
     runtime = tmp_path / "onnxruntime"
     (runtime / "capi").mkdir(parents=True)
     (runtime / "capi" / "libonnxruntime.so.1.2.3").write_bytes(b"")
-    monkeypatch.setattr(compiler, "_FLAGS", (*compiler._FLAGS, "-Wall", "-Wextra", "-Werror"))
-    native.build(tmp_path / "backends", runtime)
-    assert native.is_built(tmp_path / "backends")
-    assert (tmp_path / "backends" / native.BACKEND / "libonnxruntime.so").exists()
+    with monkeypatch.context() as strict:
+        strict.setattr(compiler, "_FLAGS", (*compiler._FLAGS, "-Wall", "-Wextra", "-Werror"))
+        native.build(tmp_path / "backends", runtime)
+        assert native.is_built(tmp_path / "backends")
+    assert not native.is_built(tmp_path / "backends"), "it was made with other flags than ours"
+
+
+def test_one_whose_onnx_runtime_is_gone_is_not_offered(tmp_path: Path) -> None:
+    folder = tmp_path / NATIVE
+    folder.mkdir()
+    for name in (native.LIBRARY, "libonnxruntime.so.1"):
+        (folder / name).write_bytes(b"")
+    (folder / "sources").write_text(native._mark())
+    (folder / "libonnxruntime.so").symlink_to(folder / "libonnxruntime.so.1")
+    assert native.is_built(tmp_path)
+    (folder / "libonnxruntime.so.1").unlink()
+    assert not native.is_built(tmp_path)

@@ -14,7 +14,7 @@ from serin.errors import NotFound, ReleaseNotReady, TritonInstallFailed, TritonM
 from serin.serving import triton
 from serin.serving.process import Process, ProcessState
 from serin.serving.releases import Releases
-from serin.serving.triton import TritonInstall, find_triton, install_triton
+from serin.serving.triton import TritonInstall, find_triton, install_triton, shortcomings
 from serin.serving.triton_process import new_place, reclaim_shared_memory, triton_process
 from serin.store import Store
 from tests.unit.serving import bundles
@@ -197,6 +197,31 @@ def test_triton_s_python_gets_the_onnx_runtime_of_this_environment() -> None:
     assert version == onnxruntime.__version__
     on_gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     assert name == ("onnxruntime-gpu[cuda,cudnn]" if on_gpu else "onnxruntime")
+
+
+def test_what_our_own_triton_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    wheel = packages / "pytriton" / "tritonserver"
+    for file in (
+        wheel / "bin" / "tritonserver",
+        wheel / "python_backend_stubs" / "3.11" / "triton_python_backend_stub",
+        packages / "onnxruntime" / "__init__.py",
+        packages / "numpy" / "__init__.py",
+    ):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    (tmp_path / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (packages / "onnxruntime-1.0.0.dist-info").mkdir()
+    monkeypatch.setenv("SERIN_TRITON", str(tmp_path))
+    assert shortcomings(find_triton()) == [], "it is somebody else's"
+    monkeypatch.setattr(triton, "default_folder", lambda: tmp_path)
+    words = "; ".join(shortcomings(find_triton()))
+    for part in (
+        "no backend serin_onnx",
+        "no shield",
+        f"its ONNX Runtime is 1.0.0, ours {onnxruntime.__version__}",
+    ):
+        assert part in words
 
 
 def test_what_a_triton_can_run_is_read_from_its_own_folders() -> None:
