@@ -103,14 +103,14 @@ def _bar(worth: float, enough: float, colour: str) -> Text:
 
 def _arms(now: Rollout, evidence: Evidence) -> RenderableType:
     names = [latency_name(quantile) for quantile in now.plan.quantiles]
-    table = Table("arm", "requests", "failed", *names, box=None, pad_edge=False)
+    table = Table("arm", "requests", "failed", "refused", *names, box=None, pad_edge=False)
     for name, counts, row in (
         ("candidate", evidence.candidate, evidence.seen[1]),
         ("stable", evidence.stable, evidence.seen[0]),
     ):
         quantiles = quantiles_us(row, now.plan.quantiles)
         shown = ["-" if us is None else f"{us / 1000:.3g} ms" for us in quantiles]
-        table.add_row(name, str(counts.requests), str(counts.errors), *shown)
+        table.add_row(name, str(counts.requests), str(counts.errors), str(counts.refused), *shown)
     return table
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 # UNAVAILABLE, DATA_LOSS. CANCELLED and the others (a bad argument, a missing model) are the client's.
 SERVER_FAULTS = frozenset({2, 4, 8, 12, 13, 14, 15})
 
+_NO_REFUSAL = (0, 1)  # OK, CANCELLED
+
 # Envoy's flags for a client that went away before it had its answer.
 CLIENT_GONE = frozenset({"DC", "DR"})
 
@@ -35,6 +37,13 @@ class Request(NamedTuple):
         if self.attempts > 1 or self.code >= 500 or self.grpc in SERVER_FAULTS:
             return True
         return self.code == 0 and not self.cancelled
+
+    @property
+    def refused(self) -> bool:
+        """True when the release says that the client is wrong. Another release may be of another opinion."""
+        if self.failed:
+            return False
+        return 400 <= self.code < 500 or self.grpc not in (None, *_NO_REFUSAL)
 
     @property
     def cancelled(self) -> bool:

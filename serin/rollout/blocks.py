@@ -26,11 +26,12 @@ _AWAY: Final = 0.1  # of an arm's requests, answered by another release
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Requests of one arm: all, those that failed on it, and those slower than was promised."""
+    """Requests of one arm: all, those that failed on it, those slower than was promised, those it refused."""
 
     requests: int = 0
     errors: int = 0
     slow: int = 0
+    refused: int = 0  # older journals do not say
 
     @property
     def error_share(self) -> float:
@@ -41,10 +42,15 @@ class Counts:
         return self.slow / self.requests if self.requests else 0.0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(self.requests + other.requests, self.errors + other.errors, self.slow + other.slow)
+        return Counts(
+            self.requests + other.requests,
+            self.errors + other.errors,
+            self.slow + other.slow,
+            self.refused + other.refused,
+        )
 
     def to_json(self) -> list[int]:
-        return [self.requests, self.errors, self.slow]
+        return [self.requests, self.errors, self.slow, self.refused]
 
 
 NO_COUNTS: Final = Counts()
@@ -59,6 +65,7 @@ class Lines:
     candidate: Array  # bool
     baseline: Array  # bool
     failed: Array  # bool
+    refused: Array  # bool
     saved: Array  # bool: tried again, and so answered by another release
     us: Array  # infinite for one that the client gave up
     lot: Array  # uint64, drawn by the request's id and arrival
@@ -73,6 +80,7 @@ class Lines:
             candidate=self.candidate[chosen],
             baseline=self.baseline[chosen],
             failed=self.failed[chosen],
+            refused=self.refused[chosen],
             saved=self.saved[chosen],
             us=self.us[chosen],
             lot=self.lot[chosen],
@@ -87,16 +95,29 @@ class Block:
     candidate: Counts = NO_COUNTS
     stable: Counts = NO_COUNTS
     equal_errors: tuple[int, int] = (0, 0)  # of the arms of equal weight: candidate, control
+    equal_refused: tuple[int, int] = (0, 0)
+    equal_saved: tuple[int, int] = (0, 0)  # by another release
     splits: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by weight epoch: candidate's, all
-    saved: tuple[int, int] = (0, 0)  # by another release: candidate's, stable's
-
-    @property
-    def candidate_away(self) -> bool:
-        return self.saved[0] > _AWAY * self.candidate.requests
+    saved: tuple[int, int] = (
+        0,
+        0,
+    )  # by another release: all of the candidate's, and stable's without its baseline
 
     @property
     def stable_away(self) -> bool:
+        """The candidate had to answer for the stable release, and so had its load too."""
         return self.saved[1] > _AWAY * self.stable.requests
+
+    @property
+    def void(self) -> bool:
+        """An arm had to answer for another: nothing is said about latency.
+
+        The arms of equal weight are asked first, for both are then as likely to lose so many by chance; the whole arms
+        too, since of an arm that is away the few that were drawn by lot may be none.
+        """
+        control, candidate = int(self.bins[2].sum()), int(self.bins[3].sum())
+        equal = self.equal_saved[0] > _AWAY * candidate or self.equal_saved[1] > _AWAY * control
+        return equal or self.saved[0] > _AWAY * self.candidate.requests or self.stable_away
 
     @classmethod
     def empty(cls) -> Self:
@@ -112,13 +133,15 @@ class Block:
                 epoch: add_pairs(self.splits.get(epoch, (0, 0)), other.splits.get(epoch, (0, 0)))
                 for epoch in {*self.splits, *other.splits}
             },
+            equal_refused=add_pairs(self.equal_refused, other.equal_refused),
+            equal_saved=add_pairs(self.equal_saved, other.equal_saved),
             saved=add_pairs(self.saved, other.saved),
         )
 
     @property
     def times(self) -> Array:
-        """`bins` for a comparison: nothing when one arm had to answer for the other, whose load it then had too."""
-        return self.bins * (not (self.candidate_away or self.stable_away))
+        """`bins` for a comparison."""
+        return self.bins * (not self.void)
 
     @property
     def arms(self) -> Arms:
@@ -131,6 +154,8 @@ class Block:
             candidate_bad=times[4],
             control_errors=np.asarray(self.equal_errors[1]),
             candidate_errors=np.asarray(self.equal_errors[0]),
+            control_refused=np.asarray(self.equal_refused[1]),
+            candidate_refused=np.asarray(self.equal_refused[0]),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -138,25 +163,25 @@ class Block:
             "bins": [counts2json(row) for row in self.bins],
             "candidate": self.candidate.to_json(),
             "stable": self.stable.to_json(),
-            "equal_errors": list(self.equal_errors),
+            **{name: list(getattr(self, name)) for name in _PAIRS},
             "splits": [[epoch, *pair] for epoch, pair in sorted(self.splits.items())],
-            "saved": list(self.saved),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        mine, control = value["equal_errors"]
-        saved, stable_saved = value.get("saved", (0, 0))  # older journals do not say
+        pairs = {
+            name: tuple(value.get(name, (0, 0))) for name in _PAIRS
+        }  # older journals do not say all of them
         return cls(
             bins=np.array([json2counts(row, np.int64) for row in value["bins"]]),
             candidate=Counts(*value["candidate"]),
             stable=Counts(*value["stable"]),
-            equal_errors=(mine, control),
             splits={epoch: (some, every) for epoch, some, every in value["splits"]},
-            saved=(saved, stable_saved),
+            **pairs,
         )
 
 
+_PAIRS: Final = ("equal_errors", "equal_refused", "equal_saved", "saved")
 ROWS: Final = ("stable", "candidate", "control", "candidate by the margin", "candidate by the bad margin")
 
 
@@ -196,6 +221,7 @@ def columns(requests: Sequence[Request], *, candidate: str, stable: str) -> Line
         candidate=np.array([arm == "candidate" for _, arm in picked], dtype=bool),
         baseline=np.array([arm == "baseline" for _, arm in picked], dtype=bool),
         failed=np.array([request.failed for request, _ in picked], dtype=bool),
+        refused=np.array([request.refused for request, _ in picked], dtype=bool),
         saved=np.array([request.attempts > 1 for request, _ in picked], dtype=bool),
         us=np.array(
             [np.inf if request.us is None else request.us for request, _ in picked], dtype=np.float64
@@ -241,19 +267,25 @@ def cut(lines: Lines, shares: Mapping[int, float], plan: Plan) -> Block:
     slow = lines.us > (np.inf if plan.slo_ms is None else plan.slo_ms * 1000)
     return Block(
         bins=np.array(rows, dtype=np.int64),
-        candidate=_counted(candidate, lines.failed, slow),
-        stable=_counted(stable, lines.failed, slow),
+        candidate=_counted(candidate, lines.failed, slow, lines.refused),
+        stable=_counted(stable, lines.failed, slow, lines.refused),
         equal_errors=(
             int((compared & lines.failed & ~forgiven).sum()),
             int((control & lines.failed).sum()),
         ),
+        equal_refused=_both(compared, control, lines.refused),
+        equal_saved=_both(compared, control, lines.saved),
         splits={
             epoch: (int((candidate & (lines.epoch == epoch)).sum()), int((lines.epoch == epoch).sum()))
             for epoch in np.unique(lines.epoch).tolist()
         },
-        saved=(int((candidate & lines.saved).sum()), int((stable & lines.saved).sum())),
+        saved=_both(candidate, stable & ~lines.baseline, lines.saved),
     )
 
 
-def _counted(arm: Array, failed: Array, slow: Array) -> Counts:
-    return Counts(int(arm.sum()), int((arm & failed).sum()), int((arm & slow).sum()))
+def _both(candidate: Array, other: Array, what: Array) -> tuple[int, int]:
+    return int((candidate & what).sum()), int((other & what).sum())
+
+
+def _counted(arm: Array, *what: Array) -> Counts:
+    return Counts(int(arm.sum()), *(int((arm & some).sum()) for some in what))

@@ -67,6 +67,10 @@ class Evidence:
     owned: Mapping[str, Array] = field(default_factory=dict)  # by guard
     candidate: Counts = NO_COUNTS  # judged in this weight epoch
     stable: Counts = NO_COUNTS
+    compared: int = (
+        0  # the candidate's requests of this weight epoch in seconds that say something about latency
+    )
+    void_s: int = 0  # the other seconds
     split: tuple[int, int] = (0, 0)  # requests of this weight epoch's route: candidate's, all
     recent: tuple[tuple[int, Counts], ...] = ()  # stable's last seconds
     seen: Array = field(
@@ -97,6 +101,7 @@ class Evidence:
             "owned": {name: owned.tolist() for name, owned in self.owned.items()},
             "candidate": self.candidate.to_json(),
             "stable": self.stable.to_json(),
+            "compared": [self.compared, self.void_s],
             "split": list(self.split),
             "recent": [[second, *counts.to_json()] for second, counts in self.recent],
             "seen": [counts2json(row) for row in self.seen],
@@ -108,6 +113,7 @@ class Evidence:
         if not value:
             return cls()
         candidate, requests = value["split"]
+        compared, void_s = value.get("compared", (value["candidate"][0], 0))  # older journals do not say
         return cls(
             since=value["since"],
             epoch=value["epoch"],
@@ -120,6 +126,8 @@ class Evidence:
             owned={name: np.array(owned) for name, owned in value["owned"].items()},
             candidate=Counts(*value["candidate"]),
             stable=Counts(*value["stable"]),
+            compared=compared,
+            void_s=void_s,
             split=(candidate, requests),
             recent=tuple((second, Counts(*counts)) for second, *counts in value["recent"]),
             seen=np.array([json2counts(row, np.int64) for row in value["seen"]]),
@@ -156,9 +164,8 @@ def _present(evidence: Evidence, arm: Arm) -> Evidence:
     """A new weight epoch counts its step and its split anew; a new `since` also what was promised."""
     if evidence.epoch != arm.epoch:
         shares = dict(sorted({**evidence.shares, arm.epoch: arm.share}.items())[-_EPOCHS:])
-        evidence = replace(
-            evidence, epoch=arm.epoch, shares=shares, candidate=Counts(), stable=Counts(), split=(0, 0)
-        )
+        anew = replace(evidence, candidate=Counts(), stable=Counts(), compared=0, void_s=0, split=(0, 0))
+        evidence = replace(anew, epoch=arm.epoch, shares=shares)
     if evidence.since != arm.since:
         forgotten = (*PROMISES, *STABLE_PROMISES)
         owned = {name: owned for name, owned in evidence.owned.items() if name not in forgotten}
@@ -210,6 +217,8 @@ def _judge(evidence: Evidence, second: int, block: Block, plan: Plan) -> Evidenc
         blocks=evidence.blocks + 1,
         candidate=evidence.candidate + block.candidate,
         stable=evidence.stable + block.stable,
+        compared=evidence.compared + (0 if block.void else block.candidate.requests),
+        void_s=evidence.void_s + block.void,
         split=add_pairs(evidence.split, block.splits.get(evidence.epoch, (0, 0))),
         recent=(*recent, (second, block.stable)),
         seen=evidence.seen + block.bins[:2],

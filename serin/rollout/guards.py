@@ -2,6 +2,7 @@
 
 Comparing guards hold the candidate against an arm of the same weight:
     errors         requests that failed on their arm's release
+    refused        requests that their arm's release calls the client's fault: both arms have the same clients
     p50, p95 ...   candidate slower than (1 + margin) x, control slower than x; x: stable's quantile from the past only
 Promises hold one arm against a share that was promised, whatever the other does: `promise errors`, `promise latency`.
 The reversed bets, `not slower p50` and so on, win when the candidate is clearly not slower by the bad margin.
@@ -18,6 +19,7 @@ from serin.rollout.histogram import quantile_bins, slower_than
 from serin.rollout.plan import Plan
 
 ERRORS: Final = "errors"
+REFUSED: Final = "refused"
 PROMISES: Final = ("promise errors", "promise latency")
 STABLE_PROMISES: Final = ("stable's promise errors", "stable's promise latency")
 
@@ -25,7 +27,8 @@ MEMORY_KEEPS: Final = 0.98  # of stable's past, with each block: about the last 
 MEMORY_NEEDS: Final = 20  # requests, before a quantile of them is worth betting on
 
 _PROMISE_WEIGHT: Final = 0.2
-_ERRORS_WEIGHT: Final = 0.3
+_ERRORS_WEIGHT: Final = 0.2
+_REFUSED_WEIGHT: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,8 @@ class Arms:
     candidate_bad: Array | None  # None: the reversed bets are left alone
     control_errors: Array  # (...)
     candidate_errors: Array
+    control_refused: Array
+    candidate_refused: Array
 
 
 def latency_name(quantile: float) -> str:
@@ -56,9 +61,10 @@ def proven_quantiles(plan: Plan) -> tuple[float, ...]:
 
 def weights(plan: Plan) -> dict[str, float]:
     """Of the guards that can send a candidate back; they add up to 1."""
-    each = (1 - _ERRORS_WEIGHT - _PROMISE_WEIGHT) / len(plan.quantiles)
+    each = (1 - _ERRORS_WEIGHT - _REFUSED_WEIGHT - _PROMISE_WEIGHT) / len(plan.quantiles)
     return {
         ERRORS: _ERRORS_WEIGHT,
+        REFUSED: _REFUSED_WEIGHT,
         **{latency_name(quantile): each for quantile in plan.quantiles},
         **{name: _PROMISE_WEIGHT / len(PROMISES) for name in PROMISES},
     }
@@ -66,7 +72,10 @@ def weights(plan: Plan) -> dict[str, float]:
 
 def compare(owned: Mapping[str, Array], memory: Array, arms: Arms, plan: Plan) -> dict[str, Array]:
     """What the comparing guards own after a block. `memory` is stable's past, without this block."""
-    after = {ERRORS: _bet(owned, ERRORS, arms.candidate_errors, arms.control_errors)}
+    after = {
+        ERRORS: _bet(owned, ERRORS, arms.candidate_errors, arms.control_errors),
+        REFUSED: _bet(owned, REFUSED, arms.candidate_refused, arms.control_refused),
+    }
     limits, ready = quantile_bins(memory, plan.quantiles), memory.sum(axis=-1) >= MEMORY_NEEDS
     control, candidate, candidate_bad = (
         None if counts is None else slower_than(counts, limits) * ready[..., None]

@@ -24,6 +24,9 @@ SPLIT_AT: Final = 1000.0  # evidence against the split: one false alarm in a tho
 _QUIET_S: Final = 5.0  # so long must be waited before silence in the log means no traffic
 _SUSPECT: Final = 0.1  # of the evidence for a rollback, at one guard: no step passes
 _INCIDENT_AT: Final = 20.0  # evidence that stable breaks a promise
+_VOID: Final = (
+    "{} s do not count, in which one release had to answer for more than a tenth of another's requests"
+)
 _STABLE_REQUESTS: Final = 20  # fewer in the last seconds say nothing about the stable release
 
 
@@ -117,9 +120,9 @@ def judge_bake(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Ver
 
 def _missing(plan: Plan, evidence: Evidence, weighed: Weighed, *, last: bool) -> str:
     """What the step still needs; empty: nothing."""
-    seen = evidence.candidate.requests
-    if seen < plan.min_requests:
-        return f"{seen} of {plan.min_requests} requests"
+    void = f"; {_VOID.format(evidence.void_s)}" if evidence.void_s else ""
+    if evidence.compared < plan.min_requests:
+        return f"{evidence.compared} of {plan.min_requests} requests{void}"
     suspect = {name: worth for name, worth in weighed.worths.items() if worth >= _SUSPECT * plan.rollback_at}
     if suspect:
         return ", ".join(
@@ -130,9 +133,13 @@ def _missing(plan: Plan, evidence: Evidence, weighed: Weighed, *, last: bool) ->
         worths = evidence.worths()
         proofs = {q: worths.get(reversed_name(q), 1.0) for q in proven_quantiles(plan)}
         if open_ := {q: worth for q, worth in proofs.items() if worth < plan.promote_at}:
-            return "not proven yet: " + ", ".join(
-                f"{latency_name(q)} within {plan.bad_margin:.0%} (evidence {worth:.3g} of {plan.promote_at:.3g})"
-                for q, worth in open_.items()
+            return (
+                "not proven yet: "
+                + ", ".join(
+                    f"{latency_name(q)} within {plan.bad_margin:.0%} (evidence {worth:.3g} of {plan.promote_at:.3g})"
+                    for q, worth in open_.items()
+                )
+                + void
             )
     return ""
 
@@ -166,10 +173,11 @@ def _both(plan: Plan, evidence: Evidence) -> str:
     """Both arms in numbers, for people."""
     names = "/".join(latency_name(quantile) for quantile in plan.quantiles)
     stable, candidate = (quantiles_us(row, plan.quantiles) for row in evidence.seen)
+    mine, other = evidence.candidate, evidence.stable
+    refused = f"refused {mine.refused} and {other.refused}; " if mine.refused or other.refused else ""
     return (
-        f"candidate failed {evidence.candidate.errors} of {evidence.candidate.requests}, "
-        f"stable {evidence.stable.errors} of {evidence.stable.requests}; "
-        f"{names} {_ms(candidate)} against {_ms(stable)} ms"
+        f"candidate failed {mine.errors} of {mine.requests}, stable {other.errors} of {other.requests}; "
+        f"{refused}{names} {_ms(candidate)} against {_ms(stable)} ms"
     )
 
 

@@ -176,3 +176,24 @@ def test_a_search_by_time_covers_the_rotated_log(tmp_path: Path) -> None:
 )
 def test_a_request_failed_when_its_release_is_to_blame(changes: dict[str, Any], failed: bool) -> None:
     assert request(**changes).failed is failed
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({}, False),
+        ({"code": 400}, True),
+        ({"code": 429}, True),
+        ({"code": 404, "attempts": 2}, False),
+        ({"code": 503}, False),
+        ({"grpc": 0}, False),
+        ({"grpc": 1}, False),
+        ({"grpc": 3}, True),
+        ({"grpc": 5}, True),
+        ({"grpc": 14}, False),
+    ],
+)
+def test_a_request_was_refused_when_its_release_blames_the_client(
+    changes: dict[str, Any], refused: bool
+) -> None:
+    assert request(**changes).refused is refused

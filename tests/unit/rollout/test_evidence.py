@@ -9,9 +9,8 @@ import pytest
 from serin.formats.request import Request
 from serin.rollout.blocks import Counts, columns, cut
 from serin.rollout.evidence import RECENT_S, Arm, Evidence, fold
-from serin.rollout.histogram import quantile_bins
 from serin.rollout.plan import Plan
-from tests.fakes.traffic import CANDIDATE, STABLE, Traffic, changed
+from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 
 T = 1000.0
 PLAN = Plan(slo_ms=100.0)
@@ -173,54 +172,3 @@ def test_only_the_last_seconds_of_stable_are_recent() -> None:
 def test_what_is_journaled_stays_small() -> None:
     evidence = folded(Traffic(requests_per_s=2000, share=0.1, spread=1.0).requests(T, 10))
     assert len(as_json(evidence)) < 40_000
-
-
-# one release answers for another
-
-
-def without_stable(requests: list[Request], since: float, till: float) -> list[Request]:
-    """Stable is dead for a while: the candidate answers for it, and has the work of both."""
-    return changed(
-        requests,
-        lambda line: since <= line.t < till,
-        lambda line: line._replace(us=300_000.0, attempts=2 if line.arm == "stable" else 1),
-    )
-
-
-def test_what_the_candidate_answers_for_a_dead_stable_release_is_no_latency_of_either() -> None:
-    plain = Traffic().requests(T, 40)
-    usual, found = folded(plain), folded(without_stable(plain, T + 20, T + 30))
-    assert usual.blocks == found.blocks
-    quiet = folded([line for line in plain if not T + 20 <= line.t < T + 30])
-    for name in ("p50", "p95", "p99", "not slower p50", "not slower p95"):
-        assert found.worths()[name] == pytest.approx(quiet.worths()[name], rel=0.3), name
-    assert (
-        quantile_bins(found.memory, (0.5, 0.95)).tolist() == quantile_bins(quiet.memory, (0.5, 0.95)).tolist()
-    )
-    assert found.worths()["promise latency"] <= 1.0, "it did not promise to be as fast with the load of two"
-
-
-def test_requests_that_were_saved_still_failed_on_their_arm() -> None:
-    found = folded(without_stable(Traffic().requests(T, 40), T + 20, T + 30))
-    assert found.stable.errors == found.stable_recent.errors > 300
-    assert found.candidate.errors == 0
-    assert found.worths()["errors"] < 1.0
-    assert found.worths()["stable's promise errors"] > 20
-
-
-def test_a_few_saved_requests_do_not_hide_a_slow_candidate() -> None:
-    saved = changed(
-        Traffic(slower=3.0).requests(T, 40),
-        lambda line: line.id.endswith("77"),
-        lambda line: line._replace(attempts=2),
-    )
-    assert folded(saved).stable.errors > 10
-    assert folded(saved).worths()["p50"] > 100
-
-
-def test_evidence_of_an_older_journal_has_nobody_saved() -> None:
-    known = folded(Traffic().requests(T, 5)).to_json()
-    assert known["open"]
-    for _, block in known["open"]:
-        del block["saved"]
-    assert all(block.saved == (0, 0) for block in Evidence.from_json(known).open.values())

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from serin.formats.request import Request
 from serin.rollout.evidence import Arm, Evidence, fold
 from serin.rollout.plan import Plan
 from serin.rollout.verdict import Verdict, judge_bake, judge_step, weigh
-from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
+from tests.fakes.traffic import CANDIDATE, STABLE, Traffic, changed
 
 T = 1000.0
 PLAN = Plan(step_s=30.0, min_requests=100, max_error_share=0.02, deadline_s=600.0, bake_s=60.0, slo_ms=50.0)
@@ -63,6 +65,24 @@ def test_a_candidate_that_fails_a_little_more_often_fails_in_time() -> None:
 
 def test_failures_that_both_arms_have_are_no_reason_to_go_back() -> None:
     assert step(Traffic(errors=(0.005, 0.005)).requests(T, 120))[0] is Verdict.PASS
+
+
+def test_a_candidate_that_calls_its_clients_wrong_fails_though_it_is_fast() -> None:
+    """Such as one that asks for an input that nobody sends: clients see it, and no other release answers for it."""
+    refusing = changed(
+        Traffic(share=0.05).requests(T, 25),
+        lambda line: line.arm == "candidate",
+        lambda line: line._replace(code=400, us=200.0),
+    )
+    verdict, reason = step(refusing, share=0.05, elapsed_s=25.0)
+    assert (verdict, reason.split(":")[0]) == (Verdict.FAIL, "refused")
+    assert re.search(r"; refused \d\d+ and 0; ", reason)
+
+
+def test_clients_that_are_wrong_with_both_arms_are_no_reason_to_go_back() -> None:
+    draw = np.random.default_rng(1)
+    wrong = [line._replace(code=400) if draw.random() < 0.1 else line for line in EQUAL]
+    assert step(wrong)[0] is Verdict.PASS
 
 
 def test_both_arms_breaking_a_promise_is_an_incident() -> None:
