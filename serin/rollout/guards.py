@@ -27,8 +27,8 @@ MEMORY_KEEPS: Final = 0.98  # of stable's past, with each block: about the last 
 MEMORY_NEEDS: Final = 20  # requests, before a quantile of them is worth betting on
 
 _PROMISE_WEIGHT: Final = 0.2
-_ERRORS_WEIGHT: Final = 0.2
-_REFUSED_WEIGHT: Final = 0.1
+_ERRORS_WEIGHT: Final = 0.25
+_REFUSED_WEIGHT: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

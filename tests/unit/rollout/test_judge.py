@@ -78,7 +78,7 @@ def test_evidence_goes_on_exactly_from_the_journal(tmp_path: Path) -> None:
             LogJudge(log),
         )
     assert now.evidence == LogJudge(log).judge(SHIFTING, T + 8).evidence
-    assert LogJudge(log).judge(now, T + 60).evidence["guards"]["candidate"] == [16, 2, 0]
+    assert LogJudge(log).judge(now, T + 60).evidence["guards"]["candidate"] == [16, 2, 0, 0]
 
 
 def test_a_failing_candidate_fails_at_once(tmp_path: Path) -> None:
