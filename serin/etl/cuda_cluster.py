@@ -23,6 +23,9 @@ START_S = 90.0
 _STOP_S = 15.0
 _ADDRESS = "address"
 _LOG = "log.txt"
+# A worker that died and is not back after 15 s, as on a busy machine, is given up by Dask for good: work would wait for
+# ever once that has happened to all of them.
+LOST_WORKERS_COME_BACK = {"distributed.deploy.lost-worker-timeout": "1 day"}
 _THREADS = 2  # per worker: one prepares what the GPU does next while the other waits for it
 
 
@@ -77,18 +80,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(workers: int, folder: Path) -> None:
+    import dask
     from dask_cuda import LocalCUDACluster
 
-    with LocalCUDACluster(
-        n_workers=workers,
-        threads_per_worker=_THREADS,
-        rmm_async=True,  # takes what is used, no more
-        rmm_allocator_external_lib_list=["cupy"],
-        local_directory=str(folder),
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.ERROR,
-    ) as cluster:
+    with (
+        dask.config.set(LOST_WORKERS_COME_BACK),
+        LocalCUDACluster(
+            n_workers=workers,
+            threads_per_worker=_THREADS,
+            rmm_async=True,  # takes what is used, no more
+            rmm_allocator_external_lib_list=["cupy"],
+            local_directory=str(folder),
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.ERROR,
+        ) as cluster,
+    ):
         written = folder / f"{_ADDRESS}.new"
         written.write_text(cluster.scheduler_address, encoding="utf-8")
         written.rename(folder / _ADDRESS)

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import dask
 import distributed
 from distributed.client import FutureCancelledError
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from serin.errors import ClusterNotUp, EngineFailed
-from serin.etl.cuda_cluster import gpu_cluster
+from serin.etl.cuda_cluster import LOST_WORKERS_COME_BACK, gpu_cluster
 from serin.etl.device import OnGpu, free_gpu_bytes, take_rescues, usable_gpus
 from serin.etl.process_engine import available_cores
 from serin.etl.progress import untold
@@ -45,6 +46,7 @@ def local_cluster(workers: int, worker_bytes: int | str = "auto") -> Iterator[An
     begun = done = False
     try:
         with (
+            dask.config.set(LOST_WORKERS_COME_BACK),
             _LocalCluster(
                 n_workers=workers,
                 threads_per_worker=1,
