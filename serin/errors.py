@@ -63,6 +63,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   └── JournalUnknown          a journal of another format or version
 ├── StageFailed                 a stage that was run elsewhere failed; names the run
 ├── StageLost                   a stage's run elsewhere crashed or was lost (retryable)
+├── StageStopped                a stage ended early, because its run was cancelled
 └── StackError
     ├── AlreadyUp               a stack runs in this folder
     ├── NotUp                   no stack runs in this folder
@@ -663,6 +664,13 @@ class StageLost(SerinError):
 
     def __init__(self, *, stage: str, run: str, reason: str) -> None:
         super().__init__(f"{stage} was lost with run {run!r}: {reason}", stage=stage, run=run, reason=reason)
+
+
+class StageStopped(SerinError):
+    def __init__(self, *, stage: str) -> None:
+        super().__init__(
+            f"{stage} was stopped with its run; `serin run --resume` does it from its beginning", stage=stage
+        )
 
 
 class StackError(SerinError):

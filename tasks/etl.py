@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 from prefect import get_run_logger, task
@@ -23,7 +24,7 @@ from tasks.markdown import drawing, receipt_table, table
 from tasks.needs import etl_needs, leased
 from tasks.pictures import bars
 from tasks.retry import error_is_retryable
-from tasks.run_log import dask_warnings, thinned
+from tasks.run_log import dask_warnings, thinned, until_stopped
 
 Say = Callable[[str], None]
 
@@ -45,9 +46,13 @@ async def build_dataset(
     data: DataSpec, features: tuple[FeatureSpec, ...], etl: EtlSpec, *, name: str
 ) -> Dataset:
     """The dataset the spec describes, published in the store."""
-    dataset, page = await asyncio.to_thread(
-        _build, data, features, etl, name, str(flow_run.id), get_run_logger().info
-    )
+    stop = threading.Event()
+    try:
+        dataset, page = await asyncio.to_thread(
+            _build, data, features, etl, name, str(flow_run.id), stop, get_run_logger().info
+        )
+    finally:
+        stop.set()  # when this run is cancelled; after its end it means nothing
     if page is not None:
         await acreate_markdown_artifact(
             key=f"{name}-data", markdown=page, description=f"The dataset of {name}"
@@ -56,7 +61,13 @@ async def build_dataset(
 
 
 def _build(
-    data: DataSpec, features: tuple[FeatureSpec, ...], etl: EtlSpec, name: str, run: str, say: Say
+    data: DataSpec,
+    features: tuple[FeatureSpec, ...],
+    etl: EtlSpec,
+    name: str,
+    run: str,
+    stop: threading.Event,
+    say: Say,
 ) -> tuple[Dataset, str | None]:
     """The dataset, and a page about it when it is new."""
     found = find_dataset(data, features, say)
@@ -74,13 +85,14 @@ def _build(
     say(f"the dataset is made: {reason}")
     note(home, run, "etl", ran=True, why=reason)
     with (
-        leased(etl_needs(data, etl), home=home, purpose=f"dataset of {name}", say=say) as held,
+        leased(etl_needs(data, etl), home=home, purpose=f"dataset of {name}", stop=stop, say=say) as held,
         environment.showing_devices(held.ids),
         measure("etl") as measurement,
         thinned(say) as less,
         dask_warnings(less),
     ):
-        dataset = build.build_dataset(data, features, etl, store=Store.open(), name=name, say=less)
+        speak = until_stopped(less, stop, stage="etl")
+        dataset = build.build_dataset(data, features, etl, store=Store.open(), name=name, say=speak)
         measurement.rows = sum(dataset.rows.values())
     remember(home, name, key)
     return dataset, _page(dataset, measurement.receipt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tasks.markdown import drawing, receipt_table, table
 from tasks.needs import export_needs, leased
 from tasks.pictures import bars
 from tasks.retry import error_is_retryable
+from tasks.run_log import until_stopped
 
 Say = Callable[[str], None]
 
@@ -56,8 +58,14 @@ async def export_model(
     `override`: who answers for publishing it although it is worse than the live version."""
     lineage = {"flow_run": str(flow_run.id), "training": Path(checkpoint.path).parent.name}
     apart = (attempt or str(flow_run.id)) if fresh else None
-    say = get_run_logger().info
-    bundle, page = await asyncio.to_thread(_export, spec, checkpoint, dataset, apart, override, lineage, say)
+    stop = threading.Event()
+    say = until_stopped(get_run_logger().info, stop, stage="export")
+    try:
+        bundle, page = await asyncio.to_thread(
+            _export, spec, checkpoint, dataset, apart, override, lineage, stop, say
+        )
+    finally:
+        stop.set()  # when this run is cancelled; after its end it means nothing
     if page is not None:
         await acreate_markdown_artifact(
             key=f"{spec.name}-gate",
@@ -74,12 +82,13 @@ def _export(
     attempt: str | None,
     override: str | None,
     lineage: dict[str, str],
+    stop: threading.Event,
     say: Say,
 ) -> tuple[Bundle, str | None]:
     """The version, and a page about it when it is new."""
     home, parts, run = environment.home(), export_parts(spec, checkpoint, dataset), lineage["flow_run"]
     key = _name(parts, attempt)
-    with one_at_a_time(home, "export", key, say=say):
+    with one_at_a_time(home, "export", key, stop=stop, say=say):
         found = find_bundle(spec, checkpoint, dataset, attempt=attempt)
         if found is not None:
             reason = f"exported before: {found.model} version {found.version}"
@@ -93,7 +102,9 @@ def _export(
         from serin.export import build  # torch and ONNX: not for a run that only looks
 
         with (
-            leased(export_needs(spec.export), home=home, purpose=f"export of {spec.name}", say=say) as held,
+            leased(
+                export_needs(spec.export), home=home, purpose=f"export of {spec.name}", stop=stop, say=say
+            ) as held,
             environment.showing_devices(held.ids),
             measure("export") as measurement,
         ):

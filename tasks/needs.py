@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -58,12 +59,13 @@ def export_needs(export: ExportSpec) -> Needs:
 
 
 def leased(
-    needs: Needs, *, home: Path, purpose: str, say: Callable[[str], None]
+    needs: Needs, *, home: Path, purpose: str, stop: threading.Event, say: Callable[[str], None]
 ) -> AbstractContextManager[Lease]:
     """What a stage needs, held for the block."""
     return lease(
-        needs.gpus, home=home, purpose=purpose, shared=needs.shared, memory_bytes=needs.memory_bytes, say=say
-    )
+        needs.gpus, home=home, purpose=purpose, shared=needs.shared, memory_bytes=needs.memory_bytes,
+        stop=stop, say=say,
+    )  # fmt: skip
 
 
 def _data_bytes(data: DataSpec) -> int:

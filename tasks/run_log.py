@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from serin.errors import StageStopped
+
 Say = Callable[[str], None]
 
 _NUMBERS = re.compile(r"[\d.,]+")
@@ -60,6 +62,18 @@ def thinned(say: Say) -> Iterator[Say]:
         yield less
     finally:
         less.flush()
+
+
+def until_stopped(say: Say, stop: threading.Event, *, stage: str) -> Say:
+    """A `say` that ends its stage by StageStopped at the first line after `stop` was set: a run that was cancelled must
+    not publish what nobody waits for, and nobody can end a thread from outside."""
+
+    def speak(line: str) -> None:
+        if stop.is_set():
+            raise StageStopped(stage=stage)
+        say(line)
+
+    return speak
 
 
 class Followed:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prefect import flow
 
 from serin.artifacts import Bundle, Checkpoint, Dataset
+from serin.errors import StageStopped
 from serin.export import build
 from serin.formats.trained import RECORD
 from serin.leases import holders
 from serin.spec.load import load_spec
-from tasks.export import _export
+from tasks.export import _export, export_model
 from tests.fakes.gpus import pretend_gpus
 from tests.fakes.small_pipeline import small_spec
 
@@ -46,6 +51,38 @@ def test_an_export_sees_the_gpu_it_has_leased_and_no_other(
     spec = load_spec(small_spec(tmp_path / "data", export={"variants": variants}))
     checkpoint = Checkpoint(path=str(tmp_path), step=1, metrics={})
     with pytest.raises(Stopped):
-        _export(spec, checkpoint, DATASET, None, None, {"flow_run": "1"}, lambda _: None)
+        _export(spec, checkpoint, DATASET, None, None, {"flow_run": "1"}, threading.Event(), lambda _: None)
     assert seen == [(leased, shown)]
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+def test_a_cancelled_run_publishes_nothing(
+    prefect_server: None, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, cancelled, ended = threading.Event(), threading.Event(), list[str]()
+
+    def export(*_: object, say: Callable[[str], None], **__: object) -> Bundle:
+        began.set()
+        cancelled.wait(20)
+        try:
+            say("gate: passed")
+        except StageStopped as error:
+            ended.append(str(error))
+            raise
+        raise AssertionError("it would publish now")
+
+    monkeypatch.setattr(build, "export_model", export)
+    (tmp_path / RECORD).write_text("{}")
+    spec = load_spec(small_spec(tmp_path / "data"))
+
+    @flow
+    async def exporting() -> None:
+        checkpoint = Checkpoint(path=str(tmp_path), step=1, metrics={})
+        work = asyncio.create_task(export_model(spec, checkpoint, DATASET))
+        await asyncio.to_thread(began.wait, 20)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        cancelled.set()
+
+    asyncio.run(exporting())
+    assert ["export was stopped" in words for words in ended] == [True]
