@@ -80,7 +80,8 @@ def tune(
         return
     for line in findings(tuning):
         show(line)
-    for key, (value, why) in values(tuning).items():
-        show(f"  {key}: {value:<8} {why}")
+    lines = {f"{key}: {value}": why for key, (value, why) in values(tuning).items()}
+    for line, why in lines.items():
+        show(f"  {line:<{max(map(len, lines))}}  {why}")
     show(f"settings {settings}\nplot     {plot}")
     show(f"next: a release of {model} that starts from now on has them, where its spec names none of its own")

@@ -12,7 +12,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from serin.serving.repository import serving_settings
 from serin.serving.shapes import Place
 from serin.serving.tune_devices import devices_for
 from serin.serving.tune_requests import ONE_ROW, Mix, mixed_target
-from serin.serving.tune_trials import Point, Settings, Trial, copy_with, falls
+from serin.serving.tune_trials import Point, Settings, Trial, Tuning, copy_with, falls
 from serin.serving.tuned import cores
 from serin.store import Store
 
@@ -43,30 +43,6 @@ STEADY = (0.8, 0.6, 0.4, 0.2)
 _START_S = 90.0
 _WARM_UP_S = 0.2
 _ENOUGH = 30  # requests for a lap to say something
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
-    """`gain`: requests/s of `chosen` over those of `before`, measured in turns. `steady`: an open loop, where
-    latencies count from the time a request was meant to be sent, at the highest rate of STEADY that stays below.
-    `devices`: on which it was tried, and on each the best that was found there; one alone was no question."""
-
-    bundle: Bundle
-    p99_ms: float
-    mix: Mix
-    before: Trial
-    chosen: Trial
-    trials: tuple[Trial, ...]
-    gain: float
-    steady_requests_per_s: float
-    steady: LoadResult
-    seconds: float
-    devices: Mapping[Place, Trial] = field(default_factory=dict)
-    gpu_price: float = 1.0
-
-    @property
-    def better(self) -> bool:
-        return self.chosen.settings != self.before.settings
 
 
 @dataclass(slots=True)
@@ -107,7 +83,9 @@ class Tuner:
             if not before.points:
                 raise TuningFailed(model=self.bundle.model, reason="no request was answered")
             best = self._search(before, begin + 0.7 * self.budget_s)
-            chosen, gain, rate, steady = self._confirm(before, best)
+            gain = self._gain(before, best)
+            chosen = best if self._is_worth(gain, before, best) else before
+            rate, steady = self._steady(chosen)
         return Tuning(
             bundle=self.bundle,
             p99_ms=self.p99_ms,
@@ -115,7 +93,9 @@ class Tuner:
             before=before,
             chosen=chosen,
             trials=tuple(self._trials.values()),
-            gain=gain,
+            gain=gain if chosen is best else 1.0,
+            passed_over=None if chosen is best else best,
+            passed_over_gain=gain,
             steady_requests_per_s=rate,
             steady=steady,
             seconds=time.monotonic() - begin,
@@ -239,15 +219,15 @@ class Tuner:
                 break
         return found
 
-    def _confirm(self, before: Trial, best: Trial) -> tuple[Trial, float, float, LoadResult]:
-        gain = 1.0
-        if best is not before:
-            gain = self._in_turns(before, best)
-            self.say(f"in turns with the settings in use: {gain:.2f} times as many requests/s")
-            if gain * self._price(before) < WORTH_IT * self._price(best):
-                best, gain = before, 1.0
-        rate, steady = self._steady(best)
-        return best, gain, rate, steady
+    def _gain(self, before: Trial, best: Trial) -> float:
+        if best is before:
+            return 1.0
+        gain = self._in_turns(before, best)
+        self.say(f"in turns with the settings in use: {gain:.2f} times as many requests/s")
+        return gain
+
+    def _is_worth(self, gain: float, before: Trial, best: Trial) -> bool:
+        return best is before or gain * self._price(before) >= WORTH_IT * self._price(best)
 
     def _steady(self, best: Trial) -> tuple[float, LoadResult]:
         """The highest share of the closed loop's rate at which an open loop stays below the limit, too; else the lowest

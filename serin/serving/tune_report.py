@@ -1,23 +1,19 @@
-"""What a tuning found, for people: serving.yaml with a reason for each value, and a plot of latency over throughput."""
+"""What a tuning found, in words: serving.yaml with a reason for each value. The plot beside it is tune_plot.py's."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from serin.serving.tune import Tuning
+from serin.serving.tune_plot import draw
 from serin.serving.tune_requests import in_words
-from serin.serving.tune_trials import Settings, Trial, as_spec
+from serin.serving.tune_trials import Settings, Trial, Tuning, as_spec
 from serin.serving.tuned import DEVICE, KEYS, cores, write_tuned
 
 PLOT = "serving.svg"
-_WIDE, _HIGH, _LEFT, _TOP, _RIGHT, _BOTTOM = 720, 420, 64, 56, 20, 48
-_COLOURS = {"chosen": "#0b7a53", "before": "#2b5fb4", "other": "#b9bec7"}
 
 
 def write_report(tuning: Tuning) -> tuple[Path, Path]:
@@ -53,6 +49,13 @@ def findings(tuning: Tuning) -> Iterator[str]:
             f"{tuning.gain:.2f} times the requests/s of the settings before, measured in turns (in the search: "
             f"{then:,.0f} after {now:,.0f})."
         )
+    elif tuning.passed_over:
+        seen = tuning.passed_over.requests_per_s(tuning.p99_ms)
+        yield (
+            f"{now:,.0f} requests/s with the settings in use, which stay: the best of the search "
+            f"({tuning.passed_over.settings}; {seen:,.0f}/s) gave {tuning.passed_over_gain:.2f} times as many when "
+            "both were measured in turns."
+        )
     else:
         yield f"{now:,.0f} requests/s with the settings in use; nothing tried was better by more than 3%."
 
@@ -80,7 +83,7 @@ def _why_device(tuning: Tuning) -> str:
 def _why(tuning: Tuning, key: str) -> str:
     """What the other values of this key gave, everything else as chosen."""
     means = {
-        "instances": "processes that score at the same time",
+        "instances": "that score at the same time",
         "threads": "of ONNX Runtime in each",
         "queue_delay_us": "how long a request may wait for company",
         "max_batch_rows": "in one run, and in one request",
@@ -96,7 +99,8 @@ def _why(tuning: Tuning, key: str) -> str:
         groups, key=lambda group: (group[0].settings.device == there, len(group), tuning.chosen in group)
     )
     if len(alike) == 1:
-        return f"{means}; nothing else was tried"
+        hint = " (with --max-rows it is)" if key == "max_batch_rows" else ""
+        return f"{means}; nothing else was tried{hint}"
     alike.sort(key=lambda trial: as_spec(trial.settings)[key])
     tried = ", ".join(
         f"{as_spec(trial.settings)[key]}: {trial.requests_per_s(tuning.p99_ms):,.0f}/s" for trial in alike
@@ -127,6 +131,8 @@ def to_json(tuning: Tuning, settings: Path, plot: Path) -> dict[str, Any]:
         "gain": tuning.gain,
         "before": _trial_json(tuning.before),
         "chosen": _trial_json(tuning.chosen),
+        "passed_over": tuning.passed_over
+        and {**_trial_json(tuning.passed_over), "gain": tuning.passed_over_gain},
         "trials": [_trial_json(trial) for trial in tuning.trials],
         "seconds": tuning.seconds,
         "settings": str(settings),
@@ -139,88 +145,3 @@ def _trial_json(trial: Trial) -> dict[str, Any]:
         {name: getattr(point, name) for name in type(point).__dataclass_fields__} for point in trial.points
     ]
     return {**as_spec(trial.settings), "points": points}
-
-
-def draw(tuning: Tuning) -> str:
-    """p99 (logarithmic) over requests/s, a line for each setting tried."""
-    shown = [trial for trial in tuning.trials if trial.points]
-    points = [point for trial in shown for point in trial.points]
-    fastest = max(point.requests_per_s for point in points) * 1.05
-    low = min(point.p99_ms for point in points) / 1.3
-    high = max(*(point.p99_ms for point in points), tuning.p99_ms) * 1.3
-
-    def x(requests_per_s: float) -> float:
-        return _LEFT + requests_per_s / fastest * (_WIDE - _LEFT - _RIGHT)
-
-    def y(ms: float) -> float:
-        share = math.log(ms / low) / math.log(high / low)
-        return _HIGH - _BOTTOM - share * (_HIGH - _BOTTOM - _TOP)
-
-    parts = [*_axes(fastest, low, high, x, y), _limit(tuning.p99_ms, y)]
-    for role in ("other", "before", "chosen"):
-        for trial in shown:
-            if _role(tuning, trial) == role:
-                parts += _line(trial, role, x, y)
-    parts += _legend(tuning)
-    body = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE} {_HIGH}" width="{_WIDE}" height="{_HIGH}" '
-        f'font-family="system-ui, sans-serif" font-size="12" fill="#333">\n'
-        f'<rect width="{_WIDE}" height="{_HIGH}" fill="#fff"/>\n{body}\n</svg>\n'
-    )
-
-
-def _role(tuning: Tuning, trial: Trial) -> str:
-    if trial.settings == tuning.chosen.settings:
-        return "chosen"
-    return "before" if trial.settings == tuning.before.settings else "other"
-
-
-def _axes(fastest: float, low: float, high: float, x: Any, y: Any) -> Iterator[str]:
-    step = 10 ** math.floor(math.log10(fastest)) / 2
-    for number in range(int(fastest / step) + 1):
-        at = x(number * step)
-        yield f'<line x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{_HIGH - _BOTTOM}" stroke="#eee"/>'
-        yield f'<text x="{at:.1f}" y="{_HIGH - _BOTTOM + 16}" text-anchor="middle">{number * step:,g}</text>'
-    for exponent in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
-        for digit in (1, 2, 5):
-            ms = digit * 10.0**exponent
-            if low <= ms <= high:
-                yield f'<line x1="{_LEFT}" y1="{y(ms):.1f}" x2="{_WIDE - _RIGHT}" y2="{y(ms):.1f}" stroke="#eee"/>'
-                yield f'<text x="{_LEFT - 6}" y="{y(ms) + 4:.1f}" text-anchor="end">{ms:g}</text>'
-    yield f'<text x="{_WIDE / 2}" y="{_HIGH - 10}" text-anchor="middle">requests/s</text>'
-    yield f'<text x="{_LEFT - 6}" y="{_TOP - 8}" text-anchor="end">p99, ms</text>'
-
-
-def _limit(p99_ms: float, y: Any) -> str:
-    at = y(p99_ms)
-    return (
-        f'<line x1="{_LEFT}" y1="{at:.1f}" x2="{_WIDE - _RIGHT}" y2="{at:.1f}" stroke="#c0392b" '
-        f'stroke-dasharray="5 4"/>\n<text x="{_WIDE - _RIGHT}" y="{at - 5:.1f}" text-anchor="end" fill="#c0392b">'
-        f"at most {p99_ms:g} ms</text>"
-    )
-
-
-def _line(trial: Trial, role: str, x: Any, y: Any) -> Iterator[str]:
-    places = [(x(point.requests_per_s), y(point.p99_ms)) for point in trial.points]
-    joined = " ".join(f"{left:.1f},{down:.1f}" for left, down in places)
-    width = 1 if role == "other" else 2
-    yield (
-        f'<polyline points="{joined}" fill="none" stroke="{_COLOURS[role]}" stroke-width="{width}">'
-        f"<title>{escape(str(trial.settings))}</title></polyline>"
-    )
-    for (left, down), point in zip(places, trial.points, strict=True):
-        yield (
-            f'<circle cx="{left:.1f}" cy="{down:.1f}" r="3" fill="{_COLOURS[role]}"><title>{point.clients} clients: '
-            f"{point.requests_per_s:,.0f} requests/s, p99 {point.p99_ms:.2f} ms</title></circle>"
-        )
-
-
-def _legend(tuning: Tuning) -> Iterator[str]:
-    lines = {"chosen": f"chosen: {tuning.chosen.settings}", "before": f"before: {tuning.before.settings}"}
-    if not tuning.better:
-        del lines["before"]
-    for row, (role, text) in enumerate(lines.items()):
-        down = 18 + 16 * row
-        yield f'<rect x="{_LEFT}" y="{down - 9}" width="10" height="10" fill="{_COLOURS[role]}"/>'
-        yield f'<text x="{_LEFT + 16}" y="{down}">{escape(text)}</text>'

@@ -1,17 +1,19 @@
-"""What the tuner tries: settings, what was measured with them, and a bundle that has them."""
+"""What the tuner tries and finds: settings, what was measured with them, and a bundle that has them."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import yaml
 
 from serin.artifacts import Bundle
 from serin.formats.bundle import read_manifest, write_manifest
+from serin.serving.load import LoadResult
+from serin.serving.shapes import Place
+from serin.serving.tune_requests import Mix
 from serin.spec.load import read_yaml
 from serin.store import Store
 
@@ -26,7 +28,7 @@ class Settings:
     threads: int
     queue_delay_us: int
     max_batch_rows: int
-    device: Literal["cpu", "gpu"] = "cpu"
+    device: Place = "cpu"
 
     def __str__(self) -> str:
         return (
@@ -59,6 +61,33 @@ class Trial:
     def requests_per_s(self, p99_ms: float) -> float:
         best = self.best(p99_ms)
         return best.requests_per_s if best else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """`gain`: requests/s of `chosen` over those of `before`, measured in turns. `steady`: an open loop, where
+    latencies count from the time a request was meant to be sent, at the highest rate of STEADY that stays below.
+    `passed_over`: what was best in the search, and gave only `passed_over_gain` when measured in turns.
+    `devices`: on which it was tried, and on each the best that was found there; one alone was no question."""
+
+    bundle: Bundle
+    p99_ms: float
+    mix: Mix
+    before: Trial
+    chosen: Trial
+    trials: tuple[Trial, ...]
+    gain: float
+    steady_requests_per_s: float
+    steady: LoadResult
+    seconds: float
+    passed_over: Trial | None = None
+    passed_over_gain: float = 1.0
+    devices: Mapping[Place, Trial] = field(default_factory=dict)
+    gpu_price: float = 1.0
+
+    @property
+    def better(self) -> bool:
+        return self.chosen.settings != self.before.settings
 
 
 def falls(points: Sequence[Point]) -> bool:

@@ -13,9 +13,8 @@ from serin.formats.bundle import verify_bundle
 from serin.serving.latencies import Latencies
 from serin.serving.load import LoadResult
 from serin.serving.repository import serving_settings
-from serin.serving.tune import Tuning
 from serin.serving.tune_report import findings, values, write_report
-from serin.serving.tune_trials import Point, Settings, Trial, copy_with
+from serin.serving.tune_trials import Point, Settings, Trial, Tuning, copy_with
 from serin.serving.tuned import cores, read_tuned, tuned_file
 from serin.spec.stages import ServingSpec
 from serin.store import Store
@@ -104,6 +103,17 @@ def test_every_value_says_why(bundle: Bundle) -> None:
     assert "nothing tried was better" in " ".join(findings(tuning(bundle, better=False)))
 
 
+def test_what_was_best_in_the_search_and_not_in_turns_is_named_with_both_figures(bundle: Bundle) -> None:
+    found = tuning(bundle, better=False)
+    rival = replace(found, passed_over=found.trials[1], passed_over_gain=0.69)
+    words = " ".join(findings(rival))
+    assert "900 requests/s with the settings in use, which stay" in words
+    assert "(2 instances x 1 thread, 0 us of delay, 1024 rows; 1,500/s) gave 0.69 times as many" in words
+    path, plot = write_report(rival)
+    assert yaml.safe_load(path.read_text())["serving"]["instances"] == 1
+    assert "best of the search: 2 instances x 1 thread" in plot.read_text()
+
+
 def test_values_of_another_machine_are_left_alone(bundle: Bundle) -> None:
     path, _ = write_report(tuning(bundle))
     path.write_text(path.read_text().replace(f"cores: {cores()}", f"cores: {cores() + 1}"))
@@ -123,8 +133,10 @@ def test_the_plot_has_a_line_for_each_setting_and_the_limit(bundle: Bundle) -> N
     drawn = ET.fromstring(plot.read_text())
     shapes = [element.tag.rpartition("}")[2] for element in drawn.iter()]
     assert shapes.count("polyline") == 2
-    assert shapes.count("circle") == 6
-    assert "at most 50 ms" in plot.read_text()
+    assert shapes.count("circle") == 6 + 1, "one around the point that counts"
+    texts = [element.text for element in drawn.iter() if element.tag.endswith("text")]
+    assert texts[texts.index("at most 50 ms") + 1 :][:3] == ["1", "8", "16"], "clients of the chosen line"
+    assert f"delays version 1, {cores()} cores, requests of 1 row" in texts
 
 
 def test_a_copy_to_measure_is_a_whole_bundle_with_other_settings(bundle: Bundle, tmp_path: Path) -> None:
