@@ -21,7 +21,7 @@ from serin.commands.output import when
 from serin.formats.journal import Decision
 from serin.rollout.evidence import Evidence
 from serin.rollout.guards import latency_name
-from serin.rollout.histogram import quantiles_us
+from serin.rollout.histogram import bands_us, quantiles_us
 from serin.rollout.judge import LogJudge
 from serin.rollout.record import decision2rollout
 from serin.rollout.state import Phase, Rollout
@@ -109,7 +109,11 @@ def _arms(now: Rollout, evidence: Evidence) -> RenderableType:
         ("stable", evidence.stable, evidence.seen[0]),
     ):
         quantiles = quantiles_us(row, now.plan.quantiles)
-        shown = ["-" if us is None else f"{us / 1000:.3g} ms" for us in quantiles]
+        bands = bands_us(row, now.plan.quantiles)
+        shown = [
+            "-" if us is None else f"{us / 1000:.3g} ms ({low / 1000:.3g} .. {high / 1000:.3g})"
+            for us, (low, high) in zip(quantiles, bands, strict=True)
+        ]
         table.add_row(name, str(counts.requests), str(counts.errors), str(counts.refused), *shown)
     return table
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from serin.rollout.betting import Array
 from serin.rollout.guards import latency_name
-from serin.rollout.histogram import quantiles_us, upper_us
+from serin.rollout.histogram import bands_us, quantiles_us, upper_us
 from serin.rollout.story import Point, Story
 
 STABLE, CANDIDATE, ALARM, INK, FAINT = "#1f5fa8", "#d9731a", "#b3261e", "#22272e", "#d8dde3"
@@ -97,9 +97,14 @@ def latency_drawing(story: Story) -> str:
 
 
 def _quantiles(counts: Array, quantiles: Sequence[float], x: Scale, colour: str, index: int) -> Iterator[str]:
+    bands = bands_us(counts, quantiles)
     for number, (quantile, us) in enumerate(zip(quantiles, quantiles_us(counts, quantiles), strict=True)):
         if us is None:
             continue
+        left, right = (min(max(x(end or 1e-9), _LEFT), _WIDTH - _RIGHT) for end in bands[number])
+        top = _HEIGHT - _BOTTOM - 8.0 * (2 * number + index + 1)
+        box = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="5"'
+        yield f'<rect {box} fill="{colour}" fill-opacity="0.45"/>'
         yield _line([(x(us), _HEIGHT - _BOTTOM), (x(us), _TOP + 20)], colour, 1.0, dashes="2 3")
         label = f"{latency_name(quantile)} {us / 1000:.3g} ms"
         yield _text(_WIDTH - _RIGHT + 6, _TOP + 58 + 16 * (2 * number + index), label, colour)

@@ -11,11 +11,12 @@ from typing import Final
 
 import numpy as np
 
-from serin.rollout.betting import Array
+from serin.rollout.betting import Array, split_evidence
 
 WIDTH: Final = 0.04  # of a bin, in the logarithm
 BINS: Final = 400
 _LOWEST: Final = math.log(10.0)  # microseconds; the last bin begins at about 85 s
+_SURE: Final = 40.0  # evidence that a quantile lies elsewhere: one time in twenty, both sides together
 
 
 def bins_of(us: Array, *, slower_by: float = 0.0) -> Array:
@@ -56,3 +57,27 @@ def quantiles_us(counts: Array, quantiles: Sequence[float]) -> list[float | None
     if not counts.sum():
         return [None for _ in quantiles]
     return [float(end) for end in upper_us(quantile_bins(counts, quantiles))]
+
+
+def bands_us(counts: Array, quantiles: Sequence[float]) -> list[tuple[float, float]]:
+    """For people: between what each quantile lies, at 95%, however often one looks. Infinite: not known yet.
+
+    True while requests are independent and their latencies do not drift, which is not so in a rollout: pauses and load
+    move them together. So nothing may be decided by these bands.
+    """
+    up_to = np.cumsum(counts).astype(np.int64)
+    requests = int(up_to[-1])
+    bins = [int(found) for found in np.flatnonzero(np.diff(up_to, prepend=0))]
+    bands = []
+    for quantile in quantiles:
+        low, high = 0.0, math.inf
+        for place in bins:
+            below = int(up_to[place])
+            if split_evidence(below, requests, quantile) < _SURE:
+                continue
+            if below > quantile * requests:
+                high = float(upper_us(place))
+                break
+            low = float(upper_us(place))
+        bands.append((low, high))
+    return bands

@@ -21,6 +21,10 @@ td, th {{ text-align: left; vertical-align: top; padding: 4px 10px 4px 0; border
 .bad {{ color: {ALARM}; font-weight: bold; }} .good {{ color: {GOOD}; font-weight: bold; }}
 .note {{ color: #5b6570; font-size: 13px; }}
 """
+_LATENCY_NOTE: Final = (
+    "All requests that were judged. The bars below show between what each quantile lies, at 95% if requests were "
+    "independent of each other: they are for the eye, and nothing is decided by them."
+)
 _ENDS: Final = {Phase.PROMOTED: ("good", "promoted"), Phase.ROLLED_BACK: ("bad", "rolled back")}
 _TURNS: Final = {  # where it was decided, for the reason in the headline
     Phase.PROMOTED: Phase.BAKING,
@@ -55,7 +59,7 @@ def story2html(story: Story) -> str:
                 proof_drawing(story),
                 "What bets that it is not slower have become. To get all traffic it needs enough of each.",
             ),
-            _section("Latency of both arms", latency_drawing(story), "All requests that were judged."),
+            _section("Latency of both arms", latency_drawing(story), _LATENCY_NOTE),
             f"<h2>Decisions</h2>{_table(story)}</body></html>",
         )
     )

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from serin.rollout.betting import bet, bet_on_share, difference, split_evidence, start, worth
-from serin.rollout.histogram import BINS, bins_of, count, quantile_bins, quantiles_us, slower_than, upper_us
+from serin.rollout.histogram import (
+    BINS,
+    bands_us,
+    bins_of,
+    count,
+    quantile_bins,
+    quantiles_us,
+    slower_than,
+    upper_us,
+)
 
 PAIRS = [(0, 0), (1, 0), (3, 1), (10, 10), (12, 3), (400, 350), (5000, 0)]
 
@@ -97,3 +106,17 @@ def test_what_is_slower_than_a_bin_s_end_is_counted_exactly() -> None:
 def test_a_request_without_an_end_is_slower_than_any_other() -> None:
     assert bins_of(np.array([np.inf, 0.0, 1e12])).tolist() == [BINS - 1, 0, BINS - 1]
     assert quantiles_us(np.zeros(BINS), (0.5,)) == [None]
+
+
+def test_bands_hold_the_true_quantile_however_often_one_looks_and_grow_narrow() -> None:
+    random, missed, wanted = np.random.default_rng(6), 0, (0.5, 0.95)
+    true = [float(np.exp(7 + z)) for z in (0.0, 1.6449)]
+    for _ in range(40):
+        us = random.lognormal(7, 1, 2000)
+        looks = [bands_us(count(bins_of(us[:n])), wanted) for n in range(50, 2001, 150)]
+        missed += any(
+            not low < value < high for bands in looks for value, (low, high) in zip(true, bands, strict=True)
+        )
+        assert looks[0][1][1] == np.inf, "fifty requests do not tell a p95"
+        assert looks[-1][0][1] / looks[-1][0][0] < 1.6
+    assert missed / 40 < 0.1 + 3 * np.sqrt(0.1 * 0.9 / 40), "one time in twenty for each of two quantiles"
