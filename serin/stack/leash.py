@@ -20,6 +20,7 @@ PROCESS_MARK = "SERIN_PROCESS"  # the name, in the environment of the process an
 
 _PR_SET_PDEATHSIG = 1
 _END_S = 5.0
+_EXEC_S = 1.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (not a scratch file)
 
 
@@ -58,11 +59,18 @@ def _members(group: int, marks: set[bytes]) -> list[int]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            if os.getpgid(int(entry.name)) == group and marks <= set(
-                (entry / "environ").read_bytes().split(b"\0")
-            ):
+            if os.getpgid(int(entry.name)) == group and marks <= _environment(entry):
                 found.append(int(entry.name))
     return found
+
+
+def _environment(process: Path) -> set[bytes]:
+    """What it was started with. In the middle of execve a living process shows nothing for some microseconds."""
+    deadline = time.monotonic() + _EXEC_S
+    while not (text := (process / "environ").read_bytes()) and time.monotonic() < deadline:
+        if (process / "stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X"):
+            break
+    return set(text.split(b"\0"))
 
 
 def main(arguments: list[str]) -> None:
