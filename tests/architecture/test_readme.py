@@ -90,7 +90,7 @@ def _known(line: str) -> bool:
 def test_every_piece_of_python_that_is_shown_runs(page: str, tmp_path: Path) -> None:
     for block in blocks(page, "python"):
         done = subprocess.run(
-            [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=150
         )
         assert done.returncode == 0, done.stderr
 

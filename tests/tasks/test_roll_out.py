@@ -38,7 +38,7 @@ def roll_out(release: Release) -> Release:
 
 
 def _wait_for(home: Path, phase: Phase) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not any(found.phase == phase for found in history(home, "flights")):
         assert time.monotonic() < deadline, f"never {phase}"
         time.sleep(0.02)

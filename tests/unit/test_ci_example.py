@@ -48,7 +48,7 @@ def run(
         [CI / script, "model/spec.yaml", str(tmp_path / "report.md")],
         env={**os.environ, "PATH": f"{serin}:{os.environ['PATH']}", **variables},
         cwd=tmp_path,
-        timeout=30,
+        timeout=150,
     )
     return (
         done.returncode,
@@ -145,7 +145,7 @@ def comment(github: FakeGitHub, tmp_path: Path, token: str = "t0ken") -> subproc
         },
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=150,
     )
 
 

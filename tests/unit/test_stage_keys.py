@@ -40,7 +40,7 @@ def test_another_process_makes_the_same_key() -> None:
         "print(key_of('train', model=ModelSpec(hidden=(8,)), form=1).parts['model'])"
     )
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=True)
     assert done.stdout.strip() == key_of("train", model=ModelSpec(hidden=(8,)), form=1).parts["model"]
 
 

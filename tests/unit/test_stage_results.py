@@ -58,11 +58,11 @@ def test_a_second_run_of_the_same_waits_for_the_first(tmp_path: Path) -> None:
     thread = threading.Thread(target=second)
     with one_at_a_time(tmp_path, "train", "abc", say=said.append):
         thread.start()
-        assert waits.wait(10)
+        assert waits.wait(60)
         with one_at_a_time(tmp_path, "train", "other", say=said.append):
             order.append("another key")
         order.append("first")
-    thread.join(10)
+    thread.join(60)
     assert order == ["another key", "first", "second"]
     assert said == ["another run does the same train; waiting for it"]
 
