@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pandas as pd
 import pytest
+from google.protobuf import descriptor_pb2, json_format
+from tritonclient.grpc import model_config_pb2, service_pb2
 
 from serin.errors import PredictionFailed, RowsUnfit
 from serin.serving.client import Client, Protocol
@@ -125,13 +129,39 @@ def test_curl_on_the_page_gets_the_same_score(stack: Stack, wanted: Any) -> None
     assert json.loads(answer)["outputs"][0]["data"][0] == pytest.approx(float(wanted[0, 0]), abs=1e-6)
 
 
-def test_grpcurl_on_the_page_gets_an_answer(stack: Stack, tmp_path: Path) -> None:
-    proto = shutil.which("grpcurl") and next(Path.home().glob("grpc_service.proto"), None)
-    if not proto:
-        pytest.skip("grpcurl, or grpc_service.proto in the home folder, is not here")
-    shutil.copy(proto, tmp_path)
+def test_the_message_for_grpcurl_on_the_page_is_answered_with_the_same_score(
+    stack: Stack, wanted: Any
+) -> None:
+    """As grpcurl does it: JSON becomes a message by the protocol's own rules, for the method that is named."""
     (block,) = blocks("bash", "grpcurl -plaintext")
-    assert "rawOutputContents" in _run(block.replace("127.0.0.1:8080", stack.url), tmp_path)
+    message, address, method = _grpcurl_arguments(block)
+    asked = json_format.Parse(message, service_pb2.ModelInferRequest())
+    assert address == "127.0.0.1:8080"
+    with grpc.insecure_channel(stack.url) as channel:
+        call = channel.unary_unary(
+            f"/{method}",
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelInferResponse.FromString,
+        )
+        answer = call(asked, timeout=20)
+    assert np.array_equal(np.frombuffer(answer.raw_output_contents[0], np.float32), wanted[0])
+
+
+def test_grpcurl_itself_gets_an_answer(stack: Stack, tmp_path: Path) -> None:
+    if shutil.which("grpcurl") is None:
+        pytest.skip("grpcurl is not installed; its message is sent by the test above")
+    files = descriptor_pb2.FileDescriptorSet()
+    for described in (model_config_pb2.DESCRIPTOR, service_pb2.DESCRIPTOR):
+        described.CopyToProto(files.file.add())
+    (tmp_path / "inference.protoset").write_bytes(files.SerializeToString())
+    (block,) = blocks("bash", "grpcurl -plaintext")
+    script = block.replace("-proto grpc_service.proto", "-protoset inference.protoset")
+    assert "rawOutputContents" in _run(script.replace("127.0.0.1:8080", stack.url), tmp_path)
+
+
+def _grpcurl_arguments(block: str) -> tuple[str, str, str]:
+    words = shlex.split(block)
+    return words[words.index("-d") + 1], words[-2], words[-1]
 
 
 def _run(script: str, folder: Path) -> str:
