@@ -24,7 +24,7 @@ from serin.rollout.commands import Command, Kind, ask
 from serin.rollout.drawing import evidence_drawing
 from serin.rollout.plan import Plan
 from serin.rollout.state import Hold, Phase
-from serin.rollout.status import history, model_status
+from serin.rollout.status import model_status, reader
 from serin.rollout.story import tell
 from serin.spec.stages import RolloutSpec, ServingSpec
 from tasks.approval import Approval
@@ -144,8 +144,9 @@ async def _follow(release: Release, rollout: str, say: Say, *, until_asked: bool
 async def _follow_decisions(release: Release, rollout: str, say: Say, *, until_asked: bool) -> list[Decision]:
     """Every decision, once the last one is made, or once the plan could not have lasted so long by itself."""
     shown, began = 0, time.monotonic()
+    journal = reader(environment.home(), release.model, rollout)
     while True:
-        decisions = await asyncio.to_thread(history, environment.home(), release.model, rollout)
+        decisions = await asyncio.to_thread(journal.decisions)
         for decision in decisions[shown:]:
             say(f"{release.name}: {describe(decision)}")
             _emit(release, decision)

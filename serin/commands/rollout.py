@@ -207,15 +207,16 @@ def _plan(model: str, version: int, spec: Path | None) -> Plan | None:
 
 def _follow(model: str, *, returning: bool = False) -> None:
     """Print each decision once; RolloutFailed when the rollout ended in a rollback that nobody asked for."""
-    from serin.rollout.status import history, model_status
+    from serin.rollout.status import model_status, reader
 
     home = environment.home()
     known = model_status(home, model)
     if known is None:
         raise NotFound(kind="rollout of", name=model, known=[entry.name for entry in _statuses(None)])
     rollout, shown = known.rollout.id, 0
+    journal = reader(home, model, rollout)
     while True:
-        for decision in history(home, model, rollout):
+        for decision in journal.decisions():
             if decision.seq > shown:
                 shown = decision.seq
                 say(f"{when(decision.t)}  {decision.phase:<12} {decision.weight:5.1f}%  {decision.reason}")

@@ -25,7 +25,7 @@ from serin.rollout.histogram import bands_us, quantiles_us
 from serin.rollout.judge import LogJudge
 from serin.rollout.record import decision2rollout
 from serin.rollout.state import Phase, Rollout
-from serin.rollout.status import history
+from serin.rollout.status import reader
 from serin.rollout.story import Point, point, tell
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ _COLOURS: Final = {Phase.PROMOTED: "green", Phase.ROLLED_BACK: "red", Phase.ABOR
 
 def watch_live(home: Path, log: Path, model: str, rollout: str, console: Console) -> None:
     """Until the rollout has ended."""
-    judge = LogJudge(log)
+    judge, journal = LogJudge(log), reader(home, model, rollout)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
-            decisions = history(home, model, rollout)
+            decisions = journal.decisions()
             live.update(frame(decisions, judge, time.time()), refresh=True)
             if Phase(decisions[-1].phase).final:
                 return

@@ -141,6 +141,33 @@ def last_decision(path: Path) -> Decision | None:
     return None if size <= _TAIL_BYTES else next(reversed(read_decisions(path)), None)
 
 
+class JournalReader:
+    """One rollout's decisions, asked for again and again while they are made: each time only what is new is read."""
+
+    def __init__(self, path: Path, rollout: str) -> None:
+        self._path, self._rollout = path, rollout
+        self._mark = f'"rollout":{json.dumps(rollout)},'.encode()
+        self._place, self._known = 0, list[Decision]()
+
+    def decisions(self) -> list[Decision]:
+        """All of them, oldest first. A journal that is not there is an empty one."""
+        try:
+            with self._path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._place:  # a line that could not be kept was taken back
+                    self._place, self._known = 0, []
+                file.seek(self._place)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data.rfind(b"\n") + 1
+        self._place += whole
+        for line in data[:whole].splitlines(keepends=True):
+            decision = _decision(line) if self._mark in line else None  # most lines may be of other rollouts
+            if decision is not None and decision.rollout == self._rollout:
+                self._known.append(decision)
+        return list(self._known)
+
+
 def _decisions(path: Path, data: bytes) -> Iterator[Decision]:
     lines = data.splitlines(keepends=True)
     if lines and lines[0].endswith(b"\n"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from serin.formats.journal import Decision, last_decision, read_decisions
+from serin.formats.journal import Decision, JournalReader, last_decision, read_decisions
 from serin.rollout.record import JournalFolder, decision2rollout
 from serin.rollout.state import Rollout
 from serin.spec.names import valid_model_name
@@ -91,6 +91,11 @@ def history(home: Path, model: str, rollout: str | None = None) -> list[Decision
     """Every decision about `model`, oldest first, or those of one rollout."""
     decisions = read_decisions(JournalFolder(home).path(valid_model_name(model)))
     return [decision for decision in decisions if rollout is None or decision.rollout == rollout]
+
+
+def reader(home: Path, model: str, rollout: str) -> JournalReader:
+    """For those who follow a rollout: `history` reads the whole journal each time."""
+    return JournalReader(JournalFolder(home).path(valid_model_name(model)), rollout)
 
 
 def _releases(now: Rollout) -> Iterator[ReleaseStatus]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serin.errors import JournalHeld, JournalUnknown
-from serin.formats.journal import Decision, Journal, last_decision, read_decisions
+from serin.formats.journal import Decision, Journal, JournalReader, last_decision, read_decisions
 
 
 def decision(**changes: Any) -> Decision:
@@ -33,6 +33,26 @@ def test_decisions_come_back_in_order_and_numbered(tmp_path: Path) -> None:
         journal.append(decision(weight=50.0))
     assert [(d.seq, d.weight) for d in read_decisions(path)] == [(1, 5.0), (2, 25.0), (3, 50.0)]
     assert read_decisions(path)[0].evidence == {"candidate": [3, 0]}
+
+
+def test_a_reader_that_follows_one_rollout_sees_what_is_whole_and_reads_nothing_twice(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    follow = JournalReader(path, "r1")
+    assert follow.decisions() == []
+    with Journal(path) as journal:
+        for rollout in ("r0", "r1", "r1"):
+            journal.append(decision(rollout=rollout))
+        assert [d.seq for d in follow.decisions()] == [2, 3]
+        journal.append(decision(reason='of the rollout "rollout":"r1", it says', rollout="r2"))
+        whole = path.stat().st_size
+        journal.append(decision())
+    data = path.read_bytes()
+    path.write_bytes(data[:-5])
+    assert [d.seq for d in follow.decisions()] == [2, 3], "its last line is torn"
+    path.write_bytes(bytes(whole) + data[whole:])
+    assert [d.seq for d in follow.decisions()] == [2, 3, 5], "what it has read may be gone"
+    path.write_bytes(data[:whole])
+    assert [d.seq for d in follow.decisions()] == [2, 3], "a line was taken back"
 
 
 def test_the_first_line_names_format_and_version(tmp_path: Path) -> None:
