@@ -112,9 +112,8 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
         return told
     match found.verdict:
         case Verdict.FAIL:
-            if (
-                now.hold is Hold.INCIDENT
-            ):  # the counts are full of an incident that was not the candidate's alone
+            if now.hold is Hold.INCIDENT and not _control_gone(now, seen):
+                # The counts are full of an incident that was not the candidate's alone.
                 return begin_again(now, t, "the incident is over; the step begins again")
             if now.plan.mode == "hold":
                 return replace(told, hold=now.hold if now.hold is Hold.PAUSED else Hold.FAILED)
@@ -167,11 +166,16 @@ def _trouble(now: Rollout, seen: Seen) -> Judgement | None:
         assert now.stable is not None
         reason = f"the stable release {now.stable.name} is not ready"
         return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=evidence)
-    if now.baseline_percent and seen.baseline != "ready":
+    if _control_gone(now, seen) and not (seen.judgement and seen.judgement.verdict is Verdict.FAIL):
         assert now.baseline is not None
         reason = f"the control {now.baseline.name} is not ready"
         return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=evidence)
     return None
+
+
+def _control_gone(now: Rollout, seen: Seen) -> bool:
+    """Which excuses the candidate from nothing: no traffic of it goes there, and none comes from there."""
+    return bool(now.baseline_percent) and seen.baseline != "ready"
 
 
 def _bake(now: Rollout, seen: Seen, t: float) -> Rollout:
@@ -200,12 +204,13 @@ def _leave(now: Rollout, seen: Seen, t: float, end: Phase, leaving: Release | No
     if not seen.routed or waited < _SETTLE_S or now.hold:
         return now
     if leaving is None:
-        reason = now.reason
-    elif seen.active_requests == 0:
+        return move(now, t, end, now.reason, verdict=now.verdict)
+    if seen.active_requests == 0:
         reason = f"{leaving.name} has no request under way"
     elif waited >= now.plan.drain_s:
         under_way = "unknown" if seen.active_requests is None else seen.active_requests
         reason = f"{leaving.name} had {now.plan.drain_s:.0f} s to finish; requests under way: {under_way}"
     else:
         return now
-    return move(now, t, end, reason if now.phase is Phase.DRAINING else now.reason, verdict=now.verdict)
+    told = f"{now.reason}; {reason}" if now.phase is Phase.DRAINING else now.reason
+    return move(now, t, end, told, verdict=now.verdict)

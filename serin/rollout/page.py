@@ -22,7 +22,7 @@ td, th {{ text-align: left; vertical-align: top; padding: 4px 10px 4px 0; border
 .note {{ color: #5b6570; font-size: 13px; }}
 """
 _LATENCY_NOTE: Final = (
-    "All requests that were judged. The bars below show between what each quantile lies, at 95% if requests were "
+    "All requests that were judged. The bars show between what each quantile lies, at 95% if requests were "
     "independent of each other: they are for the eye, and nothing is decided by them."
 )
 _ENDS: Final = {Phase.PROMOTED: ("good", "promoted"), Phase.ROLLED_BACK: ("bad", "rolled back")}

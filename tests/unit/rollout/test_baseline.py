@@ -94,6 +94,19 @@ def test_its_death_holds_the_rollout_until_it_is_back_and_is_nobody_s_fault(scen
     assert scene.until(Phase.PROMOTED).candidate == release(2)
 
 
+def test_its_death_excuses_no_candidate_that_fails(scene: Scene) -> None:
+    """It may stay away for good: its third process may be what the machine has no memory for."""
+    scene.promote_first()
+    scene.judge.step_s = 20.0
+    scene.command("start", 2, plan=WITH)
+    scene.until(Phase.SHIFTING)
+    scene.fleet.die(BASELINE)
+    scene.fleet.broken.add(BASELINE.name)
+    scene.until_true(lambda now: now.hold is Hold.INCIDENT)
+    scene.judge.verdicts[5.0] = Verdict.FAIL
+    assert scene.until(Phase.ROLLED_BACK).verdict is Verdict.FAIL
+
+
 def test_one_that_does_not_come_up_ends_the_rollout_before_any_traffic(scene: Scene) -> None:
     scene.promote_first()
     scene.fleet.broken.add("flights-v1-baseline")

@@ -51,6 +51,7 @@ EVENTS = (
     Event("not routed", _seen(Verdict.PASS, routed=False)),
     Event("stable gone", _seen(Verdict.PASS, stable_ready=False)),
     Event("control gone", _seen(Verdict.PASS, baseline="dead")),
+    Event("control gone, fail", _seen(Verdict.FAIL, baseline="dead")),
     Event("unverified", replace(_seen(Verdict.WAIT), verified=False)),
     *(Event(command, command=command) for command in COMMANDS),
 )
