@@ -84,13 +84,14 @@ def test_a_killed_training_goes_on_before_a_damaged_checkpoint_and_ends_with_the
     dataset, reference, folder = make_dataset(tmp_path / "dataset"), tmp_path / "reference", tmp_path / "run"
     reference.mkdir()
     training = TrainingSpec(checkpoint_every_steps=5)
+    many = PLAIN.model_copy(update={"rounds": 200})  # so that it is not done before it can be killed
 
     with pytest.raises(WorkerFailed, match="SIGKILL"), at_the_next_checkpoint(folder, kill_9):
-        launch.train(PLAIN, training, dataset, folder=folder)
+        launch.train(many, training, dataset, folder=folder)
     newest = max((folder / "checkpoints").glob("step-*/COMPLETE")).parent  # not one it died in the middle of
     (newest / "trees.ubj").write_bytes((newest / "trees.ubj").read_bytes()[:-7])
-    checkpoint = launch.train(PLAIN, training, dataset, folder=folder)
-    trees.train(job_for(PLAIN, dataset), reference, never)
+    checkpoint = launch.train(many, training, dataset, folder=folder)
+    trees.train(job_for(many, dataset), reference, never)
 
     assert any("going back to the one before" in record["text"] for record in records(folder, "note"))
     assert trees_of(folder) == trees_of(reference)
