@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _STATE = Path(tempfile.mkdtemp(prefix="serin-tests-"))
 
@@ -21,6 +22,13 @@ os.environ["SERIN_HOME"] = str(_STATE / "serin")
 os.environ["PREFECT_HOME"] = str(_STATE / "prefect")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ["DO_NOT_TRACK"] = "1"
+
+# The same examples in every run, however slow the machine: what fails is what was changed. Others are drawn by `make
+# soak`, or with --hypothesis-profile=default --hypothesis-seed=N.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 
 @pytest.hookimpl(optionalhook=True)
