@@ -92,16 +92,16 @@ class Page:
             time.sleep(0.1)
 
     def type_into(self, selector: str, text: str) -> None:
-        self.wait_until(f"!!document.querySelector({json.dumps(selector)})", selector)
-        self.run(f"document.querySelector({json.dumps(selector)}).focus()")
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.wait_until(f"(e => !!e && (e.focus(), true))({found})", selector)
         self.call("Input.insertText", text=text)
 
     def press(self, label: str) -> None:
         """What says `label`, and nothing else: a button, a tab, a link."""
         said = f"e => e.childElementCount === 0 && e.textContent.trim() === {json.dumps(label)}"
         find = f"[...document.querySelectorAll('main *, form *, body *')].filter({said}).at(-1)"
-        self.wait_until(f"!!{find}", label)
-        self.run(f"{find}.click()")
+        # In one call: the page may draw itself anew after any.
+        self.wait_until(f"(e => !!e && (e.click(), true))({find})", label)
 
     def picture(self, file: Path) -> bytes:
         png = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
