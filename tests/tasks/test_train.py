@@ -109,7 +109,7 @@ def test_a_cancelled_run_tells_its_training_to_save_and_end(
 
     def train_for_ever(*_: object, stop: threading.Event, **__: object) -> None:
         began.set()
-        if stop.wait(20):
+        if stop.wait(120):
             told.set()
 
     monkeypatch.setattr(task_module.launch, "train", train_for_ever)
@@ -117,7 +117,7 @@ def test_a_cancelled_run_tells_its_training_to_save_and_end(
     @flow
     async def cancelled() -> None:
         training = asyncio.create_task(train_model(MODEL, TRAINING, DATASET, name="parcels"))
-        await asyncio.to_thread(began.wait, 20)
+        await asyncio.to_thread(began.wait, 120)
         training.cancel()
         await asyncio.gather(training, return_exceptions=True)
 
