@@ -6,7 +6,7 @@ from prefect import flow
 from prefect.flow_runs import pause_flow_run
 
 from serin.artifacts import Release
-from tasks.approval import Approval
+from tasks.approval import Approval, until_answered_elsewhere
 from tasks.roll_out import answer_rollout, begin_rollout, follow_rollout
 from tasks.versions import find_version
 
@@ -21,6 +21,8 @@ async def roll_out(model: str, version: int | None = None) -> Release:
     rollout = await begin_rollout(spec.serving, spec.rollout, release)
     while rollout and (question := await follow_rollout(release, rollout)):
         form = Approval.with_initial_data(description=question, approve=True, why="")
-        answer = await pause_flow_run(wait_for_input=form, timeout=APPROVAL_S, poll_interval=_POLL_S)
-        await answer_rollout(release, rollout, answer)
+        async with until_answered_elsewhere(release, rollout, every_s=_POLL_S) as elsewhere:
+            answer = await pause_flow_run(wait_for_input=form, timeout=APPROVAL_S, poll_interval=_POLL_S)
+        if not elsewhere.is_set():
+            await answer_rollout(release, rollout, answer)
     return release

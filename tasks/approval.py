@@ -1,10 +1,67 @@
-"""What a person is asked when a rollout waits for approval: the form that Prefect shows."""
+"""What a person is asked when a rollout waits for approval: the form that Prefect shows, and how long it is shown."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+import httpx
+from prefect.exceptions import PrefectException
+from prefect.flow_runs import aresume_flow_run
 from prefect.input import RunInput
+from prefect.runtime import flow_run
+
+from serin import environment
+from serin.artifacts import Release
+from serin.rollout.state import Hold
+from serin.rollout.status import model_status
 
 
 class Approval(RunInput):
     approve: bool = True  # False sends all traffic back and ends the rollout
     why: str = ""  # for the journal
+
+
+@asynccontextmanager
+async def until_answered_elsewhere(
+    release: Release, rollout: str, *, every_s: float = 2.0
+) -> AsyncIterator[asyncio.Event]:
+    """Around the pause of a run: it goes on by itself once the rollout does not wait for this word any more.
+
+    Somebody has said it with `serin rollout approve`, or the candidate failed meanwhile. The event says that it is so,
+    and that no answer is to be given.
+    """
+    elsewhere = asyncio.Event()
+    watching = asyncio.create_task(_watch(UUID(flow_run.id), release, rollout, every_s, elsewhere))
+    try:
+        yield elsewhere
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+async def _watch(run: UUID, release: Release, rollout: str, every_s: float, elsewhere: asyncio.Event) -> None:
+    asked = _waits_at(release, rollout)
+    while True:
+        await asyncio.sleep(every_s)
+        if asked is not None and _waits_at(release, rollout) == asked:
+            continue
+        elsewhere.set()  # first: the run may go on, and end this, before the next call returns
+        try:
+            await aresume_flow_run(run, run_input={"approve": True, "why": "answered elsewhere"})
+        except (PrefectException, RuntimeError, httpx.HTTPError):
+            elsewhere.clear()  # Prefect has not stored the form yet, or a person has just filled it in
+        else:
+            return
+
+
+def _waits_at(release: Release, rollout: str) -> int | None:
+    """The step at whose end the rollout waits for approval; before the first: -1. None: it waits for none."""
+    status = model_status(environment.home(), release.model)
+    if status is None or status.rollout.id != rollout or status.rollout.hold != Hold.APPROVAL:
+        return None
+    return -1 if status.rollout.step is None else status.rollout.step

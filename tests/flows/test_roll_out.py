@@ -16,6 +16,7 @@ from flows import roll_out as flow_module
 from flows.roll_out import roll_out
 from serin.artifacts import Release
 from serin.errors import NotFound, RolloutFailed
+from serin.rollout.commands import Command, Kind, ask
 from serin.rollout.status import history, model_status
 from serin.store import Store
 from tests.fakes.running_controller import running_controller
@@ -96,6 +97,31 @@ def test_an_approval_that_is_denied_ends_the_rollout(home: Path) -> None:
     status = model_status(home, NAME)
     assert status is not None
     assert status.live == 1
+
+
+async def _roll_out_while(command: Kind, home: Path) -> Release:
+    """The newest version; what its run asks is answered by a command, not in Prefect's page."""
+    running = asyncio.create_task(roll_out(NAME))
+    async with get_client() as client:
+        for _ in range(300):
+            if running.done() or await _asking(client):
+                break
+            await asyncio.sleep(0.1)
+    by_hand = Command(kind=command, model=NAME, by="ann", why="by hand")
+    told = await asyncio.to_thread(ask, home, by_hand, timeout_s=30.0)
+    assert told.accepted, told.reason
+    return await running
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_run_that_asks_goes_on_when_somebody_answers_elsewhere(home: Path) -> None:
+    with running_controller(home, NAME):
+        asyncio.run(roll_out(NAME, 1))
+        with pytest.raises(RolloutFailed, match="by hand"):
+            asyncio.run(_roll_out_while("abort", home))
+        assert asyncio.run(_roll_out_while("approve", home)) == Release(model=NAME, version=3)
+    said = [decision for decision in history(home, NAME) if decision.command and decision.reason == "by hand"]
+    assert [decision.by for decision in said] == ["ann", "ann"]
 
 
 def test_a_model_that_is_not_there_is_named_with_those_that_are() -> None:

@@ -107,7 +107,7 @@ def test_a_candidate_that_loses_its_own_requests_fails_whatever_it_may() -> None
 def test_arms_that_are_saved_alike_make_a_second_void_equally_often(share: float) -> None:
     """Else what is left of the seconds would speak for one of them: the one whose slow requests made theirs void."""
     lost = [0, 0]
-    for seed in range(150):
+    for seed in range(80):
         requests = Traffic(requests_per_s=100, share=share).requests(T, 1, seed=seed)
         block = _block(changed(requests, _lot(0.03, seed), saved), share)
         sizes = (int(block.bins[3].sum()), int(block.bins[2].sum()))
