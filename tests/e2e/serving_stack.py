@@ -47,8 +47,11 @@ class Stack:
     def endpoints(self) -> dict[str, Endpoint]:
         return {release.name: self.releases.endpoint(release) for release in (self.stable, self.candidate)}
 
-    def route(self, percent: float) -> int:
-        """The candidate gets this share; returns the epoch that says so in the log."""
+    def route(self, percent: float, *, per_try_s: float = 10.0) -> int:
+        """The candidate gets this share; returns the epoch that says so in the log.
+
+        Nobody is to be tried again because the machine was busy, unless a test is about that.
+        """
         self.epoch += 1
         route = ModelRoute(
             model=bundles.MODEL,
@@ -57,7 +60,8 @@ class Stack:
             candidate=self.candidate,
             candidate_percent=percent,
         )
-        self.gateway.apply([route], self.endpoints(), {bundles.MODEL: Timeouts(max_text_bytes=65_536)})
+        limits = Timeouts(request_s=4 * per_try_s, per_try_s=per_try_s, max_text_bytes=65_536)
+        self.gateway.apply([route], self.endpoints(), {bundles.MODEL: limits})
         return self.epoch
 
     def bring_up(self, release: Release) -> None:

@@ -218,7 +218,7 @@ def test_every_request_is_answered_when_one_of_two_releases_is_killed_under_load
 
 
 def test_a_candidate_that_hangs_costs_a_try_not_the_request(stack: Stack) -> None:
-    epoch = stack.route(100)
+    epoch = stack.route(100, per_try_s=1.0)
     pid = stack.host.pid(stack.candidate.name)
     assert pid
     os.killpg(pid, signal.SIGSTOP)
