@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import pytest
-
 from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.formats.request import Request
 from serin.formats.request_log import read_requests
@@ -77,7 +75,6 @@ def asked(port: int, log: Path, epoch: int, host: ChildHost) -> list[Request]:
     return lines
 
 
-@pytest.mark.timeout(120)
 def test_the_stable_release_is_answered_for_where_it_is_silent_and_a_candidate_also_where_it_fails() -> None:
     cases = {
         # what stable and candidate do: what clients of each arm get, after how many tries

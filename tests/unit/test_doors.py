@@ -55,7 +55,6 @@ def test_xgboost_is_served_by_the_same_graph_as_a_network(home: Path) -> None:
     assert "XGBoost's trees" in Path(bundle.path, "card.md").read_text()
 
 
-@pytest.mark.timeout(300)  # three starts of torch
 def test_the_digits_go_from_a_script_to_a_version_that_reads_images(home: Path) -> None:
     spec = load_spec(ROOT / "examples" / "digits" / "spec.yaml")
     said: list[str] = []
@@ -78,7 +77,6 @@ def _plan(bundle: str) -> FeaturePlan:
     return FeaturePlan.from_json(json.loads(Path(bundle, "features.json").read_text()))
 
 
-@pytest.mark.timeout(300)  # three starts of torch
 def test_a_pruned_network_is_offered_as_a_variant_with_its_price(home: Path) -> None:
     training = {"epochs": 2, "batch_rows": 64, "learning_rate": 0.02, "seed": 3, "prune": {"share": 0.5}}
     sections = {

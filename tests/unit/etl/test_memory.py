@@ -236,7 +236,6 @@ def test_workers_with_less_memory_than_the_table_has_run_through(tmp_path: Path,
     assert max(largest.values()) < 380_000_000
 
 
-@pytest.mark.timeout(600)  # its workers are started four times
 def test_a_piece_that_ends_every_worker_is_too_large(two_workers: Any, tmp_path: Path) -> None:
     engine = DaskEngine(two_workers, scratch=tmp_path)
     assert 10_000_000 < engine.room_bytes < 100_000_000

@@ -119,7 +119,6 @@ def test_a_process_s_children_outlive_it_unless_they_are_said_to_be_left_behind(
     assert child in stack_processes(supervisor.home)
 
 
-@pytest.mark.timeout(60)
 def test_a_death_ends_the_supervisor_s_wait_and_the_round_after_it_does_not_wait() -> None:
     script = """if True:
         import os, signal, subprocess
@@ -130,7 +129,7 @@ def test_a_death_ends_the_supervisor_s_wait_and_the_round_after_it_does_not_wait
         print(poller.poll(600), poller.poll(600), poller.poll(0.01), flush=True)
         poller.close()
     """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150)
     assert done.stdout.strip() == "([], []) ([], []) ([], [])", done.stderr
 
 

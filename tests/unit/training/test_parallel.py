@@ -138,7 +138,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
     return folder
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_have_the_loss_curve_of_one(trained: Path, name: str) -> None:
     found = difference(trained / f"{name}-1", trained / f"{name}-2")

@@ -77,7 +77,6 @@ def test_killed_at_three_random_steps_it_ends_with_the_same_weights(tmp_path: Pa
     assert_same_bits(folder, tmp_path / "reference")
 
 
-@pytest.mark.timeout(400)
 def test_one_process_that_was_told_to_stop_and_then_killed_ends_with_the_same_weights(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -121,7 +120,6 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_last_checkpoint_and_the_ru
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.timeout(400)  # two starts of torchrun's workers
 def test_two_processes_without_enough_memory_are_started_again_with_smaller_parts(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 1000, "valid": 200, "test": 200})
     (tmp_path / "net.py").write_text(HUNGRY)
@@ -138,7 +136,6 @@ def test_two_processes_without_enough_memory_are_started_again_with_smaller_part
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.timeout(400)  # four starts of torchrun's workers, two at a time
 def test_two_machines_meet_and_end_with_the_same_weights_when_one_loses_its_worker(tmp_path: Path) -> None:
     """Two launchers on this host. The first rank is killed with -9, both fail; started again, both go on."""
     dataset, folder, reference = (

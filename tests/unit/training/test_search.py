@@ -33,7 +33,6 @@ SMALL = {"train": 2000, "valid": 500, "test": 500}
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.timeout(400)  # torch is loaded once, on whatever machine
 def test_the_better_setting_is_chosen_by_the_valid_rows_and_no_test_row_is_looked_at(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data", rows=SMALL)
     said: list[str] = []
@@ -74,7 +73,6 @@ search(ModelSpec(hidden=(8,)), TrainingSpec(epochs=4000, batch_rows=500, checkpo
 
 
 @pytest.mark.usefixtures("warm")  # the second search; the one that is killed starts everything anew
-@pytest.mark.timeout(400)
 def test_a_trial_of_a_search_that_was_killed_is_taken_up_with_its_settings_and_checkpoints(
     tmp_path: Path,
 ) -> None:
@@ -116,7 +114,6 @@ def test_a_trial_of_a_search_that_was_killed_is_taken_up_with_its_settings_and_c
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.timeout(400)
 def test_trials_that_fall_behind_are_given_up_and_failing_ones_do_not_end_the_search(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data", rows=SMALL)
     spec = SearchSpec(space={"training.learning_rate": RangeSpec(choice=(0.03, 1e-9, 1e30))}, sampler="grid")
