@@ -70,7 +70,7 @@ def _release_cluster(release: Release, protocol: Protocol, address: str) -> Docu
     name = cluster_name(release, protocol)
     return {
         "name": name,
-        "type": "STATIC" if _is_address(host) else "STRICT_DNS",
+        **_found_by(host),
         "connect_timeout": "1s",
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}]},
         # A stable release that is slow must not get every request twice.
@@ -79,12 +79,14 @@ def _release_cluster(release: Release, protocol: Protocol, address: str) -> Docu
     }
 
 
-def _is_address(host: str) -> bool:
+def _found_by(host: str) -> Document:
+    """A name is looked up again and again. Of one with addresses of both kinds Envoy would take IPv6 alone, whoever
+    listens there."""
     try:
         ip_address(host)
     except ValueError:
-        return False
-    return True
+        return {"type": "STRICT_DNS", "dns_lookup_family": "V4_PREFERRED"}
+    return {"type": "STATIC"}
 
 
 def _aggregate(first: Release, then: Release, protocol: Protocol) -> Document:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import signal
 import socket
@@ -12,35 +14,84 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+from typer.testing import CliRunner
+
+from serin.cli import app
+from serin.errors import PredictionFailed
+from serin.serving.client import Client
 from serin.stack.survivors import stack_processes
+from tests.fakes.kserve import MODEL, KServe, serving
 
 
-def test_serving_alone_answers_and_leaves_nothing_when_it_is_told_to_end(tmp_path: Path) -> None:
+def test_serving_alone_takes_in_servers_of_others_and_leaves_nothing_when_it_is_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home, port = tmp_path / "home", _free_port()
+    monkeypatch.setenv("SERIN_HOME", str(home))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
     log = tmp_path / "serve.log"
     with log.open("wb") as output:
-        serving = subprocess.Popen(
+        alone = subprocess.Popen(
             [sys.executable, "-m", "serin.stack.serve", "--port", str(port)],
-            env={**os.environ, "SERIN_HOME": str(home)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
     try:
-        _until(lambda: _answers(f"http://127.0.0.1:{port}/v2/health/live"), serving, log)
-        _until(
-            lambda: _runs(home, "serin.stack.controller"), serving, log
-        )  # the gateway was started before it
-        serving.send_signal(signal.SIGTERM)
-        assert serving.wait(timeout=30) == 0, log.read_text()
+        _until(lambda: _answers(f"http://127.0.0.1:{port}/v2/health/live"), alone, log)
+        _until(lambda: _runs(home, "serin.stack.controller"), alone, log)  # the gateway was started before it
+        with serving() as stable, serving() as candidate:
+            places = [f"localhost:{server.server_port}" for server in (stable, candidate)]
+            addresses = "--stable", f"http://{places[0]}", "--candidate", f"http://{places[1]}"
+            _serin("rollout", "start", MODEL, *addresses, "--no-follow")
+            _until(lambda: _post(port, f"/v2/models/{MODEL}/versions/2/infer") == 200, alone, log)
+            status: dict[str, Any] = {}
+            _until(lambda: status.update(_shown()) or status["well"], alone, log)
+            _is_shown_and_asked(port, status, places, candidate)
+        alone.send_signal(signal.SIGTERM)
+        assert alone.wait(timeout=30) == 0, log.read_text()
         assert stack_processes(home) == []
     finally:
-        serving.kill()
-        serving.wait()
+        alone.kill()
+        alone.wait()
         for pid in stack_processes(home):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _is_shown_and_asked(port: int, status: Any, places: list[str], candidate: KServe) -> None:
+    """Who answers where, and each by its number and under its own name."""
+    releases = status["models"][0]["releases"]
+    assert [(each["ready"], each["elsewhere"]) for each in releases] == [(True, at) for at in places]
+    assert status["prefect"] is None
+    assert candidate.posted == [(f"/v2/models/{MODEL}/infer", "localhost")]
+    assert _post(port, f"/v2/models/{MODEL}/versions/3/infer") == 404
+    with (
+        Client(f"127.0.0.1:{port}", MODEL, protocol="grpc", version=2, retries=0) as model,
+        pytest.raises(PredictionFailed, match="ask it by number over HTTP"),
+    ):
+        model.predict({"x": [0.5]})
+
+
+def _shown() -> Any:
+    return json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)
+
+
+def _serin(*words: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, (words, done.output, done.exception)
+
+
+def _post(port: int, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("POST", path, b'{"inputs": []}')
+        return connection.getresponse().status
+    finally:
+        connection.close()
 
 
 def _until(true: Callable[[], bool], serving: subprocess.Popen[bytes], log: Path) -> None:

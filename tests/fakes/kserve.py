@@ -22,6 +22,7 @@ class KServe(ThreadingHTTPServer):
         self.ready = True
         self.platform = ""
         self.asked = 0
+        self.posted: list[tuple[str, str]] = []  # path and host
 
     @property
     def address(self) -> str:
@@ -47,6 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
         self.server.asked += 1
+        self.server.posted.append((self.path, self.headers["host"]))
         time.sleep(self.server.delay_s)
         output = {"name": "x", "datatype": self.server.datatype, "shape": [1, 1], "data": [0.5]}
         self._answer(200, {"model_name": MODEL, "outputs": [output]})
