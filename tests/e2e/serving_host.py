@@ -11,7 +11,7 @@ __all__ = ["ChildHost", "wait_for"]
 
 
 def wait_for(
-    what: str, happened: Callable[[], bool], host: ChildHost, *names: str, within_s: float = 30.0
+    what: str, happened: Callable[[], bool], host: ChildHost, *names: str, within_s: float = 120.0
 ) -> None:
     """Returns when it happened; fails at once when one of the children it depends on is gone."""
     end = time.monotonic() + within_s

@@ -75,7 +75,7 @@ def start(stack: Scene, version: int) -> None:
     submit(stack.home, Command(kind="start", model=MODEL, version=version, by="test", plan=plan))
 
 
-def until_held(stack: Scene, hold: Hold | None, within_s: float = 30.0) -> Rollout:
+def until_held(stack: Scene, hold: Hold | None, within_s: float = 60.0) -> Rollout:
     """Looks at each tick of a rollout that is shifting."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:
@@ -101,15 +101,15 @@ def test_a_candidate_as_fast_as_its_baseline_passes_and_a_baseline_that_dies_cos
         )
         with scene(fleet) as stack:
             start(stack, 1)
-            stack.until(Phase.PROMOTED, version=1, within_s=15)
+            stack.until(Phase.PROMOTED, version=1, within_s=60)
             with asking(stack.port) as clients:
                 start(stack, 2)
-                stack.until(Phase.SHIFTING, version=2, within_s=15)
+                stack.until(Phase.SHIFTING, version=2, within_s=60)
                 first.close()
                 fleet.die(BASELINE)
                 assert "control" in until_held(stack, Hold.INCIDENT).reason
                 until_held(stack, None)
-                done = stack.until(Phase.ROLLED_BACK, Phase.PROMOTED, version=2, within_s=200)
+                done = stack.until(Phase.ROLLED_BACK, Phase.PROMOTED, version=2, within_s=290)
                 assert done.phase is Phase.PROMOTED, done.reason
             assert clients.errors == []
             assert set(fleet.stops) == {BASELINE.name, STABLE.name}

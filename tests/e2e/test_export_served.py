@@ -71,7 +71,7 @@ def served(store: Store, release: Release) -> Iterator[tuple[Releases, str]]:
     releases = Releases(folder, host=host, store=store)
     try:
         releases.start(release)
-        wait_for(release.name, lambda: releases.state(release) == "ready", host, release.name, within_s=60)
+        wait_for(release.name, lambda: releases.state(release) == "ready", host, release.name)
         yield releases, releases.endpoint(release).http
     finally:
         for each in releases.running():

@@ -53,7 +53,7 @@ class Both:
             self.releases.start(release)
         for release in self.by_shape.values():
             ready = lambda release=release: self.releases.state(release) == "ready"  # noqa: E731
-            wait_for(release.name, ready, self.host, release.name, within_s=60)
+            wait_for(release.name, ready, self.host, release.name)
 
     def answer(self, shape: str, columns: dict[str, Array], protocol: Protocol = "http") -> Array | str:
         """The scores, or what was said instead."""

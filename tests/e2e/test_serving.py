@@ -238,7 +238,7 @@ def test_a_release_whose_python_died_is_dead_although_triton_calls_it_ready(stac
         server = stack.host.pid(other.name)
         stubs = subprocess.run(["pgrep", "-P", str(server)], capture_output=True, text=True).stdout.split()
         os.kill(int(stubs[0]), signal.SIGKILL)
-        wait_for("its death", lambda: stack.releases.state(other) == "dead", stack.host, within_s=10)
+        wait_for("its death", lambda: stack.releases.state(other) == "dead", stack.host)
         before = stack.releases.endpoint(other)
         stack.bring_up(other)
         assert stack.host.pid(other.name) != server

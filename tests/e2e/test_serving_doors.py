@@ -66,7 +66,7 @@ def test_trees_and_images_are_answered_by_triton_as_in_this_process(place: Path)
             def ready(release: Release = release) -> bool:
                 return releases.state(release) == "ready"
 
-            wait_for(release.name, ready, host, release.name, within_s=60)
+            wait_for(release.name, ready, host, release.name)
             releases.verify(release)  # the golden rows, over HTTP and gRPC
             folder = Path(bundle.path)
             golden = read_golden(folder, read_schema(folder))

@@ -30,7 +30,7 @@ def served(store: Store, bundle: Bundle) -> Iterator[tuple[Releases, Release]]:
     release = Release(model=bundle.model, version=bundle.version)
     try:
         releases.start(release)
-        wait_for(release.name, lambda: releases.state(release) == "ready", host, release.name, within_s=60)
+        wait_for(release.name, lambda: releases.state(release) == "ready", host, release.name)
         yield releases, release
     finally:
         for each in releases.running():
@@ -88,7 +88,7 @@ def test_a_release_that_cannot_score_its_warm_up_never_becomes_ready(tmp_path: P
 
     try:
         releases.start(release)
-        wait_for("its end", dead, host, within_s=60)
+        wait_for("its end", dead, host)
     finally:
         releases.stop(release)
         host.stop_all()

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-WAIT_S = 145.0
+WAIT_S = 500.0
 NOT_WRITABLE = 28
 SLOW_TO_LOAD = (
     "serin.training.worker",

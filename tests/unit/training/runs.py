@@ -26,7 +26,7 @@ from serin.training.world import World
 
 MODEL = ModelSpec(hidden=(64, 32), dropout=0.1)
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
-WAIT_S = 150.0
+WAIT_S = 500.0
 
 
 def seldom_saved(training: TrainingSpec) -> TrainingSpec:

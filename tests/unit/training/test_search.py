@@ -239,7 +239,7 @@ def _wait_for(child: subprocess.Popen[bytes], folder: Path, pattern: str) -> lis
     return found
 
 
-def _wait_until(condition: object, within_s: float = 180.0) -> None:
+def _wait_until(condition: object, within_s: float = 500.0) -> None:
     assert callable(condition)
     deadline = time.monotonic() + within_s
     while not condition():
