@@ -78,7 +78,7 @@ class Stack:
             found[:] = [request for request in batch.requests if request.epoch == epoch]
             return len(found) >= at_least
 
-        wait_for(f"{at_least} lines of epoch {epoch}", complete, self.host, PROCESS_NAME, within_s=10)
+        wait_for(f"{at_least} lines of epoch {epoch}", complete, self.host, PROCESS_NAME)
         return found
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -107,7 +107,7 @@ def start_gateway(
     (port,) = free_ports(1)
     gateway.write_bootstrap(port, tls=tls, expert=expert)
     host.start(gateway.process())
-    wait_for("Envoy", gateway.ready, host, PROCESS_NAME, within_s=15)
+    wait_for("Envoy", gateway.ready, host, PROCESS_NAME)
     return gateway, port
 
 
