@@ -201,6 +201,11 @@ HUNGRY = (
     "_kept or resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
     "_kept.append(b'x' * (64 << 20) if len(_kept) >= 200 else b'')"
 )
+REFUSING = (  # after its golden rows: clients notice, for no other release answers what one calls their fault
+    "if _kept.append(b'') or len(_kept) > 100 and random.random() < 0.1: "
+    "return [pb_utils.InferenceResponse(error=pb_utils.TritonError('not so', pb_utils.TritonError.INVALID_ARG))"
+    " for _ in requests]"
+)
 KILLED = Case(name="killed -9", ends=Phase.ROLLED_BACK, strike=strikes_candidate(signal.SIGKILL))
 HUNG = Case(name="hung (SIGSTOP)", ends=Phase.ROLLED_BACK, strike=strikes_candidate(signal.SIGSTOP))
 EQUAL = Case(name="equal", ends=Phase.PROMOTED)
@@ -217,6 +222,7 @@ CASES = (
         name="fails 1%", ends=Phase.ROLLED_BACK,
         change=executes_first("assert random.random() >= 0.01, 'on purpose'"),
     ),
+    Case(name="refuses 10%", ends=Phase.ROLLED_BACK, change=executes_first(REFUSING), spares_clients=False),
     Case(name="out of memory", ends=Phase.ROLLED_BACK, change=executes_first(HUNGRY)),
     Case(name="never ready", ends=Phase.ROLLED_BACK, change=lambda code: code + "\nraise RuntimeError('on purpose')\n"),
     Case(name="gateway killed -9", ends=Phase.PROMOTED, strike=kills(PROCESS_NAME), spares_clients=False, plan=SOON),
