@@ -104,7 +104,7 @@ def test_a_key_and_certificates_of_ones_own_open_the_guarded_door(tmp_path: Path
                 model.predict(FRAME)
             headers = {"authorization": f"Bearer {key}"}
             target = model_target(url, MODEL, WIRE, bundles.SCHEMA, protocol=protocol, headers=headers, ca=ca)
-            result = run_load(target, Closed(clients=2), seconds=0.2)
+            result = run_load(target, Closed(clients=2), seconds=1.0)
             assert (result.failed, result.requests > 0) == (0, True)
         with Client(url, MODEL, retries=0) as model, pytest.raises(PredictionFailed, match="certificate"):
             model.predict(FRAME)
