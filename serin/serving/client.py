@@ -126,6 +126,9 @@ class Client:
                 return ask(max(end - time.monotonic(), 0.001))
             except Unanswered as error:
                 pause_s = wait_s * random.uniform(0.5, 1.5)
+                asked_s = error.after_s * random.uniform(1.0, 1.25)  # not everybody in the same moment
+                if time.monotonic() + asked_s < end:
+                    pause_s = max(pause_s, asked_s)
                 late = time.monotonic() + pause_s >= end
                 if not error.again or retry == self._retries or late:
                     tries = f" (asked {retry + 1} times)" if retry else ""

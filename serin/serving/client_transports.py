@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 import threading
 from collections.abc import Iterable, Mapping
@@ -30,11 +31,12 @@ from serin.serving.tensors import (
 
 
 class Unanswered(Exception):
-    """No scores. `again`: another try may get some (nobody listens, overload, a connection that was closed)."""
+    """No scores. `again`: another try may get some (nobody listens, overload, a connection that was closed), best after
+    `after_s`, where the server said so."""
 
-    def __init__(self, status: str, reason: str, *, again: bool = False) -> None:
+    def __init__(self, status: str, reason: str, *, again: bool = False, after_s: float = 0.0) -> None:
         super().__init__(status, reason)
-        self.status, self.reason, self.again = status, reason, again
+        self.status, self.reason, self.again, self.after_s = status, reason, again, after_s
 
 
 class Transport(Protocol):
@@ -101,7 +103,9 @@ class HttpTransport:
             raise Unanswered("nothing", reason, again=not isinstance(error, ssl.SSLError)) from error
         self._give_back(connection)
         if answer.status != 200:
-            raise Unanswered(str(answer.status), _reason(data), again=answer.status in (429, 502, 503))
+            after_s = _seconds(answer.getheader("retry-after", ""))
+            again = answer.status in (429, 502, 503)
+            raise Unanswered(str(answer.status), _reason(data), again=again, after_s=after_s)
         return answer, data
 
     def _take(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -174,6 +178,11 @@ class GrpcTransport:
 
 def _path(model: str, version: int | None) -> str:
     return f"/v2/models/{model}/versions/{version}" if version else f"/v2/models/{model}"
+
+
+def _seconds(text: str) -> float:
+    """0 for a date, or for what is none."""
+    return float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else 0.0
 
 
 def _reason(data: bytes) -> str:

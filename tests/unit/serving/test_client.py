@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,19 @@ def test_an_overload_and_a_closed_connection_are_tried_again() -> None:
         scores = model.predict_wire(bundles.rows(1), SCHEMA)["score"]
     assert scores.tolist() == [[0.25]]
     assert server.answered == 3
+
+
+@pytest.mark.parametrize(("asked_s", "least_s"), [("0.4", 0.4), ("3600", 0.0), ("tomorrow", 0.0)])
+def test_an_overloaded_server_is_asked_again_when_it_said_if_there_is_time(
+    asked_s: str, least_s: float
+) -> None:
+    busy = BUSY.replace(b"\r\n", f"\r\nretry-after: {asked_s}\r\n".encode(), 1)
+    replies = [busy, scored()]
+    with serving(lambda number: replies[number]) as server, Client(server.url, MODEL) as model:
+        began = time.monotonic()
+        model.predict_wire(bundles.rows(1), SCHEMA)
+        assert time.monotonic() - began >= least_s
+    assert server.answered == 2
 
 
 def test_what_the_server_said_is_in_the_error_when_every_try_failed() -> None:
