@@ -97,8 +97,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 # Triton's Python stub breaks with numpy 2, so it lives in an environment of its own (docs/adr/0002).
-$(TRITON): constraints.txt $(addprefix serin/serving/,triton.py compiler.py native.py shield.py grpc_shield.cc) \
-           $(wildcard triton_models/onnx_native/*.*) | $(INSTALLED)
+$(TRITON): constraints.txt $(addprefix serin/serving/,triton.py compiler.py native.py shield.py grpc_shield.cc checker.py) \
+           $(wildcard triton_models/onnx_native/*.* serin/serving/request_check/*.*) | $(INSTALLED)
 	@$(BIN)/serin install triton
 	@touch $@
 

@@ -32,6 +32,7 @@ from serin.serving.load_connections import Target
 from serin.serving.ports import free_ports
 from serin.serving.process import Process
 from serin.serving.releases import Releases
+from serin.serving.triton import find_checker
 from serin.store import Store
 
 PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
@@ -95,7 +96,12 @@ def _ours(
         releases.start(each)
     for each in (release, waiting):
         host.wait_for(each.name, lambda each=each: releases.state(each) == "ready", within_s=START_S)  # type: ignore[misc]
-    gateway = Gateway(folder / "gateway", admin=folder / "a.sock", log=folder / "gateway" / "requests.jsonl")
+    gateway = Gateway(
+        folder / "gateway",
+        admin=folder / "a.sock",
+        log=folder / "gateway" / "requests.jsonl",
+        checker=find_checker(),
+    )
     (port,) = free_ports(1)
     gateway.write_bootstrap(port)
     host.start(gateway.process())

@@ -1,11 +1,11 @@
-"""The machine's C++ compiler, for what is loaded into Triton: shared libraries from a single source each."""
+"""The machine's C++ compiler, for what is loaded into Triton and Envoy: shared libraries from a single source each."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from serin import environment
@@ -37,3 +37,23 @@ def compile_library(compiler: str, source: Path, library: Path, *flags: str, wha
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         raise TritonInstallFailed(step=f"compiling {what}", reason=done.stderr[-2000:])
+
+
+def build_library(
+    source: Path,
+    library: Path,
+    *flags: str,
+    what: str,
+    tried_by: Callable[[Path], None] = lambda _: None,
+) -> None:
+    """Whole or not at all, and only when `tried_by` takes it. TritonInstallFailed when there is no compiler."""
+    compiler = find_compiler()
+    library.parent.mkdir(parents=True, exist_ok=True)
+    scratch = library.with_suffix(".new")
+    try:
+        compile_library(compiler, source, scratch, *flags, what=what)
+        tried_by(scratch)
+    except TritonInstallFailed:
+        scratch.unlink(missing_ok=True)
+        raise
+    scratch.rename(library)

@@ -24,6 +24,7 @@ from serin.serving.envoy_types import (
     ROUTER,
     SOURCES,
     followed,
+    module_filter,
 )
 
 Document = dict[str, Any]
@@ -66,14 +67,16 @@ def bootstrap(
     tls: Path | None,
     max_request_bytes: int,
     max_connections: int,
+    checker: Path | None = None,
     http_filters: Sequence[Document] = (),
 ) -> Document:
     """`clusters`, `routes`, `keys` and `tls` are files, each in a folder of its own, whose renames Envoy follows.
 
-    `inside` is a socket for the owner of this machine's stack: the same door without TLS and without keys.
+    `checker` looks into requests, compiled (checker.py); without one a script does. `inside` is a socket for the owner of
+    this machine's stack: the same door without TLS and without keys.
     """
-    guarded = [_own_headers(), keys_filter(keys), *http_filters, *_http_filters(max_request_bytes)]
-    unguarded = [_own_headers(), *_http_filters(max_request_bytes)]
+    guarded = [_own_headers(), keys_filter(keys), *http_filters, *_http_filters(max_request_bytes, checker)]
+    unguarded = [_own_headers(), *_http_filters(max_request_bytes, checker)]
     chain: Document = {"filters": [_connection_manager(log, routes, guarded)]}
     if tls is not None:
         chain["transport_socket"] = tls_socket(tls)
@@ -145,17 +148,22 @@ def _own_headers() -> Document:
     return {"name": "own_headers", "typed_config": config}
 
 
-def _http_filters(max_request_bytes: int) -> list[Document]:
+def _http_filters(max_request_bytes: int, checker: Path | None) -> list[Document]:
+    # Whole bodies with a length: Triton 2.51 has holes around chunked ones, and a second try needs the body.
+    buffer = {"@type": BUFFER, "max_request_bytes": max_request_bytes}
+    bridge = {"@type": REVERSE_BRIDGE, "content_type": _PROTOBUF, "withhold_grpc_frames": True}
+    return [
+        {"name": "buffer", "typed_config": buffer},
+        module_filter("model_name", checker) if checker else _model_name_script(),
+        {"name": "bridge", "typed_config": bridge},
+        {"name": "router", "typed_config": {"@type": ROUTER, "suppress_envoy_headers": True}},
+    ]
+
+
+def _model_name_script() -> Document:
     parts = [(SOURCES / name).read_text() for name in ("shapes.lua", "model_name.lua")]
-    name_source = {"inline_string": "\n".join(parts)}
-    filters = {
-        # Whole bodies with a length: Triton 2.51 has holes around chunked ones, and a second try needs the body.
-        "buffer": {"@type": BUFFER, "max_request_bytes": max_request_bytes},
-        "model_name": {"@type": LUA, "default_source_code": name_source},
-        "bridge": {"@type": REVERSE_BRIDGE, "content_type": _PROTOBUF, "withhold_grpc_frames": True},
-        "router": {"@type": ROUTER, "suppress_envoy_headers": True},
-    }
-    return [{"name": name, "typed_config": config} for name, config in filters.items()]
+    source = {"inline_string": "\n".join(parts)}
+    return {"name": "model_name", "typed_config": {"@type": LUA, "default_source_code": source}}
 
 
 def _log(path: Path) -> Document:

@@ -14,6 +14,7 @@ BUFFER_PER_ROUTE = f"{_V3}.filters.http.buffer.v3.BufferPerRoute"
 LUA = f"{_V3}.filters.http.lua.v3.Lua"
 REVERSE_BRIDGE = f"{_V3}.filters.http.grpc_http1_reverse_bridge.v3.FilterConfig"
 REVERSE_BRIDGE_PER_ROUTE = f"{_V3}.filters.http.grpc_http1_reverse_bridge.v3.FilterConfigPerRoute"
+DYNAMIC_MODULE = f"{_V3}.filters.http.dynamic_modules.v3.DynamicModuleFilter"
 HEADER_MUTATION = f"{_V3}.filters.http.header_mutation.v3.HeaderMutation"
 ROUTER = f"{_V3}.filters.http.router.v3.Router"
 MATCHED = "type.googleapis.com/envoy.extensions.common.matching.v3.ExtensionWithMatcher"
@@ -37,6 +38,13 @@ JSON_HEADER = {
     "header": {"key": "content-type", "value": "application/json"},
     "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
 }
+
+
+def module_filter(name: str, library: Path) -> dict[str, Any]:
+    """A filter of our own, compiled; Envoy loads it when it starts."""
+    module = {"module": {"local": {"filename": str(library)}}}
+    config = {"@type": DYNAMIC_MODULE, "dynamic_module_config": module, "filter_name": name}
+    return {"name": name, "typed_config": config}
 
 
 def followed(path: Path) -> dict[str, Any]:

@@ -46,17 +46,19 @@ class Gateway:
         admin: Path,
         log: Path,
         keys: Path | None = None,
+        checker: Path | None = None,
         max_request_bytes: int = 32 << 20,
         max_connections: int = 20_000,
         workers: int | None = None,
     ) -> None:
-        """`keys`: the file of API keys; without one everybody is answered."""
+        """`keys`: the file of API keys; without one everybody is answered. `checker`: what looks into requests."""
         self.folder = folder
         self.log = log
         self.inside = admin.with_name(f"{admin.stem}-inside.sock")
         self._admin_path = admin
         self._admin = Admin(admin)
         self._keys = KeyFile(path=keys or folder / "keys.json")
+        self._checker = checker
         self._max_request_bytes = max_request_bytes
         self._max_connections = max_connections
         # Half of the cores: the releases need the others, and one thread with much to do takes less for each request.
@@ -97,6 +99,7 @@ class Gateway:
             tls=self._file("tls") if tls else None,
             max_request_bytes=self._max_request_bytes,
             max_connections=self._max_connections,
+            checker=self._checker,
             http_filters=added.http_filters,
         )
         path = self.folder / "bootstrap.json"

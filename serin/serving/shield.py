@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serin.errors import TritonInstallFailed
-from serin.serving.compiler import build_mark, compile_library, find_compiler
+from serin.serving.compiler import build_library, build_mark
 
 SOURCE = Path(__file__).with_name("grpc_shield.cc")
 
@@ -22,15 +21,7 @@ def shield_place(triton: Path) -> Path:
 
 def build_shield(library: Path) -> None:
     """TritonInstallFailed when there is no compiler."""
-    compiler = find_compiler()
-    library.parent.mkdir(parents=True, exist_ok=True)
-    scratch = library.with_suffix(".new")
-    try:
-        compile_library(compiler, SOURCE, scratch, what="the shield")
-    except TritonInstallFailed:
-        scratch.unlink(missing_ok=True)
-        raise
-    scratch.rename(library)
+    build_library(SOURCE, library, what="the shield")
 
 
 def shield_variables(library: Path, grpc_port: int) -> dict[str, str]:

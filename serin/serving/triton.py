@@ -18,6 +18,7 @@ from pathlib import Path
 from serin import environment
 from serin.errors import TritonInstallFailed, TritonMissing
 from serin.serving import native
+from serin.serving.checker import build_checker, checker_place
 from serin.serving.shapes import NATIVE, Server
 from serin.serving.shield import build_shield, shield_place
 
@@ -64,6 +65,12 @@ def find_triton() -> TritonInstall:
     raise TritonMissing(looked_in=[str(place) for place in places])
 
 
+def find_checker() -> Path | None:
+    """The gateway's filter, where one was compiled."""
+    place = checker_place(default_folder())
+    return place if place.is_file() else None
+
+
 def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall:
     """Makes Triton's environment, or completes one that was left half made or is for another ONNX Runtime than ours.
     About half a minute and 400 MB."""
@@ -100,6 +107,8 @@ def shortcomings(install: TritonInstall) -> list[str]:
         )
     if install.shield is None:
         found.append("no shield: a client that gives up a gRPC call may end Triton")
+    if find_checker() is None:
+        found.append("no filter for the gateway: a script looks into requests, and costs more")
     if stale := _stale_runtime(folder, _runtime()):
         found.append(f"its ONNX Runtime is {stale}, ours {_runtime().rpartition('=')[2]}")
     return found
@@ -113,7 +122,8 @@ def _stale_runtime(folder: Path, wanted: str) -> str:
 
 
 def _complete(install: TritonInstall, say: Callable[[str], None]) -> None:
-    """With the backend of our own and the shield, where a compiler is. Models are served without them too."""
+    """With the backend of our own, the shield and the gateway's filter, where a compiler is. Models are served without
+    them too."""
     folder = install.python_folder.parent
     if install.shield is None:
         try:
@@ -122,6 +132,11 @@ def _complete(install: TritonInstall, say: Callable[[str], None]) -> None:
             say(
                 f"without a shield ({error.fields['reason']}): a client that gives up a gRPC call may end Triton"
             )
+    if find_checker() is None:
+        try:
+            build_checker(checker_place(folder))
+        except TritonInstallFailed as error:
+            say(f"without a filter for the gateway ({error.fields['reason']}): a script looks into requests")
     if native.is_built(install.backends):
         return
     packages = next(folder.glob("lib/python3.*/site-packages"))

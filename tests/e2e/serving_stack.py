@@ -20,6 +20,7 @@ from serin.serving.gateway import PROCESS_NAME, Gateway
 from serin.serving.ports import free_ports
 from serin.serving.releases import Releases
 from serin.serving.tls import TlsFiles
+from serin.serving.triton import find_checker
 from serin.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.unit.serving import bundles
@@ -95,13 +96,21 @@ class Stack:
 
 
 def start_gateway(
-    folder: Path, host: ChildHost, *, tls: TlsFiles | None = None, expert: Path | None = None, **limits: int
+    folder: Path,
+    host: ChildHost,
+    *,
+    tls: TlsFiles | None = None,
+    expert: Path | None = None,
+    compiled: bool = True,
+    **limits: int,
 ) -> tuple[Gateway, int]:
+    """`compiled`: with the filter of our own, where there is one; else with the script that does the same."""
     gateway = Gateway(
         folder / "gateway",
         admin=folder / "admin.sock",
         log=folder / "gateway" / "requests.jsonl",
         keys=folder / "keys.json",
+        checker=find_checker() if compiled else None,
         **limits,
     )
     (port,) = free_ports(1)

@@ -1,0 +1,197 @@
+// What ends Triton 2.51 before it looks at a single value. It takes memory for as many elements as a shape claims: so no
+// shape may claim more elements than its request has bytes. It calls itself for every bracket inside a bracket: so JSON
+// may be nested only as deep as tensors are. shapes.lua says the same where this cannot be compiled.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+namespace serin {
+
+using Text = std::string_view;
+
+constexpr size_t kHarmlessBytes = 4096;  // so few brackets Triton survives, however they are nested
+constexpr int kMaxDepth = 32;
+
+const std::string kTooLarge = "an input's shape claims more elements than the request can hold";
+const std::string kTooDeep = "the request's JSON is nested too deeply";
+const std::string kUnreadable = "the message cannot be read";
+const std::string kHidden = "plain letters must not be written as \\u escapes";
+
+inline std::string too_long(size_t most) {
+  return "a text in the request is too long; at most " + std::to_string(most) + " bytes are taken";
+}
+
+inline bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+// Multiplies `count` by one more size of a shape; false when there are more elements than `limit`.
+inline bool grow(double& count, double size, double limit) {
+  if (!(size >= 0) || size > limit || count * size > limit) return false;
+  count *= size;
+  return true;
+}
+
+// What is wrong with brackets outside of strings, or with the length of a string: `most` bytes, each of which may be
+// written as six. A text of many megabytes would keep everybody waiting until it is refused. "": nothing.
+inline std::string long_fault(Text text, size_t most) {
+  int depth = 0;
+  size_t at = 0;
+  while (at < text.size()) {
+    char now = text[at];
+    if (now == '"') {
+      size_t stop = std::min(text.size() - 1, ++at + 6 * most);
+      while (at <= stop && text[at] != '"') at += text[at] == '\\' ? 2 : 1;
+      if (at > stop && stop < text.size() - 1) return too_long(most);
+    } else if (now == '[' || now == '{') {
+      if (++depth > kMaxDepth) return kTooDeep;
+    } else if (now == ']' || now == '}') {
+      --depth;
+    }
+    ++at;
+  }
+  return "";
+}
+
+// "sh\u0061pe" would not be found as a shape. No encoder writes plain letters so.
+inline bool hides_letters(Text text) {
+  for (size_t at = text.find("\\u00"); at != Text::npos; at = text.find("\\u00", at + 1)) {
+    size_t first = at;
+    while (first > 0 && text[first - 1] == '\\') --first;
+    bool escapes = (at - first) % 2 == 0;
+    if (escapes && at + 4 < text.size() && (text[at + 4] == '6' || text[at + 4] == '7')) return true;
+  }
+  return false;
+}
+
+// One size as JSON writes it; what is no number Triton refuses by itself.
+inline double size_of(Text word) {
+  std::string copy(word);
+  char* end = nullptr;
+  double size = std::strtod(copy.c_str(), &end);
+  if (end == copy.c_str()) return 1;
+  while (*end != '\0' && is_space(*end)) ++end;
+  return *end == '\0' ? size : 1;
+}
+
+// The sizes that follow the word "shape", up to the closing bracket.
+inline bool shape_fits(Text after, double limit) {
+  size_t at = 0;
+  auto skip = [&] { while (at < after.size() && is_space(after[at])) ++at; };
+  for (char wanted : {':', '['}) {
+    skip();
+    if (at >= after.size() || after[at++] != wanted) return true;
+  }
+  double count = 1;
+  for (Text sizes = after.substr(at, after.find(']', at) - at); !sizes.empty();) {
+    size_t comma = std::min(sizes.find(','), sizes.size());
+    if (comma > 0 && !grow(count, size_of(sizes.substr(0, comma)), limit)) return false;
+    sizes.remove_prefix(std::min(comma + 1, sizes.size()));
+  }
+  return true;
+}
+
+// "" when a JSON text can be read without harm, else what is wrong with it. `limit`: the bytes of the whole request.
+inline std::string json_fault(Text text, size_t limit, size_t most) {
+  if (text.size() > kHarmlessBytes) {
+    std::string fault = long_fault(text, most);
+    if (!fault.empty()) return fault;
+  }
+  if (hides_letters(text)) return kHidden;
+  constexpr Text kShape = "\"shape\"";
+  for (size_t at = text.find(kShape); at != Text::npos; at = text.find(kShape, at)) {
+    at += kShape.size();
+    if (!shape_fits(text.substr(at), static_cast<double>(limit))) return kTooLarge;
+  }
+  return "";
+}
+
+// Reads a number of protobuf; false when there is none. One that does not fit is as large as can be.
+inline bool read_varint(Text bytes, size_t& at, uint64_t& value) {
+  value = 0;
+  size_t stop = std::min(bytes.size(), at + 10);
+  for (int shift = 0; at < stop; shift += 7) {
+    uint64_t byte = static_cast<unsigned char>(bytes[at++]);
+    if (shift == 63 && (byte & 127) > 1) {
+      value = UINT64_MAX;
+    } else {
+      value |= (byte & 127) << shift;
+    }
+    if (byte < 128) return true;
+  }
+  return false;
+}
+
+// Calls visit(number, kind, content) for each field; false when this is no message, or a visit says so.
+template <typename Visit>
+bool each_field(Text bytes, Visit visit) {
+  size_t at = 0;
+  while (at < bytes.size()) {
+    uint64_t tag = 0, length = 0;
+    if (!read_varint(bytes, at, tag)) return false;
+    size_t from = at;
+    switch (tag % 8) {
+      case 0:
+        if (!read_varint(bytes, at, length)) return false;
+        length = at - from;
+        break;
+      case 1: length = 8; break;
+      case 5: length = 4; break;
+      case 2:
+        if (!read_varint(bytes, at, length)) return false;
+        from = at;
+        break;
+      default: return false;
+    }
+    if (length > bytes.size() - from) return false;
+    at = from + length;
+    if (!visit(tag / 8, tag % 8, bytes.substr(from, length))) return false;
+  }
+  return true;
+}
+
+// The same for a ModelInferRequest: shape is field 3 of field 5, a list of numbers, packed or one by one.
+inline std::string message_fault(Text message, size_t limit) {
+  bool fits = true;
+  auto input = [&](uint64_t number, uint64_t kind, Text content) {
+    if (number != 5) return true;
+    double count = 1;
+    return kind == 2 && each_field(content, [&](uint64_t inner, uint64_t, Text sizes) {
+      if (inner != 3) return true;
+      for (size_t at = 0; at < sizes.size();) {
+        uint64_t size = 0;
+        bool read = read_varint(sizes, at, size);
+        if (!read || !grow(count, static_cast<double>(size), static_cast<double>(limit))) {
+          fits = false;
+          return true;
+        }
+      }
+      return true;
+    });
+  };
+  if (!each_field(message, input)) return kUnreadable;
+  return fits ? "" : kTooLarge;
+}
+
+struct Named {
+  Text model;
+  Text version;
+};
+
+// Fields 1 and 2 of ModelInferRequest, ModelReadyRequest and ModelMetadataRequest: as far as the message can be read.
+inline Named name_and_version(Text message) {
+  Named found;
+  each_field(message, [&](uint64_t number, uint64_t kind, Text content) {
+    if (kind == 2 && number == 1) found.model = content;
+    if (kind == 2 && number == 2) found.version = content;
+    return kind == 2;
+  });
+  return found;
+}
+
+}  // namespace serin

@@ -1,0 +1,271 @@
+// Looks into a request before the router does, which cannot: the model's name (and version) in a gRPC message become
+// headers, and what Triton would die of is refused (faults.h). Loaded into Envoy; model_name.lua does the same where this
+// cannot be compiled, and takes longer.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "envoy_api.h"
+#include "faults.h"
+
+namespace serin {
+namespace {
+
+constexpr Text kService = "/inference.GRPCInferenceService/";
+constexpr Text kModels = "/v2/models/";
+constexpr Text kInfer = "/infer";
+constexpr size_t kFrameBytes = 5;  // a gRPC message's flag and length
+constexpr size_t kLookBytes = 512;  // the name and the version are the first two fields and short
+constexpr size_t kNameBytes = 63;
+
+enum class Call { kOther, kJson, kNamed, kMessage };  // kMessage: one that carries tensors
+
+struct Request {
+  Call call = Call::kOther;
+  bool guarded = false;  // by a key that is for some models only: `may`, from keys.lua
+  std::string may;
+};
+
+Span span(Text text) { return {text.data(), text.size()}; }
+
+// All values of a header, joined as Envoy joins them; `count` of them.
+std::string header(Stream stream, Text key, size_t* count = nullptr) {
+  Span value{nullptr, 0};
+  size_t values = 0;
+  std::string joined;
+  envoy_dynamic_module_callback_http_get_header(stream, kRequestHeader, span(key), &value, 0, &values);
+  for (size_t index = 0; index < values; ++index) {
+    value = {nullptr, 0};
+    envoy_dynamic_module_callback_http_get_header(stream, kRequestHeader, span(key), &value, index, nullptr);
+    if (index > 0) joined += ",";
+    if (value.data != nullptr) joined.append(value.data, value.size);
+  }
+  if (count != nullptr) *count = values;
+  return joined;
+}
+
+void remove_header(Stream stream, Text key) {
+  envoy_dynamic_module_callback_http_set_header(stream, kRequestHeader, span(key), {nullptr, 0});
+}
+
+void add_header(Stream stream, Text key, Text value) {
+  envoy_dynamic_module_callback_http_add_header(stream, kRequestHeader, span(key), span(value));
+}
+
+void refuse(Stream stream, uint32_t status, Text grpc_status, Text text) {
+  constexpr Text kKey = "grpc-status";
+  Header headers[] = {{kKey.data(), kKey.size(), grpc_status.data(), grpc_status.size()}};
+  envoy_dynamic_module_callback_http_send_response(stream, status, headers, 1, span(text), span("refused_request"));
+}
+
+Call call_of(Text path) {
+  if (path.substr(0, kService.size()) == kService) {
+    Text method = path.substr(kService.size());
+    if (method == "ModelInfer") return Call::kMessage;
+    return method == "ModelReady" || method == "ModelMetadata" ? Call::kNamed : Call::kOther;
+  }
+  if (path.substr(0, kModels.size()) != kModels) return Call::kOther;
+  Text rest = path.substr(kModels.size());
+  bool ends = rest.size() >= kInfer.size() && rest.substr(rest.size() - kInfer.size()) == kInfer;
+  return ends || rest.find("/infer?") != Text::npos ? Call::kJson : Call::kOther;
+}
+
+// The body as it came, in pieces that Envoy keeps until the end of the call.
+class Body {
+ public:
+  Body(Stream stream, bool arriving) {
+    bool whole = arriving && envoy_dynamic_module_callback_http_received_buffered_request_body(stream);
+    if (!whole) take(stream, kBufferedRequest);
+    if (arriving) take(stream, kReceivedRequest);
+    for (const Span& piece : pieces_) size_ += piece.size;
+  }
+
+  size_t size() const { return size_; }
+
+  // Its first `length` bytes in one piece.
+  Text first(size_t length) {
+    if (!pieces_.empty() && pieces_[0].size >= length) return Text(pieces_[0].data, length);
+    joined_.clear();
+    joined_.reserve(length);
+    for (const Span& piece : pieces_) joined_.append(piece.data, std::min(piece.size, length - joined_.size()));
+    return joined_;
+  }
+
+ private:
+  void take(Stream stream, BodyKind kind) {
+    size_t count = envoy_dynamic_module_callback_http_get_body_chunks_size(stream, kind);
+    if (count == 0) return;
+    std::vector<Span> found(count);
+    if (!envoy_dynamic_module_callback_http_get_body_chunks(stream, kind, found.data())) return;
+    pieces_.insert(pieces_.end(), found.begin(), found.end());
+  }
+
+  std::vector<Span> pieces_;
+  size_t size_ = 0;
+  std::string joined_;
+};
+
+// Decimal digits and nothing else; more than `limit` when it does not fit.
+bool read_length(Text text, size_t limit, size_t& length) {
+  length = 0;
+  for (char digit : text) {
+    if (digit < '0' || digit > '9') return false;
+    length = std::min(length * 10 + static_cast<size_t>(digit - '0'), limit + 1);
+  }
+  return !text.empty();
+}
+
+// Binary tensors follow a JSON text whose length a header tells; without it all is JSON.
+bool accept_json(Stream stream, Body& body) {
+  size_t told = 0;
+  std::string json_bytes = header(stream, "inference-header-content-length", &told);
+  size_t length = body.size();
+  if (told > 0 && (!read_length(json_bytes, body.size(), length) || length > body.size())) {
+    refuse(stream, 400, "3", "inference-header-content-length is no length of a part of this request");
+    return false;
+  }
+  size_t most = body.size();
+  double known = 0;
+  if (length > kHarmlessBytes &&  // in less nothing is long; the route knows its model
+      envoy_dynamic_module_callback_http_get_metadata_number(stream, kRoute, span("model_name"),
+                                                             span("max_text_bytes"), &known)) {
+    most = static_cast<size_t>(known);
+  }
+  std::string fault = json_fault(body.first(length), body.size(), most);
+  if (fault.empty()) return true;
+  refuse(stream, 400, "3", fault);
+  return false;
+}
+
+bool is_name(Text text) {
+  if (text.empty() || text.size() > kNameBytes || text[0] < 'a' || text[0] > 'z') return false;
+  return std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+  });
+}
+
+bool is_number(Text text) {
+  return text[0] >= '1' && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+bool accept_message(Stream stream, const Request& request, Body& body) {
+  if (body.size() < kFrameBytes) {
+    refuse(stream, 400, "3", "the request carries no message");
+    return false;
+  }
+  bool tensors = request.call == Call::kMessage;
+  Text frame = body.first(tensors ? body.size() : std::min(body.size(), kLookBytes));
+  if (frame[0] != 0) {
+    refuse(stream, 415, "12", "compressed messages are not accepted; call without compression");
+    return false;
+  }
+  Text message = frame.substr(kFrameBytes);
+  Named named = name_and_version(message);
+  if (request.guarded && request.may.find("," + std::string(named.model) + ",") == std::string::npos) {
+    refuse(stream, 403, "7", "this key may not ask for this model");
+    return false;
+  }
+  std::string fault = tensors ? message_fault(message, frame.size()) : "";
+  if (!fault.empty()) {
+    refuse(stream, 400, "3", fault);
+    return false;
+  }
+  if (is_name(named.model)) add_header(stream, "x-serin-model", named.model);
+  if (!named.version.empty()) {
+    add_header(stream, "x-serin-version", is_number(named.version) ? named.version : "none");
+  }
+  envoy_dynamic_module_callback_http_clear_route_cache(stream);
+  return true;
+}
+
+bool accept(Stream stream, const Request& request, bool arriving) {
+  Body body(stream, arriving);
+  return request.call == Call::kJson ? accept_json(stream, body) : accept_message(stream, request, body);
+}
+
+// Whether the whole body came with the headers: the buffer before this filter has waited for it.
+bool is_there(Stream stream) {
+  size_t size = envoy_dynamic_module_callback_http_get_body_size(stream, kBufferedRequest), told = 0;
+  return read_length(header(stream, "content-length"), size, told) && told == size;
+}
+
+HeadersStatus on_headers(Stream stream, Request& request, bool last) {
+  size_t count = 0;
+  request.may = header(stream, "x-serin-may", &count);
+  request.guarded = count > 0;
+  if (request.guarded) remove_header(stream, "x-serin-may");
+  if (header(stream, "authorization").find("serin_") != std::string::npos) {
+    remove_header(stream, "authorization");  // a key, although none is asked for: it is nobody else's business
+  }
+  header(stream, "content-encoding", &count);
+  if (count > 0) {
+    refuse(stream, 415, "12", "compressed requests are not accepted; send the body as it is");
+    return kHeadersStop;
+  }
+  request.call = call_of(header(stream, ":path"));
+  if (request.call == Call::kOther || (last && request.call == Call::kJson)) return kHeadersContinue;
+  if (last) {
+    refuse(stream, 400, "3", "the request carries no message");
+    return kHeadersStop;
+  }
+  if (!is_there(stream)) return kHeadersStop;
+  bool accepted = accept(stream, request, false);
+  request.call = Call::kOther;  // nothing more to look at
+  return accepted ? kHeadersContinue : kHeadersStop;
+}
+
+}  // namespace
+}  // namespace serin
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+using serin::Request;
+
+const char* envoy_dynamic_module_on_program_init() { return "v0.2.0"; }
+
+const void* envoy_dynamic_module_on_http_filter_config_new(void*, Span, Span) {
+  static const char kOne = 0;
+  return &kOne;
+}
+
+void envoy_dynamic_module_on_http_filter_config_destroy(const void*) {}
+
+const void* envoy_dynamic_module_on_http_filter_new(const void*, Stream) { return new Request; }
+
+void envoy_dynamic_module_on_http_filter_destroy(const void* request) { delete static_cast<const Request*>(request); }
+
+HeadersStatus envoy_dynamic_module_on_http_filter_request_headers(Stream stream, const void* request, bool last) {
+  return serin::on_headers(stream, *static_cast<Request*>(const_cast<void*>(request)), last);
+}
+
+BodyStatus envoy_dynamic_module_on_http_filter_request_body(Stream stream, const void* request, bool last) {
+  const Request& known = *static_cast<const Request*>(request);
+  if (known.call == serin::Call::kOther) return kBodyContinue;
+  return last && serin::accept(stream, known, true) ? kBodyContinue : kBodyStopAndBuffer;
+}
+
+TrailersStatus envoy_dynamic_module_on_http_filter_request_trailers(Stream stream, const void* request) {
+  const Request& known = *static_cast<const Request*>(request);
+  bool accepted = known.call == serin::Call::kOther || serin::accept(stream, known, false);
+  return accepted ? kTrailersContinue : kTrailersStop;
+}
+
+int envoy_dynamic_module_on_http_filter_response_headers(Stream, const void*, bool) { return 0; }
+int envoy_dynamic_module_on_http_filter_response_body(Stream, const void*, bool) { return 0; }
+int envoy_dynamic_module_on_http_filter_response_trailers(Stream, const void*) { return 0; }
+void envoy_dynamic_module_on_http_filter_stream_complete(Stream, const void*) {}
+
+// Envoy asks for these by name; nothing here makes a call of its own.
+void envoy_dynamic_module_on_http_filter_http_callout_done() {}
+void envoy_dynamic_module_on_http_filter_downstream_below_write_buffer_low_watermark() {}
+void envoy_dynamic_module_on_http_filter_downstream_above_write_buffer_high_watermark() {}
+void envoy_dynamic_module_on_http_filter_scheduled() {}
+void envoy_dynamic_module_on_http_filter_http_stream_reset() {}
+void envoy_dynamic_module_on_http_filter_http_stream_complete() {}
+void envoy_dynamic_module_on_http_filter_http_stream_trailers() {}
+void envoy_dynamic_module_on_http_filter_http_stream_data() {}
+void envoy_dynamic_module_on_http_filter_http_stream_headers() {}
+}
+#pragma GCC visibility pop
