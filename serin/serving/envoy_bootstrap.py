@@ -72,8 +72,8 @@ def bootstrap(
 ) -> Document:
     """`clusters`, `routes`, `keys` and `tls` are files, each in a folder of its own, whose renames Envoy follows.
 
-    `checker` looks into requests, compiled (checker.py); without one a script does. `inside` is a socket for the owner of
-    this machine's stack: the same door without TLS and without keys.
+    `checker` looks into requests, compiled (checker.py); without one a script does. `inside` is a socket for the owner
+    of this machine's stack: the same door without TLS and without keys.
     """
     guarded = [_own_headers(), keys_filter(keys), *http_filters, *_http_filters(max_request_bytes, checker)]
     unguarded = [_own_headers(), *_http_filters(max_request_bytes, checker)]
