@@ -63,7 +63,7 @@ def test_a_cancelled_run_publishes_nothing(
 
     def export(*_: object, say: Callable[[str], None], **__: object) -> Bundle:
         began.set()
-        cancelled.wait(20)
+        cancelled.wait(120)
         try:
             say("gate: passed")
         except StageStopped as error:
@@ -79,7 +79,7 @@ def test_a_cancelled_run_publishes_nothing(
     async def exporting() -> None:
         checkpoint = Checkpoint(path=str(tmp_path), step=1, metrics={})
         work = asyncio.create_task(export_model(spec, checkpoint, DATASET))
-        await asyncio.to_thread(began.wait, 20)
+        await asyncio.to_thread(began.wait, 120)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         cancelled.set()
