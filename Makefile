@@ -49,6 +49,7 @@ chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose under load; kil
 	$(BIN)/python -m tests.chaos.rollout
 	$(BIN)/python -m tests.chaos.lease_clients --clients 20 --rounds 30 --deaths 40
 	$(BIN)/python -m tests.chaos.orchestration
+	$(BIN)/python -m tests.chaos.schedules
 
 lint: $(INSTALLED) ## ruff, mypy --strict on the core, import rules
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ from serin.artifacts import Bundle, Checkpoint, Dataset, Release
 from serin.spec.load import load_spec
 from tasks.etl import find_dataset
 from tasks.export import find_bundle
-from tasks.needs import etl_needs, export_needs
+from tasks.needs import etl_needs, export_needs, train_needs
 from tasks.place import found_before, run_stage
 from tasks.roll_out import roll_out_release
 from tasks.train import find_checkpoint
@@ -29,25 +29,33 @@ async def pipeline(
     attempt = str(flow_run.id)
     dataset = find_dataset(plan.data, plan.features)
     if dataset is None:
+        needs = etl_needs(plan.data, plan.etl)
         dataset = await run_stage(
-            "etl", Dataset, deployment=etl_needs(plan.data, plan.etl).deployment, spec=whole
-        )
+            "etl", Dataset, deployment=needs.deployment, needs=str(needs), spec=whole
+        )  # fmt: skip
     else:
         found_before("etl", dataset.digest[:12])
     checkpoint = None if "train" in fresh else find_checkpoint(plan.model, plan.training, dataset)
     if checkpoint is None:
-        again = "train" in fresh
         checkpoint = await run_stage(
-            "train", Checkpoint, spec=whole, dataset=dataset, fresh=again, attempt=attempt
+            "train",
+            Checkpoint,
+            needs=str(train_needs(plan.model, plan.training)),
+            spec=whole,
+            dataset=dataset,
+            fresh="train" in fresh,
+            attempt=attempt,
         )
     else:
         found_before("train", checkpoint.path)
     bundle = None if "export" in fresh else find_bundle(plan, checkpoint, dataset)
     if bundle is None:
+        needs = export_needs(plan.export)
         bundle = await run_stage(
             "export",
             Bundle,
-            deployment=export_needs(plan.export).deployment,
+            deployment=needs.deployment,
+            needs=str(needs),
             spec=whole,
             checkpoint=checkpoint,
             dataset=dataset,

@@ -12,7 +12,8 @@ from pathlib import Path
 from serin.hardware import inventory
 from serin.leases import Lease, lease
 from serin.spec.data import DataSpec
-from serin.spec.stages import EtlSpec, ExportSpec
+from serin.spec.stages import EtlSpec, ExportSpec, ModelSpec, TrainingSpec
+from serin.training.place import devices_wanted
 
 _GPU_BYTES = 64_000_000  # of Parquet; what is smaller is done before a GPU has begun
 _GROWS = 4  # times its size on disk, a table takes on a GPU while it is worked on
@@ -25,6 +26,12 @@ class Needs:
     why: str
     memory_bytes: int = 0  # on each; of a shared lease
     shared: bool = False
+
+    def __str__(self) -> str:
+        if not self.gpus:
+            return f"no GPU ({self.why})"
+        how = f"shared, {self.memory_bytes / 1e9:.1f} GB on each" if self.shared else "alone"
+        return f"{self.gpus} GPU{'s' if self.gpus > 1 else ''}, {how} ({self.why})"
 
     @property
     def deployment(self) -> str:
@@ -47,6 +54,14 @@ def etl_needs(data: DataSpec, etl: EtlSpec) -> Needs:
     most = max(device.memory_bytes for device in devices) // 2
     each = min(_GROWS * size // count, most)
     return Needs(gpus=count, shared=True, memory_bytes=each, why=f"{size / 1e6:,.0f} MB of data")
+
+
+def train_needs(model: ModelSpec, training: TrainingSpec) -> Needs:
+    """Whole GPUs. Its one deployment stands in the pool gpu, which queues trainings also where there is none."""
+    count = devices_wanted(model, training)
+    if not count:
+        return Needs(gpus=0, why="none is here" if not inventory() else f"model.kind: {model.kind}")
+    return Needs(gpus=count, why=f"model.kind: {model.kind}, training.processes: {training.processes}")
 
 
 def export_needs(export: ExportSpec) -> Needs:

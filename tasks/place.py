@@ -50,11 +50,15 @@ _SERVER_GONE_S = 600.0
     cache_policy=NO_CACHE,
 )
 async def run_stage(
-    stage: str, kind: type[Result], *, deployment: str = "placed", **parameters: Any
+    stage: str, kind: type[Result], *, deployment: str = "placed", needs: str = "", **parameters: Any
 ) -> Result:
-    """What `<stage>/<deployment>` gives for `parameters`. A run that was lost, not failed, is run again."""
+    """What `<stage>/<deployment>` gives for `parameters`. A run that was lost, not failed, is run again.
+
+    `needs`: in words, for people who wonder why it stands where it stands."""
     plain = {name: _plain(value) for name, value in parameters.items()}
-    note(environment.home(), str(flow_run.id), stage, ran=True, why=f"placed as {stage}/{deployment}")
+    where = f"placed as {stage}/{deployment}{f', needs {needs}' if needs else ''}"
+    get_run_logger().info("%s %s", stage, where)
+    note(environment.home(), str(flow_run.id), stage, ran=True, why=where)
     try:
         run = await _begin(f"{stage}/{deployment}", plain)
         async with get_client() as client:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from serin.spec.data import DataSpec
-from serin.spec.stages import EtlSpec, ExportSpec
+from serin.spec.stages import EtlSpec, ExportSpec, ModelSpec, TrainingSpec
 from tasks import needs
-from tasks.needs import etl_needs, export_needs
+from tasks.needs import etl_needs, export_needs, train_needs
 from tests.fakes.gpus import pretend_gpus
 
 GB = 1 << 30
@@ -71,3 +71,15 @@ def test_only_a_variant_that_is_built_on_a_gpu_asks_export_s_for_one(two_gpus: N
     assert export_needs(ExportSpec(variants=("fp32", "fp16"))).deployment == "placed"
     found = export_needs(ExportSpec(variants=("fp32", "tensorrt")))
     assert (found.deployment, found.gpus, found.shared) == ("placed-gpu", 1, True)
+
+
+def test_a_training_needs_whole_gpus_and_says_why(two_gpus: None) -> None:
+    network, training = ModelSpec(), TrainingSpec(processes=2)
+    assert str(train_needs(network, training)) == "2 GPUs, alone (model.kind: mlp, training.processes: 2)"
+    assert str(train_needs(ModelSpec(kind="xgboost"), TrainingSpec())).startswith("1 GPU, alone")
+
+
+def test_what_a_shared_stage_needs_is_told_with_its_memory(two_gpus: None, tmp_path: Path) -> None:
+    told = str(etl_needs(table_of(tmp_path / "data", 100_000_000), EtlSpec()))
+    assert told == "2 GPUs, shared, 0.2 GB on each (100 MB of data)"
+    assert str(etl_needs(table_of(tmp_path / "data", 1_000_000), EtlSpec())) == "no GPU (1 MB of data)"
