@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from serin.artifacts import Endpoint, Release
 from serin.rollout.advance import ReleaseState
-from serin.rollout.ports import Fleet
+from serin.rollout.ports import Processes
 
 
 class BackgroundFleet:
@@ -16,7 +16,7 @@ class BackgroundFleet:
     A release has one piece of work at a time; asking again meanwhile does nothing.
     """
 
-    def __init__(self, fleet: Fleet, *, threads: int = 4) -> None:
+    def __init__(self, fleet: Processes, *, threads: int = 4) -> None:
         self._fleet = fleet
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fleet")
         self._work: dict[Release, tuple[str, Future[None]]] = {}

@@ -24,7 +24,7 @@ class Router(Protocol):
     def active_requests(self, release: Release) -> int: ...
 
 
-class Fleet(Protocol):
+class Processes(Protocol):
     """The releases' processes. `start` and `stop` may be repeated; neither needs to wait for the effect."""
 
     def start(self, release: Release) -> None: ...
@@ -44,6 +44,12 @@ class Fleet(Protocol):
     def stop(self, release: Release) -> None: ...
 
     def running(self) -> Sequence[Release]: ...
+
+
+class Fleet(Processes, Protocol):
+    def check_fits(self, release: Release, stable: Release) -> None:
+        """SerinError when `release` is known to refuse what clients of `stable` send, or to answer in another form."""
+        ...
 
 
 class Judge(Protocol):

@@ -89,6 +89,8 @@ class World:
         if now.phase is Phase.VERIFYING and self._state(now.candidate) == "ready":
             try:
                 self._fleet.verify(now.candidate)
+                if now.stable:
+                    self._fleet.check_fits(now.candidate, now.stable)
                 if now.baseline:
                     self._fleet.verify(now.baseline)
                 verified = True

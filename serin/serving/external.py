@@ -2,7 +2,7 @@
 
 `<home>/external/<model>.json` numbers the addresses of a model as its versions, from 1, never reused. Nothing is
 started or stopped here; a server is ready when it says that it has the model, and it fits when it takes and gives the
-same tensors as the others.
+same tensors as the one that is live.
 """
 
 from __future__ import annotations
@@ -74,17 +74,27 @@ class External:
         return "ready" if self._ask(release, f"/v2/models/{release.model}/ready") is not None else "starting"
 
     def verify(self, release: Release) -> None:
-        """It takes and gives the same tensors as every other server of the model that answers."""
-        mine = self._tensors(release)
-        if mine is None:
+        """It describes its model."""
+        self._described(release)
+
+    def check_fits(self, release: Release, stable: Release) -> None:
+        """It takes and gives the same tensors as the stable server, if that one answers.
+
+        Others are not asked: they were never live, perhaps for that very reason.
+        """
+        mine, theirs = self._described(release), self._tensors(stable)
+        for kind in theirs or {}:
+            if theirs and not _alike(theirs[kind], mine[kind]):
+                what = (
+                    f"its {kind} {_shown(mine[kind])} are not those of {stable.name}, {_shown(theirs[kind])}"
+                )
+                raise self._unfit(release, what)
+
+    def _described(self, release: Release) -> dict[str, Tensors]:
+        found = self._tensors(release)
+        if found is None:
             raise self._unfit(release, "it does not describe its model")
-        for version in self.versions(release.model):
-            other = Release(model=release.model, version=version)
-            theirs = self._tensors(other) if other != release else None
-            for kind in theirs or {}:
-                if theirs and not _alike(theirs[kind], mine[kind]):
-                    what = f"its {kind} {_shown(mine[kind])} are not those of {other.name}, {_shown(theirs[kind])}"
-                    raise self._unfit(release, what)
+        return found
 
     def _tensors(self, release: Release) -> dict[str, Tensors] | None:
         """Its inputs and its outputs; None: it could not be asked."""

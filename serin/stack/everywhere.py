@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from serin.artifacts import Endpoint, Release
 from serin.errors import RolloutRefused
 from serin.rollout.advance import ReleaseState
-from serin.rollout.ports import Fleet, Versions
+from serin.rollout.ports import Processes, Versions
 from serin.serving.external import External
 
 
 class AnyFleet:
     """A release that is registered as somebody else's is only asked; every other one is ours."""
 
-    def __init__(self, ours: Fleet, external: External) -> None:
+    def __init__(self, ours: Processes, external: External) -> None:
         self._ours, self._external = ours, external
 
     def start(self, release: Release) -> None:
@@ -44,6 +44,15 @@ class AnyFleet:
 
     def verify(self, release: Release) -> None:
         (self._external if self._external.has(release) else self._ours).verify(release)
+
+    def check_fits(self, release: Release, stable: Release) -> None:
+        """Asked of servers elsewhere.
+
+        Of a version of ours the evidence tells: one that refuses its clients is sent back, and a person may still
+        promote one whose inputs were changed on purpose.
+        """
+        if self._external.has(release) and self._external.has(stable):
+            self._external.check_fits(release, stable)
 
     def running(self) -> Sequence[Release]:
         return self._ours.running()

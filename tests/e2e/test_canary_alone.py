@@ -128,20 +128,25 @@ def test_between_any_two_servers_an_equal_one_takes_over_and_a_slow_one_is_sent_
     with (
         scene() as stack,
         serving(delay_s=0.004) as stable,
+        serving(datatype="INT64") as unfit,
         serving(delay_s=0.004) as equal,
         serving(delay_s=0.08) as slow,
     ):
         stack.start(stable)
         stack.until(Phase.PROMOTED, version=1, within_s=60)
+        stack.start(unfit)
+        refused = stack.until(Phase.ROLLED_BACK, version=2, within_s=60)
+        assert "'x' INT64 [-1, 1] are not those of sentiment-v1" in refused.reason
+        assert unfit.asked == 0
         with asking(stack.port) as clients:
             stack.start(slow)
-            back = stack.until(Phase.ROLLED_BACK, Phase.PROMOTED, version=2, within_s=200)
+            back = stack.until(Phase.ROLLED_BACK, Phase.PROMOTED, version=3, within_s=200)
             assert (back.phase, back.live) == (Phase.ROLLED_BACK, Release(model=MODEL, version=1))
             assert back.reason.startswith("p")
             asked = slow.asked
             plain = equal.address
             stack.start(equal)
-            done = stack.until(Phase.ROLLED_BACK, Phase.PROMOTED, version=3, within_s=200)
+            done = stack.until(Phase.ROLLED_BACK, Phase.PROMOTED, version=4, within_s=200)
             assert done.phase is Phase.PROMOTED, done.reason
             assert done.live == stack.external.register(MODEL, Endpoint(http=plain, grpc=plain))
             assert slow.asked == asked

@@ -74,6 +74,7 @@ class FakeFleet:
     ready_after: int = 1
     broken: set[str] = field(default_factory=set)  # cannot be started
     wrong: set[str] = field(default_factory=set)  # answer their golden rows wrongly
+    unlike: set[str] = field(default_factory=set)  # take or give other tensors than the stable release
     starts: list[str] = field(default_factory=list)
     stops: list[str] = field(default_factory=list)
     _looks: dict[Release, int] = field(default_factory=dict)
@@ -112,6 +113,10 @@ class FakeFleet:
     def verify(self, release: Release) -> None:
         if release.name in self.wrong:
             raise VerificationFailed(release=release.name, reason="score 0.1 instead of 0.9")
+
+    def check_fits(self, release: Release, stable: Release) -> None:
+        if release.name in self.unlike:
+            raise ReleaseNotReady(release=release.name, reason=f"it is not like {stable.name}", log="-")
 
     def stop(self, release: Release) -> None:
         if release in self.states:

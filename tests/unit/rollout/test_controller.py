@@ -129,6 +129,14 @@ def test_a_release_under_use_is_drained_before_it_is_stopped(scene: Scene) -> No
     scene.until(Phase.PROMOTED)
 
 
+def test_a_candidate_that_is_known_not_to_fit_its_clients_gets_no_traffic(scene: Scene) -> None:
+    scene.promote_first()
+    scene.fleet.unlike.add("flights-v2")
+    scene.command("start", 2)
+    assert "not like flights-v1" in scene.until(Phase.ROLLED_BACK).reason
+    assert scene.router.shares("flights") == [("flights-v1", 100.0)]
+
+
 def test_refused_commands_are_answered_with_the_reason_and_change_nothing(scene: Scene) -> None:
     scene.promote_first()
     lines = len(history(scene.home, "flights"))

@@ -69,13 +69,13 @@ def test_a_server_is_ready_when_it_says_so(tmp_path: Path) -> None:
 def test_a_server_with_other_tensors_does_not_fit(tmp_path: Path, how: dict[str, Any], seen: str) -> None:
     external = External(tmp_path)
     with serving() as one, serving() as same, serving(columns=-1) as vague, serving(**how) as other:
-        for server in (one, same):
-            external.verify(external.register(MODEL, place(server.address)))
-        with pytest.raises(ReleaseNotReady, match=f"{seen}.* are not those of sentiment-v1"):
-            external.verify(external.register(MODEL, place(other.address)))
-        apart = External(tmp_path / "apart")
-        for server in (one, vague):
-            apart.verify(apart.register(MODEL, place(server.address)))
+        wrong, live, *alike = (
+            external.register(MODEL, place(server.address)) for server in (other, one, same, vague)
+        )
+        for release in alike:
+            external.check_fits(release, live)
+        with pytest.raises(ReleaseNotReady, match=f"{seen}.* are not those of sentiment-v2"):
+            external.check_fits(wrong, live)
 
 
 def test_a_server_that_describes_nothing_does_not_fit(tmp_path: Path) -> None:
