@@ -49,7 +49,7 @@ def api(prefect_server: None) -> str:
         env=environment.child_environment(PREFECT_API_URL=url),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return url
@@ -98,7 +98,7 @@ def test_a_run_finds_its_code_from_any_folder(api: str, tmp_path: Path) -> None:
         env=environment.child_environment(PYTHONPATH=str(tmp_path), PREFECT_API_URL=api),
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
     loaded = dict(word.split("=") for word in done.stdout.split() if "=" in word)

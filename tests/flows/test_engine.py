@@ -82,7 +82,7 @@ def test_a_source_that_was_edited_or_is_gone_is_noticed(
 
 def test_a_process_nobody_tells_anything_ends_with_its_worker() -> None:
     with _waiting({}) as process:
-        assert process.communicate(timeout=120)[0] == ""
+        assert process.communicate(timeout=400)[0] == ""
         assert process.returncode == 0
 
 
@@ -140,7 +140,7 @@ def test_a_waiting_process_becomes_the_run_it_is_told(asked: dict[str, str], tmp
         "environment": environment.child_environment(**own, **asked, PREFECT__FLOW_RUN_ID=run["id"]),
     }
     with _waiting(own) as process:
-        said, _ = process.communicate(json.dumps(order) + "\n", timeout=120)
+        said, _ = process.communicate(json.dumps(order) + "\n", timeout=400)
     assert process.returncode == 0, said
     ended = prefect_api.call(url, "GET", f"/flow_runs/{run['id']}")
     assert ended["state_type"] == "COMPLETED", said
