@@ -31,12 +31,69 @@ _ODD: list[Any] = [
     {"data": {"data": {"data": 1}}}, [True, False], ["x" * 3000], [[["deep"]]], {"binary_data": "yes"}, [10**400],
 ]  # fmt: skip
 _JSON = st.sampled_from(_ODD) | st.integers() | st.text(max_size=8)
+_BYTES = st.binary(max_size=8)
 _REGION = {"shared_memory_region": "/etc/passwd", "shared_memory_byte_size": 8, "shared_memory_offset": 0}
 _PATHS = [
     f"/v2/models/{MODEL}/infer", f"/v2/models/{MODEL}/versions/1/infer", f"/v2/models/{MODEL}/versions/99/infer",
     f"/v2/models/{MODEL}", f"/v2/models/{MODEL}/ready", "/v2/models/none/infer", "/v2/repository/index", "/v2", "/",
     f"/v2/models/{MODEL}/infer?x=" + "y" * 2000, "/v2/models/%00/infer", f"/v2/models/{MODEL}/infer/../config",
 ]  # fmt: skip
+
+# Strategies are made once: hypothesis looks each new one through before it draws from it, and that is dear.
+_UP_TO = {most: st.integers(0, most) for most in (1, 2, 3, 4, 5, 7, 9, 14, 15, 19, 24, 39)}
+_FAULTS = st.sampled_from([0, 0, 0, 0, 0, 1, 1, 2])
+_NAME = st.sampled_from([*_COLUMNS, "zz", "", "x" * 300])
+_TYPE = st.sampled_from(_TYPES)
+_SHAPE = st.lists(_SIZES, max_size=4)
+_ANY_NAME, _ANY_SHAPE = _NAME | st.text(max_size=5), _SHAPE | _JSON
+_TIMES = st.sampled_from([0, 1, 2, 65, 1000])
+_PARAMETERS = st.sampled_from([_REGION, {"binary_data_size": 8}, {"x": 1}, None, 3])
+_KEY = st.sampled_from(["name", "shape", "data", "datatype"])
+_MANY_ROWS = st.sampled_from([2, 64, 65, 300])
+_OUTPUT_NAME = st.sampled_from(["score", "none", ""])
+_OUTPUT = st.fixed_dictionaries(
+    {"name": _OUTPUT_NAME},
+    optional={
+        "parameters": st.sampled_from(
+            [{"classification": 2**31}, {"binary_data": True}, _REGION, {"x": []}, None]
+        )
+    },
+)
+_OUTPUTS = st.lists(_OUTPUT, max_size=3) | _JSON
+_KNOWN = ["sequence_id", "sequence_start", "priority", "timeout", "binary_data_output", "headers", "x"]
+_REQUEST_PARAMETERS = st.dictionaries(st.sampled_from(_KNOWN), _JSON, max_size=3) | _JSON
+_ID = st.text(max_size=10) | _JSON
+_BINARY_ROWS = st.sampled_from([1, 2, 64, 70])
+_LENGTH = st.sampled_from([0, 3, 2**32 - 1])
+_TOO_MANY = st.sampled_from([0, 0, 0, 0, 1, -1, 2**31, -(2**40)])
+_OTHER_ROWS = st.sampled_from([None, None, None, 1, 2**40, 0, -1])
+_BEGINS = st.sampled_from([None] * 6 + ["0", "-1", "1", "9 times", "x", "", str(2**64)])
+_LEFT = st.sampled_from([None] * 3 + [0, 1, -1])
+_SPOIL = st.binary(max_size=60)
+_DEEP = st.sampled_from([b"[" * 1_000_000, b'{"inputs":' * 50_000, b"0" * 300_000, b'"' + b"a" * 70_000])
+_SQUEEZE = st.sampled_from([gzip.compress, zlib.compress, lambda data: data])
+_ENCODING = st.sampled_from(["gzip", "deflate", "br", "identity", "x", ""])
+_PATH = st.sampled_from([_PATHS[0]] * 30 + _PATHS)
+_METHOD = st.sampled_from(["POST"] * 25 + ["GET", "PUT", "HEAD", "OPTIONS", "TRACE", "DELETE"])
+_ODD_HEADERS = st.lists(
+    st.sampled_from(
+        [("x-long", "y" * 9000), ("expect", "100-continue"), ("te", "trailers"), ("upgrade", "h2c"), ("", "x"),
+         ("content-type", "application/grpc"), ("x-serin-arm", "candidate"), ("x-envoy-retry-on", "5xx"), ("a b", "c"),
+         ("content-length", "7"), ("connection", "upgrade"), ("host", "y"), ("accept-encoding", "gzip, deflate"),
+         ("x-serin-model", "delays"), ("x-serin-may", "*"), ("cookie", "a=b;" * 200), ("x-bad", "a\tb"),
+         ("inference-header-content-length", "7"),
+         ("triton-grpc-error", "true")]
+    ),
+    max_size=3,
+)  # fmt: skip
+_GRPC_METHOD = st.sampled_from(
+    ["ModelInfer"] * 25 + ["ModelReady", "ModelMetadata", "ServerLive", "ModelConfig"]
+)
+_MODEL_NAME = st.sampled_from([MODEL] * 8 + ["none", "", "x" * 600])
+_MODEL_VERSION = st.sampled_from([""] * 5 + ["1", "99", "-1", "x"])
+_GRPC_ROWS = st.sampled_from([1, 1, 2, 64, 65])
+_CHUNKS = st.sampled_from([0, 0, 0, 1, 7, 1000])
+_PIECES = st.sampled_from([11, 200])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,143 +145,120 @@ def framed(message: bytes) -> bytes:
 def _tensor(draw: Draw, tensor: dict[str, Any]) -> dict[str, Any]:
     """A good input with up to two things wrong: most are good, so that each fault is met alone, too."""
     changed = dict(tensor)
-    for _ in range(draw(st.sampled_from([0, 0, 0, 0, 0, 1, 1, 2]))):
-        match draw(st.integers(0, 7)):
+    for _ in range(draw(_FAULTS)):
+        match draw(_UP_TO[7]):
             case 0:
-                changed["name"] = draw(
-                    st.sampled_from([*_COLUMNS, "zz", "", "x" * 300]) | st.text(max_size=5)
-                )
+                changed["name"] = draw(_ANY_NAME)
             case 1:
-                changed["datatype"] = draw(st.sampled_from(_TYPES))
+                changed["datatype"] = draw(_TYPE)
             case 2:
-                changed["shape"] = draw(st.lists(_SIZES, max_size=4) | _JSON)
+                changed["shape"] = draw(_ANY_SHAPE)
             case 3:
                 changed["data"] = draw(_JSON)
             case 4:
-                changed["data"] = [draw(_JSON)] * draw(st.sampled_from([0, 1, 2, 65, 1000]))
+                changed["data"] = [draw(_JSON)] * draw(_TIMES)
             case 5:
-                changed["parameters"] = draw(
-                    st.sampled_from([_REGION, {"binary_data_size": 8}, {"x": 1}, None, 3])
-                )
+                changed["parameters"] = draw(_PARAMETERS)
             case 6:
-                changed.pop(draw(st.sampled_from(["name", "shape", "data", "datatype"])), None)
+                changed.pop(draw(_KEY), None)
             case _:
-                rows = draw(st.sampled_from([2, 64, 65, 300]))
+                rows = draw(_MANY_ROWS)
                 changed["shape"], changed["data"] = [rows, 1], (tensor["data"] * rows)
     return changed
 
 
+_TENSORS = [_tensor(tensor) for tensor in good_inputs()]
+
+
 @st.composite
 def _json_body(draw: Draw) -> bytes:
-    inputs = [draw(_tensor(tensor)) for tensor in good_inputs()]
-    if draw(st.integers(0, 5)) == 0:
-        inputs = inputs[: draw(st.integers(0, 3))] + inputs[: draw(st.integers(0, 2))]
+    inputs = [draw(tensor) for tensor in _TENSORS]
+    if draw(_UP_TO[5]) == 0:
+        inputs = inputs[: draw(_UP_TO[3])] + inputs[: draw(_UP_TO[2])]
     request: dict[str, Any] = {"inputs": inputs}
-    if draw(st.integers(0, 3)) == 0:
-        names = st.sampled_from(["score", "none", ""])
-        parameters = st.sampled_from(
-            [{"classification": 2**31}, {"binary_data": True}, _REGION, {"x": []}, None]
-        )
-        request["outputs"] = draw(
-            st.lists(st.fixed_dictionaries({"name": names}, optional={"parameters": parameters}), max_size=3)
-            | _JSON
-        )
-    if draw(st.integers(0, 3)) == 0:
-        known = ["sequence_id", "sequence_start", "priority", "timeout", "binary_data_output", "headers", "x"]
-        request["parameters"] = draw(st.dictionaries(st.sampled_from(known), _JSON, max_size=3) | _JSON)
-    if draw(st.integers(0, 5)) == 0:
-        request["id"] = draw(st.text(max_size=10) | _JSON)
+    if draw(_UP_TO[3]) == 0:
+        request["outputs"] = draw(_OUTPUTS)
+    if draw(_UP_TO[3]) == 0:
+        request["parameters"] = draw(_REQUEST_PARAMETERS)
+    if draw(_UP_TO[5]) == 0:
+        request["id"] = draw(_ID)
     return json.dumps(request).encode()
 
 
 @st.composite
 def _binary_body(draw: Draw) -> tuple[bytes, str]:
     """Binary tensors whose sizes may lie; with the value of the header that tells where they begin."""
-    rows = draw(st.sampled_from([1, 2, 64, 70]))
-    carrier = b"".join(
-        struct.pack("<I", draw(st.sampled_from([2, 2, 2, 0, 3, 2**32 - 1]))) + b"AA" for _ in range(rows)
-    )
+    rows = draw(_BINARY_ROWS)
+    lengths = [2] * rows
+    for _ in range(draw(_UP_TO[2])):
+        lengths[draw(st.integers(0, rows - 1))] = draw(_LENGTH)
+    carrier = b"".join(struct.pack("<I", length) + b"AA" for length in lengths)
     data = {"carrier": carrier, "temp": b"\0" * 4 * rows, "distance": b"\0" * 8 * rows, "night": b"\0" * rows}
     inputs = []
     for tensor in good_inputs():
-        size = len(data[tensor["name"]]) + draw(st.sampled_from([0, 0, 0, 0, 1, -1, 2**31, -(2**40)]))
-        shape = [draw(st.sampled_from([rows, rows, rows, rows + 1, 2**40, 0, -1])), 1]
+        size = len(data[tensor["name"]]) + draw(_TOO_MANY)
+        other = draw(_OTHER_ROWS)
+        shape = [rows if other is None else rows + 1 if other == 1 else other, 1]
         kind = {"name": tensor["name"], "datatype": tensor["datatype"], "shape": shape}
         inputs.append({**kind, "parameters": {"binary_data_size": size}})
     head = json.dumps({"inputs": inputs}).encode()
-    begins = draw(
-        st.sampled_from([str(len(head))] * 6 + ["0", "-1", "1", str(len(head) * 9), "x", "", str(2**64)])
-    )
-    tail = b"".join(data.values())
-    return head + tail[: draw(st.sampled_from([len(tail)] * 3 + [0, 1, len(tail) - 1]))], begins
+    begins = {None: str(len(head)), "9 times": str(9 * len(head))}
+    drawn, tail, left = draw(_BEGINS), b"".join(data.values()), draw(_LEFT)
+    return head + tail[:left], begins.get(drawn, drawn or "")
+
+
+_JSON_BODY, _BINARY_BODY = _json_body(), _binary_body()
 
 
 @st.composite
 def http_requests(draw: Draw) -> HttpRequest:
     headers = {"host": "x"}
-    match draw(st.integers(0, 9)):
+    match draw(_UP_TO[9]):
         case 0 | 1 | 2 | 3:
-            body = draw(_json_body())
+            body = draw(_JSON_BODY)
         case 4 | 5:
-            body, begins = draw(_binary_body())
+            body, begins = draw(_BINARY_BODY)
             headers["inference-header-content-length"] = begins
         case 6:
             body = _spoiled(draw, good_body())
         case 7:
-            body = draw(st.binary(max_size=60))
+            body = draw(_SPOIL)
         case 8:
-            body = draw(
-                st.sampled_from(
-                    [b"[" * 1_000_000, b'{"inputs":' * 50_000, b"0" * 300_000, b'"' + b"a" * 70_000]
-                )
-            )
+            body = draw(_DEEP)
         case _:
-            squeeze = draw(st.sampled_from([gzip.compress, zlib.compress, lambda data: data]))
-            headers["content-encoding"] = draw(
-                st.sampled_from(["gzip", "deflate", "br", "identity", "x", ""])
-            )
-            body = squeeze(draw(st.sampled_from([good_body(), b"\0" * 1_000_000])))
-    path = draw(st.sampled_from([_PATHS[0]] * 30 + _PATHS))
-    method = draw(st.sampled_from(["POST"] * 25 + ["GET", "PUT", "HEAD", "OPTIONS", "TRACE", "DELETE"]))
-    odd = st.sampled_from(
-        [("x-long", "y" * 9000), ("expect", "100-continue"), ("te", "trailers"), ("upgrade", "h2c"), ("", "x"),
-         ("content-type", "application/grpc"), ("x-serin-arm", "candidate"), ("x-envoy-retry-on", "5xx"), ("a b", "c"),
-         ("content-length", "7"), ("connection", "upgrade"), ("host", "y"), ("accept-encoding", "gzip, deflate"),
-         ("x-serin-model", "delays"), ("x-serin-may", "*"), ("cookie", "a=b;" * 200), ("x-bad", "a\tb"),
-         ("inference-header-content-length", "7"),
-         ("triton-grpc-error", "true")]
-    )  # fmt: skip
+            squeeze = draw(_SQUEEZE)
+            headers["content-encoding"] = draw(_ENCODING)
+            body = squeeze(good_body() if draw(_UP_TO[1]) else b"\0" * 1_000_000)
+    path, method = draw(_PATH), draw(_METHOD)
     lines = [f"{name}: {value}" for name, value in headers.items()]
-    if draw(st.integers(0, 2)) == 0:
-        lines += [f"{name}: {value}" for name, value in draw(st.lists(odd, max_size=3))]
-    chunks = draw(st.sampled_from([0, 0, 0, 1, 7, 1000]))
+    if draw(_UP_TO[2]) == 0:
+        lines += [f"{name}: {value}" for name, value in draw(_ODD_HEADERS)]
+    chunks = draw(_CHUNKS)
     if chunks and len(body) < 5000:
         lines.append("transfer-encoding: chunked")
         body = _chunked(body, chunks)
-    elif draw(st.integers(0, 15)):
+    elif draw(_UP_TO[15]):
         lines.append(f"content-length: {len(body)}")
     head = "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode()
-    if draw(st.integers(0, 24)) == 0:
+    if draw(_UP_TO[24]) == 0:
         head = _spoiled(draw, head)
         return HttpRequest(head, body, 100_000, 0.0, None, False)
     size = len(head) + len(body)
-    cut = draw(st.integers(0, size)) if draw(st.integers(0, 14)) == 0 else None
-    slow = draw(st.integers(0, 19)) == 0
-    pieces = draw(st.sampled_from([11, 200])) if slow and size < 5000 else 100_000
+    cut = draw(st.integers(0, size)) if draw(_UP_TO[14]) == 0 else None
+    slow = draw(_UP_TO[19]) == 0
+    pieces = draw(_PIECES) if slow and size < 5000 else 100_000
     return HttpRequest(head, body, pieces, 0.002 if slow else 0.0, cut, True)
 
 
 @st.composite
 def grpc_calls(draw: Draw) -> GrpcCall:
     service = "/inference.GRPCInferenceService/"
-    method = draw(
-        st.sampled_from(["ModelInfer"] * 25 + ["ModelReady", "ModelMetadata", "ServerLive", "ModelConfig"])
-    )
+    method = draw(_GRPC_METHOD)
     message = _message(draw).SerializeToString()
-    if draw(st.integers(0, 4)) == 0:
+    if draw(_UP_TO[4]) == 0:
         message = _spoiled(draw, message)
     frame = framed(message)
-    match draw(st.integers(0, 15)):
+    match draw(_UP_TO[15]):
         case 0:
             frame = bytes([draw(st.sampled_from([1, 2, 255]))]) + frame[1:]
         case 1:
@@ -240,17 +274,17 @@ def grpc_calls(draw: Draw) -> GrpcCall:
     odd = {"x": "y" * 9000, "grpc-timeout": "1n", "grpc-encoding": "gzip", "content-type": "application/grpc+json",
            "content-encoding": "gzip", "grpc-accept-encoding": "gzip", "x-serin-model": "other",
            "grpc-bin": "!!!"}  # fmt: skip
-    if draw(st.integers(0, 5)) == 0:
+    if draw(_UP_TO[5]) == 0:
         name = draw(st.sampled_from(sorted(odd)))
         headers[name] = odd[name]
     return GrpcCall(service + method, frame, headers)
 
 
 def _message(draw: Draw) -> Any:
-    name = draw(st.sampled_from([MODEL] * 8 + ["none", "", "x" * 600]))
-    version = draw(st.sampled_from([""] * 5 + ["1", "99", "-1", "x"]))
+    name = draw(_MODEL_NAME)
+    version = draw(_MODEL_VERSION)
     request = service_pb2.ModelInferRequest(model_name=name, model_version=version)
-    rows = draw(st.sampled_from([1, 1, 2, 64, 65]))
+    rows = draw(_GRPC_ROWS)
     values = {
         "carrier": (struct.pack("<I", 2) + b"AA") * rows,
         "temp": b"\0" * 4 * rows,
@@ -264,23 +298,23 @@ def _message(draw: Draw) -> Any:
         data = _spoiled_values(draw, values[tensor["name"]])
         if data is not None:
             request.raw_input_contents.append(data)
-    if draw(st.integers(0, 9)) == 0:
-        request.outputs.add(name=draw(st.sampled_from(["score", "none", ""])))
-    if draw(st.integers(0, 9)) == 0:
+    if draw(_UP_TO[9]) == 0:
+        request.outputs.add(name=draw(_OUTPUT_NAME))
+    if draw(_UP_TO[9]) == 0:
         name = draw(st.sampled_from(["priority", "timeout", "sequence_id", "x"]))
         request.parameters[name].int64_param = draw(_SIZES)
     return request
 
 
 def _spoil_input(draw: Draw, entry: Any, rows: int) -> None:
-    wrong = draw(st.integers(0, 39))
+    wrong = draw(_UP_TO[39])
     if wrong == 0:
-        entry.name = draw(st.sampled_from([*_COLUMNS, "zz", "", "x" * 300]))
+        entry.name = draw(_NAME)
     elif wrong == 1:
-        entry.datatype = draw(st.sampled_from(_TYPES))
+        entry.datatype = draw(_TYPE)
     elif wrong == 2:
         del entry.shape[:]
-        entry.shape.extend(draw(st.lists(_SIZES, max_size=4)))
+        entry.shape.extend(draw(_SHAPE))
     elif wrong == 3:
         entry.parameters["shared_memory_region"].string_param = "x"
     elif wrong == 4:
@@ -290,7 +324,7 @@ def _spoil_input(draw: Draw, entry: Any, rows: int) -> None:
 
 
 def _spoiled_values(draw: Draw, data: bytes) -> bytes | None:
-    match draw(st.integers(0, 39)):
+    match draw(_UP_TO[39]):
         case 0:
             return None
         case 1:
@@ -307,7 +341,7 @@ def _spoiled(draw: Draw, data: bytes) -> bytes:
     """Some bytes cut, doubled or replaced."""
     start = draw(st.integers(0, max(len(data) - 1, 0)))
     end = draw(st.integers(start, min(len(data), start + 40)))
-    instead = draw(st.sampled_from([b"", data[start:end] * 2, b"\0", b"\r\n"]) | st.binary(max_size=8))
+    instead = draw(st.sampled_from([b"", data[start:end] * 2, b"\0", b"\r\n"]) | _BYTES)
     return data[:start] + instead + data[end:]
 
 
