@@ -52,7 +52,7 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         "PREFECT_WORKER_PREFETCH_SECONDS": "5",
         "PREFECT_CLI_PROMPT": "false",
-        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.5",  # the default shows a line two seconds after it was said
+        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "1.0",  # the default shows a line two seconds after it was said
         "DO_NOT_TRACK": "1",
     }
     if not own:
