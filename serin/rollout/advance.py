@@ -42,7 +42,8 @@ def advance(now: Rollout, seen: Seen, t: float) -> Rollout:
     """One decision at time `t`. A final phase absorbs everything."""
     match now.phase:
         case Phase.PENDING:
-            return now if now.hold else move(now, t, Phase.LOADING, "accepted")
+            reason = f"{now.candidate.name} has {now.plan.load_s:.0f} s to become ready"
+            return now if now.hold else move(now, t, Phase.LOADING, reason)
         case Phase.LOADING:
             return _load(now, seen, t)
         case Phase.VERIFYING:
@@ -116,11 +117,13 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
                 # The counts are full of an incident that was not the candidate's alone.
                 return begin_again(now, t, "the incident is over; the step begins again")
             if now.plan.mode == "hold":
-                return replace(told, hold=now.hold if now.hold is Hold.PAUSED else Hold.FAILED)
+                if now.hold is Hold.PAUSED:
+                    return told
+                return _hold(_tell(replace(now, hold=None), found), Hold.FAILED)  # nothing is asked any more
             return abort(now, t, found.reason, verdict=found.verdict)
         case Verdict.NO_TRAFFIC | Verdict.INCIDENT | Verdict.INCONCLUSIVE | Verdict.INVALID:
             keep = now.hold is not None and not now.hold.ends_by_itself
-            return replace(told, hold=now.hold if keep else Hold(found.verdict.value))
+            return _hold(told, now.hold if keep and now.hold else Hold(found.verdict.value))
         case Verdict.WAIT | Verdict.PASS:
             return _go_on(now, told, found, t)
         case _ as never:
@@ -133,6 +136,13 @@ def _tell(now: Rollout, found: Judgement) -> Rollout:
         return replace(now, verdict=found.verdict)
     observed = "observed only: " if now.plan.mode == "observe" else ""
     return replace(now, verdict=found.verdict, reason=f"{observed}{found.reason}", by=CONTROLLER)
+
+
+def _hold(told: Rollout, hold: Hold) -> Rollout:
+    """A hold that does not end by itself, and that nobody asked for, says what a person can do."""
+    if hold.ends_by_itself or hold in (Hold.PAUSED, Hold.APPROVAL):
+        return replace(told, hold=hold)
+    return replace(told, hold=hold, reason=f"{told.reason}; resume, promote or abort it")
 
 
 def _go_on(now: Rollout, told: Rollout, found: Judgement, t: float) -> Rollout:
@@ -188,7 +198,7 @@ def _bake(now: Rollout, seen: Seen, t: float) -> Rollout:
         return told
     if found.verdict is Verdict.FAIL:
         if now.plan.mode == "hold":
-            return replace(told, hold=now.hold or Hold.FAILED)
+            return _hold(told, now.hold or Hold.FAILED)
         return abort(now, t, found.reason, verdict=found.verdict)
     if found.verdict is Verdict.PASS and now.hold is None and seen.routed:
         return move(now, t, Phase.DRAINING, found.reason, verdict=found.verdict)

@@ -293,3 +293,18 @@ def test_the_route_follows_from_the_phase(phase: Phase, step: int | None, expect
 @pytest.mark.parametrize("phase", [P.PENDING, P.LOADING, P.VERIFYING, P.ABORTING, P.ROLLED_BACK])
 def test_a_model_without_a_live_release_has_no_route(phase: Phase) -> None:
     assert rollout(phase, stable=None).route is None
+
+
+@pytest.mark.parametrize("verdict", [Verdict.INCONCLUSIVE, Verdict.INVALID])
+def test_a_hold_that_does_not_end_by_itself_says_what_a_person_can_do(verdict: Verdict) -> None:
+    now = rollout(Phase.SHIFTING)
+    for _ in range(3):
+        now = advance(now, seen(verdict), T)
+    assert now.reason == "as judged; resume, promote or abort it"
+    assert "resume" not in advance(rollout(Phase.SHIFTING), seen(Verdict.NO_TRAFFIC), T).reason
+
+
+def test_a_failure_while_a_person_is_asked_for_approval_is_told() -> None:
+    asking = rollout(Phase.SHIFTING, plan=replace(PLAN, mode="hold"), hold=Hold.APPROVAL, reason="50% waits")
+    now = advance(asking, seen(Verdict.FAIL), T)
+    assert (now.hold, now.reason) == (Hold.FAILED, "as judged; resume, promote or abort it")
