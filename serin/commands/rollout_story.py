@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Argument(help="The model's name.")]
 Which = Annotated[
     str | None,
-    typer.Option("--rollout", metavar="ID", help="An earlier one. [default: the newest]", show_default=False),
+    typer.Option(
+        "--rollout",
+        metavar="VERSION|ID",
+        help="An earlier one, the last of that version. [default: the newest]",
+        show_default=False,
+    ),
 ]
 
 
@@ -89,16 +94,23 @@ def _changed(
 
 
 def _decisions(model: str, rollout: str | None) -> list[Decision]:
+    from serin.rollout.record import decision2rollout
     from serin.rollout.status import history, model_status
 
     home = environment.home()
     now = model_status(home, model)
     if now is None:
         raise NotFound(kind="rollout of", name=model, known=[])
-    decisions = history(home, model, rollout or now.rollout.id)
+    if rollout is None:
+        return history(home, model, now.rollout.id)
+    by_version = {}  # the last of each
+    for decision in (every := history(home, model)):
+        by_version[decision2rollout(decision).candidate.version] = decision.rollout
+    wanted = by_version.get(int(rollout), rollout) if rollout.isdecimal() else rollout
+    decisions = [decision for decision in every if decision.rollout == wanted]
     if not decisions:
-        known = {decision.rollout for decision in history(home, model)}
-        raise NotFound(kind=f"rollout of {model!r}:", name=str(rollout), known=sorted(known))
+        known = [str(version) for version in sorted(by_version)]
+        raise NotFound(kind=f"rollout of {model!r}:", name=rollout, known=known)
     return decisions
 
 

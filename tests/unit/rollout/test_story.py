@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from html import escape
@@ -12,6 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
+from serin import cli
 from serin.commands.rollout_view import frame
 from serin.formats.journal import Decision
 from serin.rollout.judge import LogJudge
@@ -153,3 +155,37 @@ def test_the_live_view_shows_weights_evidence_and_both_arms(bad: Course, when: s
     for word in ("rollout of flights-v2", "all together", "p95", "candidate", "stable"):
         assert word in text
     assert ("20%" if when == "shifting" else "rolled_back") in text
+
+
+def serin(bad: Course, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setenv("SERIN_HOME", str(bad.scene.home))
+    monkeypatch.setattr(sys, "argv", ["serin", "rollout", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize(("which", "word"), [([], "rolled back"), (["--rollout", "1"], "promoted")])
+def test_the_command_writes_the_page_of_the_newest_rollout_or_of_a_version(
+    bad: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: list[str], word: str
+) -> None:
+    page = tmp_path / "page.html"
+    assert serin(bad, monkeypatch, "report", "flights", "--out", str(page), *which) == 0
+    assert f">{word}</span>" in page.read_text()
+
+
+def test_the_command_names_the_versions_whose_rollouts_are_known(
+    bad: Course, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serin(bad, monkeypatch, "report", "flights", "--rollout", "7") == 1
+    assert "no rollout of 'flights': '7'; known: 1, 2" in capsys.readouterr().err
+
+
+def test_the_command_judges_again_and_says_both_ends(
+    bad: Course, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = ("--log", str(bad.log))
+    assert serin(bad, monkeypatch, "replay", "flights", *log) == 0
+    assert len(re.findall(r"^(then|now): +back at .* p\d", capsys.readouterr().out, flags=re.MULTILINE)) == 2
+    assert serin(bad, monkeypatch, "replay", "flights", *log, "--margin", "1.5", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["failed_at"] is None
