@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from serin.artifacts import Release
+from serin.formats.request import Request
 from serin.rollout.judge import LogJudge
 from serin.rollout.plan import Plan
 from serin.rollout.record import decision2rollout, rollout2decision
 from serin.rollout.state import Phase, Rollout
 from serin.rollout.verdict import Verdict
+from tests.fakes.traffic import Traffic
 
 V1, V2 = Release(model="flights", version=1), Release(model="flights", version=2)
 T = 1000.0
@@ -125,3 +130,29 @@ def test_a_busy_log_is_read_and_judged_faster_than_it_grows(tmp_path: Path) -> N
     lines_per_s = 20_000 / (time.process_time() - began)
     assert found.evidence["guards"]["candidate"][0] == 10_000
     assert lines_per_s > 5_000, f"{lines_per_s:.0f} lines/s"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_judge_that_is_killed_at_any_moment_comes_to_the_same_evidence(tmp_path: Path, seed: int) -> None:
+    """It goes on from what was journaled last, while the log has grown in pieces that end anywhere in a line."""
+    draw = random.Random(seed)
+    requests = Traffic(requests_per_s=30, slower=1.4, errors=(0.01, 0.05), epoch=4).requests(T, 15, seed=seed)
+    lines = [json.dumps(dict(zip(Request._fields, line, strict=True))) + "\n" for line in requests]
+    data = "".join(lines).encode()
+    log = tmp_path / "requests.jsonl"
+    now = journaled = SHIFTING
+    written = kills = 0
+    while written < len(data):
+        written = min(written + draw.randrange(1, 6000), len(data))
+        log.write_bytes(data[:written])
+        if draw.random() < 0.3:
+            now, kills = journaled, kills + 1
+        now = replace(now, evidence=LogJudge(log).judge(now, T).evidence)
+        if draw.random() < 0.3:
+            line = rollout2decision(now, T)
+            journaled = decision2rollout(replace(line, evidence=json.loads(json.dumps(line.evidence))))
+    assert kills > 1
+    calm = LogJudge(log).judge(SHIFTING, T + 60)
+    found = LogJudge(log).judge(now, T + 60)
+    assert json.dumps(found.evidence["guards"]) == json.dumps(calm.evidence["guards"])
+    assert (found.verdict, found.reason) == (calm.verdict, calm.reason)
