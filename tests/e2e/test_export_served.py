@@ -75,6 +75,7 @@ def served(store: Store, release: Release) -> Iterator[tuple[Releases, str]]:
         yield releases, releases.endpoint(release).http
     finally:
         for each in releases.running():
+            host.kill(each.name)  # that it goes in peace is shown elsewhere
             releases.stop(each)
         host.stop_all()
         shutil.rmtree(folder, ignore_errors=True)

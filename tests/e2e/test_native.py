@@ -21,8 +21,8 @@ from serin.artifacts import Release
 from serin.errors import PredictionFailed
 from serin.formats.wire import Array
 from serin.serving.client import Protocol, predict
-from serin.serving.native import BACKEND
 from serin.serving.releases import Releases
+from serin.serving.shapes import NATIVE
 from serin.serving.triton import find_triton
 from serin.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
@@ -30,7 +30,7 @@ from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
 pytestmark = pytest.mark.skipif(
-    BACKEND not in find_triton().describe(gpus=False).backends,
+    NATIVE not in find_triton().describe(gpus=False).backends,
     reason="Triton was installed without a C++ compiler: run `serin install triton` where there is one",
 )
 SHAPES = ("onnx_native", "onnx_python")
@@ -66,6 +66,7 @@ class Both:
 
     def close(self) -> None:
         for release in self.by_shape.values():
+            self.host.kill(release.name)  # that it goes in peace is shown elsewhere
             self.releases.stop(release)
         self.host.stop_all()
 

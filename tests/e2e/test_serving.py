@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from serin.errors import GatewayRejected, PredictionFailed, VerificationFailed
 from serin.serving.client import Protocol, predict
 from serin.serving.envoy_bootstrap import LOG_FIELDS
 from serin.serving.gateway import PROCESS_NAME
+from serin.serving.probe import answers
 from serin.serving.releases import Releases
 from serin.store import Store
 from tests.e2e.serving_host import wait_for
@@ -230,7 +232,12 @@ def test_a_candidate_that_hangs_costs_a_try_not_the_request(stack: Stack) -> Non
     assert [(line.arm, line.attempts) for line in stack.logged(epoch, 2)] == [("candidate", 2)] * 2
 
 
-def test_a_release_whose_python_died_is_dead_although_triton_calls_it_ready(stack: Stack) -> None:
+def test_a_release_whose_python_died_is_dead_although_triton_calls_it_ready(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "serin.serving.releases.answers", partial(answers, timeout_s=0.5)
+    )  # it hangs each time
     bundle = bundles.publish(stack.store, bias=0.0, spec="serving: {shape: onnx_python}\n")
     other = Release(model=bundle.model, version=bundle.version)
     try:
@@ -244,6 +251,7 @@ def test_a_release_whose_python_died_is_dead_although_triton_calls_it_ready(stac
         assert stack.host.pid(other.name) != server
         assert stack.releases.endpoint(other) == before
     finally:
+        stack.host.kill(other.name)
         stack.releases.stop(other)
 
 

@@ -75,6 +75,7 @@ def test_trees_and_images_are_answered_by_triton_as_in_this_process(place: Path)
                 assert np.abs(found[name] - values).max() < 1e-5, name
     finally:
         for release in releases.running():
+            host.kill(release.name)  # that it goes in peace is shown elsewhere
             releases.stop(release)
         host.stop_all()
     own = Scorer(bundles[0].path).answers(pa.table({"image": IMAGES.tolist()}))["probabilities"]

@@ -34,6 +34,7 @@ def served(store: Store, bundle: Bundle) -> Iterator[tuple[Releases, Release]]:
         yield releases, release
     finally:
         for each in releases.running():
+            host.kill(each.name)  # that it goes in peace is shown elsewhere
             releases.stop(each)
         host.stop_all()
         shutil.rmtree(folder, ignore_errors=True)

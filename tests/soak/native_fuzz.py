@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 
 from serin.serving.compiler import find_compiler
-from serin.serving.native import BACKEND, native_settings
+from serin.serving.native import native_settings
+from serin.serving.shapes import NATIVE
 from serin.serving.triton import find_triton
 from tests.e2e.test_native import choking_graph
 from tests.unit.serving.bundles import SCHEMA
@@ -32,7 +33,7 @@ def main() -> int:
         folder = Path(scratch)
         for name in ("lib", "1"):
             (folder / name).mkdir()
-        library = (find_triton().backends / BACKEND / "libonnxruntime.so").resolve(strict=True)
+        library = (find_triton().backends / NATIVE / "libonnxruntime.so").resolve(strict=True)
         (folder / "lib" / "libonnxruntime.so").symlink_to(library)
         (folder / "1" / "model.onnx").write_bytes(choking_graph())
         (folder / "1" / "native.txt").write_bytes(native_settings(SCHEMA, threads=1, max_string_bytes=100))
