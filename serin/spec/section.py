@@ -21,7 +21,7 @@ def seconds(value: Any) -> Any:
         return value
     match = _DURATION.fullmatch(value.strip())
     if match is None:
-        raise ValueError(f"{value!r} is no duration; write for example 30s, 10m or 1.5h")
+        raise ValueError(f"{value!r} is no duration; write for example 30s, 10m, 1.5h or 90d")
     return float(match[1]) * _SECONDS[match[2]]
 
 
