@@ -1,0 +1,31 @@
+"""One whole stack for the tests that need all of it: each `serin up` takes seconds of both cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serin.serving.ports import is_free
+from serin.stack.processes import scratch_folder
+from serin.stack.state import running_stack
+from tests.e2e.whole_stack import Stack
+
+
+@pytest.fixture(scope="package")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """In the end it is taken down and has left nothing: no process, port, socket or folder of a run."""
+    made = Stack(tmp_path_factory.mktemp("stack") / "home")
+    try:
+        made.serin("up")
+        up = running_stack(made.home)
+        yield made
+        made.serin("down")
+        assert made.processes() == []
+        assert all(is_free(port) for port in (up.gateway_port, up.prefect_port) if port)
+        assert "no stack is up" in made.serin("down", code=1)
+        assert [path for path in Path("/proc/net/unix").read_text().split() if str(made.home) in path] == []
+        assert not scratch_folder(made.home).exists()
+    finally:
+        made.kill()

@@ -1,0 +1,112 @@
+"""A whole stack in a folder of its own, spoken to by the command as people do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from serin.errors import PrefectGone
+from serin.stack.prefect_api import call
+from serin.stack.state import running_stack
+from serin.stack.supervisor import Supervisor
+from tests.fakes.gpus import write_inventory
+
+T = TypeVar("T")
+_TRIES = 5
+_LOOK_S = 0.2  # servers have work to do on the same cores
+
+
+class Stack:
+    def __init__(self, home: Path, **variables: str) -> None:
+        self.home = home
+        inventory = str(write_inventory(home, ()))  # GPUs are pretended where one is needed: none at first
+        self.environment = {
+            **os.environ, "SERIN_HOME": str(home), "SERIN_INVENTORY": inventory, **variables
+        }  # fmt: skip
+        self.environment.pop("CUDA_VISIBLE_DEVICES", None)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "serin.cli", *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def serin(self, *arguments: str, code: int = 0) -> str:
+        """All that the command says."""
+        done = self._run(arguments, code)
+        return done.stdout + done.stderr
+
+    def ask(self, *arguments: str, code: int = 0) -> Any:
+        """What the command answers as JSON."""
+        return json.loads(self._run((*arguments, "--json"), code).stdout)
+
+    def _run(self, arguments: tuple[str, ...], code: int) -> subprocess.CompletedProcess[str]:
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "serin.cli", *arguments],
+            env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        words = f"serin {' '.join(arguments)}"
+        assert done.returncode == code, f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        print(f"{words[:60]}: {time.monotonic() - began:.1f} s")
+        return done
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """By the server's own interface. One that has too much to do is asked again."""
+        for _ in range(_TRIES - 1):
+            with suppress(PrefectGone):
+                return call(running_stack(self.home).api, method, path, body)
+        return call(running_stack(self.home).api, method, path, body)
+
+    def state(self, run: str) -> str:
+        return str(self.call("GET", f"/flow_runs/{run}")["state_type"])
+
+    def begin(self, spec: Path, *options: str) -> str:
+        """The id of a new run."""
+        said = self.serin("run", str(spec), "--no-follow", *options)
+        return next(word.rpartition("/")[2] for word in said.split() if "/runs/flow-run/" in word)
+
+    @property
+    def login(self) -> str:
+        return (self.home / "prefect-login").read_text().strip()
+
+    def pids(self) -> dict[str, int | None]:
+        return {child.name: child.pid for child in Supervisor(self.home).children()}
+
+    def processes(self) -> list[int]:
+        """Found by their environment, without any of the code under test."""
+        mark = f"SERIN_STACK={self.home}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def kill(self) -> None:
+        """Whatever is left."""
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def until(look: Callable[[], T | None], what: str, *, seconds: float = 180.0) -> T:
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+        time.sleep(_LOOK_S)
+    return found
