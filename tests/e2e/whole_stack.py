@@ -104,7 +104,7 @@ class Stack:
                 os.kill(pid, signal.SIGKILL)
 
 
-def until(look: Callable[[], T | None], what: str, *, seconds: float = 180.0) -> T:
+def until(look: Callable[[], T | None], what: str, *, seconds: float = 500.0) -> T:
     deadline = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
