@@ -124,6 +124,12 @@ def strikes_candidate(number: signal.Signals) -> Strike:
     return strike
 
 
+def kills_stable(scene: Stage, _: Release) -> None:
+    """What answers all others' requests meanwhile is the candidate: it must not be blamed for having that load."""
+    stable = next(found.stable for found in [scene.now()] if found and found.stable)
+    _signal(group_members(scene.home, scene.pid(stable.name)), signal.SIGKILL)
+
+
 def kills_baseline(scene: Stage, _: Release) -> None:
     baseline = next(found.baseline for found in [scene.now()] if found and found.baseline)
     _signal(group_members(scene.home, scene.pid(baseline.name)), signal.SIGKILL)
@@ -232,6 +238,7 @@ CASES = (
     ),
     Case(name="disk full", ends=Phase.PROMOTED, strike=fills_journal_disk, plan=SOON),
     Case(name="log truncated", ends=Phase.PROMOTED, strike=truncates_log, plan=SOON),
+    Case(name="live version killed", ends=Phase.PROMOTED, strike=kills_stable, plan=SOON),
     Case(name="own baseline", ends=Phase.PROMOTED, plan=replace(SOON, baseline=True)),
     Case(
         name="own baseline killed", ends=Phase.PROMOTED, strike=kills_baseline,
