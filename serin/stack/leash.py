@@ -21,6 +21,7 @@ PROCESS_MARK = "SERIN_PROCESS"  # the name, in the environment of the process an
 _PR_SET_PDEATHSIG = 1
 _END_S = 5.0
 _EXEC_S = 1.0
+_KERNEL_THREAD = 0x0020_0000  # PF_KTHREAD
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (not a scratch file)
 
 
@@ -59,18 +60,34 @@ def _members(group: int, marks: set[bytes]) -> list[int]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            if os.getpgid(int(entry.name)) == group and marks <= _environment(entry):
+            if os.getpgid(int(entry.name)) == group and marks <= set(environment_of(int(entry.name))):
                 found.append(int(entry.name))
     return found
 
 
-def _environment(process: Path) -> set[bytes]:
-    """What it was started with. In the middle of execve a living process shows nothing for some microseconds."""
+def environment_of(pid: int) -> list[bytes]:
+    """What `pid` was started with, as NAME=value; empty when it has ended or is somebody else's."""
     deadline = time.monotonic() + _EXEC_S
-    while not (text := (process / "environ").read_bytes()) and time.monotonic() < deadline:
-        if (process / "stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X"):
-            break
-    return set(text.split(b"\0"))
+    while True:
+        try:
+            text = Path(f"/proc/{pid}/environ").read_bytes()
+            if text or _has_no_environment(pid) or time.monotonic() > deadline:
+                return text.split(b"\0")
+        except OSError:
+            return []
+
+
+def stat_of(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on, the state. OSError: it is gone."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _has_no_environment(pid: int) -> bool:
+    """For good: in the middle of execve a living process shows none for some microseconds."""
+    fields = stat_of(pid)
+    ended, of_the_kernel = fields[0] in ("Z", "X"), bool(int(fields[6]) & _KERNEL_THREAD)
+    begin, end = int(fields[47]), int(fields[48])  # in its memory; 0: not laid out yet
+    return ended or of_the_kernel or begin == end != 0
 
 
 def main(arguments: list[str]) -> None:

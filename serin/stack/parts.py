@@ -9,7 +9,6 @@ from pathlib import Path
 from serin.serving.gateway import Gateway
 from serin.serving.keys import KeyFile
 from serin.serving.releases import Releases
-from serin.serving.triton import find_checker
 from serin.serving.triton_process import TritonPlace, reclaim_shared_memory
 from serin.stack.state import socket_folder
 from serin.stack.supervisor import Supervisor
@@ -26,7 +25,6 @@ def build_gateway(home: Path) -> Gateway:
         admin=socket_folder(home) / "envoy.sock",
         log=request_log(home),
         keys=key_file(home).path,
-        checker=find_checker(),
     )
 
 

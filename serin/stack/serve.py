@@ -16,6 +16,7 @@ from pathlib import Path
 from serin import environment
 from serin.errors import AlreadyUp, ProcessFailed, SerinError
 from serin.serving.tls import TlsFiles, tls_pair
+from serin.serving.triton import find_checker
 from serin.stack import processes
 from serin.stack.controller import say
 from serin.stack.down import clear_away, take_down
@@ -44,7 +45,7 @@ def serve(
         if last is not None and last.is_alive:
             raise AlreadyUp(home=home, pid=last.supervisor_pid)
         clear_away(home)
-        build_gateway(home).write_bootstrap(port, address, tls=tls, expert=envoy_file)
+        build_gateway(home).write_bootstrap(port, address, tls=tls, expert=envoy_file, checker=find_checker())
         stack = _start(home, port=port, tls=tls is not None)
     try:
         _wait_for_gateway(home, stack)

@@ -14,16 +14,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from serin.stack.leash import environment_of, stat_of
+
 STACK_MARK = "SERIN_STACK"
 RUN_MARK = "PREFECT__FLOW_RUN_ID"  # Prefect's own
-_EXEC_S = 1.0
-_KERNEL_THREAD = 0x0020_0000  # PF_KTHREAD
 
 
 def start_ticks(pid: int) -> int | None:
     """When `pid` began, in clock ticks since boot: with the pid it names one process for good. None: it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = stat_of(pid)
     except OSError:
         return None
     return None if fields[0] in ("Z", "X") else int(fields[19])
@@ -90,7 +90,7 @@ def _ancestors(pid: int | None = None) -> set[int]:
     while pid > 0 and pid not in pids:
         pids.add(pid)
         try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = int(stat_of(pid)[1])
         except OSError:
             break
     return pids
@@ -143,26 +143,6 @@ def process_began(pid: int) -> float | None:
 def _variable(pid: int, name: str) -> str | None:
     values = [word for word in environment_of(pid) if word.startswith(f"{name}=".encode())]
     return values[0].decode(errors="replace").partition("=")[2] if values else None
-
-
-def environment_of(pid: int) -> list[bytes]:
-    """What `pid` was started with, as NAME=value; empty when it has ended or is somebody else's."""
-    deadline = time.monotonic() + _EXEC_S
-    while True:
-        try:
-            text = Path(f"/proc/{pid}/environ").read_bytes()
-            if text or _has_no_environment(pid) or time.monotonic() > deadline:
-                return text.split(b"\0")
-        except OSError:
-            return []
-
-
-def _has_no_environment(pid: int) -> bool:
-    """For good: in the middle of execve a living process shows none for some microseconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    ended, of_the_kernel = fields[0] in ("Z", "X"), bool(int(fields[6]) & _KERNEL_THREAD)
-    begin, end = int(fields[47]), int(fields[48])  # in its memory; 0: not laid out yet
-    return ended or of_the_kernel or begin == end != 0
 
 
 def _runs_a_flow(pid: int) -> bool:

@@ -16,7 +16,7 @@ from serin import environment
 from serin.errors import AlreadyUp, ProcessFailed, StackError
 from serin.serving.process import Process
 from serin.serving.tls import TlsFiles
-from serin.serving.triton import find_triton
+from serin.serving.triton import find_checker, find_triton
 from serin.stack import prefect_api, processes
 from serin.stack.deploy import apply_deployments, make_pools, pool_template
 from serin.stack.down import clear_away
@@ -76,7 +76,9 @@ def bring_up(
                 claims, asked=ui_port, option="--ui-port", preferred=(*sticky, *_PREFECT_PORTS)
             )
         with _down_on_failure(home, say):
-            build_gateway(home).write_bootstrap(gateway_port, tls=tls, expert=envoy_file)
+            build_gateway(home).write_bootstrap(
+                gateway_port, tls=tls, expert=envoy_file, checker=find_checker()
+            )
             return _start(home, gateway_port, prefect_port, foreign, say, tls=tls is not None)
 
 

@@ -110,11 +110,10 @@ def start_gateway(
         admin=folder / "admin.sock",
         log=folder / "gateway" / "requests.jsonl",
         keys=folder / "keys.json",
-        checker=find_checker() if compiled else None,
         **limits,
     )
     (port,) = free_ports(1)
-    gateway.write_bootstrap(port, tls=tls, expert=expert)
+    gateway.write_bootstrap(port, tls=tls, expert=expert, checker=find_checker() if compiled else None)
     host.start(gateway.process())
     wait_for("Envoy", gateway.ready, host, PROCESS_NAME)
     return gateway, port

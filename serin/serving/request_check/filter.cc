@@ -31,16 +31,14 @@ Span span(Text text) { return {text.data(), text.size()}; }
 
 // All values of a header, joined as Envoy joins them; `count` of them.
 std::string header(Stream stream, Text key, size_t* count = nullptr) {
-  Span value{nullptr, 0};
+  auto read = [&](size_t index, size_t* counted) {
+    Span value{nullptr, 0};
+    envoy_dynamic_module_callback_http_get_header(stream, kRequestHeader, span(key), &value, index, counted);
+    return value.data == nullptr ? Text() : Text(value.data, value.size);
+  };
   size_t values = 0;
-  std::string joined;
-  envoy_dynamic_module_callback_http_get_header(stream, kRequestHeader, span(key), &value, 0, &values);
-  for (size_t index = 0; index < values; ++index) {
-    value = {nullptr, 0};
-    envoy_dynamic_module_callback_http_get_header(stream, kRequestHeader, span(key), &value, index, nullptr);
-    if (index > 0) joined += ",";
-    if (value.data != nullptr) joined.append(value.data, value.size);
-  }
+  std::string joined(read(0, &values));
+  for (size_t index = 1; index < values; ++index) joined.append(",").append(read(index, nullptr));
   if (count != nullptr) *count = values;
   return joined;
 }

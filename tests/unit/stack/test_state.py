@@ -99,7 +99,7 @@ def test_a_process_is_known_from_its_first_moment(tmp_path: Path) -> None:
                 if number % 2:
                     assert mark in environment_of(child.pid)
                 else:
-                    assert mark in leash._environment(Path(f"/proc/{child.pid}"))
+                    assert mark in leash.environment_of(child.pid)
             finally:
                 child.kill()
 
