@@ -87,7 +87,8 @@ class Spare:
     async def dismiss(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself, or was killed
+                process.kill()
             await process.aclose()
 
 

@@ -75,7 +75,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from serin.leases import holders, lease, waiters
 from tests.fakes.gpus import write_inventory
+from tests.signals import kill_9
 
 DEVICES = ("GPU-a", "GPU-b")
 _WITHIN_S = 240.0
@@ -63,8 +64,7 @@ def play(home: Path, *, clients: int, rounds: int, deaths: int, seed: int) -> Re
             elif status != 0:
                 failures += 1
     finally:
-        for pid in running:
-            os.kill(pid, signal.SIGKILL)
+        kill_9(*running)
     events = [json.loads(line) for line in (home / "events.jsonl").read_text().splitlines()]
     return Result(
         leases=sum(event["what"] == "held" for event in events),

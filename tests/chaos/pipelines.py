@@ -1,4 +1,4 @@
-"""A whole stack with two pretended GPUs and small pipelines on it, to strike at.
+"""A whole stack with two pretended GPUs and small pipelines on it, to hit at.
 
 The pipelines train by a script, which needs no GPU and is given one all the same: leases, queue and pools are real.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +38,7 @@ from serin.stack.survivors import (
 from serin.store import Store
 from tests.fakes.gpus import write_inventory
 from tests.fakes.small_pipeline import small_spec, write_spec
+from tests.signals import kill_9
 
 T = TypeVar("T")
 
@@ -243,8 +243,7 @@ def pipelines(*, foreign: bool = False) -> Iterator[Pipelines]:
             yield scene
         finally:
             scene.serin("down", code=None)
-            for pid in stack_processes(home):
-                os.kill(pid, signal.SIGKILL)
+            kill_9(*stack_processes(home))
 
 
 @contextmanager
@@ -265,8 +264,7 @@ def _company_server(folder: Path) -> Iterator[Api]:
     finally:
         server.terminate()
         server.wait(60)
-        for pid in stack_processes(folder):
-            os.kill(pid, signal.SIGKILL)
+        kill_9(*stack_processes(folder))
 
 
 def stages_of(scene: Pipelines, run: str) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ server that the environment names is down all the while, in every case.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import resource
 import signal
@@ -27,6 +26,7 @@ from serin.serving.gateway import PROCESS_NAME
 from serin.stack.processes import CONTROLLER
 from serin.stack.survivors import group_members, stack_processes
 from tests.chaos.stage import PLAN, Clients, Stage, stage
+from tests.signals import hit, kill_9, send
 
 SOON = replace(
     PLAN, quantiles=(0.5,)
@@ -119,7 +119,7 @@ def strikes_candidate(number: signal.Signals) -> Strike:
     """At the whole group of its processes, Triton's Python stub among them."""
 
     def strike(scene: Stage, candidate: Release) -> None:
-        _signal(group_members(scene.home, scene.pid(candidate.name)), number)
+        send(number, *group_members(scene.home, scene.pid(candidate.name)))
 
     return strike
 
@@ -127,23 +127,17 @@ def strikes_candidate(number: signal.Signals) -> Strike:
 def kills_stable(scene: Stage, _: Release) -> None:
     """What answers all others' requests meanwhile is the candidate: it must not be blamed for having that load."""
     stable = next(found.stable for found in [scene.now()] if found and found.stable)
-    _signal(group_members(scene.home, scene.pid(stable.name)), signal.SIGKILL)
+    kill_9(*group_members(scene.home, scene.pid(stable.name)))
 
 
 def kills_baseline(scene: Stage, _: Release) -> None:
     baseline = next(found.baseline for found in [scene.now()] if found and found.baseline)
-    _signal(group_members(scene.home, scene.pid(baseline.name)), signal.SIGKILL)
-
-
-def _signal(pids: list[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # what the first one's death has ended meanwhile
-            os.kill(pid, number)
+    kill_9(*group_members(scene.home, scene.pid(baseline.name)))
 
 
 def kills(part: str) -> Strike:
     def strike(scene: Stage, _: Release) -> None:
-        os.kill(scene.pid(part), signal.SIGKILL)
+        hit(scene.pid(part))
 
     return strike
 
@@ -157,7 +151,7 @@ def kills_controller_in_each_phase(scene: Stage, candidate: Release) -> None:
         if now.phase.final:
             return
         victim = scene.pid(CONTROLLER)
-        os.kill(victim, signal.SIGKILL)
+        hit(victim)
         scene.wait(lambda victim=victim: scene.pid(CONTROLLER) != victim or None, "a new controller", 30)
 
 

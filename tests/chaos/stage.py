@@ -1,4 +1,4 @@
-"""Serving as a container runs it (supervisord, Envoy, the controller, a Triton per release), to strike at.
+"""Serving as a container runs it (supervisord, Envoy, the controller, a Triton per release), to hit at.
 
 There is no Prefect server, and the one its environment names is down: no rollout may need one.
 """
@@ -35,6 +35,7 @@ from serin.stack.supervisor import Supervisor
 from serin.stack.survivors import stack_processes
 from serin.store import Store
 from tests.e2e.serving_stack import good_inputs
+from tests.signals import kill_9
 from tests.unit.serving import bundles
 
 T = TypeVar("T")
@@ -214,6 +215,5 @@ def stage(**settings: str) -> Iterator[Stage]:
         finally:
             serving.kill()
             serving.wait()
-            for pid in stack_processes(home):
-                os.kill(pid, signal.SIGKILL)
+            kill_9(*stack_processes(home))
             shutil.rmtree(home, ignore_errors=True)

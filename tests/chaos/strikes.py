@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from serin.stack.processes import POOLS, worker_name
 from serin.stack.survivors import stack_processes
 from serin.stage_keys import notes
 from tests.chaos.pipelines import FINAL, Pipelines
+from tests.signals import kill_9
 
 _STEPS = 5  # that a training has made when it is struck
 _QUEUED_AGAIN_S = 15.0
@@ -106,15 +105,7 @@ def is_over(moment: str, scene: Scene) -> bool:
 
 
 def _kill(pids: Iterable[int | None]) -> set[int]:
-    killed = set()
-    for pid in list(pids):
-        try:
-            if pid is not None:
-                os.kill(pid, signal.SIGKILL)
-                killed.add(pid)
-        except ProcessLookupError:
-            continue  # it died with another
-    return killed
+    return kill_9(*(pid for pid in list(pids) if pid is not None))
 
 
 def kills_engine(scene: Scene) -> set[int]:

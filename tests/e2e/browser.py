@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
+
+from tests.signals import send_group
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _START_S = 60.0
@@ -130,7 +131,7 @@ def open_browser(program: str, folder: Path) -> Iterator[Page]:
                 page.call(f"{domain}.enable")
             yield page
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # its helpers are in its group
+        send_group(signal.SIGKILL, process.pid)  # its helpers are in its group
         process.wait()
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -24,6 +22,7 @@ from serin.errors import PredictionFailed
 from serin.serving.client import Client
 from serin.stack.survivors import stack_processes
 from tests.fakes.kserve import MODEL, KServe, serving
+from tests.signals import kill_9
 
 
 def test_serving_alone_takes_in_servers_of_others_and_leaves_nothing_when_it_is_told_to_end(
@@ -57,9 +56,7 @@ def test_serving_alone_takes_in_servers_of_others_and_leaves_nothing_when_it_is_
     finally:
         alone.kill()
         alone.wait()
-        for pid in stack_processes(home):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_9(*stack_processes(home))
 
 
 def _is_shown_and_asked(port: int, status: Any, places: list[str], candidate: KServe) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import subprocess
 import threading
@@ -29,6 +28,7 @@ from serin.store import Store
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_load import loading, outcome
 from tests.e2e.serving_stack import NO_SUCH, Stack, good_inputs, running_stack
+from tests.signals import hit, send_group
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
@@ -195,7 +195,7 @@ def test_every_request_is_answered_when_one_of_two_releases_is_killed_under_load
         wait_for("some traffic", lambda: after(200), stack.host, PROCESS_NAME)
         pid = stack.host.pid(victim.name)
         assert pid
-        os.kill(pid, signal.SIGKILL)
+        hit(pid)
         seen = len(stack.logged(epoch, 0))
         wait_for("more traffic", lambda: after(seen + 400), stack.host, PROCESS_NAME)
         killed.set()
@@ -223,12 +223,12 @@ def test_a_candidate_that_hangs_costs_a_try_not_the_request(stack: Stack) -> Non
     epoch = stack.route(100, per_try_s=1.0)
     pid = stack.host.pid(stack.candidate.name)
     assert pid
-    os.killpg(pid, signal.SIGSTOP)
+    assert send_group(signal.SIGSTOP, pid)
     try:
         for protocol in PROTOCOLS:
             predict(stack.url, MODEL, bundles.rows(1), SCHEMA, protocol)
     finally:
-        os.killpg(pid, signal.SIGCONT)
+        send_group(signal.SIGCONT, pid)
     assert [(line.arm, line.attempts) for line in stack.logged(epoch, 2)] == [("candidate", 2)] * 2
 
 
@@ -244,7 +244,7 @@ def test_a_release_whose_python_died_is_dead_although_triton_calls_it_ready(
         stack.bring_up(other)
         server = stack.host.pid(other.name)
         stubs = subprocess.run(["pgrep", "-P", str(server)], capture_output=True, text=True).stdout.split()
-        os.kill(int(stubs[0]), signal.SIGKILL)
+        hit(int(stubs[0]))
         wait_for("its death", lambda: stack.releases.state(other) == "dead", stack.host)
         before = stack.releases.endpoint(other)
         stack.bring_up(other)
@@ -286,7 +286,7 @@ def test_what_envoy_refuses_changes_nothing_also_not_for_the_next_envoy(stack: S
     assert len(stack.logged(epoch, 1)) == 1
     envoy = stack.host.pid(PROCESS_NAME)
     assert envoy
-    os.kill(envoy, signal.SIGKILL)
+    hit(envoy)
     wait_for("Envoy's end", lambda: stack.host.state(PROCESS_NAME) == "failed", stack.host)
     assert not stack.gateway.ready()
     with pytest.raises(GatewayRejected, match="does not answer"):

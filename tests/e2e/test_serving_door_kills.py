@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from serin.serving.release_record import read_record
 from serin.stack.parts import key_file
 from serin.stack.survivors import group_members, start_ticks
 from tests.chaos.stage import PLAN, Clients, Stage, stage
+from tests.signals import hit
 from tests.unit.serving.bundles import SCHEMA
 
 
@@ -45,7 +45,7 @@ def strike(scene: Stage, clients: Clients, name: str) -> float:
     more_answers(scene, clients, 20)
     pid, errors = scene.pid(name), len(clients.errors)
     began = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
+    hit(pid)
     scene.wait(lambda: len(clients.errors) > errors or None, f"a request that {name} owes", 30)
     more_answers(scene, clients, 5)
     seconds = time.monotonic() - began
@@ -74,8 +74,8 @@ def test_the_live_one_s_triton_is_killed_beside_a_candidate_and_no_client_notice
         triton = scene.pid(live.name)
         (stub,) = set(group_members(scene.home, triton)) - {triton}
         held = regions(scene, live)
-        os.kill(stub, signal.SIGSTOP)  # it would mostly end by itself
-        os.kill(triton, signal.SIGKILL)
+        hit(stub, signal.SIGSTOP)  # it would mostly end by itself
+        hit(triton)
         began = time.monotonic()
         scene.wait(lambda: answers(record.place.endpoint.http, live, SCHEMA) or None, "the live one", 60)
         print(
@@ -111,7 +111,7 @@ def test_a_killed_triton_and_a_killed_envoy_are_back_within_seconds_and_guarded_
         key_file(scene.home).create("somebody")  # nobody tells the gateway; the controller sees it
         scene.wait(lambda: clients.errors[-20:] == ["401"] * 20 or None, "refusals", 30)
         before, errors = granted(clients), len(clients.errors)
-        os.kill(scene.pid("gateway"), signal.SIGKILL)
+        hit(scene.pid("gateway"))
         scene.wait(
             lambda: clients.errors[errors:].count("401") > 50 or None, "refusals by the next Envoy", 60
         )

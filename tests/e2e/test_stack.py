@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import signal
 import time
 import urllib.error
@@ -18,6 +17,7 @@ from serin.serving.ports import is_free
 from serin.stack.state import Stack as Running
 from serin.stack.state import read_stack, running_stack
 from tests.e2e.whole_stack import Stack, until
+from tests.signals import hit
 
 PARTS = {"prefect", "worker-cpu", "worker-gpu", "gateway", "controller", "reconciler"}
 
@@ -94,7 +94,7 @@ def test_a_part_that_is_killed_comes_back_and_does_its_work(stack: Stack, part: 
     log, gateway = stack.home / "logs" / "controller.log", running_stack(stack.home).gateway_url
     killed, before = stack.pids()[part], log.read_text().count("the controller has begun")
     assert killed
-    os.kill(killed, signal.SIGKILL)
+    hit(killed)
     began = time.monotonic()
     until(lambda: not alive(killed), f"{part} dies", seconds=60)
     if part == "gateway":
@@ -122,10 +122,10 @@ def test_a_second_stack_leaves_the_first_alone_and_dies_with_its_supervisor(
     assert other.gateway_port != first.gateway_port
     until(lambda: answers(f"{other.gateway_url}/v2/health/live"), "the second gateway")
     assert second.pids().keys() >= {"gateway", "controller"}
-    os.kill(starting.pid, signal.SIGSTOP)  # it would clean up itself
-    os.kill(other.supervisor_pid, signal.SIGKILL)
+    hit(starting.pid, signal.SIGSTOP)  # it would clean up itself
+    hit(other.supervisor_pid)
     until(lambda: second.processes() == [], "every part dies with its supervisor", seconds=60)
-    os.kill(starting.pid, signal.SIGCONT)
+    starting.send_signal(signal.SIGCONT)
     said, _ = starting.communicate(timeout=300)
     assert starting.returncode == 1, said
     assert "taking everything down again" in said

@@ -6,9 +6,7 @@ One story in one test, since every part of it needs what the part before has bui
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import time
 from contextlib import suppress
@@ -31,6 +29,7 @@ from tests.e2e.browser import find_browser, open_browser
 from tests.e2e.whole_stack import Stack, until
 from tests.fakes.gpus import write_inventory
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
+from tests.signals import hit
 
 # Times that were measured, which run and version it was, who was live then, and where the tables lie.
 TELL_OF_THE_RUN = {"gate.json", "card.md", "champion.json", "spec.yaml", "model.onnx"}
@@ -228,7 +227,7 @@ def _kill_a_placed_pipeline_and_its_worker(stack: Stack, spec: Path) -> str:
     worker = Supervisor(stack.home).pid("worker-cpu")
     assert worker is not None
     for victim in (worker, *victims):
-        os.kill(victim, signal.SIGKILL)
+        hit(victim)
     until(lambda: stack.state(run) == "CRASHED", "it is marked as crashed")
     name: str = stack.call("GET", f"/flow_runs/{run}")["name"]
     told = stack.serin("runs", "show", name)
@@ -254,7 +253,7 @@ def _kill_a_training_worker(stack: Stack, run: subprocess.Popen[str]) -> int:
         saved = sorted(folder.glob("checkpoints/step-*/COMPLETE")) if folder else []
         worker = _worker_of(folder) if folder and saved else None
         if worker:
-            os.kill(worker, signal.SIGKILL)
+            hit(worker)
             return int(saved[-1].parent.name.removeprefix("step-"))
         time.sleep(0.02)
     raise AssertionError("no training worker with a checkpoint within 600 s")

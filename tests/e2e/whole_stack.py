@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from serin.stack.prefect_api import call
 from serin.stack.state import running_stack
 from serin.stack.supervisor import Supervisor
 from tests.fakes.gpus import write_inventory
+from tests.signals import kill_9
 
 T = TypeVar("T")
 _TRIES = 5
@@ -99,9 +99,7 @@ class Stack:
 
     def kill(self) -> None:
         """Whatever is left."""
-        for pid in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_9(*self.processes())
 
 
 def until(look: Callable[[], T | None], what: str, *, seconds: float = 500.0) -> T:

@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from prefect.settings import get_current_settings
 
@@ -84,6 +85,18 @@ def test_a_process_nobody_tells_anything_ends_with_its_worker() -> None:
     with _waiting({}) as process:
         assert process.communicate(timeout=400)[0] == ""
         assert process.returncode == 0
+
+
+def test_a_worker_ends_although_its_spare_process_has_ended_before() -> None:
+    from deployments.worker import Spare
+
+    async def dismiss_ended() -> None:
+        spare = Spare()
+        spare._process = await anyio.open_process(["true"], stdin=subprocess.PIPE)
+        await spare._process.wait()
+        await spare.dismiss()
+
+    anyio.run(dismiss_ended)
 
 
 def test_a_run_prints_where_its_worker_s_death_is_not_felt(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
 import threading
 import time
@@ -35,6 +33,7 @@ from serin.training.stream import StreamLoader
 from serin.training.tables import Batch, MappedTable, ResidentTable
 from serin.training.world import World, open_world
 from tests.fakes.datasets import SIZES, make_dataset
+from tests.signals import hit
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 
@@ -59,7 +58,7 @@ def kill_9_at_the_first_checkpoint(folder: Path) -> None:
             for record in follower.read():
                 pid = record.get("pid", pid)
                 if record["event"] == "checkpoint":
-                    os.kill(pid, signal.SIGKILL)
+                    hit(pid)
                     return
             time.sleep(0.005)
 

@@ -1,7 +1,6 @@
 """Memory: pieces are planned from what is free, values go to disk, and a run that has too little goes on with less."""
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from serin.etl.tables import cut, open_table, read_piece
 from serin.features.column import Column, column_from_arrow
 from serin.spec.load import load_spec
 from serin.spec.stages import EtlSpec
+from tests.signals import hit
 from tests.soak import larger_than_memory
 from tests.unit.etl.flights import digest, spec_of
 
@@ -202,7 +202,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(
 
     def kill_during(*_: Any) -> None:
         killed.set()
-        os.kill(next(iter(pids.values())), signal.SIGKILL)
+        hit(next(iter(pids.values())))
 
     with pytest.MonkeyPatch.context() as patch:
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from serin.stack import supervisor as supervisor_module
 from serin.stack.state import remove_sockets
 from serin.stack.supervisor import Supervisor
 from serin.stack.survivors import STACK_MARK, end_processes, group_members, stack_processes, start_ticks
+from tests.signals import hit
 
 
 def until(true: Callable[[], bool], *, seconds: float = 60.0) -> None:
@@ -64,7 +64,7 @@ def test_a_killed_process_comes_back(supervisor: Supervisor) -> None:
     until(lambda: supervisor.state("sleeper") == "running")
     first = supervisor.pid("sleeper")
     assert first is not None
-    os.kill(first, signal.SIGKILL)
+    hit(first)
     until(lambda: supervisor.pid("sleeper") not in (first, None))
 
 
@@ -92,7 +92,7 @@ def test_what_a_killed_process_leaves_is_gone_before_it_comes_back(supervisor: S
         assert first is not None
         family = set(group_members(supervisor.home, first))
         assert len(family) == 2
-        os.kill(first, signal.SIGKILL)
+        hit(first)
         until(lambda: supervisor.pid("sleeper") not in (first, None))
         until(lambda: process.log.read_text().splitlines() == ["alone", "alone"])
         until(lambda: len(stack_processes(supervisor.home)) == 5)
@@ -113,7 +113,7 @@ def test_a_process_s_children_outlive_it_unless_they_are_said_to_be_left_behind(
     first = supervisor.pid("sleeper")
     assert first is not None
     (child,) = set(group_members(supervisor.home, first)) - {first}
-    os.kill(first, signal.SIGKILL)
+    hit(first)
     until(lambda: supervisor.pid("sleeper") not in (first, None))
     until(lambda: len(stack_processes(supervisor.home)) == 4)
     assert child in stack_processes(supervisor.home)
@@ -213,7 +213,7 @@ def test_children_die_with_a_supervisor_that_is_killed(supervisor: Supervisor) -
     until(lambda: supervisor.state("sleeper") == "running")
     child = supervisor.pid("sleeper")
     assert child is not None
-    os.kill(int(supervisor.pid_file.read_text()), signal.SIGKILL)
+    hit(int(supervisor.pid_file.read_text()))
     until(lambda: start_ticks(child) is None)
 
 

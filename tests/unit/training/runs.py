@@ -88,10 +88,6 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def kill_9(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-
-
 def ask_this_process_to_stop(_pid: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 

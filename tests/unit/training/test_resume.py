@@ -21,6 +21,7 @@ from serin.training import launch
 from serin.training.checkpoint import Checkpoints
 from serin.training.machines import Machines
 from tests.fakes.datasets import make_dataset
+from tests.signals import hit
 from tests.unit.training.ranks import NOT_WRITABLE, run_ranks, train_rank, train_with_small_files
 from tests.unit.training.runs import (
     MODEL,
@@ -28,7 +29,6 @@ from tests.unit.training.runs import (
     assert_same_bits,
     at_the_next_checkpoint,
     job_of,
-    kill_9,
     made,
     records,
     seldom_saved,
@@ -86,7 +86,7 @@ def test_one_process_that_was_told_to_stop_and_then_killed_ends_with_the_same_we
     with pytest.raises(Preempted) as stopped, at_the_next_checkpoint(folder, ask_this_process_to_stop):
         launch.train(MODEL, training, dataset, folder=folder)
     request.getfixturevalue("warm")  # the first was started as every worker is
-    with pytest.raises(WorkerFailed, match="SIGKILL"), at_the_next_checkpoint(folder, kill_9):
+    with pytest.raises(WorkerFailed, match="SIGKILL"), at_the_next_checkpoint(folder, hit):
         launch.train(MODEL, training, dataset, folder=folder)
     launch.train(MODEL, training, dataset, folder=folder)
     train_here(MODEL, seldom_saved(training), dataset, reference)
@@ -164,7 +164,7 @@ def test_two_machines_meet_and_end_with_the_same_weights_when_one_loses_its_work
             thread.join()
         return ended
 
-    with at_the_next_checkpoint(folder, kill_9):
+    with at_the_next_checkpoint(folder, hit):
         failed = on_two_machines()
     assert [type(error) for error in failed] == [WorkerFailed] * 2
     done = on_two_machines()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from serin.training.search import search
 from serin.training.study import Study
 from serin.training.trials import share_devices
 from tests.fakes.datasets import make_dataset
-from tests.unit.training.warm import warm  # noqa: F401 (a fixture)
+from tests.unit.training.warm import WarmProcess, warm  # noqa: F401 (a fixture)
 
 MODEL = ModelSpec(hidden=(8,))
 TRAINING = TrainingSpec(epochs=2, batch_rows=500)
@@ -81,7 +80,7 @@ def test_a_trial_of_a_search_that_was_killed_is_taken_up_with_its_settings_and_c
     try:
         (trained,) = _wait_for(child, tmp_path / "search", "trials/*/fold-0/checkpoints/step-*/COMPLETE")
     finally:
-        os.kill(child.pid, signal.SIGKILL)
+        child.kill()
         child.wait()
     place = trained.parents[2]
     training = TrainingSpec(epochs=4000, batch_rows=500, checkpoint_every_steps=20)
@@ -133,6 +132,17 @@ def test_trials_that_fall_behind_are_given_up_and_failing_ones_do_not_end_the_se
     trials = json.loads((tmp_path / "search" / "result.json").read_text())["trials"]
     assert [trial["state"] for trial in trials] == ["complete", "pruned", "failed"]
     assert "loss" in trials[2]["reason"]
+
+
+def test_a_forked_process_that_has_ended_can_be_told_to_stop_like_any_other(tmp_path: Path) -> None:
+    """A launcher may tell it between its last look and its end."""
+    log = tmp_path / "log"
+    log.touch()
+    ended = WarmProcess([sys.executable, "-m", "no_such_module"], dict(os.environ), str(log))
+    ended._process.join(300)  # it is reaped where it was forked, not here
+    ended.terminate()
+    ended.kill()
+    assert ended.wait(0) == 1
 
 
 def test_a_search_in_which_everything_fails_says_why(tmp_path: Path) -> None:

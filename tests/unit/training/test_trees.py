@@ -17,7 +17,8 @@ from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training import launch, trees
 from serin.training.job import TrainingJob
 from tests.fakes.datasets import SIZES, make_dataset
-from tests.unit.training.runs import at_the_next_checkpoint, kill_9, records
+from tests.signals import hit
+from tests.unit.training.runs import at_the_next_checkpoint, records
 
 SAMPLED = ModelSpec(
     kind="xgboost", rounds=120, options={"subsample": 0.7, "colsample_bynode": 0.8, "max_depth": 3}
@@ -86,7 +87,7 @@ def test_a_killed_training_goes_on_before_a_damaged_checkpoint_and_ends_with_the
     training = TrainingSpec(checkpoint_every_steps=5)
     many = PLAIN.model_copy(update={"rounds": 200})  # so that it is not done before it can be killed
 
-    with pytest.raises(WorkerFailed, match="SIGKILL"), at_the_next_checkpoint(folder, kill_9):
+    with pytest.raises(WorkerFailed, match="SIGKILL"), at_the_next_checkpoint(folder, hit):
         launch.train(many, training, dataset, folder=folder)
     newest = max((folder / "checkpoints").glob("step-*/COMPLETE")).parent  # not one it died in the middle of
     (newest / "trees.ubj").write_bytes((newest / "trees.ubj").read_bytes()[:-7])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 from typing import BinaryIO
@@ -48,10 +47,10 @@ class WarmProcess:
         return self._process.exitcode
 
     def terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
+        self._process.terminate()
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        self._process.kill()
 
 
 @pytest.fixture
