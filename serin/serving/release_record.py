@@ -44,7 +44,9 @@ def read_record(folder: Path) -> Record | None:
         return None
     served = found.get("served") or {"shape": "onnx_python"}  # what there was before there was a choice
     devices = tuple(served.get("devices", ()))
-    return Record(place=TritonPlace(**found["place"]), served=Served(**{**served, "devices": devices}))
+    return Record(
+        place=TritonPlace.from_json(found["place"]), served=Served(**{**served, "devices": devices})
+    )
 
 
 def write_record(folder: Path, release: Release, record: Record) -> None:
@@ -56,4 +58,4 @@ def write_record(folder: Path, release: Release, record: Record) -> None:
         "served": asdict(record.served),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_secret(folder / FILE, json.dumps(document))  # it holds the token
+    write_secret(folder / FILE, json.dumps(document))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from serin import environment
 from serin.artifacts import Endpoint, Release
@@ -17,18 +17,21 @@ from serin.serving.triton import TritonInstall
 
 _SETTLE_S = 10.0  # one that dies sooner did not come up: the next try waits longer
 _EXIT_S = 3  # for requests under way; there are none when a release was drained first
-_RESTRICTED = "model-repository,model-config,shared-memory,statistics,trace,logging"
+_CLOSED_CALLS = "model-repository,model-config,shared-memory,statistics,trace,logging"
+# Triton opens these calls to a request that has this header. No request can have it: gRPC refuses a name with a space
+# or an upper-case letter, HTTP a line break in a value. So they are closed to everybody and there is no secret, which
+# any user of the machine could read from the command line.
+_IMPOSSIBLE_HEADER = "No Header=has\nthis"
 _SHARED_MEMORY_BYTES = 1 << 20  # at start; it grows. The default of a container's /dev/shm is 64 MB for all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonPlace:
-    """What one Triton process has for itself: ports on loopback, a token for restricted calls, its shared memory."""
+    """What one Triton process has for itself: ports on loopback, its shared memory."""
 
     http_port: int
     grpc_port: int
     metrics_port: int
-    token: str
     shared_memory_prefix: str
 
     @property
@@ -42,13 +45,17 @@ class TritonPlace:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, place: Mapping[str, Any]) -> Self:
+        """A record of an older Serin may hold more."""
+        return cls(**{field.name: place[field.name] for field in fields(cls)})
+
 
 def new_place(release: Release, ports: tuple[int, int, int]) -> TritonPlace:
     return TritonPlace(
         http_port=ports[0],
         grpc_port=ports[1],
         metrics_port=ports[2],
-        token=secrets.token_hex(16),
         shared_memory_prefix=f"serin-{release.name}-{secrets.token_hex(6)}-",
     )
 
@@ -61,7 +68,7 @@ def triton_process(
     log: Path,
     devices: Sequence[str] = (),
 ) -> Process:
-    """One release in a process of its own: one model, loopback only, no call that changes it without the token.
+    """One release in its own process: loopback only; it loads its repository, and no call changes that.
 
     It sees the GPUs that it has memory on and no other; without any, Triton takes none of their memory either.
     """
@@ -91,14 +98,13 @@ def triton_process(
 def _command(
     install: TritonInstall, release: Release, repository: Path, place: TritonPlace
 ) -> tuple[str, ...]:
-    restricted = f"{_RESTRICTED}:x-serin-token={place.token}"
+    closed = f"{_CLOSED_CALLS}:{_IMPOSSIBLE_HEADER}"
     return (
         str(install.server),
         f"--id={release.name}",
         f"--model-repository={repository}",
         f"--backend-directory={install.backends}",
-        "--model-control-mode=explicit",
-        f"--load-model={release.model}",
+        "--model-control-mode=none",  # all that the repository holds is loaded at the start, and nothing later
         "--disable-auto-complete-config",
         "--http-address=127.0.0.1",
         f"--http-port={place.http_port}",
@@ -106,8 +112,8 @@ def _command(
         f"--grpc-port={place.grpc_port}",
         "--metrics-address=127.0.0.1",
         f"--metrics-port={place.metrics_port}",
-        f"--http-restricted-api={restricted}",
-        f"--grpc-restricted-protocol={restricted}",
+        f"--http-restricted-api={closed}",
+        f"--grpc-restricted-protocol={closed}",
         f"--backend-config=python,shm-region-prefix-name={place.shared_memory_prefix}",
         f"--backend-config=python,shm-default-byte-size={_SHARED_MEMORY_BYTES}",
         f"--exit-timeout-secs={_EXIT_S}",

@@ -41,5 +41,6 @@ def remove_shared_memory(home: Path) -> int:
     count = 0
     for record in (home / "releases").glob("*/release.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a record that a crash cut short
-            count += reclaim_shared_memory(TritonPlace(**json.loads(record.read_text())["place"]))
+            place = TritonPlace.from_json(json.loads(record.read_text())["place"])
+            count += reclaim_shared_memory(place)
     return count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -182,13 +183,17 @@ def test_who_shares_a_batch_with_a_request_at_fault_does_not_pay_for_it(both: Bo
 def _statistics(both: Both) -> dict[str, int]:
     place = both.releases._place(both.by_shape["onnx_native"])
     assert place is not None
-    connection = http.client.HTTPConnection("127.0.0.1", place.http_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", place.metrics_port, timeout=10)
     try:
-        connection.request("GET", f"/v2/models/{MODEL}/stats", headers={"x-serin-token": place.token})
-        (stats,) = json.loads(connection.getresponse().read())["model_stats"]
+        connection.request("GET", "/metrics")
+        counted = connection.getresponse().read().decode()
     finally:
         connection.close()
-    return {"requests": stats["inference_count"], "batches": stats["execution_count"]}
+    names = {"requests": "nv_inference_count", "batches": "nv_inference_exec_count"}
+    found = {
+        what: re.findall(rf"^{name}{{.*}} (\d+)$", counted, re.MULTILINE) for what, name in names.items()
+    }
+    return {what: sum(map(int, values)) for what, values in found.items()}
 
 
 def test_only_the_outputs_that_are_asked_for_are_given(both: Both) -> None:

@@ -175,7 +175,7 @@ def test_a_grpc_call_that_is_not_allowed_is_refused_by_the_gateway(stack: Stack,
         assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
 
 
-def test_behind_the_gateway_triton_itself_wants_a_token(stack: Stack) -> None:
+def test_behind_the_gateway_triton_itself_refuses_what_is_not_inference(stack: Stack) -> None:
     inside = stack.releases.endpoint(stack.stable)
     for library, address in ((tritonclient.http, inside.http), (tritonclient.grpc, inside.grpc)):
         client = library.InferenceServerClient(address)
