@@ -54,6 +54,14 @@ def start(
     spec: Annotated[
         Path | None, typer.Option("--spec", help="Take the plan from this spec. [default: the version's own]")
     ] = None,
+    request_timeout: Annotated[
+        str | None,
+        typer.Option(
+            help="With --stable and --candidate: how long a request may take, such as 30s. "
+            "[default: as the spec or the last rollout says, else 5s]",
+            show_default=False,
+        ),
+    ] = None,
     follow: Follow = True,
     why: Why = "",
 ) -> None:
@@ -63,10 +71,12 @@ def start(
     the second address of a URL is the server's gRPC port.
     """
     if stable is not None and candidate is not None and version is None:
-        version = _take_in(model, stable, candidate)
+        version = _take_in(model, stable, candidate, _request_timeout_s(request_timeout, spec))
         plan = _plan_of(spec)
     elif version is None or stable is not None or candidate is not None:
         raise typer.BadParameter("give a VERSION, or both --stable and --candidate")
+    elif request_timeout is not None:
+        raise typer.BadParameter("--request-timeout is for servers elsewhere; a version has it in its spec")
     else:
         plan = _plan(model, version, spec)
     _tell("start", model, version=version, plan=plan, why=why)
@@ -162,7 +172,23 @@ def _tell(
     show(f"{kind} {model}{f' version {version}' if version else ''}: accepted")
 
 
-def _take_in(model: str, stable: str, candidate: str) -> int:
+def _request_timeout_s(given: str | None, spec: Path | None) -> float | None:
+    """None: nothing is said about it."""
+    from serin.spec.load import load_spec
+    from serin.spec.section import seconds
+
+    if given is None:
+        return float(load_spec(spec).serving.request_timeout) if spec else None
+    try:
+        found = float(seconds(given))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if found <= 0:
+        raise typer.BadParameter(f"{given!r}: a request needs some time")
+    return found
+
+
+def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -> int:
     """Both servers known, the stable one live; the candidate's version."""
     from serin.rollout.status import model_status
     from serin.serving.external import External, parse_address
@@ -178,6 +204,8 @@ def _take_in(model: str, stable: str, candidate: str) -> int:
     home = running_stack(environment.home()).home
     known = External(home)
     first, second = (known.register(model, address) for address in addresses)
+    if timeout_s is not None:
+        known.set_request_timeout(model, timeout_s)
     now = model_status(home, model)
     if now is None or now.live is None:
         _tell("start", model, version=first.version, why="the server that answers today")

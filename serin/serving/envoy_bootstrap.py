@@ -23,6 +23,7 @@ from serin.serving.envoy_types import (
     REVERSE_BRIDGE,
     ROUTER,
     SOURCES,
+    STREAM_IDLE_S,
     followed,
     module_filter,
 )
@@ -128,7 +129,7 @@ def _connection_manager(log: Path, routes: Path, http_filters: list[Document]) -
         "max_request_headers_kb": 8,  # Triton hangs up on more
         "request_headers_timeout": "10s",
         "request_timeout": "60s",  # to receive a request
-        "stream_idle_timeout": "300s",
+        "stream_idle_timeout": f"{STREAM_IDLE_S:g}s",
         "common_http_protocol_options": {"idle_timeout": "900s"},
         "http2_protocol_options": {"max_concurrent_streams": 1024},
         "rds": {"route_config_name": ROUTES_NAME, "config_source": followed(routes)},

@@ -46,8 +46,7 @@ def clusters(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) ->
     found = []
     for name, endpoint in sorted(endpoints.items()):
         release = Release.parse(name)
-        found.append(_release_cluster(release, "http", endpoint.http))
-        found.append(_release_cluster(release, "grpc", endpoint.grpc))
+        found += [_release_cluster(release, protocol, endpoint) for protocol in PROTOCOLS]
     for route in routes:
         for other in (route.baseline, route.candidate):
             if route.stable and other:
@@ -63,17 +62,17 @@ def weight(percent: float) -> int:
     return round(percent * TOTAL_WEIGHT / 100)
 
 
-def _release_cluster(release: Release, protocol: Protocol, address: str) -> Document:
-    host, _, port = address.rpartition(":")
+def _release_cluster(release: Release, protocol: Protocol, place: Endpoint) -> Document:
+    host, _, port = (place.grpc if protocol == "grpc" else place.http).rpartition(":")
     host = host.strip("[]")  # as an IPv6 address is written before a port
     endpoint = {"address": {"socket_address": {"address": host, "port_value": int(port)}}}
     name = cluster_name(release, protocol)
     return {
         "name": name,
         **_found_by(host),
-        "connect_timeout": "1s",
+        "connect_timeout": "5s" if place.elsewhere else "1s",  # on a way that may lose packets
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}]},
-        # A stable release that is slow must not get every request twice.
+        # A stable release that fails must not get every request twice.
         "circuit_breakers": _circuit({"retry_budget": _FEW}),
         "typed_extension_protocol_options": _protocol_options(protocol),
     }

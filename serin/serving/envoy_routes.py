@@ -22,7 +22,12 @@ from serin.serving.envoy_clusters import (
     weight,
 )
 from serin.serving.envoy_fixed_routes import refusal, refusals, server_routes
-from serin.serving.envoy_types import PREVIOUS_PRIORITIES, REVERSE_BRIDGE_PER_ROUTE, SERVICE
+from serin.serving.envoy_types import (
+    PREVIOUS_PRIORITIES,
+    REVERSE_BRIDGE_PER_ROUTE,
+    SERVICE,
+    STREAM_IDLE_S,
+)
 from serin.spec.stages import ServingSpec
 
 Document = dict[str, Any]
@@ -34,7 +39,7 @@ ROUTES_NAME = "models"
 _CALLS: tuple[Call, ...] = ("infer", "ready", "metadata")
 _NO_NUMBER = "this server is somebody else's and counts its versions otherwise; ask it by number over HTTP"
 
-# No answer came: nobody listens, the connection broke, the try took too long, or the server says that it is not there.
+# No answer came: nobody listens, the connection broke, or the server says that it is not there.
 _UNANSWERED = "reset,connect-failure,refused-stream,unavailable,retriable-status-codes"
 _UNAVAILABLE = [503]
 # An answer came, and it is a failure.
@@ -43,22 +48,28 @@ _FAILED, _FAILED_GRPC = "5xx", "internal,resource-exhausted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Of a request, and of one try of it: a candidate that hangs costs a client one try, not the request.
+    """How long a request may take, and when another release is asked as well, where there is one with traffic.
 
-    `max_text_bytes`: a longer text costs more time than there is, and is refused at the door; None: not known.
+    One release alone has the whole time. Of two, the first answer counts: a candidate that hangs costs a client
+    `ask_another_s` and not the request, and a slow answer that comes in time is not lost.
+    `max_text_bytes`: a longer text is refused at the gateway; None: not known.
     """
 
     request_s: float = 5.0
-    per_try_s: float = 1.0
+    promised_p99_s: float | None = None
     max_text_bytes: int | None = None
+
+    @property
+    def ask_another_s(self) -> float:
+        """Far above the promised p99, for no slow moment may look like a hang; at the latest after half of the time."""
+        half_s = self.request_s / 2
+        return half_s if self.promised_p99_s is None else min(max(20 * self.promised_p99_s, 1.0), half_s)
 
     @classmethod
     def from_spec(cls, serving: ServingSpec) -> Timeouts:
-        """Far above the promised p99, for no slow moment may look like a hang; and two tries fit into the request."""
-        request_s = float(serving.request_timeout)
         return cls(
-            request_s=request_s,
-            per_try_s=min(max(20 * serving.p99_ms / 1000, 1.0), request_s / 2),
+            request_s=float(serving.request_timeout),
+            promised_p99_s=serving.p99_ms / 1000,
             max_text_bytes=serving.max_string_bytes,
         )
 
@@ -140,7 +151,7 @@ def _weighted(
     rest = TOTAL_WEIGHT - sum(branch["weight"] for branch in others)
     branches = [_branch(first, rest, "stable", stable)] if rest else []
     branches += others
-    policy = _limits(limits, answers_hold=bool(refuge)) | _by_its_own_name(elsewhere)
+    policy = _limits(limits, refuge=bool(refuge)) | _by_its_own_name(elsewhere)
     action = {"weighted_clusters": {"clusters": branches}, **policy}
     asking = {"cluster": first, **policy}
     return [
@@ -225,20 +236,28 @@ def _is(header: str, value: str) -> Document:
     return {"name": header, "string_match": {"exact": value}}
 
 
-def _limits(limits: Timeouts, *, answers_hold: bool = False) -> Document:
+def _limits(limits: Timeouts, *, refuge: bool = False) -> Document:
     """A second try goes to a priority that was not tried: from the candidate to the stable release, and back."""
-    tried_again = [_UNANSWERED] if answers_hold else [_UNANSWERED, _FAILED, _FAILED_GRPC]
-    return {
-        "timeout": f"{limits.request_s:.3f}s",
-        "retry_policy": {
-            "retry_on": ",".join(tried_again),
-            "retriable_status_codes": _UNAVAILABLE,
-            "num_retries": 1,
-            "per_try_timeout": f"{limits.per_try_s:.3f}s",
-            "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.010s"},
-            "retry_priority": {
-                "name": "previous_priorities",
-                "typed_config": {"@type": PREVIOUS_PRIORITIES, "update_frequency": 1},
-            },
+    again: Document = {
+        "retry_on": ",".join([_UNANSWERED] if refuge else [_UNANSWERED, _FAILED, _FAILED_GRPC]),
+        "retriable_status_codes": _UNAVAILABLE,
+        "num_retries": 1,
+        "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.010s"},
+        "retry_priority": {
+            "name": "previous_priorities",
+            "typed_config": {"@type": PREVIOUS_PRIORITIES, "update_frequency": 1},
         },
     }
+    policy: Document = {
+        "timeout": _seconds(limits.request_s),
+        "idle_timeout": _seconds(max(STREAM_IDLE_S, limits.request_s + 1)),
+        "retry_policy": again,
+    }
+    if refuge:
+        again["per_try_timeout"] = _seconds(limits.ask_another_s)
+        policy["hedge_policy"] = {"hedge_on_per_try_timeout": True}  # the first try is not given up
+    return policy
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}s"

@@ -32,6 +32,7 @@ CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 ROUTE_CONFIGURATION = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 
 SERVICE = "/inference.GRPCInferenceService"
+STREAM_IDLE_S = 300.0  # without a byte in either direction
 SOURCES = Path(__file__).parent  # the Lua files lie beside this one
 
 JSON_HEADER = {

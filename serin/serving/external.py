@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import http.client
 import json
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from serin.artifacts import Endpoint, Release
+from serin.durable import write_whole
 from serin.errors import ReleaseNotReady
 from serin.spec.names import valid_model_name
 
@@ -24,7 +24,9 @@ Tensors = Mapping[
     str, tuple[str, tuple[int, ...]]
 ]  # by name: type and sizes, -1 for any, none where it names none
 
-_ASK_S: Final = 2.0
+REQUEST_TIMEOUT_S: Final = 5.0  # as a model of the store has it by default
+
+_ASK_S: Final = 2.0  # for readiness and metadata, which no server computes
 
 
 def parse_address(text: str) -> Endpoint:
@@ -57,8 +59,15 @@ class External:
             if (other.http, other.grpc) == (endpoint.http, endpoint.grpc):
                 return Release(model=model, version=version)
         version = max(known, default=0) + 1
-        self._write(model, {**known, version: endpoint})
+        self._write(model, {**known, version: endpoint}, self.request_timeout_s(model))
         return Release(model=model, version=version)
+
+    def set_request_timeout(self, model: str, seconds: float) -> None:
+        """How long one request to any of the model's servers may take."""
+        self._write(model, self._known(model), seconds)
+
+    def request_timeout_s(self, model: str) -> float:
+        return float(self._record(model).get("request_timeout_s", REQUEST_TIMEOUT_S))
 
     def versions(self, model: str) -> list[int]:
         return sorted(self._known(model))
@@ -132,21 +141,23 @@ class External:
         return self._folder / f"{valid_model_name(model)}.json"
 
     def _known(self, model: str) -> dict[int, Endpoint]:
+        return {
+            int(version): Endpoint(**endpoint, elsewhere=True)
+            for version, endpoint in self._record(model).get("versions", {}).items()
+        }
+
+    def _record(self, model: str) -> dict[str, Any]:
         try:
             record: dict[str, Any] = json.loads(self._file(model).read_text())
         except FileNotFoundError:
             return {}
-        return {
-            int(version): Endpoint(**endpoint, elsewhere=True)
-            for version, endpoint in record["versions"].items()
-        }
+        return record
 
-    def _write(self, model: str, versions: Mapping[int, Endpoint]) -> None:
+    def _write(self, model: str, versions: Mapping[int, Endpoint], timeout_s: float) -> None:
         rows = {str(version): {"http": place.http, "grpc": place.grpc} for version, place in versions.items()}
+        head = {"format": FORMAT, "version": VERSION, "request_timeout_s": timeout_s}
         self._folder.mkdir(parents=True, exist_ok=True)
-        scratch = self._folder / f".{model}.{secrets.token_hex(4)}"
-        scratch.write_text(json.dumps({"format": FORMAT, "version": VERSION, "versions": rows}))
-        scratch.rename(self._file(model))
+        write_whole(self._file(model), json.dumps({**head, "versions": rows}))
 
 
 def _alike(some: Tensors, others: Tensors) -> bool:

@@ -190,6 +190,12 @@ class Gateway:
         stats = self._admin.stats(rf"^cluster\.({either})\.upstream_rq_(active|pending_active)$")
         return sum(map(int, stats.values()))
 
+    def longest_request_s(self) -> float:
+        """That any of the routes in force allows; 0 without routes."""
+        hosts = [host for table in self._present("routes") for host in table["virtual_hosts"]]
+        actions = [entry.get("route", {}) for host in hosts for entry in host["routes"]]
+        return max((float(action.get("timeout", "0s").rstrip("s")) for action in actions), default=0.0)
+
     def ready(self) -> bool:
         return self._admin.ready()
 

@@ -18,13 +18,14 @@ FILE = "release.json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """How it is served. `devices`: the GPUs on each of which it has reserved `bytes`; none: the CPU. `arena_bytes`: of
-    these, what ONNX Runtime may take for one instance."""
+    these, what ONNX Runtime may take for one instance. `request_s`: how long a request may take."""
 
     shape: str
     reason: str = ""
     devices: tuple[str, ...] = ()
     bytes: int = 0
     arena_bytes: int = 0
+    request_s: float = 5.0
 
     def __str__(self) -> str:
         where = f"{', '.join(self.devices)} with {self.bytes >> 20:,} MB" if self.devices else "the CPU"

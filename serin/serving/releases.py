@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -34,6 +36,8 @@ ReleaseState = Literal["absent", "starting", "ready", "dead"]
 _TOLERANCE = 1e-5  # absolute and relative; the same graph on the same runtime gave the golden answers
 _SPREADS = 4  # ... or so many times as far as the gate saw its scores move
 _SINGLE_ROWS = 3
+_VERIFY_S = 5.0  # for one batch of golden rows, or as long as a request may take
+_SILENT_S, _TIMES_AS_LONG, _LONGEST_ROW_S = 2.0, 4.0, 30.0
 
 
 class Releases:
@@ -53,7 +57,7 @@ class Releases:
         self._store = store
         self._install = install
         self._devices = devices
-        self._were_ready: set[str] = set()
+        self._row_s: dict[str, float] = {}  # how long one row took when it was last seen ready
 
     def start(self, release: Release) -> None:
         """The release runs or is coming up. Does nothing when it is; one that died on its feet is started anew.
@@ -77,7 +81,7 @@ class Releases:
         except (SerinError, OSError):
             shutil.rmtree(self._folder / release.name, ignore_errors=True)  # it reserves nothing any more
             raise
-        self._were_ready.discard(release.name)
+        self._row_s.pop(release.name, None)
         process = triton_process(
             self._install, release, repository, record.place, self.log(release), record.served.devices
         )
@@ -91,16 +95,17 @@ class Releases:
 
     def state(self, release: Release) -> ReleaseState:
         """`ready`: it answers a row. `dead`: its process failed, or it was ready and does not answer any more."""
-        place = self._place(release)
+        record = self._record(release)
         process = self._host.state(release.name)
-        if place is None or process == "absent":
+        if record is None or process == "absent":
             return "absent"
         if process == "failed":
             return "dead"
-        if answers(place.endpoint.http, release, self._schema(release)):
-            self._were_ready.add(release.name)
+        began, patience_s = time.monotonic(), self._patience_s(release, record.served)
+        if answers(record.place.endpoint.http, release, self._schema(release), timeout_s=patience_s):
+            self._row_s[release.name] = time.monotonic() - began
             return "ready"
-        return "dead" if release.name in self._were_ready else "starting"
+        return "dead" if release.name in self._row_s else "starting"
 
     def instance(self, release: Release) -> int | None:
         """The process that runs it. One that died and was started again by its host is another."""
@@ -113,7 +118,8 @@ class Releases:
         schema = read_schema(folder)
         golden = read_golden(folder, schema)
         endpoint = self.endpoint(release)
-        batch_rows = min(64, serving_settings(bundle).max_batch_rows)
+        serving = serving_settings(bundle)
+        batch_rows = min(64, serving.max_batch_rows)
         tolerance = max(_TOLERANCE, _SPREADS * largest_difference(folder))
         few = {name: values[:_SINGLE_ROWS] for name, values in golden.inputs.items()}
         urls: dict[Protocol, str] = {"http": endpoint.http, "grpc": endpoint.grpc}
@@ -127,7 +133,7 @@ class Releases:
                         schema,
                         protocol,
                         release.version,
-                        timeout_s=5.0,
+                        timeout_s=max(_VERIFY_S, serving.request_timeout),
                         batch_rows=size,
                     )
                 except PredictionFailed as error:
@@ -140,7 +146,7 @@ class Releases:
         self._host.stop(release.name)
         if place:
             reclaim_shared_memory(place)
-        self._were_ready.discard(release.name)
+        self._row_s.pop(release.name, None)
         shutil.rmtree(self._folder / release.name, ignore_errors=True)
 
     def running(self) -> list[Release]:
@@ -154,6 +160,13 @@ class Releases:
 
     def log(self, release: Release) -> Path:
         return self._folder / "logs" / f"{release.name}.log"
+
+    def _patience_s(self, release: Release, served: Served) -> float:
+        """How long a row may take before the release counts as silent: at first as long as a request may take, then
+        several times as long as it took before."""
+        if release.name in self._row_s:
+            return max(_SILENT_S, _TIMES_AS_LONG * self._row_s[release.name])
+        return min(max(_SILENT_S, served.request_s), _LONGEST_ROW_S)
 
     def _known(self) -> list[Release]:
         found = []
@@ -181,6 +194,7 @@ class Releases:
         """A place of its own, and memory where it needs some: one release at a time, so that no two get the same."""
         with self._alone():
             served = before.served if before else self._serve(release, bundle)
+            served = replace(served, request_s=serving_settings(bundle).request_timeout)
             others = [self._place(other) for other in self._known() if other != release]
             taken = [port for place in others if place for port in place.ports]
             http, grpc, metrics = free_ports(3, but=taken)

@@ -6,6 +6,7 @@ Owes nothing to a clean end: supervisord starts it again after a crash, and it g
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -42,8 +43,7 @@ class Door:
     """The gateway as a rollout sees it: each route with the addresses and timeouts of the releases behind it."""
 
     def __init__(self, gateway: Gateway, fleet: Fleet, timeouts: Callable[[Release], Timeouts]) -> None:
-        self._gateway, self._fleet, self._find_timeouts = gateway, fleet, timeouts
-        self._timeouts: dict[Release, Timeouts] = {}
+        self._gateway, self._fleet, self._timeouts = gateway, fleet, timeouts
 
     def apply(self, routes: Sequence[ModelRoute]) -> None:
         endpoints: dict[str, Endpoint] = {}
@@ -52,21 +52,34 @@ class Door:
         for release in self._fleet.running():
             with contextlib.suppress(ReleaseNotReady):  # it is just being started or stopped
                 endpoints[release.name] = self._fleet.endpoint(release)
-        timeouts = {route.model: self._of(route.stable or route.candidate) for route in routes}
+        leading = ((route.model, route.stable or route.candidate) for route in routes)
+        timeouts = {model: self._timeouts(release) for model, release in leading if release}
         self._gateway.apply(routes, endpoints, timeouts)
 
     def active_requests(self, release: Release) -> int:
         return self._gateway.active_requests(release)
 
-    def _of(self, release: Release | None) -> Timeouts:
-        assert release is not None, "a route without a release leads nowhere"
-        if release not in self._timeouts:
-            self._timeouts[release] = self._find_timeouts(release)
-        return self._timeouts[release]
-
 
 def _named(routes: Sequence[ModelRoute]) -> set[Release]:
     return {release for route in routes for release in route.releases}
+
+
+def timeouts_of(store: Store, external: External) -> Callable[[Release], Timeouts]:
+    """By the spec of a version, which never changes; of a server elsewhere, by what its model was told last."""
+
+    @functools.cache
+    def exported(release: Release) -> Timeouts:
+        bundle = store.bundle(release.model, release.version)
+        found = Timeouts.from_spec(serving_settings(bundle))
+        own = (Path(bundle.path) / REPOSITORY).is_dir()  # whose texts are its own business
+        return replace(found, max_text_bytes=None) if own else found
+
+    def timeouts(release: Release) -> Timeouts:
+        if external.has(release):
+            return Timeouts(request_s=external.request_timeout_s(release.model))
+        return exported(release)
+
+    return timeouts
 
 
 def run(home: Path, stop: threading.Event) -> None:
@@ -76,17 +89,8 @@ def run(home: Path, stop: threading.Event) -> None:
         build_releases(home), threads=1
     )  # one: the supervisor is told of one change at a time
     fleet = AnyFleet(ours, external)
-
-    def timeouts(release: Release) -> Timeouts:
-        if external.has(release):
-            return Timeouts()
-        bundle = store.bundle(release.model, release.version)
-        found = Timeouts.from_spec(serving_settings(bundle))
-        own = (Path(bundle.path) / REPOSITORY).is_dir()  # whose texts are its own business
-        return replace(found, max_text_bytes=None) if own else found
-
     controller = Controller(
-        router=Door(gateway, fleet, timeouts),
+        router=Door(gateway, fleet, timeouts_of(store, external)),
         fleet=fleet,
         judge=LogJudge(request_log(home), time.time),
         journals=JournalFolder(home),

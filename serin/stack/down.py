@@ -19,7 +19,7 @@ from serin.stack.survivors import end_processes, group_members, stack_processes
 
 Say = Callable[[str], None]
 
-_DRAIN_S = 5.0
+_DRAIN_S = 5.0  # or as long as a request may take
 _RUN_S = 15.0  # a training saves in this time
 _STOP_S = 30.0
 
@@ -103,7 +103,7 @@ def _wait_for_supervisor(stack: Stack) -> None:
 
 def _drain(home: Path, releases: list[Release]) -> None:
     gateway = build_gateway(home)
-    deadline = time.monotonic() + _DRAIN_S
+    deadline = time.monotonic() + max(_DRAIN_S, gateway.longest_request_s())
     with contextlib.suppress(ServingError):  # a gateway that has died has no requests
         gateway.close()
         while any(gateway.active_requests(release) for release in releases) and time.monotonic() < deadline:

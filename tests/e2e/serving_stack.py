@@ -48,10 +48,10 @@ class Stack:
     def endpoints(self) -> dict[str, Endpoint]:
         return {release.name: self.releases.endpoint(release) for release in (self.stable, self.candidate)}
 
-    def route(self, percent: float, *, per_try_s: float = 10.0) -> int:
+    def route(self, percent: float, *, request_s: float = 40.0) -> int:
         """The candidate gets this share; returns the epoch that says so in the log.
 
-        Nobody is to be tried again because the machine was busy, unless a test is about that.
+        Another release is asked after half of the time: not because the machine is busy, unless a test is about that.
         """
         self.epoch += 1
         route = ModelRoute(
@@ -61,7 +61,7 @@ class Stack:
             candidate=self.candidate,
             candidate_percent=percent,
         )
-        limits = Timeouts(request_s=4 * per_try_s, per_try_s=per_try_s, max_text_bytes=65_536)
+        limits = Timeouts(request_s=request_s, max_text_bytes=65_536)
         self.gateway.apply([route], self.endpoints(), {bundles.MODEL: limits})
         return self.epoch
 

@@ -67,7 +67,7 @@ def doors() -> Iterator[tuple[int, int]]:
         ports = []
         for compiled in (True, False):
             gateway, port, host = exits.enter_context(door(compiled=compiled))
-            limits = {MODEL: Timeouts(request_s=60.0, per_try_s=30.0, max_text_bytes=TEXT_BYTES)}
+            limits = {MODEL: Timeouts(request_s=60.0, max_text_bytes=TEXT_BYTES)}
             gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=V1)], {V1.name: place}, limits)
             wait_for("the route", lambda port=port: _led(port), host, PROCESS_NAME)  # type: ignore[misc]
             ports.append(port)

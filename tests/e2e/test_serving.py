@@ -9,7 +9,6 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ from serin.errors import GatewayRejected, PredictionFailed, VerificationFailed
 from serin.serving.client import Protocol, predict
 from serin.serving.envoy_bootstrap import LOG_FIELDS
 from serin.serving.gateway import PROCESS_NAME
-from serin.serving.probe import answers
 from serin.serving.releases import Releases
 from serin.store import Store
 from tests.e2e.serving_host import wait_for
@@ -219,8 +217,8 @@ def test_every_request_is_answered_when_one_of_two_releases_is_killed_under_load
     stack.bring_up(victim)
 
 
-def test_a_candidate_that_hangs_costs_a_try_not_the_request(stack: Stack) -> None:
-    epoch = stack.route(100, per_try_s=1.0)
+def test_a_candidate_that_hangs_costs_time_and_not_the_request(stack: Stack) -> None:
+    epoch = stack.route(100, request_s=2.0)
     pid = stack.host.pid(stack.candidate.name)
     assert pid
     assert send_group(signal.SIGSTOP, pid)
@@ -235,10 +233,9 @@ def test_a_candidate_that_hangs_costs_a_try_not_the_request(stack: Stack) -> Non
 def test_a_release_whose_python_died_is_dead_although_triton_calls_it_ready(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "serin.serving.releases.answers", partial(answers, timeout_s=0.5)
-    )  # it hangs each time
-    bundle = bundles.publish(stack.store, bias=0.0, spec="serving: {shape: onnx_python}\n")
+    monkeypatch.setattr("serin.serving.releases._SILENT_S", 0.5)  # it hangs each time
+    spec = "serving: {shape: onnx_python, request_timeout: 0.5s}\n"
+    bundle = bundles.publish(stack.store, bias=0.0, spec=spec)
     other = Release(model=bundle.model, version=bundle.version)
     try:
         stack.bring_up(other)

@@ -93,7 +93,7 @@ def test_the_stable_release_is_answered_for_where_it_is_silent_and_a_candidate_a
         }
         for epoch, ((stable.status, candidate.status), wanted) in enumerate(cases.items()):
             route = ModelRoute(model="m", epoch=epoch, stable=V1, candidate=V2, candidate_percent=50.0)
-            gateway.apply([route], places, {"m": Timeouts(request_s=20.0, per_try_s=10.0)})
+            gateway.apply([route], places, {"m": Timeouts(request_s=20.0)})
             lines = asked(port, gateway.log, epoch, host)
             assert {(line.arm, line.code, line.attempts) for line in lines} == wanted
         stable.status, candidate.status = HANGS_UP, 200

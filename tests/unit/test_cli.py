@@ -37,7 +37,8 @@ COMMAND_LINE = {
     "runs list": "[--limit] [--json]",
     "runs report": "[RUN] [--pictures]",
     "runs show": "[RUN] [--json]",
-    "rollout start": "[MODEL] [VERSION] [--stable] [--candidate] [--spec] [--follow --no-follow] [--why]",
+    "rollout start": "[MODEL] [VERSION] [--stable] [--candidate] [--spec] [--request-timeout]"
+    " [--follow --no-follow] [--why]",
     "rollout status": "[MODEL] [--json]",
     "rollout watch": "[MODEL]",
     "rollout pause": "[MODEL] [--why]",
@@ -113,6 +114,17 @@ def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixtu
         (["up", "--port", "70000"], 2, "65535"),
         (["rollout", "start", "flights", "0"], 2, "'version'"),
         (["rollout", "start", "Flights", "1"], 2, "'Flights' is no model name"),
+        (["rollout", "start", "flights", "1", "--request-timeout", "9s"], 2, "is for servers elsewhere"),
+        (
+            ["rollout", "start", "m", "--stable", "a:1", "--candidate", "b:1", "--request-timeout", "9x"],
+            2,
+            "'9x' is no duration",
+        ),
+        (
+            ["rollout", "start", "m", "--stable", "a:1", "--candidate", "b:1", "--request-timeout", "0s"],
+            2,
+            "needs some time",
+        ),
         (["env"], 1, "start one with `serin up`"),
         (["down"], 1, "no stack is up"),
         (["models", "show", "flights"], 1, "no model 'flights'"),

@@ -7,8 +7,12 @@ import pytest
 
 from serin.artifacts import Endpoint, Release
 from serin.errors import ReleaseNotReady
+from serin.serving.envoy_routes import Timeouts
 from serin.serving.external import External, parse_address
+from serin.stack.controller import timeouts_of
+from serin.store import Store
 from tests.fakes.kserve import MODEL, serving
+from tests.unit.serving import bundles
 
 
 def place(address: str) -> Endpoint:
@@ -47,6 +51,20 @@ def test_an_address_keeps_its_version_and_a_new_one_gets_the_next(tmp_path: Path
     assert versions == [1, 2, 1, 3]
     assert External(tmp_path).versions(MODEL) == [1, 2, 3]
     assert External(tmp_path).endpoint(Release(model=MODEL, version=2)) == place("a:2")
+
+
+def test_requests_to_servers_elsewhere_have_the_time_that_was_set_last(tmp_path: Path) -> None:
+    external, store = External(tmp_path), Store(str(tmp_path / "store"))
+    find = timeouts_of(store, external)
+    release = external.register(MODEL, place("a:1"))
+    assert find(release) == Timeouts(request_s=5.0)
+    external.set_request_timeout(MODEL, 30.0)
+    other = external.register(MODEL, place("a:2"))
+    assert find(release) == find(other) == Timeouts(request_s=30.0)
+    ours = bundles.publish(store, bias=0.0, spec="serving: {request_timeout: 2m, max_string_bytes: 9}\n")
+    assert find(Release(model=ours.model, version=1)) == Timeouts(
+        request_s=120.0, promised_p99_s=0.05, max_text_bytes=9
+    )
 
 
 def test_a_model_that_nobody_registered_is_not_external(tmp_path: Path) -> None:

@@ -99,6 +99,26 @@ def test_a_process_that_failed_is_dead_and_one_that_does_not_answer_yet_is_start
     assert releases.state(V1) == "dead"
 
 
+def test_a_slow_model_has_the_time_of_a_request_for_its_first_row_and_later_rows_are_like_it(
+    releases: Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, row_s, waited_s = 0.0, 0.0, []
+
+    def answers(*_: object, timeout_s: float) -> bool:
+        nonlocal now
+        waited_s.append(timeout_s)
+        now += row_s
+        return row_s < timeout_s
+
+    monkeypatch.setattr("serin.serving.releases.answers", answers)
+    monkeypatch.setattr("serin.serving.releases.time.monotonic", lambda: now)
+    releases.start(V1)
+    for seconds, state in ((10.0, "starting"), (3.0, "ready"), (9.0, "ready"), (0.1, "ready"), (2.5, "dead")):
+        row_s = seconds
+        assert releases.state(V1) == state
+    assert waited_s == [4.0, 4.0, 12.0, 36.0, 2.0], "at first as its spec says of a request"
+
+
 def test_a_release_started_again_keeps_its_place_unless_somebody_took_a_port(
     releases: Releases, host: FakeHost
 ) -> None:

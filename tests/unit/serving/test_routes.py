@@ -206,15 +206,32 @@ def test_what_cannot_be_honoured_is_refused(route: ModelRoute, words: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("p99_ms", "request_s", "per_try_s"),
-    [(50, 5, 1.0), (10, 5, 1.0), (100, 10, 2.0), (500, 5, 2.5), (50, 1, 0.5)],
+    ("p99_ms", "request_s", "another_s"),
+    [
+        (50, 5, 1.0),
+        (10, 5, 1.0),
+        (100, 10, 2.0),
+        (500, 5, 2.5),
+        (50, 1, 0.5),
+        (None, 30, 15.0),
+        (50, 1200, 1.0),
+    ],
 )
-def test_two_tries_fit_into_a_request(p99_ms: float, request_s: float, per_try_s: float) -> None:
-    timeouts = Timeouts.from_spec(ServingSpec(p99_ms=p99_ms, request_timeout=request_s))
-    assert (timeouts.request_s, timeouts.per_try_s) == (request_s, per_try_s)
-    (route,) = [r for r in table(split(0), m=timeouts) if r["match"].get("path") == "/v2/models/m/infer"]
-    assert route["route"]["timeout"] == f"{request_s:.3f}s"
-    assert route["route"]["retry_policy"]["per_try_timeout"] == f"{per_try_s:.3f}s"
+def test_one_release_has_the_whole_time_and_another_one_is_asked_before_it_is_over(
+    p99_ms: float | None, request_s: float, another_s: float
+) -> None:
+    timeouts = Timeouts(request_s=request_s)
+    if p99_ms is not None:
+        timeouts = Timeouts.from_spec(ServingSpec(p99_ms=p99_ms, request_timeout=request_s))
+    for percent, asked_after in ((0, None), (5, f"{another_s:.3f}s")):
+        models = [entry for entry in table(split(percent), m=timeouts) if "timeout" in entry.get("route", {})]
+        assert len(models) == 18, "inference, readiness and metadata: by weight and of each version, twice"
+        for action in (entry["route"] for entry in models):
+            shared = "_then_" in str(action)
+            assert action["timeout"] == f"{request_s:.3f}s"
+            assert float(action["idle_timeout"].rstrip("s")) > request_s
+            assert action["retry_policy"].get("per_try_timeout") == (asked_after if shared else None)
+            assert ("hedge_policy" in action) == (shared and asked_after is not None)
 
 
 def test_a_baseline_has_its_own_share_falls_back_too_and_is_not_called_by_version() -> None:
