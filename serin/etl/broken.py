@@ -53,7 +53,7 @@ def refuse_open_quote(file: SourceFile) -> None:
         quotes = sum(block.count(b'"') for block in iter(lambda: content.read(_BLOCK_BYTES), b""))
     if quotes % 2 == 0:
         return
-    with io.TextIOWrapper(_unpacked(file), encoding="utf-8", newline="") as text:
+    with io.TextIOWrapper(_unpacked(file), encoding="utf-8-sig", newline="") as text:
         reader = csv.reader(text, delimiter=_delimiter(file), strict=True)
         row, line = -1, 1
         try:
@@ -75,7 +75,7 @@ def _unreadable(file: SourceFile, reason: str) -> SourceUnreadable:
 
 def _walk(file: SourceFile) -> Iterator[tuple[int, str | None]]:
     """(lines read, what is wrong with the last of them)."""
-    with io.TextIOWrapper(_unpacked(file), encoding="utf-8", newline="") as text:
+    with io.TextIOWrapper(_unpacked(file), encoding="utf-8-sig", newline="") as text:
         yield from _walk_json(text) if format_of(file.path) == "json" else _walk_csv(text, file)
 
 

@@ -1,12 +1,13 @@
 """Reads CSV files, packed or not.
 
-Types are guessed from the file's beginning; when a later value does not fit, from all of it.
+Types are inferred from the file's beginning. From all of it when the beginning says nothing about a column, or when a
+later value does not fit.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,10 +16,27 @@ import pyarrow.csv as pc_csv
 from serin.etl.arrow2parquet import Write
 from serin.etl.broken import refuse_open_quote
 from serin.etl.sources import compression_of, open_file
+from serin.etl.undecided import undecided_field
+from serin.formats.csv_values import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    convert_options,
+    is_null_word,
+    parse_options,
+)
 from serin.formats.dataset import SourceFile
 
 _BLOCK_BYTES = 16 * 2**20
-_CANDIDATES = (pa.int64(), pa.float64(), pa.bool_(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
+_CANDIDATES = (
+    pa.int64(),
+    pa.float64(),
+    pa.bool_(),
+    pa.timestamp("us"),
+    pa.timestamp("us", tz="UTC"),
+    pa.timestamp("ns"),
+    pa.timestamp("ns", tz="UTC"),
+)
+_BOOLEANS = pa.array([*TRUE_WORDS, *FALSE_WORDS])
 _TABS = re.compile(r"\.tsv(\.\w+)?$")
 
 
@@ -26,13 +44,21 @@ def read_csv(file: SourceFile, write: Write) -> None:
     try:
         with _reader(file, {}) as reader:
             _refuse_bytes(reader.schema)
-            write(reader.schema, reader)
+            unclear = [field.name for field in reader.schema if _is_unclear(field.type)]
+            if not unclear:
+                write(reader.schema, reader)
+        if unclear:
+            _write_as(_fields_of_all_rows(file, unclear), file, write)
     except pa.ArrowInvalid as error:
         if "conversion error" not in str(error):
             raise
-        with _reader(file, _types_of_all_rows(file)) as reader:
-            write(reader.schema, reader)
+        _write_as(_fields_of_all_rows(file, ()), file, write)
     refuse_open_quote(file)
+
+
+def _is_unclear(kind: pa.DataType) -> bool:
+    """Nothing but nulls so far; or a time of day, which is text in every other format."""
+    return bool(pa.types.is_null(kind) or pa.types.is_time(kind))
 
 
 def _refuse_bytes(schema: pa.Schema) -> None:
@@ -42,20 +68,53 @@ def _refuse_bytes(schema: pa.Schema) -> None:
             raise pa.ArrowInvalid(f"column {field.name!r} is no UTF-8 text")
 
 
-def _types_of_all_rows(file: SourceFile) -> dict[str, pa.DataType]:
-    """For each column the first type that holds all of its values."""
+def _write_as(fields: Mapping[str, pa.Field], file: SourceFile, write: Write) -> None:
+    with _reader(file, {name: field.type for name, field in fields.items()}) as reader:
+        write(pa.schema([fields.get(field.name, field) for field in reader.schema]), reader)
+
+
+def _fields_of_all_rows(file: SourceFile, names: Sequence[str]) -> dict[str, pa.Field]:
+    """For each of these columns (of all, when none is named) the first type that holds all of its values."""
     with _reader(file, {}) as reader:
-        names = reader.schema.names
-    possible = {name: list(_CANDIDATES) for name in names}
-    with _reader(file, dict.fromkeys(names, pa.string())) as reader:
+        names = names or reader.schema.names
+    columns = [_Column(name) for name in names]
+    with _reader(file, dict.fromkeys(names, pa.string()), names) as reader:
         for batch in reader:
-            for name in names:
-                values = batch.column(name)
-                possible[name] = [kind for kind in possible[name] if _fits(values, kind)]
-    return {name: (kinds or [pa.string()])[0] for name, kinds in possible.items()}
+            for column, texts in zip(columns, batch.columns, strict=True):
+                column.look_at(texts)
+    return {column.name: column.field() for column in columns}
+
+
+class _Column:
+    """What the texts of a column can all be read as."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._possible = list(_CANDIDATES)
+        self._has_values = False
+        self._has_null_words = False
+
+    def look_at(self, texts: pa.Array) -> None:
+        if not self._possible:
+            return
+        void = is_null_word(texts)
+        values = texts.filter(pc.invert(void))
+        self._has_values |= len(values) > 0
+        self._has_null_words |= pc.any(pc.and_(void, pc.not_equal(texts, "")), min_count=0).as_py()
+        self._possible = [kind for kind in self._possible if _fits(values, kind)]
+
+    def field(self) -> pa.Field:
+        if self._has_values:
+            return pa.field(self.name, self._possible[0] if self._possible else pa.string())
+        return undecided_field(self.name) if self._has_null_words else pa.field(self.name, pa.null())
 
 
 def _fits(values: pa.Array, kind: pa.DataType) -> bool:
+    """Whether the reader can make this type of them."""
+    if pa.types.is_boolean(kind):
+        return bool(pc.all(pc.is_in(values, value_set=_BOOLEANS), min_count=0).as_py())
+    if not pa.types.is_timestamp(kind):
+        values = pc.utf8_trim(values, " \t")
     try:
         pc.cast(values, kind)
     except pa.ArrowException:
@@ -63,7 +122,9 @@ def _fits(values: pa.Array, kind: pa.DataType) -> bool:
     return True
 
 
-def _reader(file: SourceFile, types: Mapping[str, pa.DataType]) -> pc_csv.CSVStreamingReader:
+def _reader(
+    file: SourceFile, types: Mapping[str, pa.DataType], columns: Sequence[str] = ()
+) -> pc_csv.CSVStreamingReader:
     stream = open_file(file.path)
     packing = compression_of(file.path)
     if packing:
@@ -71,6 +132,6 @@ def _reader(file: SourceFile, types: Mapping[str, pa.DataType]) -> pc_csv.CSVStr
     return pc_csv.open_csv(
         stream,
         read_options=pc_csv.ReadOptions(block_size=_BLOCK_BYTES),
-        parse_options=pc_csv.ParseOptions(delimiter="\t" if _TABS.search(file.path.lower()) else ","),
-        convert_options=pc_csv.ConvertOptions(strings_can_be_null=True, column_types=dict(types)),
+        parse_options=parse_options("\t" if _TABS.search(file.path.lower()) else ","),
+        convert_options=convert_options(types, columns),
     )

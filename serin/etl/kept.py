@@ -20,7 +20,7 @@ from serin.durable import sync
 from serin.etl.seal import canonical
 from serin.formats.dataset import SourceFile
 
-CONVERTED = 1  # raised when the same file would be converted to another one than before
+CONVERTED = 2  # raised when the same file would be converted to another one than before
 
 
 class Kept:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.etl.sources import open_parquet, origin_of
+from serin.formats.csv_values import is_null_word
 from serin.formats.dataset import SourceFile
 
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+|inf|nan)\s*$"
@@ -20,7 +21,8 @@ def odd_text(file: SourceFile, column: str) -> str | None:
         values = source.read_row_group(index, columns=[column]).column(column)
         if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
             return None
-        numeric = pc.match_substring_regex(values, _NUMBER).fill_null(True).to_numpy()
+        number = pc.or_(pc.match_substring_regex(values, _NUMBER), is_null_word(values))
+        numeric = number.fill_null(True).to_numpy()
         if not numeric.all():
             first = int(np.argmin(numeric))
             if numeric.mean() < 0.5:

@@ -17,6 +17,7 @@ from serin.etl.kept import Kept, conversion_of
 from serin.etl.odd_texts import odd_text
 from serin.etl.partitions import Read, partition_types, split_reads
 from serin.etl.sources import find_files, format_of, local_copy, open_parquet, origin_of, remote_errors
+from serin.etl.undecided import decided, is_undecided, types_of
 from serin.features.column import Column, column_from_arrow, kind_of_type
 from serin.formats.dataset import SourceFile
 
@@ -61,6 +62,7 @@ def open_table(name: str, files: Sequence[SourceFile], scratch: Path, kept: Kept
     column that holds nothing in one file has its type from the others.
     """
     types: dict[str, pa.DataType] = {}
+    undecided: set[str] = set()
     groups: list[RowGroup] = []
     first_row = 0
     folders = partition_types(files)
@@ -71,7 +73,8 @@ def open_table(name: str, files: Sequence[SourceFile], scratch: Path, kept: Kept
         if twice:
             reason = f"two columns are called {twice[0]!r}; rename one of them"
             raise SourceUnreadable(table=name, path=given.path, reason=reason)
-        own = dict(zip(schema.names, schema.types, strict=True)) | folders
+        undecided |= {field.name for field in schema if is_undecided(field)}
+        own = types_of(schema) | folders
         types = _common(types, own, file, files[number - 1].path if number else "")
         for index in range(footer.metadata.num_row_groups):
             group = footer.metadata.row_group(index)
@@ -87,7 +90,8 @@ def open_table(name: str, files: Sequence[SourceFile], scratch: Path, kept: Kept
             first_row += group.num_rows
     if first_row == 0:
         raise TableEmpty(table=name, why=f"{files[0].path} holds none")
-    return Table(name=name, types=types, groups=tuple(group for group in groups if group.rows))
+    filled = tuple(group for group in groups if group.rows)
+    return Table(name=name, types=decided(types, undecided), groups=filled)
 
 
 def cut(table: Table, piece_rows: int) -> list[Piece]:
@@ -123,10 +127,13 @@ def read_piece(piece: Piece, reads: Iterable[Read]) -> dict[str, Column]:
         rows = f"rows {piece.first_row} to {piece.first_row + piece.rows - 1} of the table: {error}"
         path = origin_of(piece.file).path
         raise SourceUnreadable(table=piece.file.table, path=path, reason=rows) from error
-    return constants | {read.column: _column(table.column(read.column), read, piece) for read in wanted}
+    return constants | {read.column: _column(table, read, piece) for read in wanted}
 
 
-def _column(values: pa.ChunkedArray, read: Read, piece: Piece) -> Column:
+def _column(table: pa.Table, read: Read, piece: Piece) -> Column:
+    values = table.column(read.column)
+    if read.kind != "string" and is_undecided(table.schema.field(read.column)):
+        return column_from_arrow(pa.nulls(len(values)), read.kind)
     if read.exact and pa.types.is_float64(values.type):
         combined = values.combine_chunks() if values.num_chunks else pa.array([], pa.float64())
         return Column(kind="float", values=combined.to_numpy(zero_copy_only=False))

@@ -262,7 +262,7 @@ def _ints(values: pa.ChunkedArray) -> Array:
 
 
 def _times(values: pa.ChunkedArray) -> Array:
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+    if kind_of_type(values.type) == "string":
         values = _parsed(values.cast(pa.string()))
     if pa.types.is_timestamp(values.type) and values.type.unit == "ns":
         nanoseconds = _filled(values.cast(pa.int64()), INT64_NULL)

@@ -1,7 +1,8 @@
 """Rows to be scored, from a file and to a file: Parquet, CSV, or JSON with one object per line.
 
-Text formats carry no types, so the model's schema gives them: "0123" stays text where the model asks for text. Files
-are read and written in pieces; a result appears whole or not at all.
+Text formats carry no types, so the model's schema gives them: "0123" stays text where the model asks for text, and so
+does "NA", which is a missing value in every other column of a CSV file. Files are read and written in pieces; a result
+appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pyarrow.json as pajson
 import pyarrow.parquet as pq
 
 from serin.errors import RowsUnfit
+from serin.formats.csv_values import convert_options, parse_options, without_null_words
 from serin.formats.schema import InputColumn, Schema
 
 PIECE_ROWS = 65_536
@@ -79,34 +81,43 @@ def write_rows(path: Path) -> Iterator[RowWriter]:
 
 
 def _read_csv(path: Path, schema: Schema) -> Iterator[pa.Table]:
-    with pacsv.open_csv(path) as reader:
-        types = dict.fromkeys(
-            reader.schema.names, pa.string()
-        )  # columns that only pass through stay as they are
+    with pacsv.open_csv(path, parse_options=parse_options()) as reader:
+        types = dict.fromkeys(reader.schema.names, pa.string())  # what only passes through stays as it is
     types |= {column.name: _arrow_type(column) for column in schema.inputs}
-    convert = pacsv.ConvertOptions(column_types=types, strings_can_be_null=False)
-    with pacsv.open_csv(path, pacsv.ReadOptions(block_size=_BLOCK_BYTES), convert_options=convert) as reader:
+    times = {column.name for column in schema.inputs if column.kind == "timestamp"} & types.keys()
+    read = pacsv.ReadOptions(block_size=_BLOCK_BYTES)
+    with pacsv.open_csv(path, read, parse_options(), convert_options(types)) as reader:
         for batch in reader:
-            yield pa.Table.from_batches([batch])
+            table = pa.Table.from_batches([batch])
+            for name in times.intersection(table.column_names):
+                texts = without_null_words(table.column(name))
+                table = table.set_column(table.column_names.index(name), name, texts)
+            yield table
 
 
 def _explicit(path: Path, schema: Schema) -> pa.Schema:
-    """Types for the columns that are there: a column that is only named would come back full of nulls."""
-    with path.open(encoding="utf-8") as file:
-        first = next((line for line in file if line.strip()), "{}")
-    try:
-        present = json.loads(first)
-    except ValueError:
-        present = {}
-    if not isinstance(present, dict):
-        present = {}
+    """Types for the columns that are there: a column that is only named would come back full of nulls. A row may lack
+    a key, so rows are read until every column has been seen."""
+    wanted = {column.name: column for column in schema.inputs}
+    found: dict[str, Any] = {}
+    with path.open(encoding="utf-8-sig") as file:
+        for line in file:
+            row = _object(line)
+            found |= {name: row[name] for name in wanted.keys() & row.keys() if found.get(name) is None}
+            if len(found) == len(wanted):
+                break
     return pa.schema(
-        [
-            (column.name, _arrow_type(column))
-            for column in schema.inputs
-            if column.name in present and not _nested(present[column.name])
-        ]
+        [(name, _arrow_type(wanted[name])) for name in wanted if name in found and not _nested(found[name])]
     )
+
+
+def _object(line: str) -> dict[str, Any]:
+    """What the line says; nothing when it is not a JSON object, which the parser then explains."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 def _arrow_type(column: InputColumn) -> pa.DataType:

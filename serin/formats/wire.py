@@ -54,6 +54,8 @@ def wire_column(values: pa.ChunkedArray, column: InputColumn) -> Array:
         values = values.cast(values.type.value_type)
     if pa.types.is_null(values.type):
         values = values.cast(_EMPTY_TYPE[column.kind])
+    if pa.types.is_string_view(values.type):  # for which Arrow lacks functions
+        values = values.cast(pa.large_string())
     try:
         flat = _CONVERT[column.kind](values)
     except (pa.ArrowException, ValueError, UnicodeDecodeError) as error:
@@ -112,8 +114,14 @@ def _ints(values: pa.ChunkedArray) -> Array:
     numbers = values.cast(pa.float64()).fill_null(float("nan")).to_numpy()
     present = ~np.isnan(numbers)  # a frame turns whole numbers into floats as soon as one is missing
     whole = numbers[present]
-    if not np.all((np.trunc(whole) == whole) & (np.abs(whole) < 2.0**63)):
+    if not np.all(np.trunc(whole) == whole):
         raise ValueError("it holds numbers that are not whole")
+    bits = _EXACT_BITS[values.type.bit_width]
+    if not np.all(np.abs(whole) < 2.0**bits):  # from there on several integers become the same float
+        raise ValueError(
+            f"it holds integers of 2^{bits} or more as floats, which round them; keep them as integers from where "
+            "they are read (in pandas the dtype 'Int64', which has nulls)"
+        )
     result = np.full(len(numbers), INT64_NULL, dtype=np.int64)
     result[present] = whole.astype(np.int64)
     return result
@@ -159,9 +167,10 @@ def _filled(values: pa.ChunkedArray) -> Array:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+_EXACT_BITS = {16: 11, 32: 24, 64: 53}  # of a float so many bits wide
 _EMPTY_TYPE: Mapping[str, pa.DataType] = {
     "string": pa.string(),
     "float": pa.float32(),

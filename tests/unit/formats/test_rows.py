@@ -95,3 +95,41 @@ def test_a_column_that_json_rows_lack_is_missing_and_not_null(tmp_path: Path) ->
 def test_a_result_of_no_known_kind_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(RowsUnfit, match=r"use \.parquet"), write_rows(tmp_path / "out.txt"):
         raise AssertionError
+
+
+def test_null_words_are_text_in_columns_of_text_and_null_in_all_others(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    cells = [("NA", "2013-01-31T05:00:00"), ("nan", "NA"), ("", ""), ("N/A", "null")]
+    lines = ["a_string,a_float,a_int,a_timestamp,a_bool,other"]
+    lines += [f"{word},{word},{word},{time},{word},{word}" for word, time in cells]
+    path.write_text("\n".join(lines) + "\n")
+    (table,) = read_rows(path, SCHEMA)
+    wire = {name: values[:, 0].tolist() for name, values in to_wire(table, SCHEMA).items()}
+    assert wire["a_string"] == table.column("other").to_pylist() == ["NA", "nan", "", "N/A"]
+    assert wire["a_int"] == [INT64_NULL] * 4
+    assert wire["a_timestamp"] == [1_359_608_400_000_000, INT64_NULL, INT64_NULL, INT64_NULL]
+    assert wire["a_bool"] == [-1] * 4
+    assert np.isnan(wire["a_float"]).all()
+
+
+def test_json_rows_have_the_models_types_even_where_the_first_row_lacks_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"a_int": None}, {"a_int": 1}, {"a_int": 2, "a_string": "2024-01-01", "a_float": 3}]
+    path.write_text("\ufeff" + "\n".join(json.dumps(row) for row in rows))
+    (table,) = read_rows(path, SCHEMA)
+    assert table.schema.field("a_string").type == pa.string()
+    assert table.select(["a_int", "a_string", "a_float"]).to_pylist() == [
+        {"a_int": None, "a_string": None, "a_float": None},
+        {"a_int": 1, "a_string": None, "a_float": None},
+        {"a_int": 2, "a_string": "2024-01-01", "a_float": 3.0},
+    ]
+
+
+def test_a_value_may_hold_line_ends_wherever_in_a_file_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serin.formats.rows._BLOCK_BYTES", 100)
+    path = tmp_path / "rows.csv"
+    path.write_text("a_string,a_int\n" + "".join(f'"x\n,{n}",{n}\n' for n in range(99)))
+    found = pa.concat_tables(read_rows(path, SCHEMA))
+    assert found.column("a_string").to_pylist() == [f"x\n,{n}" for n in range(99)]
