@@ -13,14 +13,16 @@ import numpy as np
 
 from benchmarks.machine import cores, machine
 from benchmarks.report import Report
-from benchmarks.rollout.scenarios import HORIZON_S, NULLS, WORSE, Scenario
+from benchmarks.rollout.promotion import seconds_to_promote
+from benchmarks.rollout.scenarios import HORIZON_S, LASTING, NULLS, PRICE, WORSE, Scenario
 from benchmarks.rollout.simulate import ALPHA, Cell, simulate
 
 RATES = (20, 100, 500)
 QUICK_RUNS, QUICK_HORIZON_S = 200, 900
 FULL_RUNS, PER_CELL = 2000, 500  # a cell is simulated in parts, so that its arrays stay in the cache
 JUDGES = ("ours", "flagger", "kayenta", "per request")
-HEADLINE = ("x1.5", 100)
+USUAL_RATE = 100
+HEADLINE = ("x1.5", USUAL_RATE)
 
 Found = dict[tuple[str, int], dict[str, list[float]]]
 
@@ -28,6 +30,7 @@ Found = dict[tuple[str, int], dict[str, list[float]]]
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     found = run(cells(full=full), say=say)
     runs = FULL_RUNS if full else QUICK_RUNS
+    promoted = seconds_to_promote(runs=min(runs, PER_CELL))
     return Report(
         benchmark="rollout",
         mode="full" if full else "quick",
@@ -38,34 +41,39 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
             "alpha": ALPHA,
         },
         cases={},
-        line=key_figures(found),
+        line=key_figures(found, promoted),
         notes=[
             f"{runs} rollouts per null at 10% of traffic (drift + ramp: 1 to 50%), margin 10%, alpha {ALPHA:g}",
-            f"peers, and candidates that are worse: {min(runs, PER_CELL)} rollouts",
+            f"peers, candidates that are worse, levels that last: {min(runs, PER_CELL)} rollouts",
+            "levels that last are outside what is promised, and not in false_rollback",
+            "equal_s: median seconds of all steps of the default plan, without the bake",
             "peers look at p95 alone; ours at p50, p95, p99, errors and promises together",
             "our seconds include the wait for late requests and for the log",
         ],
         tables=tables(found),
-        figures={f"{name}, {rate}/s": figures(decided) for (name, rate), decided in found.items()},
+        figures={f"{name}, {rate}/s": figures(decided) for (name, rate), decided in found.items()}
+        | {f"promoted, {USUAL_RATE}/s": figures({"ours": promoted})},
     )
 
 
 def cells(*, full: bool) -> list[Cell]:
     """A false rollback is rare and takes many rollouts to be counted; a median takes few."""
+    runs, horizon_s = (PER_CELL, HORIZON_S) if full else (QUICK_RUNS, QUICK_HORIZON_S)
+    alone = [_cell(scenario, USUAL_RATE, runs, horizon_s, 0, peers=False) for scenario in (*LASTING, *PRICE)]
     if not full:
-        return [_cell(scenario, 100, QUICK_RUNS, QUICK_HORIZON_S, 0) for scenario in (*NULLS, *WORSE)]
+        return [*(_cell(scenario, USUAL_RATE, runs, horizon_s, 0) for scenario in (*NULLS, *WORSE)), *alone]
     parts = range(FULL_RUNS // PER_CELL)
     return [
-        _cell(scenario, rate, PER_CELL, HORIZON_S, part)
+        _cell(scenario, rate, runs, horizon_s, part, peers=part == 0)
         for part in parts
         for rate in reversed(RATES)
         for scenario in ((*NULLS, *WORSE) if part == 0 else NULLS)
-    ]
+    ] + alone
 
 
-def _cell(scenario: Scenario, rate: int, runs: int, horizon_s: int, seed: int) -> Cell:
+def _cell(scenario: Scenario, rate: int, runs: int, horizon_s: int, seed: int, *, peers: bool = True) -> Cell:
     return Cell(
-        scenario=scenario, requests_per_s=rate, runs=runs, horizon_s=horizon_s, seed=seed, peers=seed == 0
+        scenario=scenario, requests_per_s=rate, runs=runs, horizon_s=horizon_s, seed=seed, peers=peers
     )
 
 
@@ -92,7 +100,7 @@ def _part(cell: Cell) -> tuple[Cell, dict[str, list[float]]]:
 
 def figures(decided: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Per judge: the share that was rolled back, and quantiles of when."""
-    return {judge: _figures(np.array(seconds)) for judge, seconds in decided.items()}
+    return {judge: _figures(np.array(seconds)) for judge, seconds in decided.items() if seconds}
 
 
 def _figures(seconds: Any) -> dict[str, Any]:
@@ -105,7 +113,7 @@ def _figures(seconds: Any) -> dict[str, Any]:
     }
 
 
-def key_figures(found: Found) -> dict[str, float]:
+def key_figures(found: Found, promoted: Sequence[float]) -> dict[str, float]:
     nulls = {scenario.name for scenario in NULLS}
     false = max(np.isfinite(decided["ours"]).mean() for (name, _), decided in found.items() if name in nulls)
     medians = {judge: float(np.median(seconds)) for judge, seconds in found[HEADLINE].items()}
@@ -113,6 +121,7 @@ def key_figures(found: Found) -> dict[str, float]:
         "false_rollback": float(false),
         "sooner_than_kayenta": medians["kayenta"] / medians["ours"],
         "sooner_than_flagger": medians["flagger"] / medians["ours"],
+        "equal_s": float(np.median(promoted)),
     }
 
 
@@ -120,7 +129,14 @@ def tables(found: Found) -> list[str]:
     rates = sorted({rate for _, rate in found})
     false = _table("rolled back although no worse than allowed (share)", NULLS, rates, found, _share)
     caught = _table("rolled back when worse (median seconds)", WORSE, rates, found, _median)
-    return [false, caught]
+    usual = [USUAL_RATE]
+    lasting = _table(
+        "processes with levels that last, no worse than allowed (share)", LASTING, usual, found, _share
+    )
+    price = _table(
+        "rolled back when worse, with a second opinion (median seconds)", PRICE, usual, found, _median
+    )
+    return [false, caught, lasting, price]
 
 
 def _table(
@@ -132,13 +148,13 @@ def _table(
 ) -> str:
     lines = [
         f"rollout: {title}",
-        f"  {'':<18}{'requests/s':>10}" + "".join(f"{judge:>13}" for judge in JUDGES),
+        f"  {'':<30}{'requests/s':>10}" + "".join(f"{judge:>13}" for judge in JUDGES),
     ]
     for scenario in scenarios:
         for rate in rates:
             decided = found[scenario.name, rate]
-            row = "".join(f"{show(decided[judge]):>13}" for judge in JUDGES)
-            lines.append(f"  {scenario.name:<18}{rate:>10}{row}")
+            row = "".join(f"{show(decided[judge]) if decided[judge] else '-':>13}" for judge in JUDGES)
+            lines.append(f"  {scenario.name:<30}{rate:>10}{row}")
     return "\n".join([*lines, ""])
 
 

@@ -2,6 +2,10 @@
 
 A request's latency is 10 ms times a lognormal draw, in the logarithm. In every null the candidate is as slow as it may
 be, exactly at the margin, unless it is about errors: then both arms fail alike.
+
+LASTING are worlds in which each process has a level of latency that lasts for minutes. There two processes of one and
+the same version differ, for as long as anyone looks, and no judge can tell a process from its version: nothing is
+promised, and what helps is measured.
 """
 
 from __future__ import annotations
@@ -34,6 +38,12 @@ class Scenario:
     batches: bool = False  # one batch of 8 requests in 20 is three times slower as a whole
     drift: bool = False  # latencies double over the horizon while the weight rises from 1 to 50%
     diurnal: bool = False  # traffic between a fifth and nine fifths, latencies with it
+    cold_s: float = 0.0  # a candidate's process is twice as slow for so long
+    tolerance_ms: float = 0.0  # the plan allows this too, and a null uses all of it
+    level_s: float = 0.0  # each process has a level, with a deviation of 10%, that lasts for about so long
+    processes: int = 1  # in each arm
+    baseline: bool = False  # the control is a second process of the stable version
+    second_opinion: bool = False  # the candidate is started again, and judged again, before it is rolled back
 
     def share(self, second: int) -> float:
         """The candidate's part of traffic."""
@@ -66,6 +76,8 @@ NULLS = (
     replace(_BOUNDARY, name="heavy tails", heavy=True),
     replace(_EQUAL, name="0.1% errors", errors=0.001),
     replace(_EQUAL, name="0.5% retries", retries=0.005),
+    replace(_BOUNDARY, name="cold for 10 s", cold_s=10.0),
+    replace(_BOUNDARY, name="at the tolerance", tolerance_ms=2.2),
 )
 WORSE = (
     Scenario(name="x1.2", null=False, slower=1.2),
@@ -75,19 +87,55 @@ WORSE = (
     Scenario(name="5% x3", null=False, slower=1.0, tail=0.05),
     Scenario(name="1% fail", null=False, slower=1.0, candidate_errors=0.01),
 )
+_OFFERS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("", {}),
+    (", 4 processes", {"processes": 4}),
+    (", baseline", {"baseline": True}),
+    (", 2nd opinion", {"second_opinion": True}),
+    (", both", {"baseline": True, "second_opinion": True}),
+)
+LASTING = tuple(
+    replace(kind, name=f"{kind.name}, {minutes} min{offer}", level_s=60.0 * minutes, **how)
+    for minutes in (1, 5)
+    for kind in (_EQUAL, _BOUNDARY)
+    for offer, how in _OFFERS
+)
+PRICE = tuple(
+    Scenario(name=f"x{slower:g}, 2nd opinion", null=False, slower=slower, second_opinion=True)
+    for slower in (1.3, 1.5, 2.0)
+)
+
+_LEVEL = 0.10
+_ARMS = ("stable", "candidate", "baseline")
 
 
 class World:
-    """The state that lasts from second to second, for all runs at once: bursts, and who stands still until when."""
+    """What lasts from second to second, for all runs at once: bursts, pauses, levels, and how old processes are."""
 
     def __init__(self, scenario: Scenario, runs: int, random: np.random.Generator) -> None:
         self._scenario, self._random = scenario, random
         self._burst_until = np.zeros(runs)
         self._pauses = {arm: (np.zeros(runs), np.zeros(runs)) for arm in ("stable", "candidate")}
+        self._levels = {arm: self._draw_levels(runs) for arm in _ARMS}
+        self._started = np.zeros(runs)
+
+    def restart(self, chosen: Array, at: float) -> None:
+        """The candidate, and its baseline, are other processes in the chosen runs, from second `at` on."""
+        self._started[chosen] = at
+        for arm in ("candidate", "baseline"):
+            self._levels[arm][chosen] = self._draw_levels(int(chosen.sum()))
+
+    def _draw_levels(self, runs: int) -> Array:
+        drawn: Array = _LEVEL * self._random.standard_normal((runs, self._scenario.processes))
+        return drawn
 
     def begin(self, second: int) -> Array:
         """What all latencies of this second have more, per run."""
         runs = len(self._burst_until)
+        if self._scenario.level_s:
+            stays = math.exp(-1 / self._scenario.level_s)
+            for arm, level in self._levels.items():
+                self._levels[arm] = stays * level + math.sqrt(1 - stays**2) * self._draw_levels(runs)
         if self._scenario.bursts:
             starts = self._random.random(runs) < 1 / 60
             self._burst_until = np.where(starts, second + 3.0, self._burst_until)
@@ -110,10 +158,11 @@ class World:
         log_ms += math.log(10) + (level[run] if scenario.bursts else level[0])
         if scenario.batches:
             log_ms += np.where(self._slow_batch(run), math.log(3), 0.0)
+        if scenario.level_s:
+            which = random.integers(scenario.processes, size=size) if scenario.processes > 1 else 0
+            log_ms += self._levels[arm][run, which]
         if arm == "candidate":
-            log_ms += math.log(scenario.slower)
-            if scenario.tail:
-                log_ms += np.where(random.random(size) < scenario.tail, math.log(3), 0.0)
+            log_ms = self._slow_down(log_ms, run, second)
         if scenario.pause_s:
             start, end = self._pauses[arm]
             arrival = second + random.random(size)
@@ -121,6 +170,18 @@ class World:
             left_ms = np.where(waits, (end[run] - arrival) * 1000, 0.0)
             log_ms = np.log(np.exp(log_ms) + left_ms)
         return log_ms
+
+    def _slow_down(self, log_ms: Array, run: Array, second: int) -> Array:
+        """What makes the candidate's requests longer than stable's."""
+        scenario = self._scenario
+        slower = log_ms + math.log(scenario.slower)
+        if scenario.tolerance_ms:
+            slower = np.maximum(slower, np.log(np.exp(log_ms) + scenario.tolerance_ms))
+        if scenario.tail:
+            slower += np.where(self._random.random(len(run)) < scenario.tail, math.log(3), 0.0)
+        if scenario.cold_s:
+            slower += np.where(second - self._started[run] < scenario.cold_s, math.log(2), 0.0)
+        return slower
 
     def _slow_batch(self, run: Array) -> Array:
         position = np.arange(len(run)) - np.searchsorted(run, run)

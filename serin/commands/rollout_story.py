@@ -53,6 +53,10 @@ def replay(
         float | None,
         typer.Option(help="Judge with this margin of latency instead.", min=0, show_default=False),
     ] = None,
+    tolerance_ms: Annotated[
+        float | None,
+        typer.Option(help="... with this many milliseconds allowed in any case.", min=0, show_default=False),
+    ] = None,
     false_rollback: Annotated[
         float | None,
         typer.Option(help="... with this chance of a false rollback.", min=1e-9, max=0.5, show_default=False),
@@ -72,7 +76,7 @@ def replay(
     from serin.stack.parts import request_log
 
     decisions = _decisions(model, rollout)
-    change = _changed(margin, false_rollback, error_tolerance)
+    change = _changed(margin, tolerance_ms, false_rollback, error_tolerance)
     found = judge_again(decisions, log or request_log(environment.home()), change)
     if as_json:
         show_json(_as_json(found))
@@ -81,11 +85,16 @@ def replay(
 
 
 def _changed(
-    margin: float | None, false_rollback: float | None, error_tolerance: float | None
+    margin: float | None,
+    tolerance_ms: float | None,
+    false_rollback: float | None,
+    error_tolerance: float | None,
 ) -> Callable[[Plan], Plan]:
     changes: dict[str, float] = {}
     if margin is not None:
         changes |= {"margin": margin, "bad_margin": 2 * margin}
+    if tolerance_ms is not None:
+        changes["tolerance_ms"] = tolerance_ms
     if false_rollback is not None:
         changes["false_rollback"] = false_rollback
     if error_tolerance is not None:

@@ -200,6 +200,11 @@ def _bake(now: Rollout, seen: Seen, t: float) -> Rollout:
         if now.plan.mode == "hold":
             return _hold(told, now.hold or Hold.FAILED)
         return abort(now, t, found.reason, verdict=found.verdict)
+    if found.verdict is Verdict.NO_TRAFFIC:
+        return _hold(told, now.hold or Hold.NO_TRAFFIC)
+    if now.hold is Hold.NO_TRAFFIC:
+        reason = "traffic is back; the bake begins again"
+        return replace(told, hold=None, since=t, verdict=Verdict.WAIT, reason=reason)
     if found.verdict is Verdict.PASS and now.hold is None and seen.routed:
         return move(now, t, Phase.DRAINING, found.reason, verdict=found.verdict)
     return told

@@ -143,10 +143,10 @@ class Block:
         """`bins` for a comparison."""
         return self.bins * (not self.void)
 
-    @property
-    def arms(self) -> Arms:
-        """Failures count in any case: that another release saved the client does not undo them."""
-        times = self.times
+    def arms(self, *, warm: bool = True) -> Arms:
+        """Failures count in any case: that another release saved the client, or that caches are cold, does not undo
+        them. Latencies are left out while the candidate is not `warm`."""
+        times = self.times * warm
         return Arms(
             stable=times[0],
             control=times[2],
@@ -261,8 +261,8 @@ def cut(lines: Lines, shares: Mapping[int, float], plan: Plan) -> Block:
         count(plain[stable]),
         count(plain[candidate]),
         count(plain[control]),
-        count(bins_of(lines.us[compared], slower_by=plan.margin)),
-        count(bins_of(lines.us[compared], slower_by=plan.bad_margin)),
+        count(bins_of(lines.us[compared], margin=plan.margin, tolerance_us=plan.tolerance_ms * 1e3)),
+        count(bins_of(lines.us[compared], margin=plan.bad_margin, tolerance_us=plan.bad_tolerance_ms * 1e3)),
     )
     slow = lines.us > (np.inf if plan.slo_ms is None else plan.slo_ms * 1000)
     return Block(

@@ -71,6 +71,7 @@ class Evidence:
         0  # the candidate's requests of this weight epoch in seconds that say something about latency
     )
     void_s: int = 0  # the other seconds
+    warm_s: int = 0  # seconds in which the candidate has had requests, over all weight epochs
     split: tuple[int, int] = (0, 0)  # requests of this weight epoch's route: candidate's, all
     recent: tuple[tuple[int, Counts], ...] = ()  # stable's last seconds
     seen: Array = field(
@@ -102,6 +103,7 @@ class Evidence:
             "candidate": self.candidate.to_json(),
             "stable": self.stable.to_json(),
             "compared": [self.compared, self.void_s],
+            "warm_s": self.warm_s,
             "split": list(self.split),
             "recent": [[second, *counts.to_json()] for second, counts in self.recent],
             "seen": [counts2json(row) for row in self.seen],
@@ -128,6 +130,7 @@ class Evidence:
             stable=Counts(*value["stable"]),
             compared=compared,
             void_s=void_s,
+            warm_s=value.get("warm_s", value["blocks"]),
             split=(candidate, requests),
             recent=tuple((second, Counts(*counts)) for second, *counts in value["recent"]),
             seen=np.array([json2counts(row, np.int64) for row in value["seen"]]),
@@ -202,7 +205,8 @@ def _close(evidence: Evidence, plan: Plan, *, before: int | None) -> Evidence:
 
 
 def _judge(evidence: Evidence, second: int, block: Block, plan: Plan) -> Evidence:
-    owned = {**evidence.owned, **compare(evidence.owned, evidence.memory, block.arms, plan)}
+    warm = evidence.warm_s >= plan.warmup_s
+    owned = {**evidence.owned, **compare(evidence.owned, evidence.memory, block.arms(warm=warm), plan)}
     # A candidate that answers for the stable release has all traffic, which was not to be its share.
     held = ((PROMISES, block.candidate, block.stable_away), (STABLE_PROMISES, block.stable, False))
     for names, counts, excused in held:
@@ -217,8 +221,9 @@ def _judge(evidence: Evidence, second: int, block: Block, plan: Plan) -> Evidenc
         blocks=evidence.blocks + 1,
         candidate=evidence.candidate + block.candidate,
         stable=evidence.stable + block.stable,
-        compared=evidence.compared + (0 if block.void else block.candidate.requests),
+        compared=evidence.compared + (0 if block.void or not warm else block.candidate.requests),
         void_s=evidence.void_s + block.void,
+        warm_s=evidence.warm_s + (block.candidate.requests > 0),
         split=add_pairs(evidence.split, block.splits.get(evidence.epoch, (0, 0))),
         recent=(*recent, (second, block.stable)),
         seen=evidence.seen + block.bins[:2],

@@ -19,10 +19,17 @@ _LOWEST: Final = math.log(10.0)  # microseconds; the last bin begins at about 85
 _SURE: Final = 40.0  # evidence that a quantile lies elsewhere: one time in twenty, both sides together
 
 
-def bins_of(us: Array, *, slower_by: float = 0.0) -> Array:
-    """The bin of each latency, judged as if it were `slower_by` shorter. An infinite one is in the last bin."""
+def bins_of(us: Array, *, margin: float = 0.0, tolerance_us: float = 0.0) -> Array:
+    """The bin of each latency, after `margin` and `tolerance_us` are taken off. An infinite one is in the last bin.
+
+    What is left is beyond x exactly when the latency is beyond max((1 + margin) x, x + tolerance_us), for every x at
+    once: so the allowed slowdown can be taken off before x is known.
+    """
+    us = np.asarray(us, dtype=np.float64)
+    if tolerance_us:
+        us = np.minimum(us, (np.maximum(us, tolerance_us) - tolerance_us) * (1 + margin))
     with np.errstate(divide="ignore"):
-        place = (np.log(us) - (_LOWEST + math.log1p(slower_by))) / WIDTH
+        place = (np.log(us) - (_LOWEST + math.log1p(margin))) / WIDTH
     found: Array = np.clip(place, 0, BINS - 1).astype(np.int64)
     return found
 

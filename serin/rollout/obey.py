@@ -63,7 +63,7 @@ def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
     if now is None or target is None:
         raise _refused(command, "no version was live before")
     plan = command.plan or replace(now.plan, mode="enforce")
-    return _begin(now, replace(command, plan=replace(plan, steps=(100.0,), approve=())), target, t)
+    return _begin(now, replace(command, plan=_at_once(plan)), target, t)
 
 
 def _running(now: Rollout | None, command: Command) -> Rollout:
@@ -117,14 +117,19 @@ def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
     """On to all traffic, whatever the evidence; from the bake on to the end. Never past the golden rows."""
     match now.phase:
         case Phase.PENDING | Phase.LOADING | Phase.VERIFYING:
-            plan = replace(now.plan, steps=(100.0,), approve=())
-            return replace(now, plan=plan, hold=None, reason=reason, by=command.by)
+            return replace(now, plan=_at_once(now.plan), hold=None, reason=reason, by=command.by)
         case Phase.SHIFTING:
-            return shift(now, t, len(now.plan.steps) - 1, reason, by=command.by)
+            trusted = replace(now, plan=replace(now.plan, min_requests=0))
+            return shift(trusted, t, len(now.plan.steps) - 1, reason, by=command.by)
         case Phase.BAKING:
             return move(now, t, Phase.DRAINING, reason, by=command.by)
         case _:
             raise _refused(command, f"it is {now.phase} already")
+
+
+def _at_once(plan: Plan) -> Plan:
+    """All traffic in one step. A person wants it so: the bake does not wait for requests."""
+    return replace(plan, steps=(100.0,), approve=(), min_requests=0)
 
 
 def _refused(command: Command, reason: str) -> RolloutRefused:

@@ -47,8 +47,9 @@ def story2html(story: Story) -> str:
             f'<p class="lead"><span class="{kind}">{escape(word)}</span>: {escape(turned.reason)}</p>',
             f'<p class="note">{_time(story.began)} to {_time(story.ended) if story.ended else "now"} UTC; steps ',
             f"{escape(', '.join(f'{step:g}%' for step in story.plan.steps))}; a candidate no worse than allowed is ",
-            f"rolled back with a chance of at most {story.plan.false_rollback:g}. Held against: ",
-            f"{escape(story.control)}.</p>",
+            f"rolled back with a chance of at most {story.plan.false_rollback:g}. Allowed: slower by ",
+            f"{escape(story.plan.allowed)}; latencies of its first {story.plan.warmup_s:g} s with traffic are not ",
+            f"compared. Held against: {escape(story.control)}.</p>",
             _section(
                 "Evidence against the candidate",
                 evidence_drawing(story),

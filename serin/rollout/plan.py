@@ -12,6 +12,7 @@ from serin.spec.stages import RolloutSpec, ServingSpec
 Mode = Literal["enforce", "hold", "observe"]
 
 _LONGEST_WAIT_S: Final = 2.0
+_TOLERANCE: Final = 0.02  # of the promised p99: a slowdown that no client can notice
 _RESERVE: Final = 2.0  # what the bets assume is not quite so when a process stands still for several blocks
 _TUPLES: Final = ("steps", "approve", "quantiles")
 
@@ -29,6 +30,8 @@ class Plan:
     quantiles: tuple[float, ...] = (0.5, 0.95, 0.99)
     margin: float = 0.10
     bad_margin: float = 0.20
+    tolerance_ms: float = 0.0  # a candidate slower by no more than this is not slower
+    warmup_s: float = 10.0  # the candidate's first seconds with traffic say nothing about its latency
     error_tolerance: float = 1.0
     max_error_share: float = 0.01
     slo_ms: float | None = None  # None: no promise about latency
@@ -66,6 +69,8 @@ class Plan:
             quantiles=tuple(sorted(latency.quantiles)),
             margin=latency.margin,
             bad_margin=2 * latency.margin if latency.bad_margin is None else latency.bad_margin,
+            tolerance_ms=_tolerance_ms(spec, serving),
+            warmup_s=spec.warmup,
             error_tolerance=spec.error_tolerance,
             max_error_share=spec.max_error_share,
             slo_ms=serving.p99_ms if serving else None,
@@ -87,6 +92,21 @@ class Plan:
     @property
     def promote_at(self) -> float:
         return 1.0 / self.false_promotion
+
+    @property
+    def bad_tolerance_ms(self) -> float:
+        """Larger than the tolerance, as `bad_margin` is than `margin`: a candidate that uses it can be proven."""
+        return 2 * self.tolerance_ms
+
+    @property
+    def allowed(self) -> str:
+        """How much slower a candidate may be, for people."""
+        return _slower(self.margin, self.tolerance_ms)
+
+    @property
+    def bad(self) -> str:
+        """How much slower it must be proven not to be, for people."""
+        return _slower(self.bad_margin, self.bad_tolerance_ms)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {name: list(getattr(self, name)) for name in _TUPLES}
@@ -125,5 +145,17 @@ class Plan:
 
     def _check_times(self) -> None:
         spans = (self.step_s, self.bake_s, self.deadline_s, self.load_s, self.drain_s, self.unready_s)
-        if not all(0 <= span < float("inf") for span in (*spans, self.watermark_s)):
+        if not all(0 <= span < float("inf") for span in (*spans, self.watermark_s, self.warmup_s)):
             raise ValueError("the times of a plan must be seconds, 0 or more")
+        if not 0 <= self.tolerance_ms < float("inf"):
+            raise ValueError(f"tolerance_ms {self.tolerance_ms} must be milliseconds, 0 or more")
+
+
+def _tolerance_ms(spec: RolloutSpec, serving: ServingSpec | None) -> float:
+    if spec.latency.tolerance_ms is not None:
+        return spec.latency.tolerance_ms
+    return _TOLERANCE * serving.p99_ms if serving else 0.0
+
+
+def _slower(margin: float, tolerance_ms: float) -> str:
+    return f"{margin:.0%} or {tolerance_ms:g} ms, whichever is more" if tolerance_ms else f"{margin:.0%}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from serin.rollout.blocks import Counts
 from serin.rollout.evidence import Evidence
 from serin.rollout.guards import (
     PROMISES,
@@ -22,7 +23,8 @@ from serin.rollout.plan import Plan
 SPLIT_AT: Final = 1000.0  # evidence against the split: one false alarm in a thousand rollouts
 
 _QUIET_S: Final = 5.0  # so long must be waited before silence in the log means no traffic
-_SUSPECT: Final = 0.1  # of the evidence for a rollback, at one guard: no step passes
+PASS_AT: Final = 1.0  # the most evidence with which a step passes: what every rollout begins with
+_ROUNDING: Final = 1e-9
 _INCIDENT_AT: Final = 20.0  # evidence that stable breaks a promise
 _VOID: Final = (
     "{} s do not count, in which one release had to answer for more than a tenth of another's requests"
@@ -89,14 +91,12 @@ def judge_step(plan: Plan, evidence: Evidence, *, elapsed_s: float, last: bool) 
     seen = evidence.candidate.requests
     if elapsed_s < plan.step_s:
         return Verdict.WAIT, f"{elapsed_s:.0f} of {plan.step_s:.0f} s, {seen} requests"
-    if plan.min_requests == 0:
+    if plan.min_requests > 0 and (evidence.split[1] == 0 or seen == 0):
+        return _silent(plan, elapsed_s)
+    missing = _against(plan, evidence, weighed)
+    if not missing and plan.min_requests == 0:
         return Verdict.PASS, f"{plan.step_s:.0f} s; no evidence was asked for"
-    if evidence.split[1] == 0 or seen == 0:
-        if elapsed_s < _QUIET_S + plan.watermark_s:
-            return Verdict.WAIT, "no request in the log yet"
-        return Verdict.NO_TRAFFIC, f"no request reached the candidate in {elapsed_s:.0f} s"
-    missing = _missing(plan, evidence, weighed, last=last)
-    if missing:
+    if missing := missing or _missing(plan, evidence, last=last):
         if elapsed_s >= plan.deadline_s:
             return Verdict.INCONCLUSIVE, f"{missing} by the deadline of {plan.deadline_s:.0f} s"
         return Verdict.WAIT, missing
@@ -106,7 +106,8 @@ def judge_step(plan: Plan, evidence: Evidence, *, elapsed_s: float, last: bool) 
 def judge_bake(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Verdict, str]:
     """The verdict on a candidate that has had all traffic for `elapsed_s`.
 
-    There is no control any more, and no minimum of traffic: the steps before have seen to that.
+    There is no control any more. The steps before have seen to a minimum of traffic; where there were none, the bake
+    must see to it.
     """
     weighed = weigh(plan, evidence)
     if weighed.total >= plan.rollback_at:
@@ -115,20 +116,50 @@ def judge_bake(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Ver
     what = f"{seen.requests} requests, {seen.errors} failed, {_total(plan, weighed)}"
     if elapsed_s < plan.bake_s:
         return Verdict.WAIT, f"baking for {elapsed_s:.0f} of {plan.bake_s:.0f} s, {what}"
+    if plan.min_requests > 0 and seen.requests == 0:
+        return _silent(plan, elapsed_s)
+    if len(plan.steps) == 1 and seen.requests < plan.min_requests:
+        return Verdict.WAIT, f"baked for {elapsed_s:.0f} s, {seen.requests} of {plan.min_requests} requests"
+    if broken := _broken(plan, seen):
+        return Verdict.WAIT, f"baked for {elapsed_s:.0f} s, {broken}"
     return Verdict.PASS, f"baked for {elapsed_s:.0f} s, {what}"
 
 
-def _missing(plan: Plan, evidence: Evidence, weighed: Weighed, *, last: bool) -> str:
-    """What the step still needs; empty: nothing."""
+def _silent(plan: Plan, elapsed_s: float) -> tuple[Verdict, str]:
+    if elapsed_s < _QUIET_S + plan.watermark_s:
+        return Verdict.WAIT, "no request in the log yet"
+    return Verdict.NO_TRAFFIC, f"no request reached the candidate in {elapsed_s:.0f} s"
+
+
+def _against(plan: Plan, evidence: Evidence, weighed: Weighed) -> str:
+    """What speaks against the candidate, although it is not enough for a rollback; empty: nothing.
+
+    Waiting costs little: the evidence of a good candidate soon falls below what it began with.
+    """
+    if weighed.total > PASS_AT + _ROUNDING:
+        return (
+            f"{weighed.strongest} speaks against it: {_total(plan, weighed)}, passes at {PASS_AT:g} or less; "
+            f"{_both(plan, evidence)}"
+        )
+    return _broken(plan, evidence.candidate)
+
+
+def _broken(plan: Plan, seen: Counts) -> str:
+    """The promise that the candidate's requests have not kept so far; empty: none."""
+    if seen.slow_share > plan.max_slow_share:
+        return (
+            f"{seen.slow} of {seen.requests} requests took longer than {plan.slo_ms:g} ms, "
+            f"passes at {plan.max_slow_share:.3g} of them or less"
+        )
+    return ""
+
+
+def _missing(plan: Plan, evidence: Evidence, *, last: bool) -> str:
+    """What the step still needs to have seen; empty: nothing."""
     void = f"; {_VOID.format(evidence.void_s)}" if evidence.void_s else ""
     if evidence.compared < plan.min_requests:
-        return f"{evidence.compared} of {plan.min_requests} requests{void}"
-    suspect = {name: worth for name, worth in weighed.worths.items() if worth >= _SUSPECT * plan.rollback_at}
-    if suspect:
-        return ", ".join(
-            f"{name} is suspect (evidence {worth:.3g}, passes below {_SUSPECT * plan.rollback_at:.3g})"
-            for name, worth in suspect.items()
-        )
+        warm = f"; it warms up for {plan.warmup_s:g} s first" if evidence.warm_s < plan.warmup_s else ""
+        return f"{evidence.compared} of {plan.min_requests} requests{warm}{void}"
     if last:
         worths = evidence.worths()
         proofs = {q: worths.get(reversed_name(q), 1.0) for q in proven_quantiles(plan)}
@@ -136,7 +167,7 @@ def _missing(plan: Plan, evidence: Evidence, weighed: Weighed, *, last: bool) ->
             return (
                 "not proven yet: "
                 + ", ".join(
-                    f"{latency_name(q)} within {plan.bad_margin:.0%} (evidence {worth:.3g} of {plan.promote_at:.3g})"
+                    f"{latency_name(q)} slower by less than {plan.bad} (evidence {worth:.3g} of {plan.promote_at:.3g})"
                     for q, worth in open_.items()
                 )
                 + void

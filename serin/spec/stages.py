@@ -210,6 +210,9 @@ class LatencySpec(Section):
     bad_margin: float | None = (
         None  # promotion needs proof that it is not so much slower; None: twice the margin
     )
+    # A candidate slower by no more than this is not slower, whatever the margin; None: 2% of serving.p99_ms, 0: off.
+    # Promotion needs proof of twice this, or of bad_margin where that is more.
+    tolerance_ms: float | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -241,6 +244,8 @@ class RolloutSpec(Section):
     )  # the candidate may fail so many times as often as stable
     max_error_share: float = Field(default=0.01, ge=0, le=1)  # promised to clients, whatever stable does
     max_slow_share: float = Field(default=0.05, ge=0, le=1)  # ... of requests slower than serving.p99_ms
+    # The candidate's first seconds with traffic, in which latencies are not compared: its caches are cold.
+    warmup: Duration = Field(default=10.0, ge=0)
     bake: Duration = Field(default=600.0, ge=0)
     deadline: Duration = Field(default=3600.0, gt=0)  # a step that has not passed by then holds
     mode: Literal["enforce", "hold", "observe"] = "enforce"

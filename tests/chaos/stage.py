@@ -43,7 +43,7 @@ T = TypeVar("T")
 MODEL = bundles.MODEL
 PLAN = Plan(
     steps=(10.0, 50.0, 100.0), step_s=3.0, min_requests=20, bake_s=3.0, deadline_s=400.0, drain_s=5.0, load_s=60.0,
-    slo_ms=50.0,
+    slo_ms=50.0, warmup_s=1.0,
 )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from tests.fakes.rollout import FakeFleet
 # Wide margins: what is shown here is the way, not the power, and proof of a narrow one takes a minute.
 PLAN = Plan(
     steps=(50.0, 100.0), step_s=2.0, min_requests=40, margin=0.5, bad_margin=2.0, bake_s=1.0, deadline_s=200.0,
-    drain_s=2.0, false_rollback=0.1, false_promotion=0.2,
+    drain_s=2.0, false_rollback=0.1, false_promotion=0.2, warmup_s=1.0,
 )  # fmt: skip
 
 

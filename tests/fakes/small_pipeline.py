@@ -37,6 +37,7 @@ def small_spec(folder: Path, *, rows: int = 3000, **sections: dict[str, Any]) ->
             "steps": [50, 100],
             "step_time": "1s",
             "min_requests": 1,
+            "warmup": "0s",
             "bake": "1s",
             "deadline": "30s",
         },

@@ -47,7 +47,9 @@ COMMAND_LINE = {
     "rollout promote": "[MODEL] [--why]",
     "rollout abort": "[MODEL] [--why]",
     "rollout report": "[MODEL] [--rollout] [--out]",
-    "rollout replay": "[MODEL] [--rollout] [--margin] [--false-rollback] [--error-tolerance] [--log] [--json]",
+    "rollout replay": (
+        "[MODEL] [--rollout] [--margin] [--tolerance-ms] [--false-rollback] [--error-tolerance] [--log] [--json]"
+    ),
     "rollout back": "[MODEL] [--to] [--why] [--follow --no-follow]",
     "models list": "[--json]",
     "models diff": "[MODEL] [LEFT] [RIGHT] [--json]",

@@ -99,7 +99,7 @@ def test_what_is_slower_than_a_bin_s_end_is_counted_exactly() -> None:
     limits = quantile_bins(count(bins_of(us)), (0.5, 0.9))
     found = slower_than(count(bins_of(us)), limits)
     assert found.tolist() == [(us >= end).sum() for end in upper_us(limits)]
-    judged = slower_than(count(bins_of(us, slower_by=0.1)), limits)
+    judged = slower_than(count(bins_of(us, margin=0.1)), limits)
     assert judged.tolist() == [(us / 1.1 >= end).sum() for end in upper_us(limits)]
 
 

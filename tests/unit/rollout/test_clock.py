@@ -19,7 +19,7 @@ from tests.unit.rollout.test_judge import write_both
 T = 10_000.0
 SHIFTING = replace(
     JUDGED,
-    plan=Plan(steps=(50.0, 80.0, 100.0), step_s=10.0, min_requests=20),
+    plan=Plan(steps=(50.0, 80.0, 100.0), step_s=10.0, min_requests=20, warmup_s=0.0),
     began=T,
     since=T,
     evidence_from=T,

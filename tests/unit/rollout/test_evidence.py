@@ -13,7 +13,7 @@ from serin.rollout.plan import Plan
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 
 T = 1000.0
-PLAN = Plan(slo_ms=100.0)
+PLAN = Plan(slo_ms=100.0, warmup_s=0.0)
 ARM = Arm(candidate=CANDIDATE, stable=STABLE, epoch=3, share=0.5, since=3)
 
 

@@ -25,7 +25,9 @@ SHIFTING = Rollout(
     candidate=V2,
     stable=V1,
     previous=None,
-    plan=Plan(steps=(50.0, 100.0), step_s=10.0, min_requests=20, max_error_share=0.1, bake_s=60.0),
+    plan=Plan(
+        steps=(50.0, 100.0), step_s=10.0, min_requests=20, max_error_share=0.1, bake_s=60.0, warmup_s=0.0
+    ),
     phase=Phase.SHIFTING,
     step=0,
     epoch=4,
@@ -110,7 +112,10 @@ def test_a_log_that_cannot_be_read_is_an_incident_and_loses_no_evidence(tmp_path
 
 def test_a_bake_is_judged_by_the_rules_of_the_bake(tmp_path: Path) -> None:
     now = replace(SHIFTING, phase=Phase.BAKING, step=1, epoch=5)
-    assert LogJudge(tmp_path / "none.jsonl").judge(now, T + 61).verdict is Verdict.PASS
+    assert LogJudge(tmp_path / "none.jsonl").judge(now, T + 61).verdict is Verdict.NO_TRAFFIC
+    log = tmp_path / "requests.jsonl"
+    write(log, T + 1, epoch=5)
+    assert LogJudge(log).judge(now, T + 61).verdict is Verdict.PASS
 
 
 def test_bad_lines_are_counted(tmp_path: Path) -> None:

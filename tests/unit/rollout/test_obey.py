@@ -131,6 +131,7 @@ def test_promote_never_goes_past_the_golden_rows(phase: Phase) -> None:
 def test_promote_gives_a_shifting_candidate_all_traffic(hold: Hold | None) -> None:
     then = obey(rollout(Phase.SHIFTING, hold=hold), command("promote"), T)
     assert (then.phase, then.weight_percent, then.hold) == (Phase.BAKING, 100, None)
+    assert then.plan.min_requests == 0, "nobody's traffic is waited for"
 
 
 def test_promote_ends_a_bake() -> None:
@@ -145,6 +146,7 @@ def test_promote_of_what_is_promoted_is_refused() -> None:
 def test_back_after_the_end_starts_the_version_before_again_in_one_step() -> None:
     then = obey(rollout(Phase.PROMOTED), command("back"), T)
     assert (then.phase, then.candidate, then.stable, then.plan.steps) == (Phase.PENDING, V1, V2, (100.0,))
+    assert then.plan.min_requests == 0, "nobody's traffic is waited for"
 
 
 @pytest.mark.parametrize("now", [None, rollout(Phase.ROLLED_BACK), rollout(Phase.PROMOTED, stable=None)])

@@ -15,7 +15,15 @@ from serin.rollout.verdict import Verdict, judge_bake, judge_step, weigh
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic, changed
 
 T = 1000.0
-PLAN = Plan(step_s=30.0, min_requests=100, max_error_share=0.02, deadline_s=600.0, bake_s=60.0, slo_ms=50.0)
+PLAN = Plan(
+    step_s=30.0,
+    min_requests=100,
+    max_error_share=0.02,
+    deadline_s=600.0,
+    bake_s=60.0,
+    slo_ms=50.0,
+    warmup_s=0.0,
+)
 
 
 def seen(requests: list[Request], share: float = 0.5, before: Evidence | None = None) -> Evidence:
@@ -130,12 +138,13 @@ def test_a_plan_that_asks_for_no_requests_passes_on_time_alone() -> None:
 
 
 def test_a_suspect_candidate_does_not_pass() -> None:
-    evidence = seen(Traffic(slower=1.5).requests(T, 9))
+    evidence = seen(Traffic(slower=1.5).requests(T, 4), share=0.5)
     weighed = weigh(PLAN, evidence)
-    assert max(weighed.worths.values()) >= 0.1 * PLAN.rollback_at
-    assert weighed.total < PLAN.rollback_at
-    verdict, reason = judge_step(PLAN, evidence, elapsed_s=60, last=False)
-    assert (verdict, "is suspect" in reason) == (Verdict.WAIT, True)
+    assert 1 < weighed.total < 0.1 * PLAN.rollback_at
+    enough = replace(PLAN, min_requests=20)
+    verdict, reason = judge_step(enough, evidence, elapsed_s=60, last=False)
+    assert (verdict, "speaks against it: evidence" in reason) == (Verdict.WAIT, True)
+    assert judge_step(enough, evidence, elapsed_s=600, last=False)[0] is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(5, Verdict.WAIT), (60, Verdict.PASS)])
@@ -169,10 +178,6 @@ def test_a_bake_holds_the_candidate_to_what_was_promised(
 ) -> None:
     evidence = seen(traffic.requests(T, 20), share=1.0)
     assert judge_bake(PLAN, evidence, elapsed_s=elapsed_s)[0] is expected
-
-
-def test_a_bake_without_traffic_passes_on_time() -> None:
-    assert judge_bake(PLAN, Evidence(), elapsed_s=60)[0] is Verdict.PASS
 
 
 @pytest.mark.parametrize(
