@@ -56,6 +56,7 @@ class GateReport:
     chosen: str = "fp32"
     variants: tuple[Judged, ...] = ()
     front_core_difference: float | None = None  # largest, of a score by front and core from the whole graph's
+    allowed_difference: float | None = None  # of a score on another device or in another batch
     engine_key: str | None = None  # of the machine that a TensorRT engine is good for
     runtime: Runtime = field(default_factory=Runtime)
 

@@ -165,6 +165,7 @@ def _with_best_variant(
     apart = _check_front_and_core(court, chosen) if ground.split else None
     runtime = measure_threads(chosen.model, golden, export.batch_mix, court.outputs)
     runtime = replace(runtime, spread=_spread(court, chosen, outputs))
+    plain = chosen.variant.name == "fp32" and not ground.split
     engine = None
     if chosen.variant.device == "tensorrt":
         cache = environment.home() / "cache" / "tensorrt"
@@ -178,9 +179,11 @@ def _with_best_variant(
         schema=schema,
         golden=golden,
         outputs=outputs,
-        report=replace(report, engine_key=engine[1] if engine else None).with_variants(
-            chosen.variant.name, judged, apart, runtime
-        ),
+        report=replace(
+            report,
+            engine_key=engine[1] if engine else None,
+            allowed_difference=export.tolerance if plain else export.variant_tolerance,
+        ).with_variants(chosen.variant.name, judged, apart, runtime),
     )
 
 

@@ -35,14 +35,3 @@ def read_runtime(bundle: Path) -> Runtime:
         return Runtime(threads=threads, mix_us=dict(section.get("mix_us", {})), spread=spread)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
-
-
-def largest_difference(bundle: Path) -> float:
-    """How far a score may lie from its golden one when the model runs elsewhere than where it was proven: as far as the
-    gate saw it move with the size of the batch, or between the whole graph on the CPU and its front and core."""
-    spread = read_runtime(bundle).spread
-    path = bundle / GATE
-    if not path.is_file():
-        return spread
-    apart = json.loads(path.read_text(encoding="utf-8")).get("front_core_difference")
-    return max(spread, float(apart or 0.0))

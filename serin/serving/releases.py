@@ -11,16 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from serin.artifacts import Bundle, Endpoint, Release
 from serin.errors import NameInvalid, PredictionFailed, ReleaseNotReady, SerinError, VerificationFailed
-from serin.formats.bundle import REPOSITORY, Golden, read_golden, read_manifest
-from serin.formats.runtime import largest_difference
+from serin.formats.bundle import REPOSITORY, read_golden, read_manifest
 from serin.formats.schema import Schema, read_schema
-from serin.formats.wire import Array
 from serin.hardware import Device, inventory
 from serin.serving.client import Protocol, predict
+from serin.serving.golden_answers import allowed_difference, difference_found
 from serin.serving.gpu_memory import estimate_need, look_around, pick_devices, repository_need
 from serin.serving.ports import free_ports, is_free
 from serin.serving.probe import answers
@@ -33,8 +30,6 @@ from serin.store import Store
 
 ReleaseState = Literal["absent", "starting", "ready", "dead"]
 
-_TOLERANCE = 1e-5  # absolute and relative; the same graph on the same runtime gave the golden answers
-_SPREADS = 4  # ... or so many times as far as the gate saw its scores move
 _SINGLE_ROWS = 3
 _VERIFY_S = 5.0  # for one batch of golden rows, or as long as a request may take
 _SILENT_S, _TIMES_AS_LONG, _LONGEST_ROW_S = 2.0, 4.0, 30.0
@@ -120,7 +115,7 @@ class Releases:
         endpoint = self.endpoint(release)
         serving = serving_settings(bundle)
         batch_rows = min(64, serving.max_batch_rows)
-        tolerance = max(_TOLERANCE, _SPREADS * largest_difference(folder))
+        allowed = allowed_difference(folder)
         few = {name: values[:_SINGLE_ROWS] for name, values in golden.inputs.items()}
         urls: dict[Protocol, str] = {"http": endpoint.http, "grpc": endpoint.grpc}
         for protocol, url in urls.items():
@@ -138,7 +133,9 @@ class Releases:
                     )
                 except PredictionFailed as error:
                     raise VerificationFailed(release=release.name, reason=f"{protocol}: {error}") from error
-                _compare(release, protocol, golden, answer, tolerance)
+                differs = difference_found(golden, answer, allowed)
+                if differs:
+                    raise VerificationFailed(release=release.name, reason=f"{protocol}: {differs}")
 
     def stop(self, release: Release) -> None:
         """Nothing of the release is left: process, shared memory, folder. Its log stays."""
@@ -258,21 +255,3 @@ class Releases:
         with (self._folder / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def _compare(
-    release: Release, protocol: str, golden: Golden, answer: dict[str, Array], tolerance: float
-) -> None:
-    for name, given in answer.items():
-        wanted = golden.outputs[name][: len(given)]
-        if given.shape != wanted.shape:
-            reason = f"{name!r} has shape {given.shape}, its bundle says {wanted.shape}"
-            raise VerificationFailed(release=release.name, reason=f"{protocol}: {reason}")
-        near = np.isclose(given, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
-        wrong = np.flatnonzero(~near.reshape(len(near), -1).all(axis=1))
-        if wrong.size:
-            reason = (
-                f"{wrong.size} of {len(given)} rows differ in {name!r}; row {golden.row[wrong[0]]} gives "
-                f"{given[wrong[0]].tolist()}, its bundle says {wanted[wrong[0]].tolist()}"
-            )
-            raise VerificationFailed(release=release.name, reason=f"{protocol}: {reason}")

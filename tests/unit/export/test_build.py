@@ -145,6 +145,7 @@ def test_the_bundle_holds_what_it_promises_and_nothing_else(trained: Trained, bu
     )
     assert (gate["chosen"], gate["target"], gate["made_by"]) == ("fp32", "cpu", "torch")
     assert gate["runtime"]["threads"] >= 1
+    assert gate["allowed_difference"] == gate["tolerance"] == 1e-4
     champion = json.loads(Path(bundle.path, "champion.json").read_text())
     assert (champion["verdict"], champion["reason"]) == ("not compared", "there is no live model")
 
@@ -252,6 +253,7 @@ def test_for_a_gpu_the_bundle_holds_a_front_and_a_core_that_answer_as_the_whole_
     gate = json.loads((folder / "gate.json").read_text())
     assert gate["target"] == "gpu"
     assert gate["front_core_difference"] < 1e-5
+    assert gate["allowed_difference"] == 0.05, "as export.variant_tolerance says"
     front, core = (open_session(folder / name) for name in ("front.onnx", "core.onnx"))
     texts = {tensor.type for tensor in core.get_inputs()}
     assert texts == {"tensor(float)", "tensor(int64)"}, "no text and no table reaches the accelerator"
