@@ -9,8 +9,12 @@ BENCH_VENV   := .venv-bench
 BENCH_READY  := $(BENCH_VENV)/.installed
 BENCH        ?= etl
 ARGS         ?=
+TYPES        := $(BIN)/mypy && $(BIN)/lint-imports
 
 .DEFAULT_GOAL := help
+
+# Tests and stacks start hundreds of Python processes: without bytecode each compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Triton's Python backend loads libpython: prints Debian's package for it, and succeeds, when it cannot be loaded here.
 define LIBPYTHON
@@ -25,7 +29,7 @@ for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"),
 print(name)
 endef
 export LIBPYTHON
-.PHONY: help install demo test chaos soak lint format bench bench-setup system-deps clean
+.PHONY: help install demo test chaos soak lint ruff format bench bench-setup system-deps clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,8 +39,13 @@ install: $(INSTALLED) $(TRITON) ## the environments, without running anything
 demo: $(INSTALLED) $(TRITON) ## raw tables to a served model, then a rollout that is promoted and one that is sent back; real parts
 	@$(BIN)/python examples/flights/demo.py
 
-test: $(INSTALLED) $(TRITON) lint ## lint and all tests; says what was skipped and why
-	$(BIN)/python -m pytest -n auto --maxprocesses=4 --no-loadscope-reorder $(ARGS)
+# Types and import rules are checked beside the tests, which wait most of the time; what they say comes last.
+test: $(INSTALLED) $(TRITON) ruff ## lint and all tests; says what was skipped and why
+	@said=$$(mktemp); { $(TYPES); } >$$said 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --no-loadscope-reorder $(ARGS); tests=$$?; \
+	wait $$types; types=$$?; cat $$said; rm -f $$said; \
+	if [ $$types != 0 ]; then echo "make test: the types or the import rules are broken, see above" >&2; fi; \
+	exit $$((tests + types))
 
 soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers, thousands of random tables, 30 minutes of requests
 	$(BIN)/python -m tests.soak.larger_than_memory $(ARGS)
@@ -51,11 +60,12 @@ chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose under load; kil
 	$(BIN)/python -m tests.chaos.orchestration
 	$(BIN)/python -m tests.chaos.schedules
 
-lint: $(INSTALLED) ## ruff, mypy --strict on the core, import rules
+lint: ruff ## ruff, mypy --strict on the core, import rules
+	$(TYPES)
+
+ruff: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
 
 format: $(INSTALLED) ## rewrite the sources as the linter wants them
 	$(BIN)/ruff check --fix .

@@ -38,9 +38,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     return ByScope(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    from tests.scheduling import workers
+
+    return workers()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow ones first, so that no worker is left with them at the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith(("tests/e2e/", "tests/flows/", "tests/tasks/")))
+    from tests.scheduling import order
+
+    items.sort(key=lambda item: order(item.nodeid))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
