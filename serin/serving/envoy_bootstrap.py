@@ -162,7 +162,7 @@ def _http_filters(max_request_bytes: int, checker: Path | None) -> list[Document
 
 
 def _model_name_script() -> Document:
-    parts = [(SOURCES / name).read_text() for name in ("shapes.lua", "model_name.lua")]
+    parts = [(SOURCES / name).read_text() for name in ("shapes.lua", "message.lua", "model_name.lua")]
     source = {"inline_string": "\n".join(parts)}
     return {"name": "model_name", "typed_config": {"@type": LUA, "default_source_code": source}}
 

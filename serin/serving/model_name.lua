@@ -1,5 +1,5 @@
 -- Looks into a request before the router does, which cannot: the model's name (and version) in a gRPC message become
--- headers, and shapes that no data can fill are refused (shapes.lua stands before this text).
+-- headers, and shapes that no data can fill are refused. shapes.lua and message.lua come before this text.
 
 local NAMED = {
   ["/inference.GRPCInferenceService/ModelInfer"] = true,
@@ -7,27 +7,7 @@ local NAMED = {
   ["/inference.GRPCInferenceService/ModelMetadata"] = true,
 }
 local INFER = "/inference.GRPCInferenceService/ModelInfer"
-local LOOK_BYTES = 512 -- the name and the version are the first two fields and short
-
--- Fields 1 and 2 of ModelInferRequest, ModelReadyRequest and ModelMetadataRequest.
-local function name_and_version(bytes)
-  local found = {}
-  local at = 6 -- behind the frame's flag and length
-  while at <= #bytes do
-    local tag, length
-    tag, at = varint(bytes, at)
-    if tag == nil or tag % 8 ~= 2 then
-      break
-    end
-    length, at = varint(bytes, at)
-    if length == nil or at + length - 1 > #bytes then
-      break
-    end
-    found[math.floor(tag / 8)] = bytes:sub(at, at + length - 1)
-    at = at + length
-  end
-  return found[1] or "", found[2] or ""
-end
+local FRAME_BYTES = 5 -- a flag and the length
 
 local function refuse(handle, http, grpc, text)
   handle:respond({[":status"] = http, ["grpc-status"] = grpc}, text)
@@ -79,28 +59,32 @@ function envoy_on_request(handle)
     return
   end
   local body = handle:body()
-  if body == nil or body:length() < 5 then
+  if body == nil or body:length() < FRAME_BYTES then
     refuse(handle, "400", "3", "the request carries no message")
     return
   end
-  local length = path == INFER and body:length() or math.min(body:length(), LOOK_BYTES)
-  local bytes = body:getBytes(0, length)
-  if bytes:byte(1) ~= 0 then
+  local bytes = body:getBytes(0, body:length())
+  local flag, one, two, three, four = bytes:byte(1, FRAME_BYTES)
+  if flag ~= 0 then
     refuse(handle, "415", "12", "compressed messages are not accepted; call without compression")
     return
   end
-  local model, version = name_and_version(bytes)
-  if may ~= nil and not may:find("," .. model .. ",", 1, true) then
-    refuse(handle, "403", "7", "this key may not ask for this model")
+  if ((one * 256 + two) * 256 + three) * 256 + four ~= #bytes - FRAME_BYTES then
+    refuse(handle, "400", "3", "the request's body must be exactly one message")
     return
   end
-  local fault = path == INFER and message_fault(bytes, #bytes)
+  local fault, model, version = message_fault(bytes, FRAME_BYTES + 1, path == INFER, #bytes)
   if fault then
     refuse(handle, "400", "3", fault)
     return
   end
+  local is_model = #model <= 63 and model:find("^[a-z][a-z0-9-]*$")
+  if may ~= nil and not (is_model and may:find("," .. model .. ",", 1, true)) then
+    refuse(handle, "403", "7", "this key may not ask for this model")
+    return
+  end
   headers = handle:headers() -- the first one is void: waiting for the body was a pause
-  if #model <= 63 and model:find("^[a-z][a-z0-9-]*$") then
+  if is_model then
     headers:add("x-serin-model", model)
   end
   if version ~= "" then

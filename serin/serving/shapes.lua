@@ -7,7 +7,6 @@ local HARMLESS_BYTES = 4096 -- so few brackets Triton survives, however they are
 local TOO_LARGE = "an input's shape claims more elements than the request can hold"
 local TOO_DEEP = "the request's JSON is nested too deeply"
 local TOO_LONG = "a text in the request is too long; at most %d bytes are taken"
-local UNREADABLE = "the message cannot be read"
 local QUOTE, BACKSLASH, OPEN, CLOSE, OPEN_BRACE, CLOSE_BRACE = 34, 92, 91, 93, 123, 125
 
 local function grown(count, size, limit)
@@ -92,71 +91,4 @@ local function json_fault(text, limit, most)
       end
     end
   end
-end
-
-local function varint(bytes, at)
-  local value, factor = 0, 1
-  for place = at, math.min(at + 9, #bytes) do
-    local byte = bytes:byte(place)
-    value = value + (byte % 128) * factor
-    if byte < 128 then
-      return value, place + 1
-    end
-    factor = factor * 128
-  end
-  return nil, at
-end
-
--- Calls visit(number, kind, from, to) for each field between two places; false when this is no message.
-local function each_field(bytes, at, last, visit)
-  while at <= last do
-    local tag, length
-    tag, at = varint(bytes, at)
-    if tag == nil then
-      return false
-    end
-    local kind, from = tag % 8, at
-    if kind == 0 then
-      length, at = varint(bytes, at)
-    elseif kind == 1 or kind == 5 then
-      length = kind == 1 and 8 or 4
-      at = at + length
-    elseif kind == 2 then
-      length, from = varint(bytes, at)
-      at = from + (length or 0)
-    end
-    if length == nil or at > last + 1 or visit(math.floor(tag / 8), kind, from, at - 1) == false then
-      return false
-    end
-  end
-  return true
-end
-
--- The same for a ModelInferRequest: shape is field 3 of field 5, a list of numbers, packed or one by one.
-local function message_fault(bytes, limit)
-  local fits = true
-  local function shape(count, from, to)
-    while count ~= nil and from <= to do
-      local size
-      size, from = varint(bytes, from)
-      count = size and grown(count, size, limit)
-    end
-    fits = fits and count ~= nil
-    return count
-  end
-  local function input(number, kind, from, to)
-    if number ~= 5 then
-      return true
-    end
-    local count = 1
-    return kind == 2 and each_field(bytes, from, to, function(inner, _, first, last)
-      if inner == 3 then
-        count = shape(count, first, last) or 1
-      end
-    end)
-  end
-  if not each_field(bytes, 6, #bytes, input) then -- behind the frame's flag and length
-    return UNREADABLE
-  end
-  return not fits and TOO_LARGE or nil
 end

@@ -20,6 +20,8 @@ from serin.serving.envoy_types import SERVICE
 from serin.serving.gateway import PROCESS_NAME
 from serin.serving.triton import find_checker
 from tests.e2e.fuzz_requests import good_frame
+from tests.e2e.lua_in_envoy import lua_reader
+from tests.e2e.message_readers import compare
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import door
 from tests.unit.serving.bundles import MODEL
@@ -228,3 +230,12 @@ def test_both_say_the_same_over_grpc(doors: tuple[int, int]) -> None:
         compiled, script = (call(wire, "ModelInfer", long, compression=gzip) for wire in wires)
         assert compiled == script
         assert compiled[0] == "UNIMPLEMENTED"
+
+
+def test_the_script_reads_a_message_as_protobuf_does_or_refuses_it() -> None:
+    """As the compiled one does (test_checker.py), in Envoy's own Lua."""
+    with lua_reader() as reader:
+        found = compare(reader.read, number=2, count=5000)
+    print(found)
+    assert found.wrong == []
+    assert min(found.equal, found.refused) > 1000

@@ -1,6 +1,7 @@
 // What ends Triton 2.51 before it looks at a single value. It takes memory for as many elements as a shape claims: so no
 // shape may claim more elements than its request has bytes. It calls itself for every bracket inside a bracket: so JSON
-// may be nested only as deep as tensors are. shapes.lua says the same where this cannot be compiled.
+// may be nested only as deep as tensors are. shapes.lua says the same where this cannot be compiled. message.h checks the
+// messages of gRPC.
 
 #pragma once
 
@@ -21,7 +22,6 @@ constexpr int kMaxDepth = 32;
 
 const std::string kTooLarge = "an input's shape claims more elements than the request can hold";
 const std::string kTooDeep = "the request's JSON is nested too deeply";
-const std::string kUnreadable = "the message cannot be read";
 const std::string kHidden = "plain letters must not be written as \\u escapes";
 
 inline std::string too_long(size_t most) {
@@ -109,89 +109,6 @@ inline std::string json_fault(Text text, size_t limit, size_t most) {
     if (!shape_fits(text.substr(at), static_cast<double>(limit))) return kTooLarge;
   }
   return "";
-}
-
-// Reads a number of protobuf; false when there is none. One that does not fit is as large as can be.
-inline bool read_varint(Text bytes, size_t& at, uint64_t& value) {
-  value = 0;
-  size_t stop = std::min(bytes.size(), at + 10);
-  for (int shift = 0; at < stop; shift += 7) {
-    uint64_t byte = static_cast<unsigned char>(bytes[at++]);
-    if (shift == 63 && (byte & 127) > 1) {
-      value = UINT64_MAX;
-    } else {
-      value |= (byte & 127) << shift;
-    }
-    if (byte < 128) return true;
-  }
-  return false;
-}
-
-// Calls visit(number, kind, content) for each field; false when this is no message, or a visit says so.
-template <typename Visit>
-bool each_field(Text bytes, Visit visit) {
-  size_t at = 0;
-  while (at < bytes.size()) {
-    uint64_t tag = 0, length = 0;
-    if (!read_varint(bytes, at, tag)) return false;
-    size_t from = at;
-    switch (tag % 8) {
-      case 0:
-        if (!read_varint(bytes, at, length)) return false;
-        length = at - from;
-        break;
-      case 1: length = 8; break;
-      case 5: length = 4; break;
-      case 2:
-        if (!read_varint(bytes, at, length)) return false;
-        from = at;
-        break;
-      default: return false;
-    }
-    if (length > bytes.size() - from) return false;
-    at = from + length;
-    if (!visit(tag / 8, tag % 8, bytes.substr(from, length))) return false;
-  }
-  return true;
-}
-
-// The same for a ModelInferRequest: shape is field 3 of field 5, a list of numbers, packed or one by one.
-inline std::string message_fault(Text message, size_t limit) {
-  bool fits = true;
-  auto input = [&](uint64_t number, uint64_t kind, Text content) {
-    if (number != 5) return true;
-    double count = 1;
-    return kind == 2 && each_field(content, [&](uint64_t inner, uint64_t, Text sizes) {
-      if (inner != 3) return true;
-      for (size_t at = 0; at < sizes.size();) {
-        uint64_t size = 0;
-        bool read = read_varint(sizes, at, size);
-        if (!read || !grow(count, static_cast<double>(size), static_cast<double>(limit))) {
-          fits = false;
-          return true;
-        }
-      }
-      return true;
-    });
-  };
-  if (!each_field(message, input)) return kUnreadable;
-  return fits ? "" : kTooLarge;
-}
-
-struct Named {
-  Text model;
-  Text version;
-};
-
-// Fields 1 and 2 of ModelInferRequest, ModelReadyRequest and ModelMetadataRequest: as far as the message can be read.
-inline Named name_and_version(Text message) {
-  Named found;
-  each_field(message, [&](uint64_t number, uint64_t kind, Text content) {
-    if (kind == 2 && number == 1) found.model = content;
-    if (kind == 2 && number == 2) found.version = content;
-    return kind == 2;
-  });
-  return found;
 }
 
 }  // namespace serin

@@ -1,5 +1,5 @@
 // Looks into a request before the router does, which cannot: the model's name (and version) in a gRPC message become
-// headers, and what Triton would die of is refused (faults.h). Loaded into Envoy; model_name.lua does the same where this
+// headers, and what Triton would die of is refused (faults.h, message.h). Loaded into Envoy; model_name.lua does the same where this
 // cannot be compiled, and takes longer.
 
 #include <memory>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "envoy_api.h"
-#include "faults.h"
+#include "message.h"
 
 namespace serin {
 namespace {
@@ -16,7 +16,6 @@ constexpr Text kService = "/inference.GRPCInferenceService/";
 constexpr Text kModels = "/v2/models/";
 constexpr Text kInfer = "/infer";
 constexpr size_t kFrameBytes = 5;  // a gRPC message's flag and length
-constexpr size_t kLookBytes = 512;  // the name and the version are the first two fields and short
 constexpr size_t kNameBytes = 63;
 
 enum class Call { kOther, kJson, kNamed, kMessage };  // kMessage: one that carries tensors
@@ -147,29 +146,39 @@ bool is_number(Text text) {
   return text[0] >= '1' && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-bool accept_message(Stream stream, const Request& request, Body& body) {
-  if (body.size() < kFrameBytes) {
+// The message of a body that is one frame: a flag, the length in four bytes, and so many bytes. False: refused.
+bool read_frame(Stream stream, Text frame, Text& message) {
+  if (frame.size() < kFrameBytes) {
     refuse(stream, 400, "3", "the request carries no message");
     return false;
   }
-  bool tensors = request.call == Call::kMessage;
-  Text frame = body.first(tensors ? body.size() : std::min(body.size(), kLookBytes));
   if (frame[0] != 0) {
     refuse(stream, 415, "12", "compressed messages are not accepted; call without compression");
     return false;
   }
-  Text message = frame.substr(kFrameBytes);
-  Named named = name_and_version(message);
-  if (request.guarded && request.may.find("," + std::string(named.model) + ",") == std::string::npos) {
-    refuse(stream, 403, "7", "this key may not ask for this model");
-    return false;
-  }
-  std::string fault = tensors ? message_fault(message, frame.size()) : "";
+  message = frame.substr(kFrameBytes);
+  uint64_t length = 0;
+  for (size_t at = 1; at < kFrameBytes; ++at) length = length << 8 | static_cast<unsigned char>(frame[at]);
+  if (length == message.size()) return true;
+  refuse(stream, 400, "3", "the request's body must be exactly one message");
+  return false;
+}
+
+bool accept_message(Stream stream, const Request& request, Body& body) {
+  Text frame = body.first(body.size()), message;
+  if (!read_frame(stream, frame, message)) return false;
+  Named named;
+  std::string fault = message_fault(message, request.call == Call::kMessage, frame.size(), named);
   if (!fault.empty()) {
     refuse(stream, 400, "3", fault);
     return false;
   }
-  if (is_name(named.model)) add_header(stream, "x-serin-model", named.model);
+  bool is_model = is_name(named.model);
+  if (request.guarded && !(is_model && request.may.find("," + std::string(named.model) + ",") != std::string::npos)) {
+    refuse(stream, 403, "7", "this key may not ask for this model");
+    return false;
+  }
+  if (is_model) add_header(stream, "x-serin-model", named.model);
   if (!named.version.empty()) {
     add_header(stream, "x-serin-version", is_number(named.version) ? named.version : "none");
   }

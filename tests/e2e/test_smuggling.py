@@ -1,0 +1,116 @@
+"""A key for one model gets no answer from another, however a message or a path is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from serin.serving.triton import find_checker
+from tests.e2e.fuzz_messages import FOUR_BYTES, GROUP, GROUP_END, LENGTH, NUMBER, OTHER, Field, written
+from tests.e2e.fuzz_requests import framed
+from tests.e2e.smuggling import Guarded, guarded
+from tests.unit.serving.bundles import MODEL
+
+MINE, THEIRS = Field(1, LENGTH, MODEL.encode()), Field(1, LENGTH, OTHER.encode())
+METHODS = ["ModelInfer", "ModelReady", "ModelMetadata"]
+CANNOT_BE_READ = "the message cannot be read"
+ONE_MESSAGE = "the request's body must be exactly one message"
+
+
+@pytest.fixture(scope="module", params=["compiled", "script"])
+def door(request: pytest.FixtureRequest) -> Iterator[Guarded]:
+    compiled = request.param == "compiled"
+    if compiled and find_checker() is None:
+        pytest.skip("no filter was compiled here: there was no C++ compiler when Triton was installed")
+    with guarded(compiled=compiled) as opened:
+        yield opened
+
+
+SMUGGLED = {
+    "behind a number": [MINE, Field(9, NUMBER, 1), THEIRS],
+    "behind four bytes": [MINE, Field(9, FOUR_BYTES, bytes(4)), THEIRS],
+    "behind a group": [MINE, Field(9, GROUP, b""), Field(9, GROUP_END, b""), THEIRS],
+    "twice": [MINE, THEIRS],
+    "twice the same": [MINE, MINE],
+    "far behind": [MINE, Field(9, LENGTH, bytes(600)), THEIRS],
+    "under a tag above 2^32": [MINE, Field(1, LENGTH, OTHER.encode(), too_large=2**32)],
+    "under a tag of six bytes": [MINE, Field(1, LENGTH, OTHER.encode(), longer_tag=5)],
+    "a second version": [MINE, Field(2, LENGTH, b"1"), Field(2, LENGTH, b"2")],
+    "field 0": [MINE, Field(0, LENGTH, b"")],
+    "a name that is a number": [MINE, Field(1, NUMBER, 1)],
+    "a length that runs on": [MINE, Field(9, LENGTH, b"", lies=9)],
+    "a name that is not text": [Field(1, LENGTH, MODEL.encode() + b"\xff")],
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_message_that_two_readers_could_take_differently_is_refused(door: Guarded, method: str) -> None:
+    answers = {name: door.call(framed(written(fields)), method) for name, fields in SMUGGLED.items()}
+    assert answers == dict.fromkeys(SMUGGLED, ("3", CANNOT_BE_READ))
+    one = framed(written([MINE]))
+    for frame in (one + framed(written([THEIRS])), one + b"x", framed(b"") + one, one[:-1], one[:5]):
+        assert door.call(frame, method) == ("3", ONE_MESSAGE)
+    assert door.call(framed(written([THEIRS])), method) == ("7", "this key may not ask for this model")
+    assert door.call(one, method)[1][0] == [MODEL, ""]
+    version = [
+        Field(2, LENGTH, b"1"),
+        Field(9, NUMBER, 1),
+        MINE,
+        Field(77, LENGTH, b"new in a later protocol"),
+    ]
+    assert door.call(framed(written(version)), method)[1][0] == [MODEL, "1"]
+
+
+def test_drawn_messages_get_answers_of_the_keys_model_alone(door: Guarded) -> None:
+    found = door.smuggle(number=1, count=300)
+    print(dict(found.statuses))
+    assert found.wrong == []
+    assert found.statuses["0"] > 20
+
+
+PATHS = [
+    f"/v2/models/{OTHER}/infer",
+    f"/v2/models/{MODEL}/../{OTHER}/infer",
+    f"/v2/models/{MODEL}/%2e%2e/{OTHER}/infer",
+    f"/v2/models/{MODEL}/..%2f{OTHER}/infer",
+    f"/v2/models/{MODEL}%2f..%2f{OTHER}/infer",
+    f"//v2//models//{OTHER}//infer",
+    f"/v2/models/{OTHER}%2finfer",
+    "/v2/models/%6f%74%68%65%72/infer",
+    f"/v2/%6dodels/{OTHER}/infer",
+    f"/v2/models/{MODEL}\\..\\{OTHER}/infer",
+    f"/v2/models/{OTHER};{MODEL}/infer",
+    f"/v2/models/{OTHER}/infer?{MODEL}",
+    f"/v2/models/{OTHER}?/v2/models/{MODEL}/infer",
+    f"/v2/models/{MODEL}?/../{OTHER}/infer",
+    f"/v2/models/{MODEL},{OTHER}/infer",
+    f"/v2/models/{OTHER}#/v2/models/{MODEL}/infer",
+    f"/v2/models/{MODEL}#/../{OTHER}/infer",
+    f"/V2/models/{OTHER}/infer",
+    f"/v2/./models/{OTHER}/infer",
+    f"http://{MODEL}/v2/models/{OTHER}/infer",
+    f"/v2/models/{MODEL}/infer/../../{OTHER}/infer",
+    f"/v2/health/../models/{OTHER}/infer",
+    f"/v2/health/live/../../models/{OTHER}/infer",
+    f"/v2/models/{OTHER}",
+    f"/v2/models/{OTHER}/ready",
+    f"/v2/models/{OTHER}/versions/1/infer",
+]
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_no_spelling_of_a_path_reaches_another_model(door: Guarded, method: str) -> None:
+    for path in PATHS:
+        status, text = door.ask(method, path)
+        assert status in (400, 403, 404) or (status == 200 and OTHER not in text.partition("?")[0]), (
+            path,
+            status,
+            text,
+        )
+    asked = {"host": OTHER, "x_envoy_original_path": f"/v2/models/{OTHER}/infer", "x_serin_model": OTHER}
+    path = f"/v2/models/{MODEL}/infer" if method == "POST" else f"/v2/models/{MODEL}/ready"
+    assert door.ask(method, path, **asked) == (200, path)
+    wrong = f"/v2/models/{OTHER}/infer" if method == "POST" else f"/v2/models/{OTHER}/ready"
+    for name in ("x_serin_may", "x_serin_model", "x_http_method_override", "x_rewrite_url", "x_original_url"):
+        assert door.ask(method, wrong, **{name: f",{OTHER},"})[0] == 403
