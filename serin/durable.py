@@ -43,12 +43,15 @@ def write_whole(path: Path, data: str | bytes) -> None:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """By rename, and never readable by others, not for a moment."""
+    """As `write_whole`, and never readable by others, not for a moment."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
         scratch.rename(path)
     finally:
         scratch.unlink(missing_ok=True)
+    sync(path.parent)

@@ -52,7 +52,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── EnvoyFileUnfit          Envoy settings of a user's own that cannot be added (exit code 2)
 │   ├── TlsUnfit                a certificate and key that cannot be used (exit code 2)
 │   ├── KeyRefused              an API key that cannot be made or revoked as asked (exit code 2)
-│   ├── KeyFileBroken           the file of API keys cannot be trusted: nobody is let in on its word
+│   ├── KeyFileBroken           the file of API keys is lost or cannot be trusted: the gateway is closed
 │   └── PredictionFailed        a request that was answered with an error
 ├── RolloutError
 │   ├── RolloutRefused          a command that cannot be honoured now
@@ -580,7 +580,8 @@ class KeyRefused(ServingError):
 class KeyFileBroken(ServingError):
     def __init__(self, *, path: Path | str, reason: str) -> None:
         super().__init__(
-            f"{path} is no file of API keys ({reason}); mend it, or remove it and make the keys anew",
+            f"the gateway is closed: {path} {reason}; restore that file, or remove it and make new keys with "
+            "`serin keys create`; `serin keys require --off` lets everybody in",
             path=str(path),
             reason=reason,
         )

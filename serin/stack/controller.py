@@ -127,7 +127,7 @@ def _follow(gateway: Gateway) -> None:
         try:
             follow()
         except (OSError, SerinError) as error:
-            say(f"the gateway's guard is as it was: {error}")
+            say(f"the gateway's guard: {error}")
 
 
 def say(text: str) -> None:

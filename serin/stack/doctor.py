@@ -14,6 +14,7 @@ from serin.hardware import inventory
 from serin.serving.triton import find_triton, shortcomings
 from serin.stack.finding import Finding
 from serin.stack.gpu_links import examine_links
+from serin.stack.guard import key_trouble
 from serin.stack.state import read_stack
 
 # NVIDIA's security bulletin 5875; the wheel's 2.51 is older and therefore only ever listens on the loopback interface.
@@ -39,7 +40,16 @@ def examine(home: Path) -> list[Finding]:
     """Every check, in the order in which a newcomer would mend things."""
     checks: list[Callable[[], Finding]] = [_system, _python]
     found = [check() for check in checks] + [_library(name) for name in _LIBRARIES]
-    return [*found, _triton(), _gpus(), *examine_links(), _disk(home), _shared_memory(), _stack(home)]
+    return [
+        *found,
+        _triton(),
+        _gpus(),
+        *examine_links(),
+        _disk(home),
+        _shared_memory(),
+        _stack(home),
+        *_keys(home),
+    ]
 
 
 def _system() -> Finding:
@@ -127,3 +137,11 @@ def _stack(home: Path) -> Finding:
     if stack is not None and stack.is_alive:
         return Finding(what="stack", verdict="ok", found=f"up in {home}", advice="`serin status` shows it")
     return Finding(what="stack", verdict="note", found=f"not up in {home}", advice="`serin up` starts it")
+
+
+def _keys(home: Path) -> list[Finding]:
+    """Only where something is wrong: `serin status` says how the gateway is guarded."""
+    trouble = key_trouble(home)
+    if trouble is None:
+        return []
+    return [Finding(what="API keys", verdict="missing", found="lost or broken", advice=trouble)]

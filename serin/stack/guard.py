@@ -15,8 +15,9 @@ from serin.stack.parts import build_gateway, key_file
 class Guard:
     tls: bool
     certificate_days: int | None  # until the one in force ends
-    keys_required: bool | None  # None: the file of keys cannot be read; what was in force still is
+    keys_required: bool | None  # None: the file of keys is lost or broken, and the gateway closed
     good_keys: int
+    trouble: str | None = None  # why the gateway is closed, and what to do
 
     @property
     def words(self) -> str:
@@ -26,8 +27,8 @@ class Guard:
             tls = "TLS"
         else:
             tls = f"TLS, the certificate ends in {self.certificate_days} days"
-        if self.keys_required is None:
-            keys = "THE FILE OF API KEYS CANNOT BE READ (`serin keys list` says why)"
+        if self.trouble:
+            keys = f"NOT OPEN: {self.trouble}"
         elif self.keys_required:
             keys = f"API keys are asked for ({self.good_keys} good)"
         else:
@@ -35,16 +36,25 @@ class Guard:
         return f"{tls}; {keys}"
 
 
+def key_trouble(home: Path) -> str | None:
+    """Why the gateway is closed, and what to do; None when the keys can be read."""
+    try:
+        key_file(home).read()
+    except KeyFileBroken as error:
+        return str(error)
+    return None
+
+
 def read_guard(home: Path) -> Guard:
     gateway = build_gateway(home)
     days = None
-    tls = gateway.tls_files() is not None
+    tls = gateway.speaks_tls()
     if tls:
         with contextlib.suppress(GatewayRejected):
             days = gateway.certificate_days()
     try:
         ring = key_file(home).read()
-    except KeyFileBroken:
-        return Guard(tls=tls, certificate_days=days, keys_required=None, good_keys=0)
+    except KeyFileBroken as error:
+        return Guard(tls=tls, certificate_days=days, keys_required=None, good_keys=0, trouble=str(error))
     good = sum(1 for key in ring.keys if key.state(time.time()) == "good")
     return Guard(tls=tls, certificate_days=days, keys_required=ring.required, good_keys=good)

@@ -11,6 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
+from serin.durable import sync
 from serin.errors import StackError
 
 _USER = "serin"
@@ -31,10 +32,13 @@ def make_login(home: Path) -> str:
     try:
         with os.fdopen(file, "w", encoding="ascii") as stream:
             stream.write(f"{_USER}:{secrets.token_urlsafe(32)}\n")
+            stream.flush()
+            os.fsync(stream.fileno())
         with contextlib.suppress(FileExistsError):  # somebody was quicker
             os.link(scratch, login_file(home))
     finally:
         scratch.unlink(missing_ok=True)
+    sync(home)
     made = read_login(home)
     assert made is not None
     return made

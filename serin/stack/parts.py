@@ -29,7 +29,7 @@ def build_gateway(home: Path) -> Gateway:
 
 
 def key_file(home: Path) -> KeyFile:
-    return KeyFile(path=home / "keys.json")
+    return KeyFile(path=home / "keys.json", published=home / "gateway" / "keys" / "keys.json")
 
 
 def build_releases(home: Path) -> Releases:

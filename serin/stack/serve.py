@@ -20,6 +20,7 @@ from serin.serving.triton import find_checker
 from serin.stack import processes
 from serin.stack.controller import say
 from serin.stack.down import clear_away, take_down
+from serin.stack.guard import key_trouble
 from serin.stack.parts import build_gateway
 from serin.stack.state import Stack, changing_stack, read_stack, write_stack
 from serin.stack.supervisor import Supervisor
@@ -46,6 +47,8 @@ def serve(
             raise AlreadyUp(home=home, pid=last.supervisor_pid)
         clear_away(home)
         build_gateway(home).write_bootstrap(port, address, tls=tls, expert=envoy_file, checker=find_checker())
+        if trouble := key_trouble(home):
+            say(trouble)
         stack = _start(home, port=port, tls=tls is not None)
     try:
         _wait_for_gateway(home, stack)

@@ -46,8 +46,8 @@ class Status:
 
     @property
     def well(self) -> bool:
-        """Everything that should run does, and every release that has traffic answers."""
-        if not self.up or self.gateway is None:
+        """Everything that should run does, the gateway is open, and every release that has traffic answers."""
+        if not self.up or self.gateway is None or (self.guard and self.guard.trouble):
             return False
         serving = {
             f"{model.name}-v{release.version}"

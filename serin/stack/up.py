@@ -20,6 +20,7 @@ from serin.serving.triton import find_checker, find_triton
 from serin.stack import prefect_api, processes
 from serin.stack.deploy import apply_deployments, make_pools, pool_template
 from serin.stack.down import clear_away
+from serin.stack.guard import key_trouble
 from serin.stack.logs import log_says, log_size, log_tail
 from serin.stack.parts import build_gateway
 from serin.stack.ports import choose_port, port_claims
@@ -79,6 +80,12 @@ def bring_up(
             build_gateway(home).write_bootstrap(
                 gateway_port, tls=tls, expert=envoy_file, checker=find_checker()
             )
+            if trouble := key_trouble(home):
+                say(trouble)
+            if last is not None and last.tls and tls is None:
+                say(
+                    "the last gateway here spoke TLS, this one does not: --tls-cert and --tls-key were not given"
+                )
             return _start(home, gateway_port, prefect_port, foreign, say, tls=tls is not None)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from serin.durable import write_whole
+from serin.durable import write_secret, write_whole
+from serin.stack.login import login_file, make_login
 
 
 def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
@@ -17,6 +18,27 @@ def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
     write_whole(file, b"\xff")
     assert file.read_bytes() == b"\xff"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_secret_and_its_name_are_on_the_disk_before_anybody_relies_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[bool, str]] = []  # a folder or not, and what was in the file then
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((place.is_dir(), "" if place.is_dir() else place.read_text()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_secret(tmp_path / "it", "secret")
+    assert synced == [(False, "secret"), (True, "")]
+    assert (tmp_path / "it").stat().st_mode & 0o777 == 0o600
+    synced.clear()
+    login = make_login(tmp_path)
+    assert synced == [(False, f"{login}\n"), (True, "")]
+    assert login_file(tmp_path).read_text().strip() == login
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(

@@ -88,7 +88,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(keys: KeyFile) -> None:
 )
 def test_a_file_that_cannot_be_trusted_lets_nobody_in(keys: KeyFile, content: str) -> None:
     keys.path.write_text(content)
-    with pytest.raises(KeyFileBroken, match="is no file of API keys"):
+    with pytest.raises(KeyFileBroken, match="is not a file of API keys"):
         keys.read()
 
 
