@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
@@ -44,6 +46,20 @@ def write_whole(path: Path, data: str | bytes) -> None:
 
 def write_secret(path: Path, text: str) -> None:
     """As `write_whole`, and never readable by others, not for a moment."""
+    with _secret_scratch(path, text) as scratch:
+        scratch.rename(path)
+    sync(path.parent)
+
+
+def create_secret(path: Path, text: str) -> None:
+    """As `write_secret`, but one that is there already is left: of two who create it at once, both find the same."""
+    with _secret_scratch(path, text) as scratch, contextlib.suppress(FileExistsError):
+        os.link(scratch, path)
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def _secret_scratch(path: Path, text: str) -> Iterator[Path]:
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -51,7 +67,6 @@ def write_secret(path: Path, text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        scratch.rename(path)
+        yield scratch
     finally:
         scratch.unlink(missing_ok=True)
-    sync(path.parent)

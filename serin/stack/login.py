@@ -6,12 +6,10 @@ environment of the stack's own processes and in this file, never on a command li
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
 from pathlib import Path
 
-from serin.durable import sync
+from serin.durable import create_secret
 from serin.errors import StackError
 
 _USER = "serin"
@@ -27,18 +25,7 @@ def make_login(home: Path) -> str:
     if found is not None:
         return found
     home.mkdir(parents=True, exist_ok=True)
-    scratch = home / f".prefect-login.{os.getpid()}.{secrets.token_hex(4)}"
-    file = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(file, "w", encoding="ascii") as stream:
-            stream.write(f"{_USER}:{secrets.token_urlsafe(32)}\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        with contextlib.suppress(FileExistsError):  # somebody was quicker
-            os.link(scratch, login_file(home))
-    finally:
-        scratch.unlink(missing_ok=True)
-    sync(home)
+    create_secret(login_file(home), f"{_USER}:{secrets.token_urlsafe(32)}\n")
     made = read_login(home)
     assert made is not None
     return made
