@@ -3,6 +3,10 @@
 One writer at a time (flock, given back by the kernel when it dies), any number of readers. A decision counts once
 its line ends in a newline and parses; what is behind the last such line was never acted upon and is cut off by the
 next writer.
+
+A journal that has become large is compacted: rewritten beside itself with the lines that still matter, byte for byte,
+and moved into place. A crash leaves the old one or the new one. The header counts how often that was done, so that a
+reader that follows the journal knows that its place in it is gone.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -22,6 +26,9 @@ FORMAT: Final = "serin.journal"
 VERSION: Final = 1
 
 _TAIL_BYTES: Final = 64 << 10
+_COMPACT_BYTES: Final = 4 << 20
+
+Keep = Callable[[Sequence["Decision"]], Collection[int]]  # the numbers of the decisions that still matter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +46,22 @@ class Decision:
     evidence: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     command: str | None = None  # the command that was obeyed by this decision
-    seq: int = 0  # counts the journal's lines from 1; given by append
+    seq: int = 0  # counts the decisions from 1, also those that compaction has left out; given by append
 
 
 _KNOWN = frozenset(part.name for part in fields(Decision))
 
 
 class Journal:
-    """A journal open for writing. Opening takes the lock and mends a torn end."""
+    """A journal open for writing. Opening takes the lock and cuts off a torn end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, compact_bytes: int = _COMPACT_BYTES) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._compact_bytes = self._compact_at = compact_bytes
+        self._file = _open_locked(path)
         try:
-            self._lock()
+            self._scratch.unlink(missing_ok=True)  # of a compaction that was killed
             self._end, last = self._mend()
         except BaseException:
             os.close(self._file)
@@ -66,6 +74,23 @@ class Journal:
         self._write(json.dumps(asdict(numbered), separators=(",", ":")).encode() + b"\n")
         self._seq = numbered.seq
         return numbered
+
+    def compact(self, keep: Keep) -> bool:
+        """Leaves out what `keep` does not name, if the journal is large and has doubled since it was last compacted.
+
+        True when that was done. After an error the journal is as it was.
+        """
+        if self._end < self._compact_at:
+            return False
+        self._compact_at = 2 * self._end  # also when it fails: not again with each decision
+        lines = self.path.read_bytes()[: self._end].splitlines(keepends=True)
+        known = [(line, decision) for line in lines[1:] if (decision := _decision(line)) is not None]
+        kept = {*keep([decision for _, decision in known]), self._seq}
+        header = {"format": FORMAT, "version": VERSION, "compacted": (_compacted(lines[0]) or 0) + 1}
+        rows = [json.dumps(header).encode() + b"\n", *(line for line, found in known if found.seq in kept)]
+        self._replace(b"".join(rows))
+        self._compact_at = max(self._compact_bytes, 2 * self._end)
+        return True
 
     def last(self) -> Decision | None:
         return last_decision(self.path)
@@ -82,11 +107,26 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _lock(self) -> None:
+    @property
+    def _scratch(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.compact")
+
+    def _replace(self, data: bytes) -> None:
+        """The journal's file is another one from now on, locked before anyone can open it."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        file = os.open(self._scratch, flags, 0o644)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise JournalHeld(path=self.path) from error
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_at(file, data, 0)
+            os.fsync(file)
+            self._scratch.replace(self.path)
+        except BaseException:
+            os.close(file)
+            self._scratch.unlink(missing_ok=True)
+            raise
+        old, self._file, self._end = self._file, file, len(data)
+        os.close(old)
+        sync(self.path.parent)
 
     def _mend(self) -> tuple[int, Decision | None]:
         """End of the last whole line, and its decision."""
@@ -112,12 +152,35 @@ class Journal:
     def _write(self, line: bytes) -> None:
         """At the end of what counts, over whatever a failed write may have left there."""
         os.ftruncate(self._file, self._end)
-        place, rest = self._end, memoryview(line)
-        while rest:
-            written = os.pwrite(self._file, rest, place)
-            place, rest = place + written, rest[written:]
+        end = _write_at(self._file, line, self._end)
         os.fsync(self._file)
-        self._end = place
+        self._end = end
+
+
+def _open_locked(path: Path) -> int:
+    """The file that has the journal's name once the lock is had: a compaction may have replaced it in between."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(path.stat(), os.fstat(file)):
+                return file
+        except BlockingIOError as error:
+            os.close(file)
+            raise JournalHeld(path=path) from error
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+
+
+def _write_at(file: int, data: bytes, place: int) -> int:
+    """The place behind what was written."""
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(file, rest, place)
+        place, rest = place + written, rest[written:]
+    return place
 
 
 def read_decisions(path: Path) -> list[Decision]:
@@ -147,14 +210,19 @@ class JournalReader:
     def __init__(self, path: Path, rollout: str) -> None:
         self._path, self._rollout = path, rollout
         self._mark = f'"rollout":{json.dumps(rollout)},'.encode()
-        self._place, self._known = 0, list[Decision]()
+        self._place, self._compacted, self._known = 0, 0, list[Decision]()
 
     def decisions(self) -> list[Decision]:
         """All of them, oldest first. A journal that is not there is an empty one."""
         try:
             with self._path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._place:  # a line that could not be kept was taken back
+                compacted = _compacted(file.readline())
+                shorter = (
+                    file.seek(0, os.SEEK_END) < self._place
+                )  # a line that could not be kept was taken back
+                if shorter or compacted not in (None, self._compacted):
                     self._place, self._known = 0, []
+                self._compacted = self._compacted if compacted is None else compacted
                 file.seek(self._place)
                 data = file.read()
         except FileNotFoundError:
@@ -186,6 +254,14 @@ def _is_header(path: Path, line: bytes) -> bool:
     if not isinstance(header, dict) or (header.get("format"), header.get("version")) != (FORMAT, VERSION):
         raise JournalUnknown(path=path, found=line[:80].decode(errors="replace").strip())
     return True
+
+
+def _compacted(header: bytes) -> int | None:
+    """How often the journal was compacted; None for a header that is torn or damaged."""
+    try:
+        return int(json.loads(header).get("compacted", 0))
+    except (ValueError, TypeError, AttributeError):
+        return None
 
 
 def _decision(line: bytes) -> Decision | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from serin.artifacts import Endpoint, ModelRoute, Release
-from serin.formats.journal import Decision
+from serin.formats.journal import Decision, Keep
 from serin.rollout.advance import ReleaseState
 from serin.rollout.commands import Answer, Command
 from serin.rollout.state import Rollout
@@ -38,7 +38,7 @@ class Processes(Protocol):
     def endpoint(self, release: Release) -> Endpoint: ...
 
     def verify(self, release: Release) -> None:
-        """SerinError when the release does not answer its golden rows as it should. Must come back within seconds."""
+        """SerinError when the release does not answer its golden rows as it should. Asked beside the tick."""
         ...
 
     def stop(self, release: Release) -> None: ...
@@ -64,6 +64,10 @@ class Journal(Protocol):
         ...
 
     def all(self) -> list[Decision]: ...
+
+    def compact(self, keep: Keep) -> bool:
+        """Leaves out what `keep` does not name, if the journal has become large; True when that was done."""
+        ...
 
     def close(self) -> None: ...
 

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import signal
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +154,116 @@ def test_the_last_decision_is_found_however_long_the_lines_are(tmp_path: Path) -
             journal.append(decision(weight=float(size), reason="x" * size))
             assert last_decision(path) == journal.all()[-1]
     assert last_decision(tmp_path / "none.jsonl") is None
+
+
+def newest_two(decisions: Sequence[Decision]) -> set[int]:
+    return {found.seq for found in decisions[-2:]}
+
+
+def test_a_compacted_journal_has_the_lines_that_were_kept_byte_for_byte_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    follow = JournalReader(path, "r1")
+    with Journal(path, compact_bytes=1000) as journal:
+        for weight in range(4):
+            journal.append(decision(weight=float(weight)))
+        assert [d.seq for d in follow.decisions()] == [1, 2, 3, 4]
+        assert not journal.compact(newest_two), "it is not large"
+        for _ in range(10):
+            before = path.read_bytes().splitlines()
+            if journal.append(decision()) and journal.compact(newest_two):
+                break
+        assert path.read_bytes().splitlines()[1] == before[-1]
+        assert len(read_decisions(path)) == 2
+        number = journal.append(decision(weight=9.0)).seq
+    found = read_decisions(path)
+    assert (found[-1].seq, found[-1].weight, len(found)) == (number, 9.0, 3)
+    assert last_decision(path) == found[-1]
+    assert follow.decisions() == found, "a reader that was inside it begins again"
+    with pytest.raises(JournalHeld), Journal(path):
+        Journal(path)
+    with Journal(path) as journal:
+        assert journal.append(decision()).seq == number + 1
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", ["open", "pwrite", "fsync", "replace", "close"])
+def test_a_crash_inside_a_compaction_leaves_the_old_journal_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: bool
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    for at in range(1, 4):
+        path.unlink(missing_ok=True)
+        journal = Journal(path, compact_bytes=1)
+        made = [journal.append(decision(weight=float(weight))) for weight in range(6)]
+        with monkeypatch.context() as patch:
+            patch_call(patch, call, at, after)
+            with contextlib.suppress(Crash):
+                journal.compact(newest_two)
+        with contextlib.suppress(OSError):
+            journal.close()
+        assert read_decisions(path) in (made, made[-2:])
+        with Journal(path) as journal:
+            assert journal.last() == made[-1]
+            assert journal.append(decision()).seq == 7
+        assert [found.name for found in tmp_path.iterdir()] == [path.name], "nothing is left beside it"
+
+
+def patch_call(patch: pytest.MonkeyPatch, call: str, at: int, after: bool) -> None:
+    """The `at`-th call of that name is the last thing the process does; or the next one would have been."""
+    owner: Any = Path if call == "replace" else os
+    real, count = getattr(owner, call), 0
+
+    def dying(*args: Any, **changes: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == at and not after:
+            raise Crash
+        result = real(*args, **changes)
+        if count == at:
+            raise Crash
+        return result
+
+    patch.setattr(owner, call, dying)
+
+
+def test_a_writer_killed_at_any_moment_loses_no_decision_it_was_told_is_on_disk(tmp_path: Path) -> None:
+    """SIGKILL, thirty times over one journal, while it is appended to and compacted all the time."""
+    path, draw, acknowledged, compacted = tmp_path / "journal.jsonl", random.Random(1), 0, set[str]()
+    for _ in range(30):
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            write_until_killed(path, tell)
+        os.close(tell)
+        with os.fdopen(told, "rb") as stream:
+            first = stream.readline()  # it is at work
+            time.sleep(draw.random() * 0.02)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            rest = stream.read().split(b"\n")
+        acknowledged = max(acknowledged, int(first), *(int(line) for line in rest[:-1]))
+        found = read_decisions(path)
+        assert [d.seq for d in found] == sorted({d.seq for d in found})
+        assert found[-1].seq >= acknowledged
+        assert found[-1] == last_decision(path)
+        assert found[-1].reason == f"number {found[-1].seq}"
+        compacted.add(path.read_text().partition("\n")[0])
+    assert len(compacted) > 5, "it was compacted between most kills"
+
+
+def write_until_killed(path: Path, tell: int) -> None:
+    """In a child process: never returns."""
+    try:
+        with Journal(path, compact_bytes=2000) as journal:
+            number = last.seq if (last := journal.last()) else 0
+            while True:
+                number += 1
+                journal.append(decision(reason=f"number {number}"))
+                os.write(tell, b"%d\n" % number)
+                journal.compact(newest_two)
+    finally:
+        os._exit(1)
