@@ -81,6 +81,9 @@ def _verify(now: Rollout, seen: Seen, t: float) -> Rollout:
         return abort(now, t, seen.problem, verdict=Verdict.FAIL)
     if gone := _gone(now, seen, t):
         return gone
+    if not seen.verified and t - now.since > now.plan.load_s:
+        reason = f"{now.candidate.name} did not answer its golden rows within {now.plan.load_s:.0f} s"
+        return abort(now, t, reason, verdict=Verdict.FAIL)
     if not seen.verified or now.hold:
         return now
     if now.stable is None:

@@ -13,11 +13,13 @@ from typing import Final
 from serin.errors import RolloutRefused
 from serin.rollout.advance import advance
 from serin.rollout.commands import Answer, Command
+from serin.rollout.compaction import worth_keeping
 from serin.rollout.obey import obey
 from serin.rollout.ports import Clock, Commands, EvenClock, Fleet, Journal, Journals, Judge, Router, Versions
 from serin.rollout.record import decision2rollout, rollout2decision
 from serin.rollout.state import Phase, Rollout
-from serin.rollout.world import FOREIGN, World
+from serin.rollout.verification import FOREIGN, Beside
+from serin.rollout.world import World
 
 _RECORD_S: Final = 10.0  # evidence that grows without a decision is journaled this often
 
@@ -46,10 +48,17 @@ class Controller:
         commands: Commands,
         clock: Clock | None = None,
         say: Callable[[str], None] = lambda _: None,
+        beside: Beside | None = None,
     ) -> None:
         self._clock, self._say = clock or EvenClock(), say
         self._world = World(
-            router=router, fleet=fleet, judge=judge, versions=versions, clock=self._clock, say=say
+            router=router,
+            fleet=fleet,
+            judge=judge,
+            versions=versions,
+            clock=self._clock,
+            say=say,
+            beside=beside,
         )
         self._journals, self._versions, self._commands = journals, versions, commands
         self._courses: dict[str, Course] = {}
@@ -141,6 +150,14 @@ class Controller:
         course.rollout, course.recorded_at = then, t
         if changed:
             self._say(_line(then))
+        self._compact(course.journal, then.model)
+
+    def _compact(self, journal: Journal, model: str) -> None:
+        """A journal that cannot be compacted goes on as it is: no decision waits for that."""
+        try:
+            journal.compact(worth_keeping)
+        except OSError as error:
+            self._say(f"the journal of {model} could not be compacted: {error}")
 
 
 def _line(now: Rollout) -> str:

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from serin.artifacts import Endpoint, ModelRoute, Release
-from serin.errors import SerinError
 from serin.rollout.advance import ReleaseState, Seen
 from serin.rollout.ports import Clock, Fleet, Judge, Router, Versions
 from serin.rollout.state import Phase, Rollout
-
-FOREIGN: Final = (SerinError, OSError)  # what a port may raise
+from serin.rollout.verification import FOREIGN, Beside, Verifications, Verified
 
 _REAPPLY_S: Final = (
     5.0  # routes are pushed this often even when nothing changed: the gateway may be a new process
@@ -67,9 +65,11 @@ class World:
         versions: Versions,
         clock: Clock,
         say: Callable[[str], None],
+        beside: Beside | None = None,
     ) -> None:
         self._router, self._fleet, self._judge, self._versions = router, fleet, judge, versions
         self._clock, self._say = clock, say
+        self._verifications = Verifications(fleet, beside)
         self._memories: dict[str, Memory] = {}
         self._states: dict[Release, ReleaseState] = {}
         self._applied: object = None
@@ -85,17 +85,9 @@ class World:
 
     def see(self, now: Rollout, t: float) -> Seen:
         memory = self._memory(now)
-        verified, problem = False, memory.problem if now.phase is Phase.LOADING else ""
+        verified = Verified(problem=memory.problem if now.phase is Phase.LOADING else "")
         if now.phase is Phase.VERIFYING and self._state(now.candidate) == "ready":
-            try:
-                self._fleet.verify(now.candidate)
-                if now.stable:
-                    self._fleet.check_fits(now.candidate, now.stable)
-                if now.baseline:
-                    self._fleet.verify(now.baseline)
-                verified = True
-            except FOREIGN as error:
-                problem = str(error)
+            verified = self._verifications.of(now)
         judged = now.phase in (Phase.SHIFTING, Phase.BAKING)
         return Seen(
             candidate=self._candidate_state(memory, now),
@@ -104,8 +96,8 @@ class World:
             baseline=self._state(now.baseline) if now.baseline else "ready",
             routed=self._routed,
             active_requests=self._active_requests(now),
-            verified=verified,
-            problem=problem,
+            verified=verified.done,
+            problem=verified.problem,
             judgement=self._judge.judge(now, t) if judged else None,
         )
 

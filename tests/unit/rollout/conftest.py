@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from serin.artifacts import ModelRoute, Release
-from serin.formats.journal import last_decision
+from serin.formats.journal import Journal, last_decision
 from serin.rollout.commands import Answer, Command, Inbox, Kind, read_answer, submit
 from serin.rollout.controller import Controller
 from serin.rollout.plan import Plan
 from serin.rollout.record import JournalFolder, decision2rollout
 from serin.rollout.state import Phase, Rollout
+from serin.rollout.verification import Beside, at_once
 from tests.fakes.rollout import Bomb, FakeClock, FakeFleet, FakeJudge, FakeRouter, FakeVersions, Mined
 
 PLAN = Plan(steps=(5.0, 50.0, 100.0), drain_s=10.0)
@@ -21,6 +22,17 @@ PLAN = Plan(steps=(5.0, 50.0, 100.0), drain_s=10.0)
 
 def release(version: int, model: str = "flights") -> Release:
     return Release(model=model, version=version)
+
+
+class SmallJournals(JournalFolder):
+    """Journals that count as large when they have so many bytes."""
+
+    def __init__(self, home: Path, compact_bytes: int) -> None:
+        super().__init__(home)
+        self._compact_bytes = compact_bytes
+
+    def open(self, model: str) -> Journal:
+        return Journal(self.path(model), compact_bytes=self._compact_bytes)
 
 
 @dataclass
@@ -36,6 +48,8 @@ class Scene:
         default_factory=lambda: FakeVersions(published={"flights": [1, 2, 3], "taxis": [1, 2]})
     )
     bomb: Bomb = field(default_factory=Bomb)
+    beside: Beside | None = at_once  # None: as in a real controller, in threads
+    compact_bytes: int = 1  # so that journals are compacted again and again
     said: list[str] = field(default_factory=list)
     _controller: Controller | None = None
 
@@ -49,11 +63,14 @@ class Scene:
                 router=Mined(self.router, self.bomb, "apply"),
                 fleet=Mined(self.fleet, self.bomb, "start", "stop", "verify"),
                 judge=self.judge,
-                journals=Mined(JournalFolder(self.home), self.bomb, "append", wrap="open"),
+                journals=Mined(
+                    SmallJournals(self.home, self.compact_bytes), self.bomb, "append", "compact", wrap="open"
+                ),
                 versions=Mined(self.versions, self.bomb, "set_alias"),
                 commands=Mined(Inbox(self.home), self.bomb, "answer"),
                 clock=self.clock,
                 say=self.said.append,
+                beside=self.beside,
             )
         return self._controller
 

@@ -1,0 +1,78 @@
+"""Golden rows asked beside the controller's tick: however long they take, all other models are judged in time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from serin.errors import SerinError
+from serin.rollout.ports import Fleet
+from serin.rollout.state import Rollout
+
+FOREIGN: Final = (SerinError, OSError)  # what a port may raise
+
+Beside = Callable[[Callable[[], None]], "Future[None]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What is known so far: `problem` says why the candidate did not answer as it should."""
+
+    done: bool = False
+    problem: str = ""
+
+
+class Verifications:
+    """At most one under way for each model. What a verification finds after its rollout has moved on is forgotten."""
+
+    def __init__(self, fleet: Fleet, beside: Beside | None = None) -> None:
+        self._fleet, self._beside = fleet, beside or in_thread
+        self._under_way: dict[str, tuple[tuple[str, float], Future[None]]] = {}
+
+    def of(self, now: Rollout) -> Verified:
+        """Begins when asked for the first time; never waits."""
+        which = (now.id, now.since)
+        known, work = self._under_way.get(now.model, (None, None))
+        if work is None or known != which:
+            work = self._beside(lambda: self._verify(now))
+            self._under_way[now.model] = (which, work)
+        if not work.done():
+            return Verified()
+        try:
+            work.result()
+        except FOREIGN as error:
+            return Verified(problem=str(error))
+        return Verified(done=True)
+
+    def _verify(self, now: Rollout) -> None:
+        self._fleet.verify(now.candidate)
+        if now.stable:
+            self._fleet.check_fits(now.candidate, now.stable)
+        if now.baseline:
+            self._fleet.verify(now.baseline)
+
+
+def in_thread(work: Callable[[], None]) -> Future[None]:
+    """In a thread that does not keep the process alive."""
+    future: Future[None] = Future()
+    threading.Thread(target=run, args=(work, future), name="verify", daemon=True).start()
+    return future
+
+
+def at_once(work: Callable[[], None]) -> Future[None]:
+    """For tests that count what is done in a tick."""
+    future: Future[None] = Future()
+    run(work, future)
+    return future
+
+
+def run(work: Callable[[], None], future: Future[None]) -> None:
+    try:
+        work()
+    except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        future.set_exception(error)
+    else:
+        future.set_result(None)
