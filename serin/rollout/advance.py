@@ -28,6 +28,7 @@ class Seen:
     """What a controller saw before a decision."""
 
     candidate: ReleaseState = "ready"
+    restartable: bool = True  # its process can be started again
     unready_s: float = 0.0  # how long the candidate, once ready, has not been
     stable_ready: bool = True
     baseline: ReleaseState = "ready"  # also when there is none
@@ -50,6 +51,10 @@ def advance(now: Rollout, seen: Seen, t: float) -> Rollout:
             return _verify(now, seen, t)
         case Phase.SHIFTING:
             return _gone(now, seen, t) or _shift(now, seen, t)
+        case Phase.WITHDRAWING:
+            return _leave(now, seen, t, Phase.RESTARTING, now.candidate)
+        case Phase.RESTARTING:
+            return _restart(now, seen, t)
         case Phase.BAKING:
             return _gone(now, seen, t) or _bake(now, seen, t)
         case Phase.DRAINING:
@@ -89,10 +94,20 @@ def _verify(now: Rollout, seen: Seen, t: float) -> Rollout:
     if now.stable is None:
         reason = "the model's first release answers its golden rows"
         return move(now, t, Phase.DRAINING, reason, verdict=Verdict.PASS)
-    if needs_approval(now, 0):
+    if needs_approval(now, 0) and now.step is None:
         return _ask(now, 0, "its golden rows are answered")
-    then = shift(now, t, 0, "its golden rows are answered")
+    step = min(now.step or 0, len(now.plan.steps) - 1)  # where it was, when it has been started again
+    then = shift(now, t, step, "its golden rows are answered")
     return replace(then, evidence_from=t, evidence_epoch=then.epoch, evidence={})
+
+
+def _restart(now: Rollout, seen: Seen, t: float) -> Rollout:
+    if seen.candidate == "absent":
+        return move(now, t, Phase.LOADING, now.reason, verdict=now.verdict)
+    if t - now.since > now.plan.load_s:
+        reason = f"{now.candidate.name} could not be stopped within {now.plan.load_s:.0f} s; {now.reason}"
+        return abort(now, t, reason, verdict=Verdict.FAIL)
+    return now
 
 
 def _gone(now: Rollout, seen: Seen, t: float) -> Rollout | None:
@@ -119,6 +134,9 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
             if now.hold is Hold.INCIDENT and not _control_gone(now, seen):
                 # The counts are full of an incident that was not the candidate's alone.
                 return begin_again(now, t, "the incident is over; the step begins again")
+            if found.latency_alone and now.plan.second_opinion and not now.restarted and seen.restartable:
+                reason = f"it is started again and judged again before it is rolled back; {found.reason}"
+                return move(replace(now, restarted=True), t, Phase.WITHDRAWING, reason, verdict=found.verdict)
             if now.plan.mode == "hold":
                 if now.hold is Hold.PAUSED:
                     return told

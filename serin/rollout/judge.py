@@ -8,7 +8,7 @@ from pathlib import Path
 from serin.formats.request_log import Offset, find_offset, read_requests
 from serin.rollout.evidence import Arm, Evidence, fold
 from serin.rollout.state import Phase, Rollout
-from serin.rollout.verdict import Judgement, Verdict, judge_bake, judge_step
+from serin.rollout.verdict import Judgement, Verdict, fails_by_latency_alone, judge_bake, judge_step
 
 
 class LogJudge:
@@ -26,7 +26,8 @@ class LogJudge:
             return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=rollout.evidence)
         verdict, reason = verdict_on(rollout, evidence, t)
         memory = {"guards": evidence.to_json(), "offset": offset.to_json(), "bad_lines": bad_lines}
-        return Judgement(verdict=verdict, reason=reason, evidence=memory)
+        alone = verdict is Verdict.FAIL and fails_by_latency_alone(rollout.plan, evidence)
+        return Judgement(verdict=verdict, reason=reason, evidence=memory, latency_alone=alone)
 
     def _read(self, rollout: Rollout, t: float) -> tuple[Evidence, Offset, int]:
         memory = rollout.evidence

@@ -116,7 +116,7 @@ def _approve(now: Rollout, command: Command, reason: str) -> Rollout:
 def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
     """On to all traffic, whatever the evidence; from the bake on to the end. Never past the golden rows."""
     match now.phase:
-        case Phase.PENDING | Phase.LOADING | Phase.VERIFYING:
+        case Phase.PENDING | Phase.LOADING | Phase.VERIFYING | Phase.WITHDRAWING | Phase.RESTARTING:
             return replace(now, plan=_at_once(now.plan), hold=None, reason=reason, by=command.by)
         case Phase.SHIFTING:
             trusted = replace(now, plan=replace(now.plan, min_requests=0))

@@ -42,6 +42,7 @@ class Plan:
     bake_s: float = 600.0
     deadline_s: float = 3600.0
     mode: Mode = "enforce"
+    second_opinion: bool = False  # the candidate is started again before a rollback for latency alone
     baseline: bool = False  # below 50 the control is a second process of the stable version
     load_s: float = 300.0  # a release that is not ready by then is given up
     drain_s: float = 30.0  # a release that still has requests then is stopped all the same
@@ -79,6 +80,7 @@ class Plan:
             bake_s=spec.bake,
             deadline_s=spec.deadline,
             mode=spec.mode,
+            second_opinion=spec.second_opinion,
             baseline=spec.baseline,
             load_s=load_s,
             drain_s=max(30.0, 2 * timeout_s) if drain_s is None else drain_s,

@@ -34,6 +34,7 @@ def rollout2decision(rollout: Rollout, t: float, *, command: str | None = None) 
             "since": rollout.since,
             "evidence_from": rollout.evidence_from,
             "evidence_epoch": rollout.evidence_epoch,
+            "restarted": rollout.restarted,
             "plan": rollout.plan.to_json(),
         },
     )
@@ -56,6 +57,7 @@ def decision2rollout(decision: Decision) -> Rollout:
         since=state["since"],
         evidence_from=state["evidence_from"],
         evidence_epoch=state.get("evidence_epoch", state["epoch"]),
+        restarted=state.get("restarted", False),
         verdict=Verdict(decision.verdict) if decision.verdict else None,
         reason=decision.reason,
         by=decision.by,

@@ -2,6 +2,7 @@
 
     Pending -> Loading -> Verifying -> Shifting(step) ... -> Baking -> Draining -> Promoted
     from each of these: -> Aborting -> RolledBack; the first release of a model goes from Verifying to Draining.
+    for a second opinion: Shifting -> Withdrawing -> Restarting -> Loading, once in a rollout.
 
 What runs, what is routed and what is called live follow from the state alone, so that a controller can bring the world
 to it again and again.
@@ -26,6 +27,8 @@ class Phase(StrEnum):
     LOADING = "loading"
     VERIFYING = "verifying"
     SHIFTING = "shifting"
+    WITHDRAWING = "withdrawing"  # it has no traffic, and finishes what it has
+    RESTARTING = "restarting"  # its process is being stopped, and will be another one
     BAKING = "baking"
     DRAINING = "draining"
     PROMOTED = "promoted"
@@ -71,6 +74,7 @@ class Rollout:
     since: float  # the phase or step began, or began anew
     evidence_from: float  # where to look for evidence in the log
     evidence_epoch: int = 0  # requests of an earlier epoch are no evidence: no clock is asked
+    restarted: bool = False  # the candidate's process is its second one
     verdict: Verdict | None = None
     reason: str = ""
     by: str = CONTROLLER
@@ -85,6 +89,8 @@ class Rollout:
         """The candidate's share of traffic."""
         match self.phase:
             case Phase.PENDING | Phase.LOADING | Phase.VERIFYING | Phase.ABORTING | Phase.ROLLED_BACK:
+                return 0.0
+            case Phase.WITHDRAWING | Phase.RESTARTING:
                 return 0.0
             case Phase.SHIFTING:
                 assert self.step is not None
@@ -111,7 +117,7 @@ class Rollout:
     def route(self) -> ModelRoute | None:
         """None while no release of the model may be reached."""
         if (
-            self.phase in (Phase.SHIFTING, Phase.BAKING, Phase.DRAINING, Phase.ABORTING)
+            self.phase in (Phase.SHIFTING, Phase.WITHDRAWING, Phase.BAKING, Phase.DRAINING, Phase.ABORTING)
             and self.step is not None
         ):
             return ModelRoute(
@@ -141,6 +147,8 @@ class Rollout:
         """The releases that may run now; any other of this model is to be stopped."""
         if self.phase.final:
             return () if self.live is None else (self.live,)
+        if self.phase is Phase.RESTARTING:
+            return () if self.stable is None else (self.stable,)
         return tuple(release for release in (self.stable, self.baseline, self.candidate) if release)
 
     @property

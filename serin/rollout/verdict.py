@@ -49,6 +49,7 @@ class Judgement:
     verdict: Verdict
     reason: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    latency_alone: bool = False  # of a rollback: another process of the same version may not deserve it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,15 @@ def judge_bake(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Ver
     if broken := _broken(plan, seen):
         return Verdict.WAIT, f"baked for {elapsed_s:.0f} s, {broken}"
     return Verdict.PASS, f"baked for {elapsed_s:.0f} s, {what}"
+
+
+def fails_by_latency_alone(plan: Plan, evidence: Evidence) -> bool:
+    """Nothing but the comparison of latencies is against the candidate, and it keeps every promise."""
+    shares, weighed, seen = weights(plan), weigh(plan, evidence), evidence.candidate
+    latency = {latency_name(quantile) for quantile in plan.quantiles}
+    rest = sum(shares[name] * weighed.worths[name] for name in shares if name not in latency)
+    kept = seen.error_share <= plan.max_error_share and not _broken(plan, seen)
+    return weighed.total >= plan.rollback_at and rest <= PASS_AT and kept
 
 
 def _silent(plan: Plan, elapsed_s: float) -> tuple[Verdict, str]:

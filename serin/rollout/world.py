@@ -47,7 +47,8 @@ class Memory:
     swept: str = ""  # the phase in which nothing was found running that should not
     named: dict[str, int | None] | None = None  # the aliases as they were last set
     problem: str = ""  # why the candidate could not be started
-    instances: dict[str, int] = field(default_factory=dict)  # by rollout: the process that got traffic
+    # By rollout, and whether it was started again: the process that got traffic.
+    instances: dict[tuple[str, bool], int] = field(default_factory=dict)
     ready_at: dict[Release, float] = field(default_factory=dict)  # when each was last seen ready
     restart: Patience = field(default_factory=Patience)
     baseline: Patience = field(default_factory=Patience)
@@ -91,6 +92,7 @@ class World:
         judged = now.phase in (Phase.SHIFTING, Phase.BAKING)
         return Seen(
             candidate=self._candidate_state(memory, now),
+            restartable=self._restartable(now),
             unready_s=self._unready_s(memory, now.candidate),
             stable_ready=now.stable is None or self._unready_s(memory, now.stable) <= now.plan.unready_s,
             baseline=self._state(now.baseline) if now.baseline else "ready",
@@ -110,11 +112,19 @@ class World:
             instance = self._fleet.instance(now.candidate)
         except FOREIGN:
             return state
-        return "dead" if instance and memory.instances.setdefault(now.id, instance) != instance else state
+        which = (now.id, now.restarted)
+        return "dead" if instance and memory.instances.setdefault(which, instance) != instance else state
+
+    def _restartable(self, now: Rollout) -> bool:
+        """A server that runs elsewhere is not ours to stop."""
+        try:
+            return not now.plan.second_opinion or self._fleet.instance(now.candidate) is not None
+        except FOREIGN:
+            return False
 
     def _active_requests(self, now: Rollout) -> int | None:
-        leaving = {Phase.DRAINING: now.stable, Phase.ABORTING: now.candidate}.get(now.phase)
-        if leaving is None:
+        leaving = now.stable if now.phase is Phase.DRAINING else now.candidate
+        if leaving is None or now.phase not in (Phase.DRAINING, Phase.ABORTING, Phase.WITHDRAWING):
             return None
         going = (leaving, now.baseline) if now.baseline else (leaving,)
         try:

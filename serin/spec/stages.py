@@ -249,6 +249,9 @@ class RolloutSpec(Section):
     bake: Duration = Field(default=600.0, ge=0)
     deadline: Duration = Field(default=3600.0, gt=0)  # a step that has not passed by then holds
     mode: Literal["enforce", "hold", "observe"] = "enforce"
+    # Before a rollback for latency alone, while every promise is kept: start the candidate again and judge it again.
+    # For machines on which a process may be slow for minutes by chance. It doubles the time to a rollback.
+    second_opinion: bool = False
     # Below 50: hold the candidate against a second process of the live version, with the candidate's share and so its
     # load; else against as many of the live version's requests, drawn by lot.
     baseline: bool = False

@@ -143,13 +143,21 @@ class FakeJudge:
     step_s: float = 2.0
     bake_s: float = 3.0
     verdicts: dict[float, Verdict] = field(default_factory=dict)
+    slow_by_chance: bool = False  # fails by latency alone, unless it was started again
 
     def judge(self, rollout: Rollout, t: float) -> Judgement:
         needed = self.bake_s if rollout.phase is Phase.BAKING else self.step_s
         verdict = Verdict.PASS if t - rollout.since >= needed else Verdict.WAIT
         verdict = self.verdicts.get(rollout.weight_percent, verdict)
+        if self.slow_by_chance and not rollout.restarted:
+            verdict = Verdict.FAIL
         looks = rollout.evidence.get("looks", 0) + 1
-        return Judgement(verdict=verdict, reason=f"said {verdict}", evidence={"looks": looks})
+        return Judgement(
+            verdict=verdict,
+            reason=f"said {verdict}",
+            evidence={"looks": looks},
+            latency_alone=self.slow_by_chance,
+        )
 
 
 @dataclass

@@ -32,7 +32,7 @@ class GrowingJudge(FakeJudge):
 def test_a_rollout_that_is_held_does_not_fill_the_disk_and_resumes_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six hours in ticks of ten seconds; a line of the journal for each of them would be 15 MB."""
+    """Four hours in ticks of ten seconds; a line of the journal for each of them would be 11 MB."""
     verdict = Verdict.INCONCLUSIVE
     monkeypatch.setattr(os, "fsync", lambda _: None)
     scene = Scene(tmp_path, judge=GrowingJudge(), compact_bytes=1 << 20)
@@ -42,7 +42,7 @@ def test_a_rollout_that_is_held_does_not_fill_the_disk_and_resumes_exactly(
     held = scene.until_true(lambda now: now.hold is Hold(verdict.value))
     follow, sizes = reader(tmp_path, "flights", held.id), []
     journal = tmp_path / "rollouts" / "flights" / "journal.jsonl"
-    for hour in range(6):
+    for hour in range(4):
         for _ in range(360):
             scene.clock.t += 9.5
             scene.tick()

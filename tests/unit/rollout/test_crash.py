@@ -6,17 +6,18 @@ import copy
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serin.rollout.plan import Plan
 from serin.rollout.state import Phase
 from serin.rollout.status import history
 from serin.rollout.verdict import Verdict
 from tests.fakes.rollout import Bomb, Crash
-from tests.unit.rollout.conftest import Scene, release
+from tests.unit.rollout.conftest import PLAN, Scene, release
 
 
 def nothing(_: Scene) -> None: ...
@@ -43,11 +44,17 @@ def two_were_live(scene: Scene) -> None:
     scene.tick(3)
 
 
+def one_live_and_a_candidate_that_is_slow_by_chance(scene: Scene) -> None:
+    scene.promote_first()
+    scene.judge.slow_by_chance = True
+
+
 @dataclass(frozen=True)
 class Story:
     before: Callable[[Scene], None]
     command: tuple[Any, ...]
     end: Phase
+    plan: Plan = PLAN
 
 
 STORIES = {
@@ -57,13 +64,20 @@ STORIES = {
     "a candidate that answers wrongly": Story(
         one_live_and_a_wrong_candidate, ("start", 2), Phase.ROLLED_BACK
     ),
+    "a second opinion": Story(
+        one_live_and_a_candidate_that_is_slow_by_chance,
+        ("start", 2),
+        Phase.PROMOTED,
+        replace(PLAN, steps=(50.0, 100.0), second_opinion=True),
+    ),
     "back to the version before": Story(two_were_live, ("back",), Phase.PROMOTED),
 }
 
 
 def run(scene: Scene, story: Story) -> dict[str, Any]:
     """The story's command to its end and a few ticks more, with a fresh controller after each crash."""
-    command = scene.command(*story.command)
+    plan = story.plan if story.command[0] == "start" else None
+    command = scene.command(*story.command, plan=plan)
     after_end = 0
     for _ in range(100):
         try:

@@ -18,7 +18,9 @@ from serin.rollout.state import CONTROLLER, Hold, Phase, Rollout
 from serin.rollout.verdict import Judgement, Verdict
 
 V1, V2 = Release(model="flights", version=1), Release(model="flights", version=2)
-PLAN = Plan(steps=(5.0, 50.0, 100.0), approve=(50.0,), drain_s=0.0, load_s=1e9, baseline=True)
+PLAN = Plan(
+    steps=(5.0, 50.0, 100.0), approve=(50.0,), drain_s=0.0, load_s=1e9, baseline=True, second_opinion=True
+)  # fmt: skip
 COMMANDS: tuple[Kind, ...] = ("pause", "resume", "approve", "promote", "abort", "back")
 LENGTH = 6
 
@@ -46,6 +48,11 @@ def _seen(verdict: Verdict, **changes: Any) -> Seen:
 
 EVENTS = (
     *(Event(verdict.value, _seen(verdict)) for verdict in Verdict),
+    Event(
+        "slow by chance",
+        Seen(judgement=Judgement(verdict=Verdict.FAIL, reason="as judged", latency_alone=True)),
+    ),
+    Event("absent", _seen(Verdict.PASS, candidate="absent")),
     Event("dead", _seen(Verdict.PASS, candidate="dead")),
     Event("hung", _seen(Verdict.PASS, candidate="starting", unready_s=9.0)),
     Event("not routed", _seen(Verdict.PASS, routed=False)),
@@ -59,7 +66,7 @@ EVENTS = (
 
 def key(now: Rollout) -> tuple[object, ...]:
     """All that decides how a rollout goes on, without its times."""
-    return (now.phase, now.step, now.hold, now.approved, now.verdict, now.plan)
+    return (now.phase, now.step, now.hold, now.approved, now.verdict, now.plan, now.restarted)
 
 
 def first(mode: Mode) -> Rollout:
@@ -145,7 +152,8 @@ def _ends(now: Rollout, *commands: Kind) -> Phase:
     for _ in range(4 * LENGTH):
         if now.hold is Hold.APPROVAL:
             now = Event("approve", command="approve").happen(now)
-        now = Event("pass", _seen(Verdict.PASS)).happen(now)
+        stopped = "absent" if now.phase is Phase.RESTARTING else "ready"
+        now = Event("pass", _seen(Verdict.PASS, candidate=stopped)).happen(now)
         if commands and now.phase is Phase.BAKING and commands[0] == "promote":
             now = Event("promote", command="promote").happen(now)
     return now.phase
@@ -157,3 +165,19 @@ def test_a_dead_candidate_has_no_traffic_after_any_sequence(mode: Mode) -> None:
     for now in states(mode):
         if now.phase in (Phase.SHIFTING, Phase.BAKING, Phase.DRAINING):
             assert dead.happen(now).phase is Phase.ABORTING
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_candidate_is_started_again_at_most_once_and_only_for_latency(mode: Mode) -> None:
+    for now, event, then in transitions(mode):
+        if then.restarted and not now.restarted:
+            assert (event.name, now.phase, then.phase) == (
+                "slow by chance",
+                Phase.SHIFTING,
+                Phase.WITHDRAWING,
+            )
+        if then.phase is Phase.WITHDRAWING and now.phase is not Phase.WITHDRAWING:
+            assert not now.restarted
+        assert then.restarted or not now.restarted or then.id != now.id
+        if then.phase in (Phase.WITHDRAWING, Phase.RESTARTING):
+            assert then.weight_percent == 0
