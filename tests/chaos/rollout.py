@@ -215,6 +215,10 @@ CASES = (
     HUNG,
     Case(name="30 ms slower", ends=Phase.ROLLED_BACK, change=executes_first("time.sleep(0.03)")),
     Case(
+        name="30 ms slower, second opinion", ends=Phase.ROLLED_BACK, change=executes_first("time.sleep(0.03)"),
+        plan=replace(PLAN, second_opinion=True),
+    ),
+    Case(
         name="slow in 2%", ends=Phase.ROLLED_BACK,
         change=executes_first("time.sleep(0.2 if random.random() < 0.02 else 0)"),
     ),
