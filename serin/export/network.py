@@ -22,7 +22,7 @@ from serin.formats.dataset import DatasetDescription
 from serin.formats.trained import ModelRecord, read_record, read_trained
 from serin.formats.weights import read_weights
 from serin.formats.wire import Array
-from serin.models.build import build_model, load_model
+from serin.models.build import load_model
 from serin.models.shape import TableShape, shape_of
 from serin.models.trees import margins, read_booster
 
@@ -86,9 +86,7 @@ def _torch_network(folder: Path, data: DatasetDescription, tolerance: float) -> 
             reason=f"it was trained for {weights.model.task} on {shape}, the dataset is {data.task} with {wanted}; "
             "give the checkpoint and the dataset of the same run",
         )
-    module = build_model(weights.model.model, shape)
-    module.load_state_dict(weights.state)
-    module.eval()
+    module = load_model(folder)
     graph = torch2onnx(module, shape, tolerance=tolerance)
     smaller = {}
     if (folder / _PRUNED).is_dir():

@@ -30,8 +30,14 @@ class Weights:
 
 
 def write_weights(folder: Path, module_state: Mapping[str, Tensor], model_json: Mapping[str, Any]) -> None:
-    """Both files into an existing folder. `model_json` holds model, shape and task; the digest is added here."""
-    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in module_state.items()})
+    """Both files into an existing folder. `model_json` holds model, shape and task; the digest is added here.
+
+    Copies, since safetensors refuses tensors that share memory, as tied weights do.
+    """
+    copies = {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in module_state.items()
+    }
+    data = save(copies)
     write_trained(folder, data, model_json)
 
 

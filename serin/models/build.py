@@ -14,6 +14,7 @@ from serin.models.ft_transformer import FtTransformer
 from serin.models.mlp import Mlp
 from serin.models.module import OwnNetwork
 from serin.models.shape import TableShape
+from serin.models.state import load_state
 from serin.spec.stages import ModelSpec
 
 
@@ -35,7 +36,7 @@ def load_model(folder: Path) -> nn.Module:
         units=weights.model.task == "regression",
     )
     network = build_model(weights.model.model, shape)
-    network.load_state_dict(weights.state)
+    load_state(network, weights.state)
     return network.eval()
 
 

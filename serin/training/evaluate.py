@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from serin.formats.schema import Task
+from serin.training.buffers import buffers_kept
 from serin.training.judge import judge_scores
 from serin.training.precision import matrix_products
 from serin.training.tables import MappedTable, ResidentTable
@@ -37,6 +38,7 @@ def evaluate(
     targets: Sequence[str] = (),
 ) -> dict[str, float]:
     """The split's metrics, the same on all ranks. Always in full fp32, without dropout. `targets`: names of several.
+    Changes nothing in the network, also where its forward changes buffers in evaluation mode.
 
     FloatingPointError when a score is not finite: such weights are not to be kept.
     """
@@ -44,7 +46,7 @@ def evaluate(
     start, stop = (min(table.rows, per_rank * rank) for rank in (world.rank, world.rank + 1))
     pieces = []
     network.eval()
-    with torch.no_grad(), matrix_products("fp32"):
+    with torch.no_grad(), matrix_products("fp32"), buffers_kept(network):
         for offset in range(0, per_rank, _BATCH_ROWS):
             # Where weights are shared out, a rank that has no rows left must still take part: with one, not counted.
             begin = min(start + offset, stop)

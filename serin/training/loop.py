@@ -251,6 +251,7 @@ class Loop:
 
     def _end_epoch(self, step: int) -> None:
         per_epoch = self.choices.steps_per_epoch
+        self.learner.state.bring_buffers_together()
         found = self._measure(step)
         loss = self.position.loss_sum * _LOSS_UNIT / per_epoch
         record = EpochRecord(epoch=step // per_epoch, step=step, loss=loss, metrics=found)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from serin.models.stages import assign_stages, stages_of
+from serin.training.buffers import buffers_kept
 from serin.training.gradients import LossScale
 from serin.training.losses import Loss
 from serin.training.spread import Computing, Spread
@@ -29,7 +30,9 @@ class Pipeline(Spread):
         stages = stages_of(network)
         sizes = [_numbers(network, stage.owns) for stage in stages]
         mine = assign_stages(sizes, world.size)[world.rank]
-        _keep_only(network, tuple(name for number in mine for name in stages[number].owns), world.device)
+        owned = [name for number in mine for name in stages[number].owns]
+        others = [name for stage in stages for name in stage.owns if name not in owned]
+        _keep_only(network, tuple(owned), tuple(others), world.device)
         self._piece = _Piece([stages[number].run for number in mine])
         self.scorer = _Scorer(network, self._piece, world)
         self._schedules: dict[tuple[int, ...], _Schedule] = {}
@@ -39,10 +42,21 @@ class Pipeline(Spread):
     ) -> Tensor:
         """As Spread's. The last rank knows the loss; over the ranks, of which the others have 0, its mean is right."""
         shape = (len(pieces), len(pieces[0].target))
-        if shape not in self._schedules:
-            self._schedules[shape] = _Schedule(self._piece, self.world, parts=len(pieces))
         with computing():
+            if shape not in self._schedules:
+                self._schedules[shape] = _Schedule(self._piece, self.world, parts=len(pieces))
+                self._run_for_nothing(self._schedules[shape], pieces, loss, scale)
             return self._schedules[shape].run(pieces, loss, scale)
+
+    def _run_for_nothing(
+        self, schedule: _Schedule, pieces: Sequence[Batch], loss: Loss, scale: LossScale | None
+    ) -> None:
+        """torch finds the shapes between the ranks by a forward pass over memory as it is, within the first step. That
+        would count in running statistics and draw random numbers, again whenever a run is resumed."""
+        with buffers_kept(self.network), torch.random.fork_rng(self.world.gpus):
+            schedule.run(pieces, loss, scale)
+        for weight in self.network.parameters():
+            weight.grad = None
 
     def compiled(self) -> Spread:
         raise RuntimeError("a pipeline is not compiled")
@@ -134,8 +148,11 @@ def _numbers(network: nn.Module, owns: tuple[str, ...]) -> int:
     return sum(weight.numel() for name, weight in network.named_parameters() if name.startswith(owns))
 
 
-def _keep_only(network: nn.Module, owned: tuple[str, ...], device: torch.device) -> None:
-    """This rank's weights on its device, the others' as names and shapes."""
+def _keep_only(
+    network: nn.Module, owned: tuple[str, ...], others: tuple[str, ...], device: torch.device
+) -> None:
+    """This rank's weights and buffers on its device, the others' as names and shapes. Buffers of no stage, such as the
+    target's unit, are the same on all ranks."""
     for path, module in network.named_modules():
         for name, weight in module.named_parameters(recurse=False):
             mine = f"{path}.{name}".lstrip(".").startswith(owned)
@@ -144,7 +161,9 @@ def _keep_only(network: nn.Module, owned: tuple[str, ...], device: torch.device)
                 moved = nn.Parameter(weight.detach().to(place), requires_grad=mine and weight.requires_grad)
             module.register_parameter(name, moved)
         for name, buffer in module.named_buffers(recurse=False):
-            module.register_buffer(name, buffer.to(device), persistent=name not in _transient(module))
+            theirs = f"{path}.{name}".lstrip(".").startswith(others)
+            moved = buffer.to("meta" if theirs else device)
+            module.register_buffer(name, moved, persistent=name not in _transient(module))
 
 
 def _transient(module: nn.Module) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from serin.training.buffers import buffers_kept
 from serin.training.full import fill, full
 from serin.training.learner import Learner
 from serin.training.loader import Loader
@@ -155,23 +156,19 @@ class _Trial:
 @contextmanager
 def undone(learner: Learner) -> Iterator[None]:
     """What is tried in the block changes nothing."""
-    network, device = learner.network, learner.world.device
+    network = learner.network
     state = {name: tensor for name, tensor in network.state_dict().items() if not tensor.is_meta}
     before = {name: full(tensor).clone() for name, tensor in state.items()}
-    random, random_gpu = torch.get_rng_state(), None
-    if device.type == "cuda":
-        random_gpu = torch.cuda.get_rng_state(device)
     try:
-        yield
+        # Non-persistent buffers are not in the state.
+        with buffers_kept(network), torch.random.fork_rng(learner.world.gpus):
+            yield
     finally:
         for name, tensor in network.state_dict().items():
             if name in before:
                 fill(tensor, before[name])
         learner.updates.clear()
         learner.updates.forget()
-        torch.set_rng_state(random)
-        if random_gpu is not None:
-            torch.cuda.set_rng_state(random_gpu, device)
 
 
 def _first_line(error: BaseException) -> str:

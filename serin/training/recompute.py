@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 from torch import nn
@@ -10,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from serin.models.ensemble import Ensemble
 from serin.models.module import OwnNetwork
 from serin.models.stages import stages_of
+from serin.training.buffers import buffers_kept, fill_buffers
 
 
 def recompute_parts(network: nn.Module) -> int:
@@ -20,8 +23,25 @@ def recompute_parts(network: nn.Module) -> int:
     """
     parts = _parts(network)
     for part in parts:
-        part.forward = partial(checkpoint, part.forward, use_reentrant=False)
+        again = partial(checkpoint, part.forward, use_reentrant=False)
+        if any(True for _ in part.buffers()):
+            again = partial(again, context_fn=partial(_buffers_as_before, part))
+        part.forward = again
     return len(parts)
+
+
+def _buffers_as_before(part: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a forward pass and of its repetition, which must see the buffers as they were and leave them as they
+    are: BatchNorm would count every batch twice."""
+    before = {name: buffer.detach().clone() for name, buffer in part.named_buffers()}
+
+    @contextmanager
+    def repeated() -> Iterator[None]:
+        with buffers_kept(part):
+            fill_buffers(part, before)
+            yield
+
+    return nullcontext(), repeated()
 
 
 def _parts(network: nn.Module) -> list[nn.Module]:

@@ -87,7 +87,7 @@ def _averaged(network: nn.Module, world: World) -> nn.Module:
     # Where its step is to be captured, DDP must be made on another stream than the default one.
     side = torch.cuda.Stream() if gpu else None  # type: ignore[no-untyped-call]
     with warnings.catch_warnings(), torch.cuda.stream(side) if side else nullcontext():
-        # Deprecated in torch 2.13 for a name that 2.11 does not have. Our buffers never change.
+        # Deprecated in torch 2.13 for a name that 2.11 does not have. buffers.py merges buffers, not DDP.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         wrapped = DistributedDataParallel(
             network,

@@ -9,7 +9,7 @@ from typing import Literal
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from serin.durable import write_whole
 from serin.errors import TrainingRefused
@@ -30,7 +30,7 @@ from serin.training.precision import candidates, refuse_precision
 from serin.training.prepare import undone
 from serin.training.step import CapturedStep, seconds_per_step
 from serin.training.strategy import Strategy, Weight, choose_strategy
-from serin.training.tables import MappedTable, ResidentTable
+from serin.training.tables import Batch, MappedTable, ResidentTable
 from serin.training.updates import by_row_pays, category_tables
 from serin.training.world import World
 
@@ -162,11 +162,8 @@ def _seconds(
     torch.set_num_threads(choose_threads(products(rows), cores=cores))
     try:
         batch = table.slice(0, rows)
-        run: Callable[[], Tensor] = lambda: learner.step(batch)  # noqa: E731
-        if world.device.type == "cuda" and learner.may_capture:
-            captured = CapturedStep(learner.step, batch)
-            run = lambda: captured(batch)  # noqa: E731
-        return seconds_per_step(run, world, within_s=_MEASURED_S)
+        run = _captured(learner, batch) if world.device.type == "cuda" and learner.may_capture else None
+        return seconds_per_step(lambda: (run or learner.step)(batch), world, within_s=_MEASURED_S)
     except torch.OutOfMemoryError as error:
         learner.updates.clear()
         if world.size > 1:
@@ -174,6 +171,18 @@ def _seconds(
             raise StartAgain(
                 f"out of memory with {size:,} rows per step: smaller ones from now on"
             ) from error
+        torch.cuda.empty_cache()
+        return None
+
+
+def _captured(learner: Learner, batch: Batch) -> CapturedStep | None:
+    """None when a graph cannot hold it; ready_step() then says why."""
+    try:
+        return CapturedStep(learner.step, batch)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        torch.cuda.synchronize(learner.world.device)
         torch.cuda.empty_cache()
         return None
 

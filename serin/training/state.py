@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from serin.models.state import state_of
+from serin.training.buffers import Buffers
 from serin.training.checkpoint import Saved
 from serin.training.full import fill, full
 from serin.training.loader import stream_seed
@@ -16,10 +18,15 @@ class RunState:
     def __init__(self, spread: Spread, updates: Updates, *, seed: int) -> None:
         self._spread, self._updates, self._seed = spread, updates, seed
         self._network, self._world = spread.network, spread.world
+        self._buffers = Buffers(spread.network, spread.rows)
 
     def begin(self) -> None:
         """Ranks that work on the same rows drop the same numbers of them."""
         torch.manual_seed(stream_seed(self._seed, "dropout", self._spread.rows.rank))
+
+    def bring_buffers_together(self) -> None:
+        """Before the network is scored: every rank gets the same buffers, those that are then saved. All must ask."""
+        self._buffers.bring_together()
 
     def weights(self) -> dict[str, Tensor]:
         """All of the network's, whole, by name. All ranks must ask."""
@@ -29,7 +36,7 @@ class RunState:
         """Copies on the host of the first rank, nothing on the others. All ranks must ask."""
         mine = {f"model.{name}": tensor for name, tensor in self._mine().items()}
         mine |= {f"optimizer.{name}": tensor for name, tensor in self._updates.state().items()}
-        tensors = self._spread.unite(mine) | self._gather_randomness()
+        tensors = self._spread.unite(mine) | self._buffers.collect() | self._gather_randomness()
         if not self._world.first:
             return {}
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
@@ -37,6 +44,7 @@ class RunState:
     def restore(self, saved: Saved) -> bool:
         """False when the run goes on, but not bit for bit as it would have: other hardware, another number of ranks."""
         self.load_weights(saved)
+        self._buffers.restore(saved.tensors)
         self._updates.load(_under("optimizer", saved.tensors))
         mine = _under(f"random.{self._world.rank}", saved.tensors)
         device = self._world.device
@@ -52,12 +60,14 @@ class RunState:
     def load_weights(self, saved: Saved) -> None:
         """Into the tensors that are there, which a captured step goes on using."""
         weights = _under("model", saved.tensors)
-        for name, tensor in self._network.state_dict().items():
-            if not tensor.is_meta:
+        persistent = self._network.state_dict().keys()
+        for name, tensor in state_of(self._network).items():
+            cache = name not in persistent and (name not in weights or weights[name].shape != tensor.shape)
+            if not tensor.is_meta and not cache:
                 fill(tensor, weights[name])
 
     def _mine(self) -> dict[str, Tensor]:
-        state = self._network.state_dict()
+        state = state_of(self._network)
         return {name: full(tensor) for name, tensor in state.items() if not tensor.is_meta}
 
     def _gather_randomness(self) -> dict[str, Tensor]:

@@ -70,6 +70,10 @@ class Step:
         assert self.gather is not None
         return self.gather(rows)
 
+    def buffer_places(self) -> dict[str, int]:
+        """Where in memory the network's buffers are."""
+        return {name: buffer.data_ptr() for name, buffer in self._spread.network.named_buffers()}
+
     def compiled(self) -> Step:
         """The same step with its forward and backward compiled, at the first call."""
         made = copy(self)
@@ -91,9 +95,15 @@ class CapturedStep:
                 step(self._place)
             self.updates.clear()
         torch.cuda.current_stream().wait_stream(side)
+        places = step.buffer_places()
         # Threads that bring rows go on meanwhile: what they do must not count as part of this stream.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._loss = step(self._place)
+        replaced = sorted(name for name, place in step.buffer_places().items() if places.get(name) != place)
+        if replaced:  # every replay would read the old tensor
+            raise RuntimeError(
+                f"the buffer {replaced[0]} is replaced in a step; change it in place, by copy_()"
+            )
 
     def __call__(self, rows: Tensor | Batch) -> Tensor:
         self._place.copy_(rows)  # type: ignore[arg-type]

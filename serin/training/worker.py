@@ -26,6 +26,7 @@ from serin.formats.weights import read_weights
 from serin.models.build import build_model
 from serin.models.module import ANY_FAULT
 from serin.models.shape import TableShape, shape_of
+from serin.models.state import load_state
 from serin.training.class_weights import class_weights
 from serin.training.files import only_one
 from serin.training.job import Choices, TrainingJob, training_file
@@ -116,7 +117,7 @@ def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[],
     if description.task == "regression":
         _set_units(network, split)
     if start_of(folder).exists():  # a network that was cut from a trained one
-        network.load_state_dict(read_weights(start_of(folder)).state)
+        load_state(network, read_weights(start_of(folder)).state)
     learner, table, choices = _begin(job, folder, world, description, network, split, shape)
     loop = Loop(
         job=job,

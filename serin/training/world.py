@@ -29,6 +29,11 @@ class World:
         """Is this the rank that writes?"""
         return self.rank == 0
 
+    @property
+    def gpus(self) -> list[torch.device]:
+        """The GPU this rank works on; none of them on a CPU."""
+        return [self.device] if self.device.type == "cuda" else []
+
     def agree(self, values: Sequence[int]) -> list[int]:
         """The greatest of each value over all ranks, the same on all of them."""
         if self.size == 1:
@@ -61,6 +66,12 @@ class World:
         pieces = [torch.empty_like(piece) for _ in range(self.size)]
         dist.all_gather(pieces, piece.contiguous())
         return torch.cat(pieces)
+
+    def broadcast(self, piece: Tensor) -> Tensor:
+        """The first rank's piece, a tensor of the host and equal in shape and type on all ranks, on every rank."""
+        if self.size > 1:
+            dist.broadcast(piece, src=0)
+        return piece
 
     def share(self, found: dict[str, float]) -> dict[str, float]:
         """What the first rank found, on all of them."""

@@ -92,7 +92,9 @@ def job(folder: Path, dataset: Dataset, ranks: int, model: dict[str, Any], **set
         ours |= {"blocks": 2, "heads": 2}
     return TrainingJob(
         model=ModelSpec(**ours, **model),
-        training=TrainingSpec(**{"epochs": 2, "batch_rows": 100, "learning_rate": 3e-3, **settings}),
+        training=TrainingSpec(
+            **{"epochs": 2, "batch_rows": 100, "learning_rate": 3e-3, "precision": "fp32", **settings}
+        ),
         dataset=dataset.path,
         dataset_digest=dataset.digest,
         processes=ranks,

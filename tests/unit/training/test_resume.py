@@ -1,7 +1,8 @@
 """Interrupted in every way, a training ends with the same weights, bit for bit: real processes, signals and torchrun.
 
 A start of torchrun costs seconds, so each of those tests tells a long story; kills at random steps go through processes
-that are forked with torch loaded.
+that are forked with torch loaded. The precision is named: `auto` times the steps, and on a busy machine with bf16 two
+runs may get different ones.
 """
 
 from __future__ import annotations
@@ -57,7 +58,12 @@ def test_killed_at_three_random_steps_it_ends_with_the_same_weights(tmp_path: Pa
     """One rank, the last, is killed with -9 in the middle of a step; the others end by themselves."""
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 1000, "valid": 200, "test": 200})
     training = TrainingSpec(
-        epochs=3, batch_rows=50, learning_rate=3e-3, checkpoint_every_steps=4, processes=ranks
+        epochs=3,
+        batch_rows=50,
+        learning_rate=3e-3,
+        precision="fp32",
+        checkpoint_every_steps=4,
+        processes=ranks,
     )
     job = job_of(MODEL, training, dataset).model_dump_json()
     steps = sorted(random.SystemRandom().sample(range(5, 60), 3))
@@ -82,7 +88,9 @@ def test_one_process_that_was_told_to_stop_and_then_killed_ends_with_the_same_we
 ) -> None:
     """SIGTERM to the launcher, then kill -9 of its worker, then left alone."""
     dataset, folder, reference = make_dataset(tmp_path / "dataset"), tmp_path / "run", tmp_path / "reference"
-    training = TrainingSpec(epochs=8, batch_rows=50, learning_rate=3e-3, checkpoint_every_steps=20)
+    training = TrainingSpec(
+        epochs=8, batch_rows=50, learning_rate=3e-3, precision="fp32", checkpoint_every_steps=20
+    )
     with pytest.raises(Preempted) as stopped, at_the_next_checkpoint(folder, ask_this_process_to_stop):
         launch.train(MODEL, training, dataset, folder=folder)
     request.getfixturevalue("warm")  # the first was started as every worker is
@@ -103,7 +111,9 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_last_checkpoint_and_the_ru
     tmp_path: Path,
 ) -> None:
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 1000, "valid": 200, "test": 200})
-    training = TrainingSpec(epochs=2, batch_rows=50, learning_rate=3e-3, checkpoint_every_steps=4)
+    training = TrainingSpec(
+        epochs=2, batch_rows=50, learning_rate=3e-3, precision="fp32", checkpoint_every_steps=4
+    )
     job, folder = job_of(MODEL, training, dataset).model_dump_json(), made(tmp_path / "run")
     assert run_ranks(1, train_rank, job, folder, 9) == [Preempted.exit_code]
     last = Checkpoints(folder).newest(pytest.fail)
@@ -125,7 +135,7 @@ def test_two_processes_without_enough_memory_are_started_again_with_smaller_part
     (tmp_path / "net.py").write_text(HUNGRY)
     folder, reference = tmp_path / "run", made(tmp_path / "reference")
     said: list[str] = []
-    hungry = {"epochs": 2, "batch_rows": 100, "processes": 2}
+    hungry = {"precision": "fp32", "epochs": 2, "batch_rows": 100, "processes": 2}
     model = ModelSpec(module=f"{tmp_path / 'net.py'}:Net", options={"limit": 25})
     launch.train(model, TrainingSpec(**hungry), dataset, folder=folder, say=said.append)
     frugal = job_of(model, TrainingSpec(**hungry, accumulate=2), dataset).model_dump_json()
@@ -143,7 +153,9 @@ def test_two_machines_meet_and_end_with_the_same_weights_when_one_loses_its_work
         tmp_path / "run",
         made(tmp_path / "reference"),
     )
-    training = TrainingSpec(epochs=4, batch_rows=50, learning_rate=3e-3, checkpoint_every_steps=20)
+    training = TrainingSpec(
+        epochs=4, batch_rows=50, learning_rate=3e-3, precision="fp32", checkpoint_every_steps=20
+    )
 
     def on_two_machines() -> list[object]:
         with socket.socket() as free:
@@ -199,7 +211,7 @@ def test_one_rank_stopped_again_and_again_ends_with_the_same_weights(
 ) -> None:
     dataset, training = (
         make_dataset(tmp_path / "dataset"),
-        TrainingSpec(epochs=3, batch_rows=50, learning_rate=3e-3),
+        TrainingSpec(epochs=3, batch_rows=50, learning_rate=3e-3, precision="fp32"),
     )
     stops = 0
     while True:
