@@ -108,20 +108,19 @@ def _protocol_options(protocol: Protocol) -> Document:
         "@type": HTTP_OPTIONS,
         "common_http_protocol_options": {"idle_timeout": "60s"},
         "explicit_http_config": {wire: {}},
-        "http_filters": [
-            _bad_request("grpc-status", "13") if protocol == "grpc" else _bad_request(":status", "500"),
-            {"name": "codec", "typed_config": {"@type": UPSTREAM_CODEC}},
-        ],
     }
+    if protocol == "http":  # the gateway hands on no message that a server of gRPC cannot read
+        codec = {"name": "codec", "typed_config": {"@type": UPSTREAM_CODEC}}
+        options["http_filters"] = [_bad_request(), codec]
     return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}
 
 
-def _bad_request(header: str, value: str) -> Document:
-    """The script is called for an answer that has this header, and for no other: good ones are not to pay for it."""
+def _bad_request() -> Document:
+    """The script is called for an answer with status 500, and for no other: good ones are not to pay for it."""
     source = {"inline_string": (SOURCES / "bad_request.lua").read_text()}
     found = {
-        "input": {"name": "header", "typed_config": {"@type": RESPONSE_HEADER, "header_name": header}},
-        "value_match": {"exact": value},
+        "input": {"name": "header", "typed_config": {"@type": RESPONSE_HEADER, "header_name": ":status"}},
+        "value_match": {"exact": "500"},
     }
     other = {
         "predicate": {"not_matcher": {"single_predicate": found}},
