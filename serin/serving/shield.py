@@ -1,8 +1,10 @@
-"""What keeps the wheel's Triton alive when clients give up their calls: a small library that is loaded before its own.
+"""Keeps the wheel's Triton alive when clients cancel gRPC calls: a small library that is loaded before its own.
 
-Triton 2.51 ends when a gRPC call is cancelled in the moment in which it is answered (tried: one cancelled call in a few
-hundred), and whoever may ask can cancel. grpc_shield.cc says how that is kept from it. It is compiled where Triton is
-installed; without a compiler there is none, and a Triton that died of it is started anew.
+Triton 2.51 exits when a gRPC call is cancelled at the moment it is answered (measured: one cancelled call in a few
+hundred), and anyone who may call can cancel. grpc_shield.cc says how the gateway's cancellations are kept from it
+without keeping their memory. A connection that is closed with calls under way cancels them all the same: the gateway
+does not do that, so Triton's port must be reachable from this machine alone. The library is compiled where Triton is
+installed; without a compiler there is none, and a Triton that exited is started again.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hpack import Decoder
 
 from serin.artifacts import Release
 from serin.errors import TritonInstallFailed
@@ -18,7 +19,8 @@ from serin.serving.triton import TritonInstall
 from serin.serving.triton_process import new_place, triton_process
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-RESET, UNKNOWN = 0x3, 0xF0
+HEADERS, RESET = 0x1, 0x3
+END_STREAM, END_HEADERS = 0x1, 0x4
 SERVER = """if True:
     import os, socket, sys
     with socket.socket(fileno=int(sys.argv[1])) as listener:
@@ -29,15 +31,27 @@ SERVER = """if True:
 """
 
 
-def frame(kind: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + (3).to_bytes(4, "big") + payload
+def frame(kind: int, payload: bytes, flags: int = 0) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + (3).to_bytes(4, "big") + payload
 
 
-def frames(reset: int) -> bytes:
+def trailers(payload: bytes) -> bytes:
+    """What a reset becomes: as many fields of one byte, and the end of the stream."""
+    fields = b"\x90" * len(payload)
+    assert all(
+        field == (b"accept-encoding", b"gzip, deflate") for field in Decoder().decode(fields, raw=True)
+    )
+    return frame(HEADERS, fields, END_STREAM | END_HEADERS)
+
+
+def frames(*, shielded: bool) -> bytes:
     """Threes everywhere, and some that say that a stream is reset."""
-    drawn = random.Random(3)
-    made = [frame(drawn.choice([0, 1, 8, reset]), b"\x03" * drawn.choice([0, 3, 4, 300])) for _ in range(200)]
-    return PREFACE + frame(4, b"") + b"".join(made)
+    drawn, made = random.Random(3), PREFACE + frame(4, b"")
+    for _ in range(200):
+        kind, flags = drawn.choice([0, 1, 8, RESET]), drawn.choice([0, 3])
+        payload = b"\x03" * drawn.choice([0, 3, 4, 300])
+        made += trailers(payload) if shielded and kind == RESET else frame(kind, payload, flags)
+    return made
 
 
 def received(data: bytes, library: Path, *, piece: int, watched: bool) -> bytes:
@@ -63,14 +77,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("piece", [1, 7, 65536])
-def test_a_reset_becomes_a_frame_that_nobody_knows_and_nothing_else_is_changed(
+def test_a_reset_becomes_the_end_of_the_clients_side_and_nothing_else_is_changed(
     library: Path, piece: int
 ) -> None:
-    assert received(frames(RESET), library, piece=piece, watched=True) == frames(UNKNOWN)
+    assert received(frames(shielded=False), library, piece=piece, watched=True) == frames(shielded=True)
 
 
 def test_other_ports_are_left_alone(library: Path) -> None:
-    assert received(frames(RESET), library, piece=100, watched=False) == frames(RESET)
+    sent = frames(shielded=False)
+    assert received(sent, library, piece=100, watched=False) == sent
 
 
 def test_a_release_gets_the_shield_that_its_triton_has_for_its_own_port(tmp_path: Path) -> None:
