@@ -14,7 +14,7 @@ TOGETHER = {
     "tests/tasks": "flows",
 }
 # The longest first, so that no worker is left with one of them at the end.
-FIRST = ("stack", "flows", "tests/e2e")
+FIRST = ("stack", "flows", "tests/e2e", "tests/unit/training", "tests/unit/export")
 
 
 def scope(nodeid: str) -> str:

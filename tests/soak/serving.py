@@ -20,7 +20,6 @@ from tests.e2e.fuzz_door import Footprint, footprint
 from tests.e2e.serving_load import loading, outcome
 from tests.e2e.serving_stack import Stack, running_stack
 
-WARM_UP = 0.25  # of the time: pools fill, regions of shared memory grow to the size of a batch
 CLIENTS = 4
 CONNECTIONS = 16.0
 
@@ -59,9 +58,11 @@ def soak(
     *,
     every_s: float,
     memory_share: float,
+    warm_up: float = 0.25,
     say: Callable[[str], None] = lambda _: None,
 ) -> Soaked:
-    """`memory_share`: of its level, by which resident memory may grow."""
+    """`memory_share`: of its level, by which resident memory may grow. `warm_up`: the part of the time in which pools
+    fill and regions of shared memory grow to the size of a batch."""
     stack.route(50)
     done = threading.Event()
     times: list[float] = []
@@ -78,7 +79,7 @@ def soak(
                 time.sleep(min(every_s, max(seconds - now, 0.01)))
         finally:
             done.set()
-    first = sum(now < WARM_UP * seconds for now in times)
+    first = sum(now < warm_up * seconds for now in times)
     restarted = held[first].pids != held[-1].pids
     return Soaked(results, growths(times[first:], held[first:], memory_share), restarted)
 
