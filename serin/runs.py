@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from serin.errors import NameInvalid, NotFound
+from serin.private import make_private
 
 _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
 
@@ -22,6 +23,7 @@ def run_folder(home: Path, run: str, *, create: bool = False) -> Path:
         raise NameInvalid(kind="run", name=run, rule="small letters, digits and '-', at most 80 characters")
     folder = home / "runs" / run
     if create:
+        make_private(home)
         folder.mkdir(parents=True, exist_ok=True)
     elif not folder.is_dir():
         raise NotFound(kind="run", name=run, known=runs(home))

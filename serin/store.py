@@ -36,6 +36,7 @@ from serin import environment
 from serin.artifacts import Bundle, Dataset
 from serin.durable import sync, write_whole
 from serin.errors import BundleBroken, NameInvalid, NotFound, StoreNotWritable
+from serin.private import make_private
 from serin.spec.names import valid_model_name
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
@@ -61,18 +62,23 @@ class Store:
         """An empty folder to fill and publish. What is left of it at the end is removed."""
         parent = Path(self._root) / "work" if self.local else Path(tempfile.gettempdir())
         with self._writing():
+            _make_home_of(parent)
             parent.mkdir(parents=True, exist_ok=True)
             folder = parent / f"{os.getpid()}-{secrets.token_hex(6)}"
-            folder.mkdir()
+            folder.mkdir(
+                mode=0o700
+            )  # half done is for its owner alone, here and in the system's temporary folder
+            inside = folder / "it"  # and has the mode that the umask gives once it is published
+            inside.mkdir()
         try:
             with self._writing():
-                yield folder
+                yield inside
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def kept_folder(self) -> Path:
         """Where builds keep what the next one may find: on this machine, also when the store is elsewhere."""
-        return Path(self._root) / "kept" if self.local else self._cache / "kept"
+        return Path(self._root) / "kept" if self.local else self._private_cache() / "kept"
 
     # datasets
 
@@ -240,7 +246,7 @@ class Store:
         if not self._fs.exists(self._path(relative, marker)):
             return None
         origin = hashlib.sha256(self.url.encode()).hexdigest()[:12]
-        kept = self._cache / origin / relative
+        kept = self._private_cache() / origin / relative
         if not (kept / marker).is_file():
             kept.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=kept.parent) as temporary:
@@ -268,6 +274,11 @@ class Store:
             return
         write_whole(Path(path), content)
 
+    def _private_cache(self) -> Path:
+        """What was fetched from elsewhere is for those alone who may read it there."""
+        _make_home_of(self._cache)
+        return make_private(self._cache)
+
     @contextmanager
     def _locked(self, relative: str) -> Iterator[None]:
         if not self.local:
@@ -287,6 +298,13 @@ class Store:
             if error.errno not in _NOT_WRITABLE:
                 raise
             raise StoreNotWritable(path=self.url, reason=error.strerror or str(error)) from error
+
+
+def _make_home_of(folder: Path) -> None:
+    """A store or a cache may be the first thing in the home."""
+    home = environment.home()
+    if folder.is_relative_to(home):
+        make_private(home)
 
 
 def _checked(digest: str) -> str:

@@ -85,7 +85,7 @@ def main(workers: int, folder: Path) -> None:
     from dask_cuda import LocalCUDACluster
 
     with (
-        dask.config.set(LOST_WORKERS_COME_BACK),
+        dask.config.set(LOST_WORKERS_COME_BACK | {"temporary-directory": str(folder)}),
         LocalCUDACluster(
             n_workers=workers,
             threads_per_worker=_THREADS,

@@ -7,6 +7,7 @@ that dies takes nothing with it that cannot be made again: what tasks share lies
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,13 +41,15 @@ class WorkersLost(MemoryError):
 
 @contextmanager
 def local_cluster(workers: int, worker_bytes: int | str = "auto") -> Iterator[Any]:
-    """A client of a cluster of processes on this machine, one thread each, reachable from this machine only.
+    """A client of a cluster of processes on this machine, one thread each, reachable from this machine only. What
+    workers put on disk is in a folder that only their owner may enter; Dask's own in /tmp is open to all users.
 
     EngineFailed when one of them died while it was started: later Dask starts another."""
     begun = done = False
     try:
         with (
-            dask.config.set(LOST_WORKERS_COME_BACK),
+            tempfile.TemporaryDirectory(prefix="serin-dask-", ignore_cleanup_errors=True) as folder,
+            dask.config.set(LOST_WORKERS_COME_BACK | {"temporary-directory": folder}),
             _LocalCluster(
                 n_workers=workers,
                 threads_per_worker=1,

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serin.durable import sync, write_secret
 from serin.errors import KeyFileBroken, KeyRefused
+from serin.private import make_private
 from serin.serving.envoy_guard import asks_for_keys
 from serin.spec.names import valid_model_name
 
@@ -173,7 +174,7 @@ class KeyFile:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else changes or publishes the ring in the meantime."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self.path.parent)
         lock = os.open(
             self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
         )

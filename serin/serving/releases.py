@@ -25,7 +25,13 @@ from serin.serving.process import ProcessHost
 from serin.serving.release_record import Record, Served, read_record, write_record
 from serin.serving.repository import build_repository, check_own_repository, choose_for, serving_settings
 from serin.serving.triton import TritonInstall, find_triton
-from serin.serving.triton_process import TritonPlace, new_place, reclaim_shared_memory, triton_process
+from serin.serving.triton_process import (
+    TritonPlace,
+    close_shared_memory,
+    new_place,
+    reclaim_shared_memory,
+    triton_process,
+)
 from serin.store import Store
 
 ReleaseState = Literal["absent", "starting", "ready", "dead"]
@@ -99,6 +105,7 @@ class Releases:
         began, patience_s = time.monotonic(), self._patience_s(release, record.served)
         if answers(record.place.endpoint.http, release, self._schema(release), timeout_s=patience_s):
             self._row_s[release.name] = time.monotonic() - began
+            close_shared_memory(record.place)  # of a part that was started again, too
             return "ready"
         return "dead" if release.name in self._row_s else "starting"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -118,6 +119,15 @@ def _command(
         f"--backend-config=python,shm-default-byte-size={_SHARED_MEMORY_BYTES}",
         f"--exit-timeout-secs={_EXIT_S}",
     )
+
+
+def close_shared_memory(place: TritonPlace, folder: Path = Path("/dev/shm")) -> None:  # noqa: S108 (not a scratch file)
+    """Only the owner may read the requests that pass between Triton and its Python processes. Triton makes the regions
+    readable by everybody, whatever the umask says."""
+    for path in folder.iterdir():
+        if path.name.startswith(place.shared_memory_prefix):
+            with contextlib.suppress(FileNotFoundError):
+                path.chmod(0o600)
 
 
 def reclaim_shared_memory(place: TritonPlace, folder: Path = Path("/dev/shm")) -> int:  # noqa: S108 (not a scratch file)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from serin.durable import create_secret
 from serin.errors import StackError
+from serin.private import make_private
 
 _USER = "serin"
 
@@ -24,7 +25,7 @@ def make_login(home: Path) -> str:
     found = read_login(home)
     if found is not None:
         return found
-    home.mkdir(parents=True, exist_ok=True)
+    make_private(home)
     create_secret(login_file(home), f"{_USER}:{secrets.token_urlsafe(32)}\n")
     made = read_login(home)
     assert made is not None

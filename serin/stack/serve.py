@@ -15,6 +15,7 @@ from pathlib import Path
 
 from serin import environment
 from serin.errors import AlreadyUp, ProcessFailed, SerinError
+from serin.private import make_private
 from serin.serving.tls import TlsFiles, tls_pair
 from serin.serving.triton import find_checker
 from serin.stack import processes
@@ -40,7 +41,7 @@ def serve(
     envoy_file: Path | None = None,
 ) -> None:
     """Serve until `stop` is set. ProcessFailed when the gateway does not come up or the supervisor dies."""
-    home.mkdir(parents=True, exist_ok=True)
+    make_private(home)
     with changing_stack(home):
         last = read_stack(home)
         if last is not None and last.is_alive:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from serin import environment
 from serin.errors import AlreadyUp, ProcessFailed, StackError
+from serin.private import make_private
 from serin.serving.process import Process
 from serin.serving.tls import TlsFiles
 from serin.serving.triton import find_checker, find_triton
@@ -55,7 +56,7 @@ def bring_up(
     if importlib.util.find_spec("prefect") is None:
         raise StackError("Prefect is not installed; the local stack needs it: pip install 'serin[flows]'")
     find_triton()  # TritonMissing says how to get it, before anything was started
-    home.mkdir(parents=True, exist_ok=True)
+    make_private(home)
     with changing_stack(home), port_claims() as claims:
         last = read_stack(home)
         if last is not None and last.is_alive:

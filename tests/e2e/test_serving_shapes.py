@@ -27,6 +27,8 @@ from tests.e2e.serving_host import ChildHost, wait_for
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
+SHARED_MEMORY = Path("/dev/shm")
+
 
 def metrics(releases: Releases, release: Release) -> str:
     place = releases._place(release)
@@ -81,6 +83,14 @@ def test_an_ensemble_answers_as_the_whole_graph_and_refuses_in_the_same_words(en
     assert f"{release.name} is served as ensemble on the CPU: named in the spec" in log
     assert f'release="{release.name}"' in counted
     assert 'shape="ensemble"' in counted
+
+
+def test_requests_in_shared_memory_are_for_the_owner_alone(ensemble: Served) -> None:
+    place = ensemble.releases._place(ensemble.release)
+    assert place is not None
+    regions = [path for path in SHARED_MEMORY.iterdir() if path.name.startswith(place.shared_memory_prefix)]
+    assert regions, "its Python parts talk to Triton there"
+    assert {oct(path.stat().st_mode & 0o777) for path in regions} == {"0o600"}
 
 
 def shown_header(ensemble: Served, option: str) -> tuple[bytes, bytes]:

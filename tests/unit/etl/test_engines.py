@@ -32,6 +32,10 @@ def test_dask_workers_do_not_show(
     few_flights: Path, expected: str, tmp_path: Path, workers: int, piece_rows: int
 ) -> None:
     with local_cluster(workers) as client:
+        spilled = client.run(lambda dask_worker: dask_worker.local_directory)
+        spilled |= client.run(lambda dask_worker: dask_worker.local_directory, nanny=True)
+        for folder in map(Path, spilled.values()):
+            assert any(above.stat().st_mode & 0o077 == 0 for above in folder.parents), "closed to other users"
         etl = EtlSpec(engine=client.scheduler.address)
         assert digest(spec_of(few_flights), etl, tmp_path / "right", piece_rows) == expected
         wrong = spec_of(few_flights, target={"expression": "flight > -1", "task": "binary"})
