@@ -31,7 +31,6 @@ from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.data import DataSpec
 from serin.spec.relation import UniqueSpec, WindowSpec
 
-Floats = npt.NDArray[np.float64]
 ROW_BYTES = 200  # what a row takes while it is looked at: keys, times, values, their order and the results
 
 
@@ -118,13 +117,6 @@ def some_columns(
     return rows[chosen], {name: related.columns[name][chosen] for name in names}
 
 
-def largest_values(related: Related, names: Sequence[str], kept: str | None) -> Floats:
-    """The largest finite magnitude of each column, of the rows that stay."""
-    _, columns = some_columns(related, names, (), Part(0, 1), kept)
-    values = [columns[name].values for name in names]
-    return np.asarray([np.abs(own[np.isfinite(own)]).max(initial=0.0) for own in values], np.float64)
-
-
 def texts_of(related: Related, names: Sequence[str]) -> list[pa.Array]:
     return [related.columns[name].dictionary for name in names]
 
@@ -170,16 +162,13 @@ class _Everyone:
         assert time is not None
         read = [column.column for column in window.columns.values() if column.column is not None]
         names = tuple(dict.fromkeys([*window.by, time, *read]))
-        floats = tuple(name for name in names if kinds[name] == "float")
         texts = {name: self._texts(name) for name in names if kinds[name] == "string"}
-        found = self.engine.reduce(largest_values, np.maximum, self.held, floats, kept)
-        largest = dict(zip(floats, found.tolist(), strict=True))
         made: dict[str, MadeColumn] = {}
         files: dict[str, Any] = {}
         for part in self.parts():
             rows, columns = self.columns(names, window.by, part, kept)
             columns |= {name: _with_dictionary(columns[name], texts[name]) for name in texts}
-            for name, column in look_back(window, columns, columns[time].values, largest).items():
+            for name, column in look_back(window, columns, columns[time].values).items():
                 if name not in made:
                     file = self._new_file()
                     made[name] = MadeColumn(file=str(file), kind=column.kind, dictionary=column.dictionary)

@@ -1,24 +1,27 @@
 """Windows over the past: counts, sums, means, extremes and lags of earlier rows with the same key.
 
-A window ends before the row's own time (less its delay): rows of the same moment never see each other. Sums are exact:
-of whole numbers as they are, of fractions in fixed point with 31 bits below the largest; so no order shows.
+A window ends before the row's own time (less its delay): rows of the same moment never see each other. Sums are exact
+integers, whatever the values, and rounded once: they depend on the rows of the window alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from serin.errors import DataError
 from serin.etl.groups import Int64, Timeline, group_codes
 from serin.features.column import Column
+from serin.features.limbs import Limb, limbs
+from serin.features.rounding import nearest_ratios
+from serin.features.superaccumulator import Superaccumulator
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.relation import WindowColumn, WindowSpec
 
 _US = 1_000_000
-_FIXED_BITS = 31
 
 
 def window_kind(column: WindowColumn, kind: Kind | None) -> Kind:
@@ -37,11 +40,9 @@ def window_kind(column: WindowColumn, kind: Kind | None) -> Kind:
     return kind
 
 
-def look_back(
-    spec: WindowSpec, columns: Mapping[str, Column], times: Int64, largest: Mapping[str, float]
-) -> dict[str, Column]:
-    """The window's columns for all rows. Rows with a null in the key or in the time get nulls. `largest`: the largest
-    finite magnitude of each column of fractions, of all rows there are, also of those that are not here."""
+def look_back(spec: WindowSpec, columns: Mapping[str, Column], times: Int64) -> dict[str, Column]:
+    """The window's columns for all rows. Rows with a null in the key or in the time get nulls. DataError when a sum of
+    integers does not fit in 64 bits."""
     known = (times != INT64_NULL) & ~np.any([columns[key].null for key in spec.by], axis=0)
     rows = np.flatnonzero(known)
     groups, moments = group_codes([columns[key][rows] for key in spec.by]), times[rows]
@@ -58,7 +59,14 @@ def look_back(
     made = {}
     for name, asked in spec.columns.items():
         past = None if asked.column is None else columns[asked.column][rows][line.order]
-        result = window.column(asked, past, largest.get(asked.column or "", 0.0))
+        try:
+            result = window.column(asked, past)
+        except OverflowError as error:
+            raise DataError(
+                f"window column {name!r}: a sum of {asked.column!r} does not fit in 64 bits; use mean, or a shorter "
+                "window",
+                column=name,
+            ) from error
         place = np.full(len(times), -1, np.int64)
         place[rows] = np.arange(len(rows))
         made[name] = result.take_or_null(place)
@@ -73,7 +81,7 @@ class _Window:
     stop: Int64
     first: Int64
 
-    def column(self, asked: WindowColumn, past: Column | None, largest: float) -> Column:
+    def column(self, asked: WindowColumn, past: Column | None) -> Column:
         if asked.function == "lag":
             assert past is not None
             at = self.stop - asked.back
@@ -87,7 +95,7 @@ class _Window:
         if asked.function == "count":
             return Column(kind="int", values=count)
         if asked.function in ("sum", "mean"):
-            return self._total(asked.function, past, usable, count, largest)
+            return self._total(asked.function, past, usable, count)
         return self._extreme(asked.function, past, usable, count)
 
     def _sum(self, values: Int64) -> Int64:
@@ -95,20 +103,17 @@ class _Window:
         running = np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
         return np.asarray(running[self.stop] - running[self.start])
 
-    def _total(
-        self, function: str, past: Column, usable: npt.NDArray[np.bool_], count: Int64, largest: float
-    ) -> Column:
+    def _total(self, function: str, past: Column, usable: npt.NDArray[np.bool_], count: Int64) -> Column:
         none = count == 0
-        if past.kind != "float":
-            whole = self._sum(np.where(usable, past.values, 0).astype(np.int64))
-            if function == "sum":
-                return Column(kind="int", values=np.where(none, INT64_NULL, whole))
-            return _fractions(whole / np.maximum(count, 1), none)
-        values = np.where(usable, past.values, 0).astype(np.float64)
-        exponent = int(np.frexp(largest)[1])
-        fixed = np.rint(np.ldexp(values, _FIXED_BITS - exponent)).astype(np.int64)
-        total = np.ldexp(self._sum(fixed).astype(np.float64), exponent - _FIXED_BITS)
-        return _fractions(total / np.maximum(count, 1) if function == "mean" else total, none)
+        dtype = np.float32 if past.kind == "float" else np.int64
+        values = np.where(usable, past.values, 0).astype(dtype, copy=False)
+        longest = int((self.stop - self.start).max(initial=0))
+        parts = limbs(values, most_bits=62 - longest.bit_length())
+        sums = [Limb(part.exponent, self._sum(part.digits.astype(np.int64, copy=False))) for part in parts]
+        if function == "sum" and past.kind != "float":
+            return Column(kind="int", values=np.where(none, INT64_NULL, _to_int64(sums, count.shape)))
+        divisor = np.maximum(count, 1) if function == "mean" else np.ones_like(count)
+        return Column(kind="float", values=np.where(none, np.float32("nan"), nearest_ratios(sums, divisor)))
 
     def _extreme(self, function: str, past: Column, usable: npt.NDArray[np.bool_], count: Int64) -> Column:
         values = past.values
@@ -133,6 +138,11 @@ class _Window:
         return Column(kind=past.kind, values=found).take_or_null(kept)
 
 
-def _fractions(values: npt.NDArray[np.float64], null: npt.NDArray[np.bool_]) -> Column:
-    with np.errstate(over="ignore"):
-        return Column(kind="float", values=np.where(null, np.nan, values).astype(np.float32))
+def _to_int64(sums: Sequence[Limb], shape: tuple[int, ...]) -> Int64:
+    """OverflowError when one does not fit, or is the int64 that means null."""
+    if len(sums) == 1:
+        return np.asarray(sums[0].digits)
+    whole = Superaccumulator.of(sums, shape).to_int64()
+    if (whole == INT64_NULL).any():
+        raise OverflowError
+    return whole

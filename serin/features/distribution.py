@@ -75,14 +75,6 @@ class Distribution:
         """What the steps make of a raw value; never -0."""
         return float(through(self.numbers.steps, np.asarray([raw], np.float32))[0]) + 0.0
 
-    def exponent(self) -> int:
-        """e such that every finite value, after the steps, is at most 2^e in magnitude."""
-        ends = [_from_key(int(self.highs[0]) << 16), _from_key((int(self.highs[-1]) << 16) | 0xFFFF)]
-        made = [self.made_of(end) for end in ends]
-        if self.filled is not None:
-            made.append(self._made_of_fill())
-        return math.frexp(max(min(abs(value), _LARGEST) for value in made))[1]
-
     def _made_of_fill(self) -> float:
         assert self.filled is not None
         values = np.asarray([self.filled.value], np.float32)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,8 +16,8 @@ import pyarrow.compute as pc
 
 from serin.features.distribution import Distribution
 from serin.features.group_sums import GroupSums, GroupTable
-from serin.features.number_requests import FIXED_BITS
 from serin.features.requests import Fit
+from serin.features.rounding import nearest_ratio, nearest_root
 from serin.features.sample import Sample
 from serin.features.steps import Floats
 from serin.features.value_table import NumbersByValue
@@ -42,11 +41,12 @@ class GroupStats:
 
     @classmethod
     def fit(cls, step: spec.GroupStats, data: Distribution, kind: Kind) -> Fit[GroupStats]:
-        exponent = data.exponent()
-        sums: GroupTable = yield GroupSums(step.by, data.numbers, exponent)
+        sums: GroupTable = yield GroupSums(
+            step.by, data.numbers, squares="std" in step.stats, ends=bool({"min", "max"} & {*step.stats})
+        )
         order = np.asarray(pc.sort_indices(sums.keys).to_numpy())
-        unit = Fraction(2) ** (exponent - FIXED_BITS)
-        rows = [[_statistic(stat, sums, int(row), unit) for stat in step.stats] for row in order]
+        columns = [_statistic(stat, sums) for stat in step.stats]
+        rows = [[column[row] for column in columns] for row in order]
         nothing = [0.0 if stat == "count" else math.nan for stat in step.stats]
         numbers = np.asarray([*rows, nothing, nothing], np.float64).astype(np.float32) + np.float32(0)
         return cls(
@@ -96,16 +96,27 @@ class GroupStats:
         )
 
 
-def _statistic(stat: str, sums: GroupTable, row: int, unit: Fraction) -> float:
-    count, total = int(sums.counts[row, 0]), int(sums.sums[row, 0, 0])
+def _statistic(stat: str, table: GroupTable) -> list[float]:
+    """One number per key, rounded once."""
+    counts: list[int] = table.counts[:-1, 0].tolist()
     if stat == "count":
-        return float(count)
+        return [float(count) for count in counts]
     if stat in ("min", "max"):
-        return float(sums.ends[row, 0 if stat == "min" else 1])
+        assert table.ends is not None
+        ends: list[float] = table.ends[:-1, 0 if stat == "min" else 1].tolist()
+        return ends
+    exponent = table.sums.exponent
+    if table.squares is not None:
+        exponent = min(exponent, table.squares.exponent // 2)
+    totals = table.sums.integers(exponent)[:-1, 0, 0].tolist()
     if stat == "sum":
-        return float(total * unit)
-    mean = Fraction(total, count)
+        return [nearest_ratio(total, 1, exponent) for total in totals]
     if stat == "mean":
-        return float(mean * unit)
+        return [nearest_ratio(total, count, exponent) for total, count in zip(totals, counts, strict=True)]
     assert stat == "std", stat
-    return math.sqrt(float((Fraction(sums.squares(row), count) - mean * mean) * unit * unit))
+    assert table.squares is not None
+    squares = table.squares.integers(2 * exponent)[:-1, 0].tolist()
+    return [
+        nearest_root(square * count - total**2, count**2, exponent)
+        for total, square, count in zip(totals, squares, counts, strict=True)
+    ]

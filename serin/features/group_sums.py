@@ -1,8 +1,8 @@
-"""Sums of numbers by the value of a key column, exactly mergeable; in folds of the rows where that is asked."""
+"""Exact sums of numbers by the value of a key column; in folds of the rows where that is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,11 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from serin.features.column import array_module, beside, on_host, tally
+from serin.features.limbs import Limb, limbs, square_limbs
 from serin.features.murmur3 import hash_ints
-from serin.features.number_requests import FIXED_BITS
 from serin.features.numbers import Numbers
 from serin.features.sample import Sample
 from serin.features.steps import Floats
+from serin.features.superaccumulator import Superaccumulator
 from serin.features.value_counts import group_rows
 from serin.formats.schema import Kind
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from serin.features.graph import GraphBuilder
 
 Counts = npt.NDArray[np.int64]
-_BLOCK = 2**20  # so many rows can be added up in float64 without rounding
+_BLOCK = 2**20  # so many digits of 32 bits can be added up in float64 without rounding
 
 
 class Target:
@@ -59,28 +60,27 @@ TARGET = Numbers(column="target", kind="float", encoding=Target())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupTable:
-    """Per key, the last row for null. `sums`: one per class, or of the value and of three parts of its square."""
+    """Per key, the last row for null."""
 
     keys: pa.Array
     counts: Counts  # [keys + 1, folds]
-    sums: Counts  # [keys + 1, folds, classes or 4]
-    ends: Floats  # [keys + 1, 2]: smallest and largest, NaN where there is none
-
-    def squares(self, row: int) -> int:
-        high, mixed, low = (int(part) for part in self.sums[row, :, 1:].sum(axis=0))
-        return (high << 32) + (mixed << 17) + low
+    sums: Superaccumulator  # [keys + 1, folds, classes or 1]
+    squares: Superaccumulator | None  # [keys + 1, folds]
+    ends: Floats | None  # [keys + 1, 2]: smallest and largest, NaN where there is none
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSums:
-    """In units of 2^(exponent - 31), where every finite |value| <= 2^exponent; or rows per class of the target."""
+    """Exact sums of finite values, or rows per class of the target. Integers to which no step was applied are added
+    up as they are, not as float32. Squares and extremes only where they are asked for."""
 
     on_gpu: ClassVar[bool] = True
     key: str
     numbers: Numbers
-    exponent: int = 0
     folds: int = 1
     classes: int = 0
+    squares: bool = False
+    ends: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -93,15 +93,31 @@ class GroupSums:
         groups, values = xp.asarray(groups), xp.asarray(values)
         finite = xp.isfinite(values)
         cells = (groups.astype(np.int64) * self.folds + beside(self._folds(sample), groups))[finite]
-        groups, values = groups[finite], values[finite] + np.float32(0)
-        size = len(keys) + 1
-        counts = _sum(cells, None, size * self.folds).reshape(size, self.folds)
-        parts = [values == np.float32(label) for label in range(self.classes)] or self._parts(values)
-        sums = [_sum(cells, part, size * self.folds).reshape(size, self.folds) for part in parts]
-        ends = np.full((size, 2), np.nan, np.float32) if self.classes else _ends(groups, values, size)
+        added = xp.asarray(self._added(sample, values))[finite]
+        shape = len(keys) + 1, self.folds
+        counts = _tally(cells, None, shape)
+        if self.classes:
+            labels = [added == np.float32(label) for label in range(self.classes)]
+            totals = [Limb(0, np.stack([_tally(cells, label, shape) for label in labels], axis=-1))]
+        else:
+            totals = [
+                Limb(part.exponent, part.digits[..., None]) for part in _tallies(cells, limbs(added), shape)
+            ]
+        squares = _tallies(cells, square_limbs(added), shape) if self.squares else None
         seen = np.append(np.flatnonzero(counts[:-1].any(axis=1)), len(keys))
-        table = np.stack(sums, axis=-1)[seen]
-        return GroupTable(keys.take(pa.array(seen[:-1])), counts[seen], table, ends[seen])
+        return GroupTable(
+            keys.take(pa.array(seen[:-1])),
+            counts[seen],
+            Superaccumulator.of(totals, (*shape, self.classes or 1))[seen],
+            None if squares is None else Superaccumulator.of(squares, shape)[seen],
+            _ends(groups[finite], values[finite], shape[0])[seen] if self.ends else None,
+        )
+
+    def _added(self, sample: Sample, values: Any) -> Any:
+        """What is added up: int64 as they are, where no step came between."""
+        if self.numbers.encoding is None and self.numbers.kind == "int" and not self.numbers.steps:
+            return sample.columns[self.numbers.column].values
+        return values
 
     def _folds(self, sample: Sample) -> Any:
         if self.folds == 1:
@@ -109,27 +125,26 @@ class GroupSums:
         assert sample.rows is not None
         return folds_of(sample.rows, self.folds)
 
-    def _parts(self, values: Any) -> list[Any]:
-        """Whole numbers below 2^32, in float64: the value, and the three products of its halves."""
-        fixed = np.rint(values.astype(np.float64) * 2.0 ** (FIXED_BITS - self.exponent))
-        high = np.floor(fixed * 2.0**-16)
-        low = fixed - high * 2.0**16
-        return [fixed, high * high, high * low, low * low]
-
     def merge(self, left: GroupTable, right: GroupTable) -> GroupTable:
         encoded = pa.concat_arrays([left.keys, right.keys]).dictionary_encode()
         places = encoded.indices.to_numpy()
         size = len(encoded.dictionary)
-        own, other = np.append(places[: len(left.keys)], size), np.append(places[len(left.keys) :], size)
+        # A key occurs once in each table.
+        own = np.append(places[: len(left.keys)], size).astype(np.int64)
+        other = np.append(places[len(left.keys) :], size).astype(np.int64)
         counts = np.zeros((size + 1, self.folds), np.int64)
-        sums = np.zeros((size + 1, *left.sums.shape[1:]), np.int64)
-        ends = np.full((size + 1, 2), np.nan, np.float32)
-        for table, rows in ((left, own), (right, other)):  # a key stands once in each
-            counts[rows] += table.counts
-            sums[rows] += table.sums
-            ends[rows, 0] = np.fmin(ends[rows, 0], table.ends[:, 0])
-            ends[rows, 1] = np.fmax(ends[rows, 1], table.ends[:, 1])
-        return GroupTable(encoded.dictionary, counts, sums, ends)
+        counts[own] += left.counts
+        counts[other] += right.counts
+        squares = ends = None
+        if left.squares is not None and right.squares is not None:
+            squares = left.squares.placed(own, size + 1) + right.squares.placed(other, size + 1)
+        if left.ends is not None and right.ends is not None:
+            ends = np.full((size + 1, 2), np.nan, np.float32)
+            for table, rows in ((left.ends, own), (right.ends, other)):
+                ends[rows, 0] = np.fmin(ends[rows, 0], table[:, 0])
+                ends[rows, 1] = np.fmax(ends[rows, 1], table[:, 1])
+        sums = left.sums.placed(own, size + 1) + right.sums.placed(other, size + 1)
+        return GroupTable(encoded.dictionary, counts, sums, squares, ends)
 
 
 def folds_of(rows: npt.NDArray[np.int64], folds: int) -> npt.NDArray[np.int64]:
@@ -137,24 +152,30 @@ def folds_of(rows: npt.NDArray[np.int64], folds: int) -> npt.NDArray[np.int64]:
     return (hash_ints(rows) % np.uint32(folds)).astype(np.int64)
 
 
-def _sum(cells: Any, weights: Any, size: int) -> Counts:
-    """The weights of each cell, added up without rounding; None: how many there are."""
+def _tallies(cells: Any, parts: Sequence[Limb], shape: tuple[int, int]) -> list[Limb]:
+    return [Limb(part.exponent, _tally(cells, part.digits, shape)) for part in parts]
+
+
+def _tally(cells: Any, digits: Any, shape: tuple[int, int]) -> Counts:
+    """The digits of each cell added up without rounding, on the host; None: how many there are."""
     xp = array_module(cells)
+    size = shape[0] * shape[1]
     total = xp.zeros(size, np.int64)
     for start in range(0, len(cells), _BLOCK):
-        part = slice(start, start + _BLOCK)
-        own = None if weights is None else weights[part].astype(np.float64)
-        total += tally(cells[part], size, own).astype(np.int64)
-    return on_host(total)
+        block = slice(start, start + _BLOCK)
+        own = None if digits is None else digits[block].astype(np.float64, copy=False)
+        total += tally(cells[block], size, own).astype(np.int64)
+    return on_host(total).reshape(shape)
 
 
 def _ends(groups: Any, values: Any, size: int) -> Floats:
-    """The smallest and the largest value of each group, by sorting (group, value) as one whole number."""
+    """The smallest and the largest value of each group, by sorting (group, value) as one integer."""
     ends = np.full((size, 2), np.nan, np.float32)
     if not len(values):
         return ends
     xp = array_module(groups, values)
     bits = xp.ascontiguousarray(values).view(np.uint32)
+    bits = xp.where(bits == np.uint32(0x80000000), np.uint32(0), bits)  # -0 is 0
     keys = xp.where(bits >> np.uint32(31) != 0, ~bits, bits | np.uint32(0x80000000)).astype(np.uint64)
     ordered = xp.sort((groups.astype(np.uint64) << np.uint64(32)) | keys)
     starts = xp.searchsorted(ordered, xp.asarray(np.arange(size + 1, dtype=np.uint64) << np.uint64(32)))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import ClassVar
 
-import numpy as np
-
 from serin.features.distribution import Distribution
-from serin.features.number_requests import FIXED_BITS, FixedPointSums, Sums
+from serin.features.exact_sums import SUM_EXPONENT, ExactSums, Sums
 from serin.features.requests import Fit
+from serin.features.rounding import nearest_ratio, nearest_root
 from serin.features.scaling import Scaling, scale_of
 
 
@@ -23,12 +20,10 @@ class Normalize(Scaling):
 
     @classmethod
     def fit(cls, data: Distribution) -> Fit[Distribution]:
-        exponent = data.exponent()
-        sums: Sums = yield FixedPointSums(data.numbers, exponent)
+        sums: Sums = yield ExactSums(data.numbers)
         if sums.count == 0:  # what the steps made is infinite throughout
             return data.after(cls(0.0, 1.0))
-        unit = Fraction(2) ** (exponent - FIXED_BITS)
-        mean = Fraction(sums.total, sums.count)
-        variance = Fraction(sums.squares, sums.count) - mean * mean
-        deviation = scale_of(math.sqrt(float(variance * unit * unit)))
-        return data.after(cls(float(np.float32(float(mean * unit))) + 0.0, deviation))
+        mean = nearest_ratio(sums.total, sums.count, SUM_EXPONENT)
+        spread = sums.squares * sums.count - sums.total**2
+        deviation = nearest_root(spread, sums.count**2, SUM_EXPONENT)
+        return data.after(cls(mean, scale_of(deviation)))

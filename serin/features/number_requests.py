@@ -1,4 +1,4 @@
-"""Requests about numbers: how often which bit pattern occurs, and sums in fixed point."""
+"""Requests about numbers: how often which bit pattern, or which number, occurs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from serin.features.value_counts import ValueTable, merge_tables, sum_tables
 
 Counts = npt.NDArray[np.int64]
 _BLOCK = 2**14  # rows that stay in the processor's cache from one operation to the next
-FIXED_BITS = 31
 _ALL = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class _OfNumbers:
+class OfNumbers:
     on_gpu: ClassVar[bool] = True
     numbers: Numbers
 
@@ -40,12 +39,12 @@ class _OfNumbers:
 
 
 @dataclass(frozen=True, slots=True)
-class HighBits(_OfNumbers):
+class HighBits(OfNumbers):
     """How many rows have which upper 16 bits in their float32 form. int64[65536], by the bits as they are."""
 
     def measure(self, sample: Sample) -> Counts:
         counts = np.zeros(65536, np.int64)
-        for values in self.numbers.blocks(sample, _rows(sample, 16 * _BLOCK)):
+        for values in self.numbers.blocks(sample, block_rows(sample, 16 * _BLOCK)):
             if array_module(values) is np:
                 counts += np.bincount(_halves(values)[1::2], minlength=65536)
             else:
@@ -61,14 +60,14 @@ class HighBits(_OfNumbers):
 
 
 @dataclass(frozen=True, slots=True)
-class LowBits(_OfNumbers):
+class LowBits(OfNumbers):
     """Among the rows with these upper 16 bits, how many have which lower 16 bits. int64[65536]."""
 
     upper: int
 
     def measure(self, sample: Sample) -> Counts:
         counts = np.zeros(65536, np.int64)
-        for values in self.numbers.blocks(sample, _rows(sample, 16 * _BLOCK)):
+        for values in self.numbers.blocks(sample, block_rows(sample, 16 * _BLOCK)):
             if array_module(values) is np:
                 halves = _halves(values)
                 chosen = halves[0::2][halves[1::2] == self.upper]
@@ -90,46 +89,7 @@ class LowBits(_OfNumbers):
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
-    """The sum of values and of squares, as whole numbers: a sum of quantised values does not depend on its order."""
-
-    count: int
-    total: int
-    squares: int
-
-
-@dataclass(frozen=True, slots=True)
-class FixedPointSums(_OfNumbers):
-    """Sums in units of 2^(exponent - 31), where every finite |value| <= 2^exponent."""
-
-    exponent: int
-
-    def measure(self, sample: Sample) -> Sums:
-        sums = Sums(0, 0, 0)
-        scale = 2.0 ** (FIXED_BITS - self.exponent)
-        buffers = np.empty((3, _BLOCK))
-        for values in self.numbers.blocks(sample, _rows(sample, _BLOCK)):
-            block = _host_sums(values, scale, buffers) if array_module(values) is np else _sums(values, scale)
-            sums = self.merge(sums, block)
-        return sums
-
-    def measure_counted(self, values: Counted) -> Sums:
-        numbers = self._of_entries(values)
-        finite = np.isfinite(numbers)
-        counts = values.counts[finite]
-        fixed = np.rint(numbers[finite].astype(np.float64) * 2.0 ** (FIXED_BITS - self.exponent))
-        high = np.floor(fixed * 2.0**-16)
-        low = fixed - high * 2.0**16
-        squares = [_weighed(part, counts) for part in (high * high, high * low, low * low)]
-        total = (squares[0] << 32) + (squares[1] << 17) + squares[2]
-        return Sums(int(counts.sum()), _weighed(fixed, counts), total)
-
-    def merge(self, left: Sums, right: Sums) -> Sums:
-        return Sums(left.count + right.count, left.total + right.total, left.squares + right.squares)
-
-
-@dataclass(frozen=True, slots=True)
-class NumberCounts(_OfNumbers):
+class NumberCounts(OfNumbers):
     """How often each number occurs; -0 counts as 0, and infinite ones take no part."""
 
     def measure(self, sample: Sample) -> ValueTable:
@@ -157,49 +117,17 @@ def count_codes(codes: Any, size: int) -> Counts:
     return on_host(tally(codes, size)).astype(np.int64)
 
 
-def _rows(sample: Sample, rows: int) -> int:
+def block_rows(sample: Sample, rows: int) -> int:
     """The size of a block: a GPU has no use for small ones."""
     arrays = [column.values for column in sample.columns.values()]
     xp = array_module(*arrays, *(() if sample.target is None else (sample.target,)))
     return rows if xp is np else _ALL
 
 
-def _host_sums(values: Any, scale: float, buffers: npt.NDArray[np.float64]) -> Sums:
-    finite = np.isfinite(values)
-    if not finite.all():
-        values = values[finite]
-    # All that follows is exact: whole numbers below 2^53 in float64, whatever the order of addition.
-    fixed, high, low = buffers[:, : len(values)]
-    np.rint(np.multiply(values, scale, out=fixed, dtype=np.float64), out=fixed)
-    np.floor(np.multiply(fixed, 2.0**-16, out=high), out=high)
-    np.subtract(fixed, np.multiply(high, 2.0**16, out=low), out=low)
-    squares = (_dot(high, high) << 32) + (_dot(high, low) << 17) + _dot(low, low)
-    return Sums(len(values), int(fixed.sum()), squares)
-
-
-def _sums(values: Any, scale: float) -> Sums:
-    """The same sums on a GPU, in whole numbers: float64 atomics would be exact too, but int64 needs no argument."""
-    finite = np.isfinite(values)
-    scaled = np.rint(values.astype(np.float64) * scale)
-    fixed = np.where(finite, scaled, 0.0).astype(np.int64)
-    high, low = fixed >> 16, fixed & 0xFFFF
-    parts = [finite.astype(np.int64), fixed, high * high, high * low, low * low]
-    count, total, upper, mixed, lower = (int(part.sum(dtype=np.int64)) for part in parts)
-    return Sums(count, total, (upper << 32) + (mixed << 17) + lower)
-
-
 def _added(halves: npt.NDArray[np.uint16], counts: Counts) -> Counts:
     total = np.zeros(65536, np.int64)
     np.add.at(total, halves, counts)
     return total
-
-
-def _weighed(values: npt.NDArray[np.float64], counts: Counts) -> int:
-    """The sum of whole numbers below 2^33, each as often as its count says; exact."""
-    whole = values.astype(np.int64)
-    if int(counts.sum()) < 2**29:
-        return int(np.dot(whole, counts))
-    return int(np.dot(whole.astype(object), counts.astype(object)))
 
 
 def _bits(values: Any) -> Any:
@@ -210,8 +138,3 @@ def _bits(values: Any) -> Any:
 def _halves(values: Any) -> npt.NDArray[np.uint16]:
     """The lower and the upper 16 bits of each float32, in turn."""
     return np.ascontiguousarray(values).view(np.uint16)
-
-
-def _dot(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> int:
-    # without the threads of a BLAS, which cost more than they bring here
-    return int(np.einsum("i,i->", left, right))

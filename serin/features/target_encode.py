@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.features.column import array_module, beside
-from serin.features.distribution import measure_distribution
 from serin.features.group_sums import TARGET, GroupSums, GroupTable, folds_of
-from serin.features.number_requests import FIXED_BITS
 from serin.features.requests import Fit
+from serin.features.rounding import nearest_ratio
 from serin.features.sample import Sample
 from serin.features.steps import Floats
+from serin.features.superaccumulator import Superaccumulator
 from serin.features.value_table import NumbersByValue
 from serin.formats.schema import Kind
 from serin.spec import steps as spec
@@ -48,23 +49,13 @@ class TargetEncode:
     @classmethod
     def fit(cls, step: spec.TargetEncode, column: str, kind: Kind, classes: int) -> Fit[TargetEncode]:
         """`classes`: of a target with several; 0 for a binary target or a regression."""
-        exponent = 0
-        if not classes:
-            target = yield from measure_distribution(TARGET)
-            exponent = target.exponent()
-        sums: GroupTable = yield GroupSums(column, TARGET, exponent, step.folds, classes)
-        unit = 1.0 if classes else 2.0 ** (exponent - FIXED_BITS)
+        sums: GroupTable = yield GroupSums(column, TARGET, step.folds, classes)
         order = np.append(pc.sort_indices(sums.keys).to_numpy(), len(sums.keys)).astype(np.int64)
-        counts = sums.counts[order]
-        totals = sums.sums[order][:, :, : classes or 1]
-        whole = _smoothed(counts.sum(axis=1), totals.sum(axis=1), unit, step.smoothing)
+        counts, totals = sums.counts[order], sums.sums[order]
+        all_counts, all_totals = counts.sum(axis=1), totals.sum(axis=1)
+        whole = _smoothed(all_counts, all_totals, step.smoothing)
         apart = [
-            _smoothed(
-                counts.sum(axis=1) - counts[:, fold],
-                totals.sum(axis=1) - totals[:, fold],
-                unit,
-                step.smoothing,
-            )
+            _smoothed(all_counts - counts[:, fold], all_totals - totals[:, fold], step.smoothing)
             for fold in range(step.folds)
         ]
         keys = sums.keys.take(pa.array(order[:-1]))
@@ -108,11 +99,39 @@ class TargetEncode:
         return cls(column=document["column"], kind=document["kind"], table=table)
 
 
-def _smoothed(counts: Any, totals: Any, unit: float, smoothing: float) -> npt.NDArray[np.float32]:
+def _smoothed(
+    counts: npt.NDArray[np.int64], totals: Superaccumulator, smoothing: float
+) -> npt.NDArray[np.float32]:
     """float32[keys + 2, outputs] from counts [keys + 1] and totals [keys + 1, outputs], the last row for null."""
-    rows = counts.sum()
-    prior: Float64 = totals.sum(axis=0) * unit / rows if rows else np.zeros(totals.shape[1])
-    weight = counts[:, None] + smoothing
-    means = (totals * unit + prior * smoothing) / np.where(weight > 0, weight, 1.0)
-    means = np.where(weight > 0, means, prior)
-    return np.concatenate([means[:-1], prior[None], means[-1:]]).astype(np.float32) + np.float32(0)
+    rows = int(counts.sum())
+    every = totals.sum(axis=0)
+    prior = np.asarray(
+        [nearest_ratio(total, rows or 1, every.exponent) for total in every.integers(every.exponent)]
+    )
+    means = _drawn_to_the_mean(counts, totals, every, rows, smoothing)
+    means = np.where(counts[:, None] + smoothing > 0, means, prior.astype(np.float32))
+    return np.concatenate([means[:-1], prior[None].astype(np.float32), means[-1:]]) + np.float32(0)
+
+
+def _drawn_to_the_mean(
+    counts: npt.NDArray[np.int64],
+    totals: Superaccumulator,
+    every: Superaccumulator,
+    rows: int,
+    smoothing: float,
+) -> npt.NDArray[np.float32]:
+    """(total + mean of all * smoothing) / (count + smoothing), rounded once: in float64 where its error cannot show."""
+    weight = np.maximum(counts[:, None] + smoothing, np.finfo(np.float64).tiny)
+    with np.errstate(over="ignore", invalid="ignore"):
+        own, drawn = totals.floats(), every.floats() / max(rows, 1) * smoothing
+        means: Float64 = (own + drawn) / weight
+        error = (2.0**-48 * (np.abs(own) + np.abs(drawn)) + 2.0**-1070) / weight
+        low, high = (means - error).astype(np.float32), (means + error).astype(np.float32)
+    made = np.asarray(low)
+    exponent = min(totals.exponent, every.exponent)
+    exact, share = every.integers(exponent), Fraction(smoothing)
+    for row, place in zip(*np.nonzero(low != high), strict=True):
+        total = int(totals[row, place].integers(exponent)[()])
+        mean = (total + Fraction(int(exact[place]), rows) * share) / (int(counts[row]) + share)
+        made[row, place] = nearest_ratio(mean.numerator, mean.denominator, exponent)
+    return made

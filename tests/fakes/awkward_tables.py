@@ -29,6 +29,8 @@ WORDS = [
     "null",
 ]
 
+_STATS = ["mean", "std", "min", "max"]
+
 
 def write_awkward_tables(folder: Path, rows: int, seed: int = 0) -> PipelineSpec:
     """main in three files (one row; rows without a target; the rest in small row groups) and a table of places."""
@@ -117,6 +119,7 @@ def _document(folder: Path) -> dict[str, Any]:
             {"columns": ["name"], "steps": [{"target_encode": {"smoothing": 5}}, "normalize"]},
             {"columns": ["word"], "steps": ["count_encode", "log1p"]},
             {"columns": ["ordinary"], "steps": [{"group_stats": {"by": "name"}}, "normalize"]},
+            {"columns": ["extreme", "large"], "steps": [{"group_stats": {"by": "word", "stats": _STATS}}]},
             {"columns": ["word"], "steps": [{"one_hot": {"max_size": 4}}]},
             {"columns": ["large"], "steps": [{"hash_bucket": 16}]},
             {"columns": ["seen"], "steps": [{"cyclical": ["hour"]}]},
@@ -194,8 +197,13 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "groups": {"target": {"expression": "y * 3 - 1", "task": "regression"}, "time": None, "id": "code",
                "split": {"kind": "group", "group": "code"}, **_FEW},
     "windows": {
-        "windows": [{"by": "name", "rows": 3, "make": {"before": "mean(ordinary)", "seen_before": "count()"}}],
-        "features": [{"columns": ["before", "seen_before"], "steps": ["fill_median", "normalize"]}],
+        "windows": [
+            {"by": "name", "rows": 3, "make": {"before": "mean(ordinary)", "seen_before": "count()"}},
+            {"by": "word", "make": {"extremes": "mean(extreme)", "larges": "mean(large)"}},
+        ],
+        "features": [
+            {"columns": ["before", "seen_before", "extremes", "larges"], "steps": ["fill_median", "normalize"]}
+        ],
     },
     "own": {"features": [
         {"columns": ["ordinary"], "steps": ["fill_median", {"tests.fakes.own_operators:AboveMost": {"few": 9}}]},

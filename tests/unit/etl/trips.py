@@ -21,6 +21,7 @@ def trips(rows: int = ROWS) -> pd.DataFrame:
     draw = np.random.default_rng(5)
     taxi = draw.choice(["t1", "t2", "t3", "ü4", None], rows, p=[0.3, 0.3, 0.2, 0.1, 0.1])
     fare = np.where(draw.random(rows) < 0.1, np.nan, draw.gamma(2.0, 7.0, rows)).astype(np.float32)
+    fare[rows // 2] = 1e12  # one outlier
     return pd.DataFrame(
         {
             "trip": np.arange(rows) // 2 * 2,  # every id twice

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from serin.features.coded import CodedColumn, Places, compact, look_up
 from serin.features.column import Column, column_from_arrow, take
 from serin.features.counted import MOST, Counted, add_counted, answer_counted, measure_sample, merge_answers
+from serin.features.exact_sums import ExactSums
 from serin.features.fill_median import FillMedian
 from serin.features.keys import Grid, KeyIndex
 from serin.features.normalize import Normalize
-from serin.features.number_requests import FixedPointSums, HighBits, LowBits, NumberCounts
+from serin.features.number_requests import HighBits, LowBits, NumberCounts
 from serin.features.numbers import Numbers
 from serin.features.requests import Request
 from serin.features.sample import Sample
@@ -52,7 +53,7 @@ def test_what_is_counted_by_value_is_what_rows_would_give(
     numbers = Numbers(column="x", kind="float").after(FillMedian(0.5))
     half = int(np.float32(1.5).view(np.uint32)) >> 16
     requests: list[Request] = [
-        HighBits(numbers), LowBits(numbers, half), FixedPointSums(numbers, 128), NumberCounts(numbers),
+        HighBits(numbers), LowBits(numbers, half), ExactSums(numbers), NumberCounts(numbers),
     ]  # fmt: skip
     for request in requests:
         expected = request.measure(Sample(columns={"x": plain(column)}))

@@ -37,6 +37,8 @@ FEATURES: list[dict[str, Any]] = [
         "columns": ["h"],
         "steps": [{"group_stats": {"by": "s", "stats": ["mean", "std", "count"]}}, "normalize"],
     },
+    {"columns": ["i", "x"], "steps": [{"group_stats": {"by": "u", "stats": ["mean", "std"]}}]},
+    {"columns": ["x"], "steps": ["normalize"]},
     {"columns": ["s", "u"], "steps": [{"categorify": {"joint": True, "min_count": 3, "buckets": 2}}]},
     {"columns": ["s"], "steps": [{"target_encode": {"smoothing": 5}}, "normalize"]},
     {"columns": ["s"], "steps": ["count_encode", "log1p"]},
@@ -65,6 +67,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "s": holed(random.choice(words, rows, p=[0.4, 0.3, 0.2, 0.07, 0.001, 0.029])),
         "u": holed(random.choice(words, rows)),
         "i": holed(random.integers(-(2**62), 2**62, rows)),
+        "x": holed(random.normal(size=rows) * 10.0 ** random.integers(-44, 36, rows)),
         "t": pa.array(random.integers(0, 10**15, rows), pa.timestamp("us", tz="Europe/Vienna")),
         "y": pa.array(random.integers(0, 2, rows)),
     }
