@@ -5,6 +5,7 @@ SERIN_STORE      datasets and model versions: a folder or fsspec URL (<home>/sto
 SERIN_TRITON     an environment or folder that holds Triton          (beside the virtual environment)
 SERIN_INVENTORY  a JSON file that stands in for the machine's GPUs   (unset: ask the driver)
 SERIN_SERVING_MEMORY  of each GPU's memory, what leases leave to served models, in bytes (0)
+SERIN_GATEWAY_MEMORY  the most memory that the gateway takes, in bytes (a quarter of the machine's, 256 MB to 8 GB)
 SERIN_MACHINES   how many machines train together                    (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset)
 PREFECT_API_URL  a Prefect server to use instead of our own          (unset: our own)
@@ -29,6 +30,7 @@ _SECRET_NAME = re.compile(
     r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|AUTH_STRING|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE
 )
 _URL_PASSWORD = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
+_LEAST_GATEWAY_BYTES = 64 << 20  # two requests of the largest size
 _SECRET_LENGTH = 6  # what is shorter stands in a log by chance
 
 
@@ -50,9 +52,21 @@ def inventory_file() -> Path | None:
 
 def serving_memory_bytes() -> int:
     """Of each GPU. What is no number of bytes is an error: a typing mistake must not give the memory away."""
-    value = os.environ.get("SERIN_SERVING_MEMORY") or "0"
-    if not value.isdigit():
-        raise SpecError(where="SERIN_SERVING_MEMORY", problems=[("", f"{value!r} is no number of bytes")])
+    return _bytes("SERIN_SERVING_MEMORY") or 0
+
+
+def gateway_memory_bytes() -> int | None:
+    """None: not set."""
+    return _bytes("SERIN_GATEWAY_MEMORY", at_least=_LEAST_GATEWAY_BYTES)
+
+
+def _bytes(variable: str, at_least: int = 0) -> int | None:
+    value = os.environ.get(variable)
+    if not value:
+        return None
+    if not value.isdigit() or int(value) < at_least:
+        least = f" of at least {at_least}" if at_least else ""
+        raise SpecError(where=variable, problems=[("", f"{value!r} is not a number of bytes{least}")])
     return int(value)
 
 

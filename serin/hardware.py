@@ -7,6 +7,7 @@ imports torch.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,16 @@ class Device:
     id: str
     name: str
     memory_bytes: int
+
+
+def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Of this machine, or of the container if that is given less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return machine
+    return min(machine, int(limit)) if limit.isdigit() else machine
 
 
 def inventory() -> tuple[Device, ...]:

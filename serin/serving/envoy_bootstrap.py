@@ -12,6 +12,7 @@ from typing import Any
 
 from serin.serving.envoy_fixed_routes import HEALTH_CLUSTER
 from serin.serving.envoy_guard import keys_filter, tls_socket
+from serin.serving.envoy_overload import CONNECTION_BUFFER_BYTES, overload_manager
 from serin.serving.envoy_routes import ROUTES_NAME
 from serin.serving.envoy_types import (
     BUFFER,
@@ -19,7 +20,6 @@ from serin.serving.envoy_types import (
     FILE_LOG,
     HEADER_MUTATION,
     LUA,
-    MAX_CONNECTIONS,
     REVERSE_BRIDGE,
     ROUTER,
     SOURCES,
@@ -68,6 +68,7 @@ def bootstrap(
     tls: Path | None,
     max_request_bytes: int,
     max_connections: int,
+    max_heap_bytes: int,
     checker: Path | None = None,
     http_filters: Sequence[Document] = (),
 ) -> Document:
@@ -86,6 +87,7 @@ def bootstrap(
         "address": {"socket_address": {"address": address, "port_value": port}},
         "enable_reuse_port": False,  # else a second Envoy could take half of the connections, unseen
         "connection_balance_config": {"exact_balance": {}},
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
         "filter_chains": [chain],
     }
     private = {
@@ -96,20 +98,12 @@ def bootstrap(
     return {
         "node": {"id": "gateway", "cluster": "serin"},
         "admin": {"address": _socket(admin)},
-        "overload_manager": {"resource_monitors": [_connections(max_connections)]},
+        "overload_manager": overload_manager(max_heap_bytes=max_heap_bytes, max_connections=max_connections),
         "dynamic_resources": {"cds_config": followed(clusters)},
         "static_resources": {
             "listeners": [public, private, _health_listener(health)],
             "clusters": [_health_cluster(health)],
         },
-    }
-
-
-def _connections(limit: int) -> Document:
-    """More than these are closed as soon as they come."""
-    return {
-        "name": "envoy.resource_monitors.global_downstream_max_connections",
-        "typed_config": {"@type": MAX_CONNECTIONS, "max_active_downstream_connections": limit},
     }
 
 
@@ -135,7 +129,7 @@ def _connection_manager(log: Path, routes: Path, http_filters: list[Document]) -
         "rds": {"route_config_name": ROUTES_NAME, "config_source": followed(routes)},
         "http_filters": http_filters,
         "access_log": [_log(log)],
-        "local_reply_config": {"mappers": [_not_implemented(), _come_back(), _json_errors()]},
+        "local_reply_config": {"mappers": [_not_implemented(), _overloaded(), _come_back(), _json_errors()]},
     }
     return {"name": "http", "typed_config": manager}
 
@@ -186,6 +180,17 @@ def _not_implemented() -> Document:
         "content_type": "application/json",
     }
     return {"filter": {"status_code_filter": status}, "status_code": 400, "body_format_override": text}
+
+
+def _overloaded() -> Document:
+    """Envoy itself says 500 of a request that it gives up for want of memory."""
+    status = {"comparison": {"op": "EQ", "value": {"default_value": 500, "runtime_key": "serin.overloaded"}}}
+    text = {
+        "json_format": {"error": "the gateway has no room for this request now; send it again"},
+        "content_type": "application/json",
+    }
+    again = {**_come_back(), "status_code": 503, "body_format_override": text}
+    return {**again, "filter": {"status_code_filter": status}}
 
 
 def _json_errors(first_status: int = 400) -> Document:

@@ -7,6 +7,7 @@ from ipaddress import ip_address
 from typing import Any, Literal
 
 from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.serving.envoy_overload import CONNECTION_BUFFER_BYTES
 from serin.serving.envoy_types import (
     AGGREGATE,
     HTTP_OPTIONS,
@@ -72,6 +73,7 @@ def _release_cluster(release: Release, protocol: Protocol, place: Endpoint) -> D
         **_found_by(host),
         "connect_timeout": "5s" if place.elsewhere else "1s",  # on a way that may lose packets
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}]},
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
         # A stable release that fails must not get every request twice.
         "circuit_breakers": _circuit({"retry_budget": _FEW}),
         "typed_extension_protocol_options": _protocol_options(protocol),

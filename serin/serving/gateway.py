@@ -17,11 +17,13 @@ from serin import environment
 from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.durable import write_secret, write_whole
 from serin.errors import GatewayRejected, KeyFileBroken, TlsUnfit
+from serin.hardware import memory_bytes
 from serin.serving.envoy_admin import Admin
 from serin.serving.envoy_bootstrap import bootstrap
 from serin.serving.envoy_clusters import cluster_name, clusters
 from serin.serving.envoy_expert import ExpertSettings, merge, read_expert
 from serin.serving.envoy_guard import keys_document, tls_document
+from serin.serving.envoy_overload import default_connections, default_heap_bytes
 from serin.serving.envoy_routes import Timeouts, route_configuration
 from serin.serving.envoy_types import CLUSTER, EXTENSION, ROUTE_CONFIGURATION, SECRET
 from serin.serving.envoy_validate import validate
@@ -53,10 +55,11 @@ class Gateway:
         log: Path,
         keys: Path | None = None,
         max_request_bytes: int = 32 << 20,
-        max_connections: int = 20_000,
+        max_heap_bytes: int | None = None,
+        max_connections: int | None = None,
         workers: int | None = None,
     ) -> None:
-        """`keys`: the file of API keys; without one everybody is answered."""
+        """`keys`: the file of API keys; without one everybody is answered. Limits that are None follow the memory."""
         self.folder = folder
         self.log = log
         self.inside = admin.with_name(f"{admin.stem}-inside.sock")
@@ -64,7 +67,8 @@ class Gateway:
         self._admin = Admin(admin)
         self._keys = KeyFile(path=keys or folder / "keys.json", published=self._file("keys"))
         self._max_request_bytes = max_request_bytes
-        self._max_connections = max_connections
+        self._max_heap_bytes = max_heap_bytes or default_heap_bytes(memory_bytes())
+        self._max_connections = max_connections or default_connections(self._max_heap_bytes)
         self._workers = workers or default_threads(os.cpu_count() or 1)
         self._followed: dict[str, object] = {}
 
@@ -105,6 +109,7 @@ class Gateway:
             tls=self._file("tls") if tls else None,
             max_request_bytes=self._max_request_bytes,
             max_connections=self._max_connections,
+            max_heap_bytes=self._max_heap_bytes,
             checker=checker,
             http_filters=added.http_filters,
         )

@@ -6,6 +6,7 @@ import contextlib
 import json
 from pathlib import Path
 
+from serin import environment
 from serin.serving.gateway import Gateway
 from serin.serving.keys import KeyFile
 from serin.serving.releases import Releases
@@ -25,6 +26,7 @@ def build_gateway(home: Path) -> Gateway:
         admin=socket_folder(home) / "envoy.sock",
         log=request_log(home),
         keys=key_file(home).path,
+        max_heap_bytes=environment.gateway_memory_bytes(),
     )
 
 

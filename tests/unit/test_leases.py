@@ -221,7 +221,7 @@ def test_what_no_device_could_ever_give_is_refused_at_once(
 def test_memory_for_serving_that_is_no_number_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERIN_SERVING_MEMORY", "2GB")
     with (
-        pytest.raises(SpecError, match=r"(?s)SERIN_SERVING_MEMORY.*'2GB' is no number of bytes"),
+        pytest.raises(SpecError, match=r"(?s)SERIN_SERVING_MEMORY.*'2GB' is not a number of bytes"),
         lease(1, home=home),
     ):
         pass
