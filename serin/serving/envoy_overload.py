@@ -53,7 +53,7 @@ def overload_manager(*, max_heap_bytes: int, max_connections: int) -> Document:
             _action("reset_high_memory_stream", {"scaled": _between(0.80, 0.95)}),
             _action("disable_http_keepalive", {"threshold": {"value": 0.85}}),
             _action("stop_accepting_requests", {"threshold": {"value": 0.90}}),
-            _action("reduce_timeouts", {"scaled": _between(0.70, 0.90)}) | {"typed_config": _STALLED},
+            _action("reduce_timeouts", {"scaled": _between(0.50, 0.80)}) | {"typed_config": _STALLED},
         ],
         "loadshed_points": [
             _shed("http1_server_abort_dispatch", _between(0.80, 0.95)),
