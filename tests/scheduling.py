@@ -6,12 +6,13 @@ import os
 
 from xdist.scheduler import LoadScopeScheduling
 
-# One stack for all tests of the whole; one Prefect server for all flows.
+# One stack for all tests of the whole; one Prefect server for all flows; all sources parsed once.
 TOGETHER = {
     "tests/e2e/test_stack.py": "stack",
     "tests/e2e/test_stack_pipeline.py": "stack",
     "tests/flows": "flows",
     "tests/tasks": "flows",
+    "tests/architecture": "sources",
 }
 # The longest first, so that no worker is left with one of them at the end.
 FIRST = ("stack", "flows", "tests/e2e", "tests/unit/training", "tests/unit/export")

@@ -72,7 +72,10 @@ def at_once(work: Callable[[], None]) -> Future[None]:
 def run(work: Callable[[], None], future: Future[None]) -> None:
     try:
         work()
-    except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+    except FOREIGN as error:
         future.set_exception(error)
+    except BaseException as error:
+        future.set_exception(error)  # raised where the result is asked for, too
+        raise
     else:
         future.set_result(None)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+OLDEST = (3, 11)
 
 
 @cache
@@ -33,7 +34,8 @@ def python_files(*folders: str) -> list[str]:
 
 @cache
 def tree(name: str) -> ast.Module:
-    return ast.parse((ROOT / name).read_text(encoding="utf-8"), filename=name)
+    """Parsed as the oldest Python that Serin runs on does."""
+    return ast.parse((ROOT / name).read_text(encoding="utf-8"), filename=name, feature_version=OLDEST)
 
 
 def imported_modules(name: str) -> Iterator[tuple[str, int]]:

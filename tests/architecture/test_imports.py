@@ -114,4 +114,4 @@ def _distribution(requirement: str) -> str:
 
 def test_every_file_parses_on_the_oldest_python() -> None:
     for name in python_files():
-        ast.parse((ROOT / name).read_text(encoding="utf-8"), filename=name, feature_version=(3, 11))
+        tree(name)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from serin.errors import JournalHeld, JournalUnknown
 from serin.formats.journal import Decision, Journal, JournalReader, last_decision, read_decisions
+from tests.signals import hit
 
 
 def decision(**changes: Any) -> Decision:
@@ -242,7 +242,7 @@ def test_a_writer_killed_at_any_moment_loses_no_decision_it_was_told_is_on_disk(
         with os.fdopen(told, "rb") as stream:
             first = stream.readline()  # it is at work
             time.sleep(draw.random() * 0.02)
-            os.kill(child, signal.SIGKILL)
+            hit(child)
             os.waitpid(child, 0)
             rest = stream.read().split(b"\n")
         acknowledged = max(acknowledged, int(first), *(int(line) for line in rest[:-1]))
