@@ -110,6 +110,14 @@ def test_the_page_stands_alone_and_its_drawings_are_well_formed(bad: Course) -> 
         assert len(lines) > 3
 
 
+def test_the_page_says_what_is_allowed(good: Course) -> None:
+    assert "Allowed: slower by 10%; latencies of its first 10 s" in story2html(tell(good.decisions))
+    last = good.decisions[-1]
+    tolerant = replace(last, state=last.state | {"plan": last.state["plan"] | {"tolerance_ms": 1.0}})
+    page = story2html(tell([*good.decisions[:-1], tolerant]))
+    assert "Allowed: slower by 10% or 1 ms, whichever is more" in page
+
+
 def test_the_headline_gives_the_reason_that_decided(bad: Course, good: Course) -> None:
     for course, turn in ((bad, Phase.ABORTING), (good, Phase.BAKING)):
         reason = next(found.reason for found in course.decisions if found.phase == turn)
