@@ -38,7 +38,7 @@ from serin.stage_keys import StageKey, key_of, sources_digest
 from serin.store import Store
 
 Say = Callable[[str], None]
-_FIT_VERSION = 3  # raised when the same inputs would give other numbers than before
+_FIT_VERSION = 4  # raised when the same inputs would give other numbers than before
 
 
 def silent(_: str) -> None:

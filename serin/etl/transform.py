@@ -15,7 +15,7 @@ from serin.etl.device import gpu_aware, store_rows, to_host
 from serin.etl.relation import Prepared
 from serin.etl.split import LEFT_OUT, SplitRule
 from serin.etl.target import Class, first_target
-from serin.features.column import Column, any_true, array_module, count_true, on_host, take, tally
+from serin.features.column import Column, any_true, array_module, beside, count_true, on_host, take, tally
 from serin.features.counted import measure_sample, merge_answers
 from serin.features.plan import FeaturePlan
 from serin.features.requests import Request
@@ -36,6 +36,7 @@ class Divided:
 
     columns: Mapping[str, Column]
     rows: npt.NDArray[np.int64]
+    fold_ids: npt.NDArray[np.int64]  # the rows' ids; in a split by group the groups'
     target: npt.NDArray[np.float32]
     ends: tuple[int, int, int]
 
@@ -52,11 +53,14 @@ def divide(prepared: Prepared, rule: SplitRule, classes: Sequence[Class]) -> Div
     counts = [count_true(place == split) for split in range(LEFT_OUT)]
     first, second, third = (int(end) for end in np.cumsum(counts))
     columns = {**columns, **own}
+    group = prepared.group
     if third < len(rows) or any_true(place[1:] < place[:-1]):  # else all are in this order already
         order = xp.concatenate([xp.flatnonzero(place == split) for split in range(LEFT_OUT)])
         columns = take(columns, order)
         rows, target = rows[order], target[order]
-    return Divided(columns=columns, rows=rows, target=target, ends=(first, second, third))
+        group = None if group is None else group[order]
+    fold_ids = rows if group is None else beside(group, rows).astype(np.int64)
+    return Divided(columns=columns, rows=rows, fold_ids=fold_ids, target=target, ends=(first, second, third))
 
 
 @gpu_aware
@@ -89,7 +93,7 @@ def measure(divided: Divided, requests: tuple[Request, ...]) -> list[Any]:
     used = dict.fromkeys(name for request in requests for name in request.columns)
     sample = Sample(
         columns={name: divided.columns[name][train] for name in used},
-        rows=divided.rows[train],
+        fold_ids=divided.fold_ids[train],
         target=first_target(divided.target[train]),
         training=train.stop,
     )
@@ -144,7 +148,7 @@ def _write_from_host(
     divided: Divided, starts: Sequence[int], plan: FeaturePlan, folder: Path
 ) -> tuple[Any, Any]:
     """Block by block; num and cat of the test rows are kept."""
-    maker = plan.maker(divided.columns, divided.rows[divided.span(0)])
+    maker = plan.maker(divided.columns, divided.fold_ids[divided.span(0)])
     widths = len(plan.numeric), len(plan.categorical)
     for split, name in enumerate(SPLITS):
         span = divided.span(split)
@@ -165,7 +169,7 @@ def _write_from_host(
 def _write_from_gpu(
     divided: Divided, starts: Sequence[int], plan: FeaturePlan, folder: Path
 ) -> tuple[Any, Any]:
-    num, cat = plan.transform(divided.columns, divided.rows[divided.span(0)])
+    num, cat = plan.transform(divided.columns, divided.fold_ids[divided.span(0)])
     for split, name in enumerate(SPLITS):
         span = divided.span(split)
         if span.stop > span.start:

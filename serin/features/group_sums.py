@@ -122,8 +122,8 @@ class GroupSums:
     def _folds(self, sample: Sample) -> Any:
         if self.folds == 1:
             return np.zeros(len(sample), np.int64)
-        assert sample.rows is not None
-        return folds_of(sample.rows, self.folds)
+        assert sample.fold_ids is not None
+        return folds_of(sample.fold_ids, self.folds)
 
     def merge(self, left: GroupTable, right: GroupTable) -> GroupTable:
         encoded = pa.concat_arrays([left.keys, right.keys]).dictionary_encode()
@@ -147,9 +147,9 @@ class GroupSums:
         return GroupTable(encoded.dictionary, counts, sums, squares, ends)
 
 
-def folds_of(rows: npt.NDArray[np.int64], folds: int) -> npt.NDArray[np.int64]:
-    """The fold of each row, by a hash of its id."""
-    return (hash_ints(rows) % np.uint32(folds)).astype(np.int64)
+def folds_of(fold_ids: npt.NDArray[np.int64], folds: int) -> npt.NDArray[np.int64]:
+    """The fold of each row, by a hash of its id or its group's."""
+    return (hash_ints(fold_ids) % np.uint32(folds)).astype(np.int64)
 
 
 def _tallies(cells: Any, parts: Sequence[Limb], shape: tuple[int, int]) -> list[Limb]:

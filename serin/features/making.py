@@ -62,17 +62,17 @@ _Source = _Looked | _Stepped | _Whole
 
 
 class Maker:
-    """The features of these columns. `train_rows`: the ids of the rows that train; they come first."""
+    """The features of these columns. `fold_ids`: of the rows that train; they come first."""
 
     def __init__(
         self,
         numbers: Sequence[NumericFeature],
         categories: Sequence[CategoricalFeature],
         columns: Mapping[str, Column],
-        train_rows: npt.NDArray[np.int64] | None = None,
+        fold_ids: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        training = 0 if train_rows is None else len(train_rows)
-        self._sample = Sample(columns=columns, rows=train_rows, training=training)
+        training = 0 if fold_ids is None else len(fold_ids)
+        self._sample = Sample(columns=columns, fold_ids=fold_ids, training=training)
         self._made: Made = {}
         self._numbers = [self._number(feature.numbers) for feature in numbers]
         self._codes = [source for feature in categories for source in self._codes_of(feature)]

@@ -91,28 +91,28 @@ class FeaturePlan:
         return plan
 
     def transform(
-        self, columns: Mapping[str, Column], train_rows: npt.NDArray[np.int64] | None = None
+        self, columns: Mapping[str, Column], fold_ids: npt.NDArray[np.int64] | None = None
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-        """num float32[n, k] and cat int32[n, m], where the columns are. `train_rows`: the ids of the rows that train;
-        they come first."""
+        """num float32[n, k] and cat int32[n, m], where the columns are. `fold_ids`: of the rows that train; they
+        come first."""
         if any(column.xp is not np for column in columns.values()):
-            return self._transform_on_gpu(columns, train_rows)
-        maker = self.maker(columns, train_rows)
+            return self._transform_on_gpu(columns, fold_ids)
+        maker = self.maker(columns, fold_ids)
         rows = len(next(iter(columns.values())))
         num = np.empty((rows, len(self.numbers)), np.float32)
         cat = np.empty((rows, len(self.categorical)), np.int32)
         maker.fill(0, num, cat)
         return num, cat
 
-    def maker(self, columns: Mapping[str, Column], train_rows: npt.NDArray[np.int64] | None = None) -> Maker:
+    def maker(self, columns: Mapping[str, Column], fold_ids: npt.NDArray[np.int64] | None = None) -> Maker:
         """The same, for columns on the host, to be filled into arrays piece by piece."""
-        return Maker(self.numbers, self.categories, columns, train_rows)
+        return Maker(self.numbers, self.categories, columns, fold_ids)
 
     def _transform_on_gpu(
-        self, columns: Mapping[str, Column], train_rows: npt.NDArray[np.int64] | None
+        self, columns: Mapping[str, Column], fold_ids: npt.NDArray[np.int64] | None
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-        training = 0 if train_rows is None else len(train_rows)
-        sample = Sample(columns=columns, rows=train_rows, training=training)
+        training = 0 if fold_ids is None else len(fold_ids)
+        sample = Sample(columns=columns, fold_ids=fold_ids, training=training)
         xp = array_module(*(column.values for column in columns.values()))
         rows = len(sample)
         num = xp.empty((rows, len(self.numbers)), np.float32)

@@ -13,13 +13,14 @@ from serin.features.column import Column
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """Columns by name. In the ETL also the rows' ids and targets; a request has neither.
+    """Columns by name. In the ETL also the targets, and ids: rows with the same one are in the same fold, so that none
+    of them learns from another's target. A request has neither.
 
     The first `training` rows train: what is learnt from their own targets must not come back to them.
     """
 
     columns: Mapping[str, Column]
-    rows: npt.NDArray[np.int64] | None = None
+    fold_ids: npt.NDArray[np.int64] | None = None
     target: npt.NDArray[np.float32] | None = None
     training: int = 0
 

@@ -1,7 +1,8 @@
 """A value becomes the mean target of the training rows that have it, drawn towards the mean of all (smoothing).
 
-A training row is encoded from the other folds' targets, never from its own; folds go by a hash of the row id. What is
-not trained on, a request above all, is encoded from all training rows and needs no target. Null counts as a value. With
+A training row is encoded from the other folds' targets, never from its own. Folds go by a hash of the row id; in a
+split by group by that of the group, since its rows are no more independent here than in the splits. What is not
+trained on, a request above all, is encoded from all training rows and needs no target. Null counts as a value. With
 several classes there is one number for each: the share of rows in it.
 """
 
@@ -78,9 +79,9 @@ class TargetEncode:
             assert self.out_of_fold is not None, (
                 "fitted elsewhere: this plan can serve, not make training rows"
             )
-            assert sample.rows is not None
+            assert sample.fold_ids is not None
             train = slice(0, sample.training)
-            folds = beside(folds_of(sample.rows[train], len(self.out_of_fold)), places)
+            folds = beside(folds_of(sample.fold_ids[train], len(self.out_of_fold)), places)
             numbers[train] = xp.asarray(self.out_of_fold)[folds, places[train]]
         return tuple(xp.ascontiguousarray(numbers[:, place]) for place in range(numbers.shape[1]))
 
@@ -121,7 +122,8 @@ def _drawn_to_the_mean(
     smoothing: float,
 ) -> npt.NDArray[np.float32]:
     """(total + mean of all * smoothing) / (count + smoothing), rounded once: in float64 where its error cannot show."""
-    weight = np.maximum(counts[:, None] + smoothing, np.finfo(np.float64).tiny)
+    weight = counts[:, None] + smoothing
+    weight = np.where(weight > 0, weight, 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
         own, drawn = totals.floats(), every.floats() / max(rows, 1) * smoothing
         means: Float64 = (own + drawn) / weight
@@ -132,6 +134,6 @@ def _drawn_to_the_mean(
     exact, share = every.integers(exponent), Fraction(smoothing)
     for row, place in zip(*np.nonzero(low != high), strict=True):
         total = int(totals[row, place].integers(exponent)[()])
-        mean = (total + Fraction(int(exact[place]), rows) * share) / (int(counts[row]) + share)
+        mean = (total + Fraction(int(exact[place]), max(rows, 1)) * share) / (int(counts[row]) + share)
         made[row, place] = nearest_ratio(mean.numerator, mean.denominator, exponent)
     return made

@@ -195,7 +195,8 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "texts": {"target": {"expression": "word", "task": "multiclass"},
               "features": [{"columns": ["ordinary"], "steps": ["fill_mode"]}]},
     "groups": {"target": {"expression": "y * 3 - 1", "task": "regression"}, "time": None, "id": "code",
-               "split": {"kind": "group", "group": "code"}, **_FEW},
+               "split": {"kind": "group", "group": "code"},
+               "features": [*_FEW["features"], {"columns": ["name", "code"], "steps": ["target_encode"]}]},
     "windows": {
         "windows": [
             {"by": "name", "rows": 3, "make": {"before": "mean(ordinary)", "seen_before": "count()"}},

@@ -30,7 +30,7 @@ def test_features_are_the_host_s(training: Any, specs: Any) -> None:
     table = with_values([tuple(map(without_subnormals, row)) for row in training])
     ids = np.arange(len(table))
     columns = columns_of(wire(table), KINDS)
-    host = Sample(columns=columns, rows=ids, target=(ids % 3).astype(np.float32), training=len(ids))
+    host = Sample(columns=columns, fold_ids=ids, target=(ids % 3).astype(np.float32), training=len(ids))
     with np.errstate(all="ignore"):
         compare(host, specs, ids)
 
@@ -38,7 +38,7 @@ def test_features_are_the_host_s(training: Any, specs: Any) -> None:
 @pytest.mark.xfail(strict=True, reason="cupy compiles its kernels with -ftz=true (docs/log.md)")
 def test_subnormal_numbers_are_the_host_s() -> None:
     columns = {"f": Column(kind="float", values=np.asarray([-1.4e-45, 1.0], np.float32))}
-    host = Sample(columns=columns, rows=np.arange(2), target=np.zeros(2, np.float32), training=2)
+    host = Sample(columns=columns, fold_ids=np.arange(2), target=np.zeros(2, np.float32), training=2)
     compare(host, [FeatureSpec(columns=["f"], steps=[{"bucketize": [-3.0, 0.0, 0.5, 100.0]}])], np.arange(2))
 
 
@@ -51,7 +51,7 @@ def test_many_rows_are_the_host_s_and_logarithms_within_an_ulp() -> None:
     random = np.random.default_rng(1)
     rows = 1_000_000
     columns = {"f": Column(kind="float", values=random.lognormal(0, 9, rows).astype(np.float32))}
-    host = Sample(columns=columns, rows=np.arange(rows), target=np.zeros(rows, np.float32), training=rows)
+    host = Sample(columns=columns, fold_ids=np.arange(rows), target=np.zeros(rows, np.float32), training=rows)
     apart = compare(host, [FeatureSpec(columns=["f"], steps=["log1p"])], np.arange(rows))
     print(f"log1p: {int((apart > 0).sum())} of {rows} differ, at most {int(apart.max())} ulp")
 

@@ -55,7 +55,7 @@ def sample_of(table: Sequence[tuple[Any, ...]], rows: Sequence[int] | None = Non
     wire = {"f": np.asarray(f, np.float32), "i": np.asarray(i, np.int64), "s": np.asarray(s, object)}
     columns = columns_of({name: values[chosen] for name, values in wire.items()}, KINDS)
     target = np.asarray(y, np.float32)[chosen]
-    return Sample(columns=columns, rows=chosen, target=target, training=len(chosen))
+    return Sample(columns=columns, fold_ids=chosen, target=target, training=len(chosen))
 
 
 def check_against_fractions(plan: FeaturePlan, table: Sequence[tuple[Any, ...]]) -> None:

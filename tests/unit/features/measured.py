@@ -29,7 +29,7 @@ def answer_over(
     samples = [
         Sample(
             columns=piece,
-            rows=rows[index] if rows else None,
+            fold_ids=rows[index] if rows else None,
             target=targets[index] if targets else None,
             training=len(rows[index]) if rows else 0,
         )

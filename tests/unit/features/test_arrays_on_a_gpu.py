@@ -36,7 +36,7 @@ def test_features_are_the_same_on_a_gpu(training: Any, specs: Any, left: set[str
     ids = np.arange(len(table))
     host = Sample(
         columns=columns_of(wire(table), KINDS),
-        rows=ids,
+        fold_ids=ids,
         target=(ids % 3).astype(np.float32),
         training=len(ids),
     )

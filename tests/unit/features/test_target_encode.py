@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from serin.etl.build import build_dataset
 from serin.features.group_sums import folds_of
 from serin.features.plan import FeaturePlan
 from serin.formats.schema import Kind
+from serin.formats.shards import read_split
 from serin.spec.features import FeatureSpec
+from serin.spec.load import load_spec
+from serin.spec.stages import EtlSpec
+from serin.store import Store
 from tests.unit.features.measured import answer_over, columns_of
 
 KINDS: dict[str, Kind] = {"s": "string"}
@@ -93,3 +100,55 @@ def test_a_plan_that_was_read_back_serves_and_makes_no_training_rows() -> None:
     )
     with pytest.raises(AssertionError, match="this plan can serve"):
         again.transform(columns_of(wire, KINDS), rows)
+
+
+@pytest.mark.parametrize("task", ["regression", "multiclass"])
+def test_the_targets_of_a_group_never_reach_its_own_training_rows(tmp_path: Path, task: str) -> None:
+    random = np.random.default_rng(2)
+    frame = pd.DataFrame(
+        {
+            "driver": random.integers(0, 40, 800),
+            "zone": random.choice(["n", "s", "w"], 800),
+            "y": random.integers(0, 3, 800),
+        }
+    )
+
+    def encoded(folder: Path) -> pd.DataFrame:
+        folder.mkdir()
+        frame.to_parquet(folder / "rides.parquet", row_group_size=90)
+        data = {
+            "tables": {"rides": str(folder / "rides.parquet")},
+            "target": {"expression": "y", "task": task},
+            "split": {"group": "driver"},
+        }
+        features = [
+            {"columns": ["driver", "zone"], "steps": [{"target_encode": {"folds": 4, "smoothing": 1}}]}
+        ]
+        spec = load_spec({"name": "rides", "data": data, "features": features})
+        etl = EtlSpec(engine="process", workers=1)
+        made = build_dataset(
+            spec.data, spec.features, etl, store=Store(str(folder / "store")), piece_rows=100
+        )
+        train = read_split(made.path, "train").whole()
+        return pd.DataFrame(train.num, index=train.rows)
+
+    before = encoded(tmp_path / "before")
+    driver = frame["driver"][before.index[0]]
+    frame.loc[frame["driver"] == driver, "y"] = 2
+    after = encoded(tmp_path / "after")
+    own = before.index[frame["driver"][before.index] == driver]
+    assert before.loc[own].equals(after.loc[own])
+    assert not before.equals(after)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 5e-324, 1e308])
+def test_any_smoothing_gives_numbers_also_to_values_of_one_fold_alone(smoothing: float) -> None:
+    wire = {"s": np.asarray(["a", "a", "b", "c"], object)}
+    target = np.asarray([3e38, -3e38, 1e-40, 2.0], np.float32)
+    plan = plan_of(wire, np.arange(4), target, smoothing=smoothing)
+    num, _ = plan.transform(columns_of(wire, KINDS), np.arange(4))
+    served, _ = plan.transform(columns_of(wire, KINDS))
+    assert np.isfinite(num).all()
+    mean = np.float32(2 / 4)
+    expected = [0.0, 0.0, np.float32(1e-40), 2.0] if smoothing < 1 else [mean] * 4
+    assert served[:, 0].tolist() == expected
