@@ -123,10 +123,15 @@ class Loop:
 
     def _ready(self) -> Ready:
         """The step as it was chosen when the run began; chosen now when it begins."""
-        decided, wanted = self.choices.step != "auto", self._training.step
-        ready = ready_step(
-            self.learner, self._loader, self.choices.step if decided else wanted, self.choices.precision
-        )
+        wanted, ready = self._training.step, None
+        while ready is None:
+            decided = self.choices.step != "auto"
+            kind = self.choices.step if decided else wanted
+            try:
+                ready = ready_step(self.learner, self._loader, kind, self.choices.precision)
+            except torch.OutOfMemoryError as error:  # while steps are timed
+                rows = self.choices.batch_rows // self.learner.spread.rows.size
+                self._take_smaller_parts(rows, error)
         if decided and ready.kind != self.choices.step:
             self._reporter.note(
                 f"the step is {ready.kind} now, no longer {self.choices.step}: {ready.reason}"
@@ -169,11 +174,11 @@ class Loop:
                 self.step += 1
                 return
             except torch.OutOfMemoryError as error:
-                self._take_smaller_parts(rows, error)
+                self._take_smaller_parts(len(rows if isinstance(rows, Tensor) else rows.target), error)
 
-    def _take_smaller_parts(self, rows: Tensor | Batch, error: BaseException) -> None:
-        """The same step in twice as many parts."""
-        step, count = self.learner.step, len(rows if isinstance(rows, Tensor) else rows.target)
+    def _take_smaller_parts(self, count: int, error: BaseException) -> None:
+        """The same step, of `count` rows here, in twice as many parts."""
+        step = self.learner.step
         parts = smaller_parts(step.parts, count)
         if parts is None:
             reason = (

@@ -39,6 +39,7 @@ LONG_TRAINING = {
     "batch_rows": 16,
     "learning_rate": 0.01,
     "seed": 3,
+    "precision": "fp32",  # where a CPU has bf16 it is measured which is faster: a busy one answers now so, now so
     "checkpoint_every_steps": 50,
 }
 

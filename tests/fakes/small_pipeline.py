@@ -31,7 +31,7 @@ def small_spec(folder: Path, *, rows: int = 3000, **sections: dict[str, Any]) ->
             {"columns": ["carrier"], "steps": [{"categorify": {"min_count": 2}}]},
         ],
         "model": {"hidden": [8]},
-        "training": {"epochs": 2, "batch_rows": 64, "learning_rate": 0.02, "seed": 3},
+        "training": {"epochs": 2, "batch_rows": 64, "learning_rate": 0.02, "seed": 3, "precision": "fp32"},
         "serving": {"p99_ms": 500},
         "rollout": {
             "steps": [50, 100],

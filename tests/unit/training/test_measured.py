@@ -42,7 +42,7 @@ def test_the_batch_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest
     train_here(SMALL, training, dataset, tmp_path / "run")
     assert choices(tmp_path / "run") == chosen
     monkeypatch.undo()
-    asked = TrainingSpec(epochs=1, batch_rows=chosen["batch_rows"])
+    asked = TrainingSpec(epochs=1, batch_rows=chosen["batch_rows"], precision=chosen["precision"])
     train_here(SMALL, asked, dataset, tmp_path / "asked")
     assert_same_bits(tmp_path / "run", tmp_path / "asked")  # measuring left nothing behind
 

@@ -17,7 +17,7 @@ from serin.errors import NetworkUnfit, StoreNotWritable, TrainingRefused
 from serin.models.build import build_model, load_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training import checkpoint, launch, worker
+from serin.training import checkpoint, launch, prepare, start, worker
 from serin.training.checkpoint import Checkpoints
 from serin.training.class_weights import class_weights
 from serin.training.job import TrainingJob
@@ -76,7 +76,8 @@ def dataset(tmp_path: Path) -> Dataset:
 def run(folder: Path, dataset: Dataset, model: ModelSpec = SMALL, **settings: Any) -> dict[str, Any]:
     """metrics.json of a training in this process."""
     folder.mkdir(exist_ok=True)
-    training = TrainingSpec(**{"epochs": 2, "batch_rows": 100, "learning_rate": 3e-3, **settings})
+    usual = {"epochs": 2, "batch_rows": 100, "learning_rate": 3e-3, "precision": "fp32"}
+    training = TrainingSpec(**{**usual, **settings})
     job = TrainingJob(
         model=model, training=training, dataset=dataset.path, dataset_digest="", processes=1, gpu=False
     )
@@ -148,6 +149,18 @@ def test_out_of_memory_cuts_the_step_and_not_the_batch(tmp_path: Path, dataset: 
     assert choices(tmp_path / "hungry")["parts"] == 8  # 16 rows at a time
     assert choices(tmp_path / "hungry")["batch_rows"] == 128
     assert hungry["epochs"][-1]["loss"] == pytest.approx(frugal["epochs"][-1]["loss"], abs=1e-5)
+    said = (tmp_path / "hungry" / "progress.jsonl").read_text()
+    assert "16 rows at a time from now on, still 128 in a step" in said
+
+
+def test_memory_that_ends_while_precisions_are_timed_cuts_the_step_as_well(
+    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (start, prepare):
+        monkeypatch.setattr(module, "candidates", lambda _: ("fp32", "bf16"))
+    run(tmp_path / "hungry", dataset, own(tmp_path, "Hungry"), batch_rows=128, precision="auto")
+    assert choices(tmp_path / "hungry")["parts"] == 8
+    assert choices(tmp_path / "hungry")["precision_reason"].startswith("fp32 ")
     said = (tmp_path / "hungry" / "progress.jsonl").read_text()
     assert "16 rows at a time from now on, still 128 in a step" in said
 
