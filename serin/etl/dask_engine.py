@@ -40,9 +40,12 @@ class WorkersLost(MemoryError):
 
 
 @contextmanager
-def local_cluster(workers: int, worker_bytes: int | str = "auto") -> Iterator[Any]:
+def local_cluster(workers: int, worker_bytes: int | str = "auto", *, closed: bool = True) -> Iterator[Any]:
     """A client of a cluster of processes on this machine, one thread each, reachable from this machine only. What
     workers put on disk is in a folder that only their owner may enter; Dask's own in /tmp is open to all users.
+
+    `closed`: it takes nobody but this client, by certificates that are made for it and kept in memory. Whoever may
+    talk to a scheduler may run code on its workers, and any user of the machine can reach its port.
 
     EngineFailed when one of them died while it was started: later Dask starts another."""
     begun = done = False
@@ -58,6 +61,7 @@ def local_cluster(workers: int, worker_bytes: int | str = "auto") -> Iterator[An
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",  # any free port; none at all is not offered
                 silence_logs=logging.ERROR,
+                security=closed or None,
             ) as cluster,
             _Client(cluster, set_as_default=False) as client,
         ):

@@ -65,7 +65,7 @@ def run(
     spec: PipelineSpec, store: Path, workers: int, worker_bytes: int, say: Callable[[str], None]
 ) -> tuple[Dataset, int, int]:
     """The dataset, the largest resident size of any worker, and how many workers were ended on the way."""
-    with local_cluster(workers, worker_bytes) as client, watched(client) as seen:
+    with local_cluster(workers, worker_bytes, closed=False) as client, watched(client) as seen:
         etl = EtlSpec(engine=client.scheduler.address)
         dataset = build_dataset(spec.data, spec.features, etl, store=Store(str(store)), say=say)
     return dataset, max(seen.values()), len(seen) - workers

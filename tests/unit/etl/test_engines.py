@@ -31,7 +31,7 @@ def test_threads_and_cuts_do_not_show(
 def test_dask_workers_do_not_show(
     few_flights: Path, expected: str, tmp_path: Path, workers: int, piece_rows: int
 ) -> None:
-    with local_cluster(workers) as client:
+    with local_cluster(workers, closed=False) as client:
         spilled = client.run(lambda dask_worker: dask_worker.local_directory)
         spilled |= client.run(lambda dask_worker: dask_worker.local_directory, nanny=True)
         for folder in map(Path, spilled.values()):

@@ -189,7 +189,7 @@ def two_workers() -> Iterator[Any]:
     """Whatever Dask is told otherwise, it does not give up workers that died: how fast they are back is chance."""
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"}),
-        local_cluster(2, 400_000_000) as client,
+        local_cluster(2, 400_000_000, closed=False) as client,
     ):
         yield client
 

@@ -1,4 +1,11 @@
+import asyncio
+import ssl
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed.comm import connect
 
 from serin.etl.dask_engine import DaskEngine, local_cluster
 from serin.etl.process_engine import ProcessEngine
@@ -19,8 +26,24 @@ def test_a_long_pass_says_how_far_it_is_and_a_quick_one_nothing() -> None:
     assert len(lines) == 3
 
 
-def test_every_engine_tells_of_every_piece(tmp_path: Path) -> None:
-    with ProcessEngine(2) as engine, local_cluster(1) as client:
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with local_cluster(1) as found:
+        yield found
+
+
+def test_nobody_but_its_client_can_talk_to_a_local_cluster(client: Any) -> None:
+    """Whoever can runs code on its workers; any user of the machine can reach the port."""
+    address = client.scheduler.address
+    careless = ssl.create_default_context()
+    careless.check_hostname, careless.verify_mode = False, ssl.CERT_NONE
+    for wanted, arguments in ((address.replace("tls:", "tcp:"), {}), (address, {"ssl_context": careless})):
+        with pytest.raises(OSError, match=r"Timed out|in <T"):
+            asyncio.run(connect(wanted, timeout=1, **arguments))
+
+
+def test_every_engine_tells_of_every_piece(tmp_path: Path, client: Any) -> None:
+    with ProcessEngine(2) as engine:
         for each in (engine, DaskEngine(client, scratch=tmp_path)):
             told: list[tuple[int, int]] = []
             each.tell = lambda done, total, told=told: told.append((done, total))

@@ -212,7 +212,7 @@ def test_all_of_it_gives_one_digest_from_any_engine_and_cut(tmp_path: Path) -> N
         build(spec, Store(str(tmp_path / f"c{rows}")), piece_rows=rows).digest for rows in (1, 300, 10**9)
     }
     assert cuts == {first.digest}
-    with local_cluster(2) as client:
+    with local_cluster(2, closed=False) as client:
         etl = EtlSpec(engine=client.scheduler.address)
         assert build(spec, Store(str(tmp_path / "dask")), etl=etl, piece_rows=300).digest == first.digest
 

@@ -99,7 +99,7 @@ def test_cuts_and_threads_do_not_show_in_any_operator(table: Path, tmp_path: Pat
 def test_workers_of_a_cluster_do_not_show_in_any_operator(table: Path, tmp_path: Path) -> None:
     expected = build(table, tmp_path / "one", 10**9).digest
     spec = spec_of(table)
-    with local_cluster(2) as client:
+    with local_cluster(2, closed=False) as client:
         etl = EtlSpec(engine=client.scheduler.address)
         store = Store(str(tmp_path / "cluster"))
         assert build_dataset(spec.data, spec.features, etl, store=store, piece_rows=500).digest == expected
