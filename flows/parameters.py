@@ -8,8 +8,8 @@ from pydantic import WithJsonSchema
 
 from serin.spec.schema import spec_schema
 
-Stage = Literal["train", "export"]
-"""A stage that can be asked to do its work again. ETL cannot: the same tables give the same dataset, bit for bit."""
+Stage = Literal["etl", "train", "export"]
+"""A stage that can be asked to do its work again."""
 
 Spec = str | Annotated[dict[str, Any], WithJsonSchema(spec_schema())]
 """A path (relative to the application folder) or the spec itself. Prefect shows a form for it and refuses what cannot

@@ -24,7 +24,7 @@ async def pipeline(
     publishing a version that is worse than the live one.
     """
     plan = load_spec(spec)
-    dataset = await build_dataset(plan.data, plan.features, plan.etl, name=plan.name)
+    dataset = await build_dataset(plan.data, plan.features, plan.etl, name=plan.name, fresh="etl" in fresh)
     checkpoint = await train_model(plan.model, plan.training, dataset, name=plan.name, fresh="train" in fresh)
     bundle = await export_model(plan, checkpoint, dataset, fresh="export" in fresh, override=override)
     release = Release(model=bundle.model, version=bundle.version)

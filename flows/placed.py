@@ -27,12 +27,18 @@ async def pipeline(
     plan = load_spec(spec)
     whole = plan.model_dump(mode="json", by_alias=True)  # no stage sees a file that was edited meanwhile
     attempt = str(flow_run.id)
-    dataset = find_dataset(plan.data, plan.features)
+    dataset = None if "etl" in fresh else find_dataset(plan.data, plan.features)
     if dataset is None:
         needs = etl_needs(plan.data, plan.etl)
         dataset = await run_stage(
-            "etl", Dataset, deployment=needs.deployment, needs=str(needs), spec=whole
-        )  # fmt: skip
+            "etl",
+            Dataset,
+            deployment=needs.deployment,
+            needs=str(needs),
+            spec=whole,
+            fresh="etl" in fresh,
+            attempt=attempt,
+        )
     else:
         found_before("etl", dataset.digest[:12])
     checkpoint = None if "train" in fresh else find_checkpoint(plan.model, plan.training, dataset)

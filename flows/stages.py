@@ -14,10 +14,12 @@ from tasks.train import train_model
 
 
 @flow(persist_result=True, result_serializer="json")
-async def etl(spec: str | dict[str, Any]) -> Dataset:
-    """Raw tables in, a published dataset out."""
+async def etl(spec: str | dict[str, Any], fresh: bool = False, attempt: str | None = None) -> Dataset:
+    """Raw tables in, a published dataset out. `attempt`: what a fresh build belongs to, when not to this run alone."""
     plan = load_spec(spec)
-    return await build_dataset(plan.data, plan.features, plan.etl, name=plan.name)
+    return await build_dataset(
+        plan.data, plan.features, plan.etl, name=plan.name, fresh=fresh, attempt=attempt
+    )
 
 
 @flow(persist_result=True, result_serializer="json")

@@ -29,6 +29,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── TrainingRefused         a training that cannot start as asked: folder in use, other settings, no such GPU
 │   ├── NetworkUnfit            a user's own network that cannot be made, or does not answer as promised
 │   ├── ModelUnfit              a script that leaves no usable model, or an ONNX file that is none
+│   ├── CodeChanged             a user's code that changed while its training waited for a GPU (retryable)
 │   ├── WorkerFailed            a training process died (retryable)
 │   ├── NotTrained              an export that was asked for before there are weights
 │   ├── Preempted               stopped from outside after saving; run again (exit code 75, retryable)
@@ -364,6 +365,16 @@ class ModelUnfit(TrainingError):
 
     def __init__(self, *, what: str, reason: str) -> None:
         super().__init__(f"{what} gives no usable model: {reason}", what=what, reason=reason)
+
+
+class CodeChanged(TrainingError):
+    retryable = True
+
+    def __init__(self, *, folder: Path | str) -> None:
+        super().__init__(
+            f"the model's code changed while the training waited; {folder} is named by the code before: run it again",
+            folder=str(folder),
+        )
 
 
 class WorkerFailed(TrainingError):

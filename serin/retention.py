@@ -1,15 +1,19 @@
-"""What may go (`serin gc`): datasets no kept version came from, old versions, old runs, leavings of the dead."""
+"""What may go (`serin gc`): datasets no kept version came from, old versions, old runs, leftovers of crashes.
+
+Nothing goes that a living process uses (in_use.py), and nothing that was made or found within `keep_days`.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.runs import runs
+from serin.in_use import unused
+from serin.runs import run_lock, runs
 from serin.store import Store
 
 DAY_S = 86400.0
@@ -18,7 +22,7 @@ DAY_S = 86400.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     keep_versions: int = 5  # the newest of each model, besides the aliased ones
-    keep_days: float = 7.0  # datasets and runs younger than this always stay
+    keep_days: float = 7.0  # datasets and runs that were made or found since always stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,51 +32,87 @@ class Garbage:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """Something that may go unless it is in use; `age` is the file or folder whose time says when it was found last."""
+
+    kind: str
+    name: str
+    path: Path
+    lock: Path
+    age: Path | None = None
+
+
 def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -> list[Garbage]:
     """What the policy lets go; gone already if `remove`. Only for a store on a local file system."""
     assert store.local, "retention of an object store is the object store's own (lifecycle rules)"
     root = Path(store.url.removeprefix("file://"))
-    found: list[tuple[Garbage, str]] = []
+    found = []
+    for one in (*_of_store(store, root, policy), *_workspaces(store, root), *_runs(home)):
+        if not _is_old(one, policy):
+            continue
+        with unused(one.lock) as free:
+            if free and _is_old(one, policy):  # it may have been found in the meantime
+                found.append(_garbage(one.kind, one.name, one.path))
+                if remove:
+                    _remove(store, root, one)
+    with unused(store.lock("kept")) as free:
+        for path in _unasked(store.kept_folder(), policy) if free else ():
+            found.append(_garbage("kept file", path.name, path))
+            if remove:
+                path.unlink(missing_ok=True)
+    return found
+
+
+def _of_store(store: Store, root: Path, policy: Policy) -> Iterator[_Candidate]:
     kept_datasets: set[str] = set()
     for model in store.models():
         versions = store.versions(model)
         kept = set(versions[-policy.keep_versions :]) | set(store.aliases(model).values())
         for version in versions:
-            relative = f"models/{model}/versions/{version}"
+            place = f"models/{model}/versions/{version}"
             if version in kept:
-                kept_datasets |= _dataset_of(root / relative)
+                kept_datasets |= _dataset_of(root / place)
             else:
-                found.append((_garbage("version", f"{model}-v{version}", root / relative), relative))
-    for digest in store.datasets():
-        relative = f"datasets/{digest}"
-        if digest not in kept_datasets and _old(root / relative / "dataset.json", policy):
-            found.append((_garbage("dataset", digest, root / relative), relative))
-    leavings = [(path, "workspace") for path in _dead_workspaces(root)]
-    leavings += [(path, "kept file") for path in _unasked(store.kept_folder(), policy)]
-    leavings += [(home / "runs" / run, "run") for run in runs(home) if _old(home / "runs" / run, policy)]
-    if remove:
-        for _, relative in found:
-            store.remove(relative)
-    garbage = [entry for entry, _ in found]
-    for path, kind in leavings:
-        garbage.append(_garbage(kind, path.name, path))
-        if remove:
-            _remove(path)
-    return garbage
+                yield _Candidate(
+                    kind="version", name=f"{model}-v{version}", path=root / place, lock=store.lock(place)
+                )
+    for name in store.datasets():
+        place = f"datasets/{name}"
+        marker = root / place / "dataset.json"
+        if json.loads(marker.read_text()).get("digest") not in kept_datasets:
+            yield _Candidate(kind="dataset", name=name, path=root / place, lock=store.lock(place), age=marker)
+
+
+def _workspaces(store: Store, root: Path) -> Iterator[_Candidate]:
+    folder = root / "work"
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        lock = store.lock(f"work/{path.name}")
+        # One without a lock is of an older Serin, whose process may live: it goes when it is old.
+        age = None if lock.exists() else path
+        yield _Candidate(kind="workspace", name=path.name, path=path, lock=lock, age=age)
+
+
+def _runs(home: Path) -> Iterator[_Candidate]:
+    for run in runs(home):
+        path = home / "runs" / run
+        yield _Candidate(kind="run", name=run, path=path, lock=run_lock(home, run), age=path)
 
 
 def _unasked(folder: Path, policy: Policy) -> list[Path]:
-    """What builds kept of single files: those not asked for in a while, and the halves of the dead."""
+    """What builds kept of single files and nobody asked for in a while. While no build runs, halves are leftovers."""
     entries = sorted(path for path in folder.rglob("*") if path.is_file())
-    halves = [path for path in entries if "-" in path.name and not _alive(path.name.split("-")[0])]
-    return [*halves, *(path for path in entries if "-" not in path.name and _old(path, policy))]
+    return [path for path in entries if "-" in path.name or _old(path, policy)]
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
+def _remove(store: Store, root: Path, one: _Candidate) -> None:
+    if one.kind in ("dataset", "version"):
+        store.remove(str(one.path.relative_to(root)))
+    elif one.path.is_dir():
+        shutil.rmtree(one.path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        one.path.unlink(missing_ok=True)
+    one.lock.unlink(missing_ok=True)
 
 
 def _dataset_of(bundle: Path) -> set[str]:
@@ -80,26 +120,15 @@ def _dataset_of(bundle: Path) -> set[str]:
     return {str(lineage["dataset"])} if "dataset" in lineage else set()
 
 
-def _dead_workspaces(root: Path) -> list[Path]:
-    folder = root / "work"
-    entries = folder.iterdir() if folder.is_dir() else iter(())
-    return sorted(entry for entry in entries if not _alive(entry.name.split("-")[0]))
-
-
-def _alive(pid: str) -> bool:
-    if not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _is_old(one: _Candidate, policy: Policy) -> bool:
+    return one.age is None or _old(one.age, policy)
 
 
 def _old(path: Path, policy: Policy) -> bool:
-    return path.exists() and time.time() - path.stat().st_mtime > policy.keep_days * DAY_S
+    try:
+        return time.time() - path.stat().st_mtime > policy.keep_days * DAY_S
+    except FileNotFoundError:
+        return False
 
 
 def _garbage(kind: str, name: str, path: Path) -> Garbage:

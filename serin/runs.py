@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from serin.errors import NameInvalid, NotFound
+from serin.in_use import hold_until_exit
 from serin.private import make_private
 
 _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
@@ -19,18 +22,42 @@ def new_run_id() -> str:
 
 
 def run_folder(home: Path, run: str, *, create: bool = False) -> Path:
+    """The run's folder, which is in use until this process ends."""
     if not _RUN.fullmatch(run):
         raise NameInvalid(kind="run", name=run, rule="small letters, digits and '-', at most 80 characters")
     folder = home / "runs" / run
     if create:
         make_private(home)
+    if home.is_dir():
+        hold_until_exit(run_lock(home, run))
+    if create:
         folder.mkdir(parents=True, exist_ok=True)
     elif not folder.is_dir():
         raise NotFound(kind="run", name=run, known=runs(home))
+    _touch(folder)
     return folder
+
+
+def hold_run_of(home: Path, path: Path) -> None:
+    """The run that `path` is a part of is in use until this process ends."""
+    folder = home / "runs"
+    if path.is_relative_to(folder) and path != folder:
+        run = path.relative_to(folder).parts[0]
+        hold_until_exit(run_lock(home, run))
+        _touch(folder / run)
+
+
+def run_lock(home: Path, run: str) -> Path:
+    return home / "locks" / "runs" / run
 
 
 def runs(home: Path) -> list[str]:
     """Newest last."""
     folder = home / "runs"
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+
+def _touch(folder: Path) -> None:
+    """As good as new to `serin gc`."""
+    with suppress(OSError):
+        os.utime(folder)

@@ -1,7 +1,8 @@
 """What a stage depends on, by name: so that what was done is found again, and it can be said why something is done.
 
-The sections of the spec, what stages before it gave, the sources of Serin that it uses, and the versions of the
-libraries that decide its result. Where and over how many processes it runs decides nothing and stands nowhere here.
+The sections of the spec, what stages before it gave, the user's code, the sources of Serin that it uses, and the
+versions of Python and of the libraries that decide its result. Where and over how many processes it runs decides
+nothing and is not in a key. tests/unit/key_walk.py holds the two tables below to what the sources import.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +21,41 @@ from typing import Any
 from serin.durable import write_whole
 from serin.spec.section import Section
 
+_EVERYWHERE = (
+    "__init__.py", "artifacts.py", "code_digest.py", "durable.py", "environment.py", "errors.py", "expressions.py",
+    "file_digests.py", "formats", "hardware.py", "in_use.py", "metrics.py", "private.py", "published.py", "spec",
+    "stage_keys.py", "store.py",
+)  # fmt: skip
 _SOURCES: Mapping[str, tuple[str, ...]] = {
-    "etl": ("etl", "features", "formats", "expressions.py"),
-    "train": ("training", "models", "formats"),
-    "export": ("export", "etl", "features", "models", "formats", "expressions.py"),
-}
+    "etl": (*_EVERYWHERE, "etl", "features"),
+    "train": (
+        *_EVERYWHERE, "features", "leases.py", "models", "receipt.py", "runs.py", "signed_locks.py", "training",
+        "usage.py",
+    ),
+    "export": (*_EVERYWHERE, "etl", "export", "features", "models"),
+}  # fmt: skip
 _LIBRARIES: Mapping[str, tuple[str, ...]] = {
-    "etl": ("numpy", "pyarrow"),
-    "train": ("torch", "numpy", "xgboost"),
-    "export": ("torch", "numpy", "onnx", "onnxscript", "onnxruntime", "xgboost"),
+    "etl": ("numpy", "pandas", "pyarrow", "cupy", "cudf"),
+    "train": ("torch", "triton", "numpy", "xgboost", "onnx", "onnxruntime", "safetensors"),
+    "export": (
+        "torch", "numpy", "pandas", "pyarrow", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "xgboost", "tensorrt",
+        "safetensors",
+    ),
+}  # fmt: skip
+_ALSO_CALLED: Mapping[str, tuple[str, ...]] = {
+    "cudf": ("cudf-cu12", "cudf-cu13"),
+    "cupy": ("cupy-cuda12x", "cupy-cuda13x"),
+    "onnxruntime": ("onnxruntime-gpu",),
+    "tensorrt": ("tensorrt-cu12", "tensorrt-cu13"),
+    "xgboost": ("xgboost-cpu",),
 }
-_WORDS = {"sources": "Serin's code for it", "versions": "versions of libraries"}
+"""Distributions that bring the library under another name."""
+_WORDS = {
+    "sources": "Serin's code for it",
+    "versions": "versions of libraries",
+    "own_code": "your code",
+    "operators": "your operators",
+}
 
 Part = Section | tuple[Section, ...] | str | int
 
@@ -47,7 +74,7 @@ def key_of(stage: str, **parts: Part) -> StageKey:
     """The key of a stage for these parts, the sources it uses and the versions that matter."""
     named = {name: _digest(_plain(part)) for name, part in parts.items()}
     return StageKey(
-        stage=stage, parts={**named, "sources": sources_digest(stage), "versions": _versions(stage)}
+        stage=stage, parts={**named, "sources": sources_digest(stage), "versions": versions(stage)}
     )
 
 
@@ -56,12 +83,33 @@ def sources_digest(stage: str) -> str:
     """Of the files that do the stage's work, as they lie on disk: a process that began uses those it began with."""
     package = Path(__file__).resolve().parent
     digest = hashlib.sha256()
-    for name in _SOURCES[stage]:
-        place = package / name
-        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            digest.update(str(path.relative_to(package)).encode() + b"\0")
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for path in source_files(stage):
+        digest.update(str(path.relative_to(package)).encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
+
+
+def source_files(stage: str) -> list[Path]:
+    """The files of Serin that a stage may use."""
+    package = Path(__file__).resolve().parent
+    places = [package / name for name in _SOURCES[stage]]
+    return [path for place in places for path in (sorted(place.rglob("*.py")) if place.is_dir() else [place])]
+
+
+@functools.cache
+def versions(stage: str) -> str:
+    """Of Python and of the installed libraries that decide the stage's result, as `name=version`."""
+    found = [f"python={platform.python_version()}"]
+    for library in _LIBRARIES[stage]:
+        for name in (library, *_ALSO_CALLED.get(library, ())):
+            with suppress(importlib.metadata.PackageNotFoundError):
+                found.append(f"{name}={importlib.metadata.version(name)}")
+    return " ".join(found)
+
+
+def made_by(stage: str) -> str:
+    """Serin's code and the libraries that a stage is done by: other ones may give another result."""
+    return _digest([sources_digest(stage), versions(stage)])
 
 
 def remember(home: Path, name: str, key: StageKey) -> None:
@@ -117,20 +165,15 @@ def _describe(part: str, before: str | None, now: str) -> str:
     return f"{words} ({', '.join(sorted(old - new))} -> {', '.join(sorted(new - old))})"
 
 
-def _versions(stage: str) -> str:
-    found = []
-    for library in _LIBRARIES[stage]:
-        try:
-            found.append(f"{library}={importlib.metadata.version(library)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return " ".join(found)
-
-
 def _plain(part: Part) -> Any:
     if isinstance(part, tuple):
         return [_plain(section) for section in part]
-    return part.model_dump(mode="json", by_alias=True) if isinstance(part, Section) else part
+    return said(part) if isinstance(part, Section) else part
+
+
+def said(section: Section) -> str:
+    """All that a section says, in its order: of tables the first is the main one, of targets each has its place."""
+    return json.dumps(section.model_dump(mode="json", by_alias=True))
 
 
 def _digest(value: Any) -> str:

@@ -1,12 +1,13 @@
 """Where things live: datasets by their content, model versions by number. Published whole or not at all, never changed.
 
-    datasets/<digest>/          a dataset; dataset.json is its marker
+    datasets/<digest>/          a dataset, by its content and what made it; dataset.json is its marker
     keys/<key>                  the digest of the dataset that was computed for a key (spec sections and inputs)
     models/<model>/numbers/<n>  a version number that was given out; never given out again
     models/<model>/versions/<n>/  a bundle; manifest.json is its marker
     models/<model>/aliases.json live, candidate, previous
     work/                       folders that are being filled
     kept/<key>                  what a build made of a single file, for the next build
+    locks/                      who uses what: a process that has found something holds it (in_use.py)
 
 On a local file system a folder is filled in work/ and renamed into place. On an object store (any fsspec URL) its
 files are uploaded with the marker last, and a reader that finds no marker finds nothing.
@@ -25,9 +26,8 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -36,10 +36,11 @@ from serin import environment
 from serin.artifacts import Bundle, Dataset
 from serin.durable import sync, write_whole
 from serin.errors import BundleBroken, NameInvalid, NotFound, StoreNotWritable
+from serin.in_use import hold_until_exit, holding
 from serin.private import make_private
+from serin.published import bundle_at, checked_digest, dataset_at, make_home_of, touch
 from serin.spec.names import valid_model_name
 
-_DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _ALIAS = re.compile(r"live|candidate|previous")
 _SYNCS_AT_ONCE = 8
 _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
@@ -61,39 +62,54 @@ class Store:
     def workspace(self) -> Iterator[Path]:
         """An empty folder to fill and publish. What is left of it at the end is removed."""
         parent = Path(self._root) / "work" if self.local else Path(tempfile.gettempdir())
+        name = secrets.token_hex(8)
         with self._writing():
-            _make_home_of(parent)
+            make_home_of(parent)
+        with self._writing(), self._using(f"work/{name}"):
             parent.mkdir(parents=True, exist_ok=True)
-            folder = parent / f"{os.getpid()}-{secrets.token_hex(6)}"
-            folder.mkdir(
-                mode=0o700
-            )  # half done is for its owner alone, here and in the system's temporary folder
+            folder = parent / name
+            folder.mkdir(mode=0o700)  # half done is for its owner alone, here and in the temporary folder
             inside = folder / "it"  # and has the mode that the umask gives once it is published
-            inside.mkdir()
-        try:
-            with self._writing():
+            try:
+                inside.mkdir()
                 yield inside
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+                if self.local:
+                    self.lock(f"work/{name}").unlink(missing_ok=True)
 
     def kept_folder(self) -> Path:
         """Where builds keep what the next one may find: on this machine, also when the store is elsewhere."""
+        if self.local:
+            make_home_of(Path(self._root))
         return Path(self._root) / "kept" if self.local else self._private_cache() / "kept"
+
+    @contextmanager
+    def using_kept(self) -> Iterator[Path]:
+        """`kept_folder`, from which nothing is removed during the block."""
+        kept = self.kept_folder()
+        with ExitStack() as stack:
+            with suppress(OSError):  # a store that is only read keeps nothing either
+                stack.enter_context(self._using("kept"))
+            yield kept
+
+    def lock(self, relative: str) -> Path:
+        """The lock file of something in a local store."""
+        return Path(self._path("locks", relative))
 
     # datasets
 
     def find_dataset(self, key: str) -> Dataset | None:
         """The dataset that was published for `key`, if there is one."""
-        pointer = self._path("keys", _checked(key))
+        pointer = self._path("keys", checked_digest(key))
         if not self._fs.exists(pointer):
             return None
         digest = self._fs.cat_file(pointer).decode().strip()
-        folder = self._fetch(f"datasets/{_checked(digest)}", marker="dataset.json")
-        return None if folder is None else _dataset(folder)
+        return self._held_dataset(f"datasets/{checked_digest(digest)}")
 
     def knows_dataset(self, key: str) -> bool:
         """Whether a dataset was ever published or remembered for `key`; nothing is fetched."""
-        return bool(self._fs.exists(self._path("keys", _checked(key))))
+        return bool(self._fs.exists(self._path("keys", checked_digest(key))))
 
     def publish_dataset(
         self, key: str, digest: str, folder: Path, *, lasting: Collection[Path] = ()
@@ -101,15 +117,22 @@ class Store:
         """Makes `folder` (from `workspace`) visible under its digest and remembers it for `key`. `lasting`: its files
         that are on the disk already."""
         with self._writing():
-            place = f"datasets/{_checked(digest)}"
+            place = f"datasets/{checked_digest(digest)}"
+            self._hold(place)  # the same one may have been published long ago
             published = self._publish(folder, place, marker="dataset.json", lasting=lasting)
-            self._replace(f"keys/{_checked(key)}", digest.encode())
-        return _dataset(published)
+            self._replace(f"keys/{checked_digest(key)}", digest.encode())
+            touch(published / "dataset.json")
+        return dataset_at(published)
+
+    def hold_dataset(self, dataset: Dataset) -> None:
+        """One that another process has found is in use by this one, too, until it ends."""
+        if self.local and dataset.path:
+            self._held_dataset(f"datasets/{Path(dataset.path).name}")
 
     def remember_dataset(self, key: str, digest: str) -> None:
         """`find_dataset(key)` finds this published dataset from now on."""
         with self._writing():
-            self._replace(f"keys/{_checked(key)}", _checked(digest).encode())
+            self._replace(f"keys/{checked_digest(key)}", checked_digest(digest).encode())
 
     def datasets(self) -> list[str]:
         return [
@@ -140,21 +163,26 @@ class Store:
         if self._fs.exists(self._path(target, "manifest.json")):
             raise BundleBroken(path=target, reason="this version is published already; versions never change")
         with self._writing():
-            return _bundle(self._publish(folder, target, marker="manifest.json"), model, version)
+            self._hold(target)
+            return bundle_at(self._publish(folder, target, marker="manifest.json"), model, version)
 
-    def bundle(self, model: str, version: int | str) -> Bundle:
-        """A published version by number or alias, on a local path."""
+    def bundle(self, model: str, version: int | str, *, hold: bool = False) -> Bundle:
+        """A published version by number or alias, on a local path. `hold`: it is in use until this process ends, though
+        no alias points to it."""
         valid_model_name(model)
         if isinstance(version, str) and not version.isdigit():
             aliases = self.aliases(model)
             if version not in aliases:
                 raise NotFound(kind=f"version of {model!r} called", name=version, known=aliases)
             version = aliases[version]
-        folder = self._fetch(f"models/{model}/versions/{int(version)}", marker="manifest.json")
+        place = f"models/{model}/versions/{int(version)}"
+        if hold:
+            self._hold(place)
+        folder = self._fetch(place, marker="manifest.json")
         if folder is None:
             known = self.versions(model)
             raise NotFound(kind=f"version of {model!r}:", name=str(version), known=map(str, known))
-        return _bundle(folder, model, int(version))
+        return bundle_at(folder, model, int(version))
 
     def models(self) -> list[str]:
         return [name for name in self._names("models") if self.versions(name)]
@@ -198,6 +226,24 @@ class Store:
                 self._fs.rm(path, recursive=True)
 
     # how
+
+    def _held_dataset(self, place: str) -> Dataset | None:
+        """In use until this process ends, and as good as new to `serin gc`."""
+        self._hold(place)
+        folder = self._fetch(place, marker="dataset.json")
+        if folder is None:
+            return None
+        touch(folder / "dataset.json")
+        return dataset_at(folder)
+
+    def _hold(self, relative: str) -> None:
+        if self.local and Path(self._root).is_dir():
+            hold_until_exit(self.lock(relative))
+
+    @contextmanager
+    def _using(self, relative: str) -> Iterator[None]:
+        with holding(self.lock(relative)) if self.local else nullcontext():
+            yield
 
     def _path(self, *parts: str) -> str:
         return "/".join([self._root.rstrip("/"), *parts])
@@ -276,7 +322,7 @@ class Store:
 
     def _private_cache(self) -> Path:
         """What was fetched from elsewhere is for those alone who may read it there."""
-        _make_home_of(self._cache)
+        make_home_of(self._cache)
         return make_private(self._cache)
 
     @contextmanager
@@ -298,40 +344,3 @@ class Store:
             if error.errno not in _NOT_WRITABLE:
                 raise
             raise StoreNotWritable(path=self.url, reason=error.strerror or str(error)) from error
-
-
-def _make_home_of(folder: Path) -> None:
-    """A store or a cache may be the first thing in the home."""
-    home = environment.home()
-    if folder.is_relative_to(home):
-        make_private(home)
-
-
-def _checked(digest: str) -> str:
-    if not _DIGEST.fullmatch(digest):
-        raise NameInvalid(kind="digest", name=digest, rule="8 to 64 hexadecimal digits")
-    return digest
-
-
-def _dataset(folder: Path) -> Dataset:
-    description = _read_json(folder / "dataset.json")
-    rows = {split: int(entry["rows"]) for split, entry in description["splits"].items()}
-    return Dataset(path=str(folder), digest=str(description["digest"]), rows=rows)
-
-
-def _bundle(folder: Path, model: str, version: int) -> Bundle:
-    digest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
-    metrics = folder / "metrics.json"
-    numbers = (
-        {k: float(v) for k, v in _read_json(metrics).items() if isinstance(v, int | float)}
-        if metrics.is_file()
-        else {}
-    )
-    return Bundle(path=str(folder), model=model, version=version, digest=digest, metrics=numbers)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text()))
-    except ValueError as error:
-        raise BundleBroken(path=str(path), reason=f"not JSON: {error}") from error

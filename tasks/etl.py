@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from prefect import get_run_logger, task
 from prefect.artifacts import acreate_markdown_artifact
@@ -19,6 +20,7 @@ from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.stages import EtlSpec
 from serin.stage_keys import note, remember, why
+from serin.stage_results import find_result, keep_result
 from serin.store import Store
 from tasks.markdown import drawing, receipt_table, table
 from tasks.needs import etl_needs, leased
@@ -43,13 +45,21 @@ _WHY = {
     cache_policy=NO_CACHE,
 )
 async def build_dataset(
-    data: DataSpec, features: tuple[FeatureSpec, ...], etl: EtlSpec, *, name: str
+    data: DataSpec,
+    features: tuple[FeatureSpec, ...],
+    etl: EtlSpec,
+    *,
+    name: str,
+    fresh: bool = False,
+    attempt: str | None = None,
 ) -> Dataset:
-    """The dataset the spec describes, published in the store."""
+    """The dataset the spec describes, published in the store; found when it was made before, unless `fresh`: then the
+    one that the same `attempt` (this run, when none is named) has made."""
     stop = threading.Event()
+    apart = (attempt or str(flow_run.id)) if fresh else None
     try:
         dataset, page = await asyncio.to_thread(
-            _build, data, features, etl, name, str(flow_run.id), stop, get_run_logger().info
+            _build, data, features, etl, name, apart, str(flow_run.id), stop, get_run_logger().info
         )
     finally:
         stop.set()  # when this run is cancelled; after its end it means nothing
@@ -65,12 +75,13 @@ def _build(
     features: tuple[FeatureSpec, ...],
     etl: EtlSpec,
     name: str,
+    attempt: str | None,
     run: str,
     stop: threading.Event,
     say: Say,
 ) -> tuple[Dataset, str | None]:
     """The dataset, and a page about it when it is new."""
-    found = find_dataset(data, features, say)
+    found = find_dataset(data, features, say) if attempt is None else _made_by(attempt, data)
     if found == NO_DATASET:
         return found, None
     if found is not None:
@@ -80,8 +91,8 @@ def _build(
         return found, None
     from serin.etl import build  # pandas and Dask: not for a run that only looks
 
-    home, key = environment.home(), build.dataset_parts(data, features)
-    reason = why(home, name, key)
+    home, key = environment.home(), build.dataset_parts(data, features, Store.open())
+    reason = why(home, name, key, fresh=attempt is not None)
     say(f"the dataset is made: {reason}")
     note(home, run, "etl", ran=True, why=reason)
     with (
@@ -92,9 +103,13 @@ def _build(
         dask_warnings(less),
     ):
         speak = until_stopped(less, stop, stage="etl")
-        dataset = build.build_dataset(data, features, etl, store=Store.open(), name=name, say=speak)
+        dataset = build.build_dataset(
+            data, features, etl, store=Store.open(), name=name, fresh=attempt is not None, say=speak
+        )
         measurement.rows = sum(dataset.rows.values())
     remember(home, name, key)
+    if attempt is not None:
+        keep_result(home, "etl", attempt, dataset)
     return dataset, _page(dataset, measurement.receipt)
 
 
@@ -105,6 +120,14 @@ def find_dataset(data: DataSpec, features: tuple[FeatureSpec, ...], say: Say | N
     from serin.etl import build
 
     return build.find_dataset(data, features, Store.open(), say or build.silent)
+
+
+def _made_by(attempt: str, data: DataSpec) -> Dataset | None:
+    """What a fresh build has given, when the run that asked for it was interrupted after it and goes on."""
+    if not data.tables:
+        return NO_DATASET
+    found = find_result(environment.home(), "etl", attempt, Dataset)
+    return found if found is not None and Path(found.path).is_dir() else None
 
 
 def _page(dataset: Dataset, receipt: Receipt | None) -> str:

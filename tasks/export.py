@@ -19,12 +19,14 @@ from serin import environment
 from serin.artifacts import Bundle, Checkpoint, Dataset
 from serin.errors import NotFound
 from serin.formats.bundle import read_manifest
-from serin.formats.trained import RECORD
+from serin.formats.trained import RECORD, read_record
 from serin.receipt import Receipt, measure
+from serin.runs import hold_run_of
 from serin.spec.pipeline import PipelineSpec
 from serin.stage_keys import StageKey, key_of, note, remember, why
 from serin.stage_results import find_result, keep_result, one_at_a_time
 from serin.store import Store
+from serin.training.place import edition_of, own_code
 from tasks.markdown import drawing, receipt_table, table
 from tasks.needs import export_needs, leased
 from tasks.pictures import bars
@@ -88,6 +90,8 @@ def _export(
     """The version, and a page about it when it is new."""
     home, parts, run = environment.home(), export_parts(spec, checkpoint, dataset), lineage["flow_run"]
     key = _name(parts, attempt)
+    Store.open().hold_dataset(dataset)
+    hold_run_of(home, Path(checkpoint.path))
     with one_at_a_time(home, "export", key, stop=stop, say=say):
         found = find_bundle(spec, checkpoint, dataset, attempt=attempt)
         if found is not None:
@@ -135,7 +139,7 @@ def find_bundle(
     if found is None:
         return _published_and_not_kept(spec.name, key)
     try:
-        present = Store.open().bundle(found.model, found.version)
+        present = Store.open().bundle(found.model, found.version, hold=True)
     except NotFound:
         return None
     return present if present.digest == found.digest and _met_the_live_one(present) else None
@@ -144,7 +148,7 @@ def find_bundle(
 def _published_and_not_kept(model: str, key: str) -> Bundle | None:
     """The newest version, when it is what this export gives: whoever made it died before it could say so."""
     versions = Store.open().versions(model)
-    newest = Store.open().bundle(model, versions[-1]) if versions else None
+    newest = Store.open().bundle(model, versions[-1], hold=True) if versions else None
     if newest is None or read_manifest(Path(newest.path)).lineage.get("export") != key:
         return None
     return newest if _met_the_live_one(newest) else None
@@ -159,12 +163,17 @@ def _met_the_live_one(bundle: Bundle) -> bool:
 
 
 def export_parts(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> StageKey:
-    """How a dataset is computed, rolled out and watched says nothing about the bundle; all the rest stands in it."""
-    weights = hashlib.sha256((Path(checkpoint.path) / RECORD).read_bytes()).hexdigest()  # holds their digest
+    """A version holds its whole spec, by which it is rolled out, watched and trained again: all of it decides, but for
+    the search, which nobody reads there. The code of a network that a script left is not that of the spec's model."""
+    record = (Path(checkpoint.path) / RECORD).read_bytes()  # holds the digest of the weights
+    trained = read_record(checkpoint.path).model
+    operators = json.dumps([feature.operators for feature in spec.features])
     return key_of(
-        "export", form=_FORMAT, name=spec.name, data=spec.data, features=spec.features, model=spec.model,
+        "export", form=_FORMAT, name=spec.name, data=spec.data, features=spec.features, etl=spec.etl, model=spec.model,
         training=spec.training, export=spec.export, champion=spec.champion, serving=spec.serving,
-        dataset=dataset.digest, weights=weights,
+        rollout=spec.rollout, monitoring=spec.monitoring, dataset=edition_of(dataset),
+        weights=hashlib.sha256(record).hexdigest(), operators=operators,
+        own_code=f"{own_code(spec.model)} {own_code(trained)}",
     )  # fmt: skip
 
 

@@ -17,11 +17,19 @@ from prefect.runtime import flow_run
 from serin import environment
 from serin.artifacts import Checkpoint, Dataset
 from serin.leases import lease
+from serin.runs import hold_run_of
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.stage_keys import note, remember, why
 from serin.stage_results import find_result, keep_result, one_at_a_time
+from serin.store import Store
 from serin.training import launch
-from serin.training.place import devices_wanted, training_folder, training_key, training_parts
+from serin.training.place import (
+    devices_wanted,
+    refuse_changed_code,
+    training_folder,
+    training_key,
+    training_parts,
+)
 from serin.training.progress import progress_file
 from tasks.markdown import drawing, receipt_table, table
 from tasks.pictures import curves
@@ -70,7 +78,10 @@ async def train_model(
 def find_checkpoint(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> Checkpoint | None:
     """Weights that were trained before from the same dataset in the same way, when they are still there."""
     found = find_result(environment.home(), "train", training_key(model, training, dataset), Checkpoint)
-    return found if found is not None and Path(found.path).is_dir() else None
+    if found is None:
+        return None
+    hold_run_of(environment.home(), Path(found.path))
+    return found if Path(found.path).is_dir() else None
 
 
 def _train(
@@ -86,6 +97,7 @@ def _train(
 ) -> tuple[Checkpoint, str | None]:
     """The weights, and a page about them when they are new."""
     home, key = environment.home(), training_parts(model, training, dataset)
+    Store.open().hold_dataset(dataset)
     with one_at_a_time(home, "train", folder.name, stop=stop, say=say):
         found = None if fresh else find_checkpoint(model, training, dataset)
         if found is not None:
@@ -98,6 +110,7 @@ def _train(
         note(home, run, "train", ran=True, why=reason)
         wanted = devices_wanted(model, training)
         with lease(wanted, home=home, purpose=f"training of {name}", stop=stop, say=say) as held:
+            refuse_changed_code(key, training_parts(model, training, dataset), folder)
             logs = folder / "logs"
             with (
                 thinned(say) as less,

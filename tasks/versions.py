@@ -19,7 +19,7 @@ def find_version(model: str, version: int | str | None = None) -> tuple[Release,
         if not versions:
             raise NotFound(kind="model", name=model, known=store.models())
         version = versions[-1]
-    bundle = store.bundle(model, version)
+    bundle = store.bundle(model, version, hold=True)
     return Release(model=model, version=bundle.version), load_spec(Path(bundle.path) / "spec.yaml")
 
 

@@ -65,10 +65,11 @@ async def look_at_tables(model: str) -> None:
         return
     from serin.etl.build import current_key  # pandas: not when nobody wants to know
 
-    key = await asyncio.to_thread(current_key, spec.data, spec.features)
+    store = Store.open()
+    key = await asyncio.to_thread(current_key, spec.data, spec.features, store)
     note = environment.home() / "watch" / f"{model}.json"
     told = json.loads(note.read_text())["told"] if note.exists() else None
-    if key == told or Store.open().find_dataset(key) is not None:
+    if key is None or key == told or store.find_dataset(key) is not None:
         return
     get_run_logger().info("the tables of %s have changed since it was trained", release.name)
     resource = {

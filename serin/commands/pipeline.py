@@ -29,6 +29,7 @@ _TABLES = (".parquet", ".csv")
 
 
 class Stage(StrEnum):
+    ETL = "etl"
     TRAIN = "train"
     EXPORT = "export"
 
@@ -95,7 +96,7 @@ def run(
     ] = None,
     placed: Annotated[bool, typer.Option("--placed", help="Each stage on the worker that suits it.")] = False,
     fresh: Annotated[
-        list[Stage] | None, typer.Option(help="Do this stage again. May be given twice.")
+        list[Stage] | None, typer.Option(help="Do this stage again. May be given several times.")
     ] = None,
     serve: Annotated[bool, typer.Option(help="Roll the new version out.")] = True,
     resume: Annotated[
@@ -132,11 +133,17 @@ def run(
     )
 
 
-def etl(spec: SpecFile, as_json: Json = False) -> None:
+def etl(
+    spec: SpecFile,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Make it again, from the tables alone, although it is known.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Raw tables to a dataset. One that was made before from the same tables is found, not made again."""
     from serin.commands.stages import make_dataset
 
-    dataset = make_dataset(_load(spec), say=progress())
+    dataset = make_dataset(_load(spec), fresh=fresh, say=progress())
     if as_json:
         show_json({"path": dataset.path, "digest": dataset.digest, "rows": dataset.rows})
         return

@@ -14,10 +14,17 @@ from serin import environment
 from serin.artifacts import NO_DATASET, Bundle, Checkpoint, Dataset
 from serin.errors import NotTrained, Preempted, TrainingRefused
 from serin.leases import lease
+from serin.runs import hold_run_of
 from serin.spec.pipeline import PipelineSpec
 from serin.stage_results import find_result, keep_result, one_at_a_time
 from serin.store import Store
-from serin.training.place import devices_wanted, training_folder, training_key
+from serin.training.place import (
+    devices_wanted,
+    refuse_changed_code,
+    training_folder,
+    training_key,
+    training_parts,
+)
 
 if TYPE_CHECKING:
     from serin.etl.layout import Layout
@@ -33,21 +40,26 @@ def look_at_tables(spec: PipelineSpec) -> Layout:
     from serin.etl.sources import find_files
     from serin.etl.tables import open_table
 
-    converted = Kept.converted(Store.open().kept_folder())  # the build that follows need not do it again
-    with tempfile.TemporaryDirectory(prefix="serin-check-") as scratch:
+    with (
+        Store.open().using_kept() as kept,  # the build that follows need not convert again
+        tempfile.TemporaryDirectory(prefix="serin-check-") as scratch,
+    ):
+        converted = Kept.converted(kept)
         tables = {
-            name: open_table(name, find_files(name, path), Path(scratch), converted)
+            name: open_table(name, find_files(name, path, converted.digests), Path(scratch), converted)
             for name, path in spec.data.tables.items()
         }
         return lay_out(spec.data, spec.features, tables)
 
 
-def make_dataset(spec: PipelineSpec, *, say: Say) -> Dataset:
+def make_dataset(spec: PipelineSpec, *, fresh: bool = False, say: Say) -> Dataset:
     if not spec.has_data:
         return NO_DATASET
     from serin.etl.build import build_dataset
 
-    return build_dataset(spec.data, spec.features, spec.etl, store=Store.open(), name=spec.name, say=say)
+    return build_dataset(
+        spec.data, spec.features, spec.etl, store=Store.open(), name=spec.name, fresh=fresh, say=say
+    )
 
 
 def train_model(spec: PipelineSpec, *, machines: Machines | None = None, say: Say) -> Checkpoint:
@@ -55,6 +67,7 @@ def train_model(spec: PipelineSpec, *, machines: Machines | None = None, say: Sa
     from serin.training.launch import train
 
     dataset, home = make_dataset(spec, say=say), environment.home()
+    asked = training_parts(spec.model, spec.training, dataset)
     folder = training_folder(home, spec.model, spec.training, dataset)
     together = machines is not None and machines.count > 1  # the others do the same on purpose
     with (
@@ -63,10 +76,12 @@ def train_model(spec: PipelineSpec, *, machines: Machines | None = None, say: Sa
             devices_wanted(spec.model, spec.training), home=home, purpose=f"training of {spec.name}", say=say
         ) as held,
     ):
+        key = training_parts(spec.model, spec.training, dataset)
+        refuse_changed_code(asked, key, folder)
         checkpoint = train(
             spec.model, spec.training, dataset, folder=folder, devices=held.ids, machines=machines, say=say
         )
-        keep_result(home, "train", training_key(spec.model, spec.training, dataset), checkpoint)
+        keep_result(home, "train", asked.digest, checkpoint)
     return checkpoint
 
 
@@ -114,6 +129,8 @@ def publish_model(spec: PipelineSpec, *, override: str | None = None, say: Say) 
     dataset, home = make_dataset(spec, say=say), environment.home()
     key = training_key(spec.model, spec.training, dataset)
     checkpoint = find_result(home, "train", key, Checkpoint)
+    if checkpoint is not None:
+        hold_run_of(home, Path(checkpoint.path))
     if checkpoint is None or not Path(checkpoint.path).is_dir():
         raise NotTrained(spec=spec.name)
     lineage = {"training": Path(checkpoint.path).parent.name}

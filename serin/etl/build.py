@@ -6,6 +6,7 @@ The same spec and the same files give the same dataset, bit for bit, from every 
 from __future__ import annotations
 
 import hashlib
+import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from serin.etl.checks import judge_freshness
 from serin.etl.compare import family_key, find_previous
 from serin.etl.device_read import hold_pieces
 from serin.etl.engine import Engine
-from serin.etl.kept import Kept
+from serin.etl.kept import Kept, digests_in
 from serin.etl.kept_pieces import Keeping
 from serin.etl.large_joins import load_joins
 from serin.etl.layout import Layout, lay_out
@@ -28,13 +29,13 @@ from serin.etl.report import Heard
 from serin.etl.room import shared_room
 from serin.etl.seal import canonical
 from serin.etl.sources import find_files
-from serin.etl.tables import Piece, Table, open_table
+from serin.etl.tables import Piece, Table, open_table, refuse_changed
 from serin.formats.dataset import FORMAT, VERSION, SourceFile
 from serin.formats.shards import row_files
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.stages import EtlSpec
-from serin.stage_keys import StageKey, key_of, sources_digest
+from serin.stage_keys import StageKey, key_of, made_by, said
 from serin.store import Store
 
 Say = Callable[[str], None]
@@ -54,20 +55,23 @@ def build_dataset(
     name: str = "",
     say: Say = silent,
     piece_rows: int | None = None,
+    fresh: bool = False,
 ) -> Dataset:
     """The dataset of these sections: found when it is there already, else computed and published.
 
-    `name`: the pipeline's; checks that compare look for its dataset before this one.
+    `name`: the pipeline's; checks that compare look for its dataset before this one. `fresh`: nothing that an earlier
+    build has left is used, and what it kept is replaced.
     """
-    sources = _sources(data)
+    sources = _sources(data, store)
     files = [file for found in sources.values() for file in found]
-    key = dataset_key(data, features, files)
-    known = store.find_dataset(key)
+    _tell_unknown(files, say)
+    key = dataset_key(data, features, files) or secrets.token_hex(32)  # that one is never asked for again
+    known = None if fresh else store.find_dataset(key)
     if known is not None:
         say(f"dataset {known.digest[:12]} is there already, from the same spec and files")
         judge_freshness(data.checks, Path(known.path), say)
         return known
-    with store.workspace() as folder:
+    with store.workspace() as folder, store.using_kept() as kept:
         scratch, result = folder / "scratch", folder / "dataset"
         scratch.mkdir()
         result.mkdir()
@@ -76,23 +80,27 @@ def build_dataset(
             family=family,
             known=store.knows_dataset(family),
             previous=find_previous(store, name, data),
-            kept=store.kept_folder(),
+            kept=kept,
+            fresh=fresh,
         )
         digest = _compute(data, features, etl, sources, earlier, scratch, result, say, piece_rows)
-        published = store.publish_dataset(key, digest, result, lasting=set(row_files(result)))
-        store.remember_dataset(family, digest)
+        refuse_changed(files, [file for found in _sources(data, store).values() for file in found])
+        edition = _edition(digest, features)
+        published = store.publish_dataset(key, edition, result, lasting=set(row_files(result)))
+        store.remember_dataset(family, edition)
         return published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
     """What builds of this pipeline have left: whether there was one, its last dataset (None: no check compares), and
-    what they kept."""
+    what they kept, which a `fresh` build replaces."""
 
     family: str
     known: bool
     previous: Dataset | None
     kept: Path
+    fresh: bool = False
 
 
 def _compute(
@@ -181,7 +189,7 @@ class _Attempt:
 def _open_tables(
     sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier, scratch: Path, say: Say
 ) -> dict[str, Table]:
-    converted = Kept.converted(earlier.kept)
+    converted = Kept.converted(earlier.kept, again=earlier.fresh)
     tables = {name: open_table(name, found, scratch, converted) for name, found in sources.items()}
     if converted.found:
         asked = converted.found + converted.made
@@ -193,50 +201,80 @@ def _keeping(
     data: DataSpec, layout: Layout, sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier
 ) -> Keeping | None:
     """Where pieces are kept for the next build: who builds again will build again, and tables grow by files."""
-    if not earlier.known or len(sources[data.main]) < 2:
+    known = all(file.content for found in sources.values() for file in found)
+    if not known or not earlier.known or len(sources[data.main]) < 2:
         return None
     others = [file for name, found in sources.items() if name != data.main for file in found]
-    return Keeping.of(earlier.kept, earlier.family, data, layout, others)
+    return Keeping.of(earlier.kept, earlier.family, data, layout, others, again=earlier.fresh)
 
 
 def find_dataset(
     data: DataSpec, features: Sequence[FeatureSpec], store: Store, say: Say = silent
 ) -> Dataset | None:
     """The dataset that was made from the same files by the same rules, when there is one. It must still be fresh."""
-    files = [file for found in _sources(data).values() for file in found]
-    known = store.find_dataset(dataset_key(data, features, files))
+    key = current_key(data, features, store)
+    known = None if key is None else store.find_dataset(key)
     if known is not None:
         judge_freshness(data.checks, Path(known.path), say)
     return known
 
 
-def current_key(data: DataSpec, features: Sequence[FeatureSpec]) -> str:
-    """Of the dataset that the tables would give as they are now."""
-    return dataset_key(data, features, [file for found in _sources(data).values() for file in found])
+def current_key(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> str | None:
+    """Of the dataset that the tables would give as they are now; None when that cannot be told."""
+    return dataset_key(data, features, [file for found in _sources(data, store).values() for file in found])
 
 
-def _sources(data: DataSpec) -> dict[str, tuple[SourceFile, ...]]:
-    return {name: find_files(name, url) for name, url in data.tables.items()}
+def _sources(data: DataSpec, store: Store) -> dict[str, tuple[SourceFile, ...]]:
+    digests = digests_in(store.kept_folder())
+    return {name: find_files(name, url, digests) for name, url in data.tables.items()}
 
 
-def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence[SourceFile]) -> str:
-    """Equal when the same dataset would come out: the two sections, the files as they are, the version of this code."""
+def _tell_unknown(files: Sequence[SourceFile], say: Say) -> None:
+    unknown = [file.path for file in files if not file.content]
+    if unknown:
+        say(f"no reliable mark of {unknown[0]} (of {len(unknown)} files): the dataset is made every time")
+
+
+def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence[SourceFile]) -> str | None:
+    """Equal when the same dataset would come out: the two sections, the files as they are, the code and libraries that
+    make it. None when a file has no reliable mark: then nothing that was made before may be taken for it."""
+    if not all(file.content for file in files):
+        return None
     document = {
         "format": [FORMAT, VERSION, _FIT_VERSION],
-        "data": data.model_dump(mode="json", by_alias=True),
-        "features": [feature.model_dump(mode="json", by_alias=True) for feature in features],
+        "data": said(data),
+        "features": [said(feature) for feature in features],
         "operators": [feature.operators for feature in features],
-        "files": [[file.table, file.path, file.size, file.modified] for file in files],
-        "sources": sources_digest("etl"),
+        "files": [[file.table, file.path, file.size, file.content] for file in files],
+        "made_by": made_by("etl"),
     }
     return hashlib.sha256(canonical(document)).hexdigest()
 
 
-def dataset_parts(data: DataSpec, features: Sequence[FeatureSpec]) -> StageKey:
+def _edition(digest: str, features: Sequence[FeatureSpec]) -> str:
+    """Names a published dataset: its digest leaves out what may differ in its last bit, and other code or libraries may
+    differ there by more."""
+    operators = [feature.operators for feature in features]
+    return hashlib.sha256(canonical([digest, made_by("etl"), operators])).hexdigest()
+
+
+def dataset_parts(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> StageKey:
     """What `dataset_key` is made of, by name: for telling what has changed."""
-    files = [file for found in _sources(data).values() for file in found]
-    tables = " ".join(f"{file.table} {file.path} {file.size} {file.modified}" for file in files)
-    return key_of("etl", form=_FIT_VERSION, data=data, features=tuple(features), tables=tables)
+    files = [file for found in _sources(data, store).values() for file in found]
+    tables = " ".join(f"{file.table} {file.path} {file.size} {file.content}" for file in files)
+    return key_of(
+        "etl",
+        form=_FIT_VERSION,
+        data=data,
+        features=tuple(features),
+        operators=operators_of(features),
+        tables=tables,
+    )
+
+
+def operators_of(features: Sequence[FeatureSpec]) -> str:
+    """The user's own operators with the digests of their code."""
+    return canonical([feature.operators for feature in features]).decode()
 
 
 def _empty(folder: Path) -> None:

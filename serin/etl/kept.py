@@ -14,28 +14,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-import pyarrow as pa
-
 from serin.durable import sync
 from serin.etl.seal import canonical
 from serin.formats.dataset import SourceFile
-
-CONVERTED = 2  # raised when the same file would be converted to another one than before
+from serin.stage_keys import made_by
 
 
 class Kept:
-    """The entries in a folder; `found` and `made` count those that were asked for."""
+    """The entries in a folder; `found` and `made` count those that were asked for. `digests` remembers what was
+    hashed. With `again` no entry is believed: each is made once more."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, digests: Path, *, again: bool = False) -> None:
+        self._folder, self.digests, self._again = folder, digests, again
         self._lock = threading.Lock()
         self.found = 0
         self.made = 0
 
     @classmethod
-    def converted(cls, folder: Path) -> Self:
+    def converted(cls, folder: Path, *, again: bool = False) -> Self:
         """The files that were converted, in a store's folder of what is kept."""
-        return cls(folder / "converted")
+        return cls(folder / "converted", digests_in(folder), again=again)
 
     def usable(self) -> bool:
         """Whether anything can be kept here."""
@@ -48,7 +46,7 @@ class Kept:
     def file(self, made_from: Any, make: Callable[[Path], None]) -> Path:
         """The entry made from this (anything JSON can say); `make` writes it to a path when it is not there."""
         path = self._folder / entry_name(made_from)
-        if path.exists():
+        if path.exists() and not self._again:
             path.touch()  # still of use
             self._count(found=1)
             return path
@@ -74,9 +72,7 @@ def entry_name(made_from: Any) -> str:
 def put_entry(path: Path, make: Callable[[Path], None]) -> None:
     """The file that `make` writes, at `path` when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(
-        f"{os.getpid()}-{secrets.token_hex(4)}"
-    )  # the dead's are known by their number
+    temporary = path.with_name(f"half-{secrets.token_hex(8)}")
     try:
         make(temporary)
         temporary.rename(path)
@@ -85,5 +81,10 @@ def put_entry(path: Path, make: Callable[[Path], None]) -> None:
 
 
 def conversion_of(file: SourceFile) -> Any:
-    """What a converted file is made from: the file as it is, and those who read it."""
-    return ["converted", CONVERTED, pa.__version__, file.path, file.size, file.modified]
+    """What a converted file is made from: the file as it is, and the code and libraries that read it."""
+    return ["converted", made_by("etl"), file.path, file.size, file.content]
+
+
+def digests_in(kept: Path) -> Path:
+    """Where a store's folder of what is kept remembers the digests of files."""
+    return kept / "digests"

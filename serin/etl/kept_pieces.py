@@ -34,6 +34,7 @@ from serin.features.coded import CodedColumn, Places
 from serin.features.column import Column
 from serin.formats.dataset import SourceFile
 from serin.spec.data import DataSpec
+from serin.stage_keys import made_by, said
 
 FORMAT, VERSION = "serin.piece", 1
 T = TypeVar("T")
@@ -54,25 +55,34 @@ class Keeping:
 
     @classmethod
     def of(
-        cls, folder: Path, family: str, data: DataSpec, layout: Layout, partners: Sequence[SourceFile]
+        cls,
+        folder: Path,
+        family: str,
+        data: DataSpec,
+        layout: Layout,
+        partners: Sequence[SourceFile],
+        *,
+        again: bool = False,
     ) -> Keeping:
-        """`family`: the pipeline's own. Pieces of it that depend on anything else are removed: they are of no use."""
+        """`family`: the pipeline's own. Pieces of it that depend on anything else are removed: they are of no use. With
+        `again` all of them are."""
         document = {
             "version": VERSION,
-            "data": data.model_dump(mode="json", by_alias=True),
+            "made_by": made_by("etl"),
+            "data": said(data),
             "columns": [layout.kinds, layout.kept, [[r.column, r.kind, r.exact] for r in layout.reads]],
-            "partners": [[file.table, file.path, file.size, file.modified] for file in partners],
+            "partners": [[file.table, file.path, file.size, file.content] for file in partners],
         }
         base = hashlib.sha256(canonical(document)).hexdigest()
         own = folder / "pieces" / family[:16]
         for other in own.iterdir() if own.is_dir() else ():
-            if other.name != base:
+            if again or other.name != base:
                 shutil.rmtree(other, ignore_errors=True)
         return cls(folder=str(own / base), base=base)
 
     def path(self, piece: Piece) -> Path:
         file = origin_of(piece.file)
-        origin = [file.path, file.size, file.modified, file.partition]
+        origin = [file.path, file.size, file.content, file.partition]
         groups = [
             Path(piece.file.path).name,
             piece.groups,

@@ -5,10 +5,12 @@ Folders named key=value add a column to the files below them.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,13 +22,14 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from serin.errors import SourceMissing, SourceUnreadable
+from serin.etl.source_marks import content_mark
+from serin.file_digests import content_digest
 from serin.formats.dataset import SourceFile
 
 _PARQUET = (".parquet", ".parq", ".pq")
 _TEXT = re.compile(r"\.(csv|tsv|jsonl|ndjson|json)(\.(gz|bz2|zst))?$")
 _ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 _PARTITION = re.compile(r"([^=/]+)=([^/]*)")
-_MARKS = ("ETag", "etag", "md5", "LastModified", "last_modified", "mtime", "created")
 _REMOTE = (
     ("aiohttp", "ClientError"),
     ("azure.core.exceptions", "AzureError"),
@@ -34,6 +37,7 @@ _REMOTE = (
     ("google.auth.exceptions", "GoogleAuthError"),
 )
 
+_HASHED_AT_ONCE = 4
 _FOOTERS = 64  # that are kept
 _footers: dict[SourceFile, pq.FileMetaData] = {}  # as they were when each file was opened last, oldest first
 _footers_lock = threading.Lock()
@@ -66,12 +70,22 @@ def local_copy(path: Path, origin: SourceFile) -> LocalCopy:
     )
 
 
-def find_files(table: str, url: str) -> tuple[SourceFile, ...]:
-    """The table's files in the order of their names, with what tells later whether one has changed."""
+def find_files(table: str, url: str, digests: Path | None = None) -> tuple[SourceFile, ...]:
+    """The table's files in the order of their names. With `digests`, the folder that remembers what was hashed, each
+    says what tells later whether it has changed (`content`)."""
     try:
         system, path = fsspec.core.url_to_fs(url)
+        if not isinstance(system, LocalFileSystem):
+            system.invalidate_cache()  # a listing of an earlier call
         root, paths = _expand(system, path)
-        return tuple(_describe(table, system, each, _partition(each.removeprefix(root))) for each in paths)
+
+        def describe(each: str) -> SourceFile:
+            return _describe(table, system, each, _partition(each.removeprefix(root)), digests)
+
+        if digests is None or not isinstance(system, LocalFileSystem):
+            return tuple(map(describe, paths))
+        with ThreadPoolExecutor(min(_HASHED_AT_ONCE, len(os.sched_getaffinity(0)))) as threads:
+            return tuple(threads.map(describe, paths))
     except FileNotFoundError:
         raise SourceMissing(table=table, path=url) from None
     except ImportError as error:
@@ -179,7 +193,9 @@ def _partition(path: str) -> tuple[tuple[str, str], ...]:
     return tuple((unquote(match[1]), unquote(match[2])) for match in matches if match)
 
 
-def _describe(table: str, system: Any, path: str, partition: tuple[tuple[str, str], ...]) -> SourceFile:
+def _describe(
+    table: str, system: Any, path: str, partition: tuple[tuple[str, str], ...], digests: Path | None
+) -> SourceFile:
     if isinstance(system, LocalFileSystem):
         status = Path(path).stat()
         return SourceFile(
@@ -188,13 +204,15 @@ def _describe(table: str, system: Any, path: str, partition: tuple[tuple[str, st
             size=status.st_size,
             modified=str(status.st_mtime_ns),
             partition=partition,
+            content="" if digests is None else content_digest(Path(path), digests),
         )
     information = system.info(path)
-    mark = next((str(information[key]) for key in _MARKS if information.get(key) is not None), "")
+    mark = content_mark(information)
     return SourceFile(
         table=table,
         path=system.unstrip_protocol(path),
         size=int(information.get("size") or 0),
         modified=mark,
         partition=partition,
+        content=mark,
     )

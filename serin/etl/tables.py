@@ -170,8 +170,9 @@ def _as_parquet(
         number, file = numbered
         if format_of(file.path) in ("parquet", None):
             return file
-        if kept is not None and file.modified and kept.usable():
-            return local_copy(kept.file(conversion_of(file), partial(_convert_whole, file)), file)
+        if kept is not None and file.content and kept.usable():
+            make = partial(_convert_whole, file, kept.digests)
+            return local_copy(kept.file(conversion_of(file), make), file)
         target = scratch / f"{name}-{number}.parquet"
         convert(file, target)
         return local_copy(target, file)
@@ -180,13 +181,19 @@ def _as_parquet(
         yield from threads.map(parquet, enumerate(files))
 
 
-def _convert_whole(file: SourceFile, target: Path) -> None:
+def _convert_whole(file: SourceFile, digests: Path, target: Path) -> None:
     """What is kept must be of the file as it was found, and of nothing that came after."""
     convert(file, target)
-    (now,) = find_files(file.table, file.path)
-    if (now.size, now.modified) != (file.size, file.modified):
-        reason = "it changed while it was read; run again when it is whole"
-        raise SourceUnreadable(table=file.table, path=file.path, reason=reason)
+    refuse_changed([file], find_files(file.table, file.path, digests))
+
+
+def refuse_changed(files: Iterable[SourceFile], now: Iterable[SourceFile]) -> None:
+    """SourceUnreadable for a file that is not what it was when it was found, or is gone."""
+    contents = {file.path: file.content for file in now}
+    for file in files:
+        if file.content and contents.get(file.path) != file.content:
+            reason = "it changed while it was read; run again when it is whole"
+            raise SourceUnreadable(table=file.table, path=file.path, reason=reason)
 
 
 def _common(

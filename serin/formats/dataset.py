@@ -54,14 +54,16 @@ class DerivedDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A file that was read, as it was then. `modified`: ns since 1970, or an object store's etag. `partition`: the
-    key=value folders it lies in."""
+    """A file that was read, as it was then. `modified`: ns since 1970, or what an object store says. `content`: the
+    digest or mark of its content, "" when none was asked for or none is reliable. `partition`: the key=value folders
+    it lies in."""
 
     table: str
     path: str
     size: int
     modified: str
     partition: tuple[tuple[str, str], ...] = ()
+    content: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import inspect
 from collections.abc import Mapping
 from typing import Any
+
+from serin.code_digest import digest_of_module
 
 _METHODS = ("transform", "to_onnx", "describe", "to_json", "from_json")
 _FITTING = ("measure", "merge", "fit")
 _KINDS = {"string", "float", "int", "timestamp", "bool"}
+_digests: dict[str, str] = {}  # of modules, as they were when this process imported them
 
 
 def load_class(path: str) -> type[Any]:
     """The class at `module:Class`; ValueError with what is wrong and how to mend it."""
     module, _, name = path.partition(":")
+    if module not in _digests:
+        _digests[module] = digest_of_module(module)
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, ValueError) as error:
@@ -32,11 +35,10 @@ def load_class(path: str) -> type[Any]:
 
 
 def fingerprint(path: str) -> str:
-    """sha256 of the class's source, so that a changed operator makes a new dataset; "" where there is no source."""
-    try:
-        return hashlib.sha256(inspect.getsource(load_class(path)).encode()).hexdigest()
-    except (OSError, TypeError):
-        return ""
+    """Digest of the class's module and all it imports: a changed operator makes a new dataset. A process that has
+    imported the module computes with it as it was then, and so this is of that moment."""
+    load_class(path)
+    return _digests[path.partition(":")[0]]
 
 
 def load_operator(path: str, arguments: Mapping[str, Any]) -> Any:

@@ -10,6 +10,8 @@ import hashlib
 from pathlib import Path
 
 from serin.artifacts import Dataset
+from serin.code_digest import digest_of_file, digest_of_module
+from serin.errors import CodeChanged
 from serin.hardware import inventory
 from serin.runs import run_folder
 from serin.spec.stages import ModelSpec, TrainingSpec
@@ -38,20 +40,36 @@ def training_parts(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -
         form=_FORMAT,
         model=model,
         training=decides,
-        dataset=dataset.digest,
-        own_files=_own_files(model),
+        dataset=edition_of(dataset),
+        own_code=own_code(model),
     )
 
 
-def _own_files(model: ModelSpec) -> str:
-    """The digest of the files of the user's own that the model section names: a changed script is another training."""
-    module = (model.module or "").rpartition(":")[0]
-    files = (model.script, model.onnx, model.golden, module if module.endswith(".py") else None)
-    digest = hashlib.sha256()
-    for file in files:
+def edition_of(dataset: Dataset) -> str:
+    """Its digest, which leaves out what may differ in its last bit, and the name it was published under, which says by
+    what it was made."""
+    return f"{dataset.digest} {Path(dataset.path).name}"
+
+
+def own_code(model: ModelSpec) -> str:
+    """The digest of what the user brings for the model: code with all that it imports, and files."""
+    parts = []
+    place = (model.module or "").rpartition(":")[0]
+    if place:
+        parts.append(digest_of_file(Path(place)) if place.endswith(".py") else digest_of_module(place))
+    if model.script is not None:
+        parts.append(digest_of_file(Path(model.script)))
+    for file in (model.onnx, model.golden):
         if file is not None and Path(file).is_file():
-            digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
-    return digest.hexdigest()
+            with Path(file).open("rb") as stream:
+                parts.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    return " ".join(parts)
+
+
+def refuse_changed_code(asked: StageKey, now: StageKey, folder: Path) -> None:
+    """CodeChanged when what a training is named by has changed while it waited for its GPUs."""
+    if asked != now:
+        raise CodeChanged(folder=folder)
 
 
 def training_folder(

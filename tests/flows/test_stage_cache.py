@@ -93,6 +93,12 @@ def test_a_fresh_export_that_is_resumed_makes_one_version(spec: dict[str, Any]) 
     assert versions() == [1, 2, 3]
 
 
+def test_a_fresh_dataset_is_made_again_and_what_follows_is_found(spec: dict[str, Any]) -> None:
+    found = told(spec, fresh=("etl",))
+    assert {stage: ran for stage, (ran, _) in found.items()} == {"etl": True, "train": False, "export": False}
+    assert found["etl"][1] == "asked for by --fresh"
+
+
 def test_the_stages_of_a_run_can_be_asked_for_when_its_folder_is_gone(
     spec: dict[str, Any], tmp_path: Path
 ) -> None:

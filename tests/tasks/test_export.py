@@ -47,7 +47,7 @@ def test_an_export_sees_the_gpu_it_has_leased_and_no_other(
         raise Stopped
 
     monkeypatch.setattr(build, "export_model", look)
-    (tmp_path / RECORD).write_text("{}")
+    (tmp_path / RECORD).write_text('{"model": {}}')
     spec = load_spec(small_spec(tmp_path / "data", export={"variants": variants}))
     checkpoint = Checkpoint(path=str(tmp_path), step=1, metrics={})
     with pytest.raises(Stopped):
@@ -72,7 +72,7 @@ def test_a_cancelled_run_publishes_nothing(
         raise AssertionError("it would publish now")
 
     monkeypatch.setattr(build, "export_model", export)
-    (tmp_path / RECORD).write_text("{}")
+    (tmp_path / RECORD).write_text('{"model": {}}')
     spec = load_spec(small_spec(tmp_path / "data"))
 
     @flow

@@ -12,6 +12,7 @@ from prefect import flow
 
 from serin import environment
 from serin.artifacts import Checkpoint, Dataset
+from serin.errors import CodeChanged
 from serin.leases import holders
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.place import devices_wanted, training_folder
@@ -100,6 +101,28 @@ def test_a_fresh_training_starts_in_a_folder_of_its_own_and_is_found_later(
     assert second.path != first.path
     assert train() == second
     assert len(launch.folders) == 2
+
+
+def test_code_that_changes_while_its_training_waits_for_a_gpu_is_not_trained_under_the_old_name(
+    tmp_path: Path, home: Path, launch: FakeLaunch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "own_train.py"
+    script.write_text("import sys\n")
+    model = ModelSpec(script=str(script))
+    real = task_module.lease
+
+    def wait_while_it_is_edited(*given: object, **named: object) -> object:
+        script.write_text("import sys, os\n")
+        return real(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(task_module, "lease", wait_while_it_is_edited)
+    folder = training_folder(home, model, TRAINING, DATASET)
+    with pytest.raises(CodeChanged, match="run it again") as raised:
+        task_module._train(
+            model, TRAINING, DATASET, folder, "parcels", False, threading.Event(), "1", lambda _: None
+        )
+    assert raised.value.retryable
+    assert launch.folders == []
 
 
 def test_a_cancelled_run_tells_its_training_to_save_and_end(

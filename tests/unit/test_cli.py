@@ -22,7 +22,7 @@ COMMAND_LINE = {
     "init": "[FOLDER] [--table] [--target] [--force]",
     "check": "[SPEC] [--json]",
     "run": "[SPEC] [--placed] [--fresh] [--no-serve --serve] [--resume] [--override] [--follow --no-follow]",
-    "etl": "[SPEC] [--json]",
+    "etl": "[SPEC] [--fresh] [--json]",
     "train": "[SPEC] [--profile] [--machines] [--rendezvous] [--json]",
     "search": "[SPEC] [--out] [--trials] [--json]",
     "export": "[SPEC] [--override] [--json]",

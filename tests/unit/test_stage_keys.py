@@ -47,10 +47,10 @@ def test_another_process_makes_the_same_key() -> None:
 def test_the_code_of_a_stage_is_part_of_its_key_and_that_of_another_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for folder in ("etl", "training", "export", "features", "models", "formats"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "work.py").write_text("one = 1\n")
-    (tmp_path / "expressions.py").write_text("")
+    for name in {name for names in stage_keys._SOURCES.values() for name in names}:
+        path = tmp_path / name if name.endswith(".py") else tmp_path / name / "work.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("one = 1\n")
     monkeypatch.setattr(stage_keys, "__file__", str(tmp_path / "stage_keys.py"))
 
     def digests() -> dict[str, str]:
@@ -64,9 +64,9 @@ def test_the_code_of_a_stage_is_part_of_its_key_and_that_of_another_is_not(
     assert {stage for stage in before if before[stage] != after[stage]} == {"train"}
 
 
-def test_the_versions_that_matter_stand_in_the_key() -> None:
-    assert "onnxruntime=" in key_of("export", form=1).parts["versions"]
-    assert "onnxruntime=" not in key_of("train", form=1).parts["versions"]
+def test_the_versions_that_matter_are_in_the_key() -> None:
+    assert "onnxscript=" in key_of("export", form=1).parts["versions"]
+    assert "onnxscript=" not in key_of("train", form=1).parts["versions"]
 
 
 @pytest.mark.parametrize(

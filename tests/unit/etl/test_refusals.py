@@ -51,8 +51,9 @@ def build(tmp_path: Path, *, main: Any = None, side: Any = None, feature: Any = 
     try:
         build_dataset(spec.data, spec.features, EtlSpec(engine="process", workers=1), store=store)
     finally:
+        places = [tmp_path / "store" / name for name in ("datasets", "keys", "work")]
         left = [
-            path for path in (tmp_path / "store").rglob("*") if path.is_file() or path.parent.name == "work"
+            path for place in places for path in place.rglob("*") if path.is_file() or place.name == "work"
         ]
         assert not left or (store.datasets() and not list((tmp_path / "store" / "work").iterdir()))
 

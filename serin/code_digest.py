@@ -1,0 +1,248 @@
+"""Digests of Python code and of all that it imports. No code is run for it.
+
+A local module counts by its content, an installed package by its name and version, the standard library by the
+version of Python. Imports are read from the source: in functions, under conditions, relative ones, and `import_module`
+with a name in quotes. A module whose name is computed, a change of `sys.path` and the data files that code opens
+cannot be seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_OWN = "serin"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_INSTALLED = ("site-packages", "dist-packages")
+_CODE = (".py", ".pyc", ".so", ".pyd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closure:
+    """What code is made of: `files` by the name they are imported under, and the top-level names found nowhere here."""
+
+    files: dict[str, Path] = field(default_factory=dict)
+    elsewhere: set[str] = field(default_factory=set)
+
+    def digest(self) -> str:
+        content = [[name, _of_bytes(path)] for name, path in sorted(self.files.items())]
+        packages = sorted(line for name in self.elsewhere for line in _outside(name))
+        return hashlib.sha256(json.dumps([content, packages]).encode()).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """A program or a module that is loaded by its path, with all that it imports."""
+    return closure_of_files([path], [path.absolute().parent, *local_roots()]).digest()
+
+
+def digest_of_module(name: str) -> str:
+    """A module by its dotted name, with its packages and all that they import."""
+    walk = _Walk(local_roots())
+    walk.absolute(name.split("."))
+    return walk.finished().digest()
+
+
+def closure_of_files(files: Iterable[Path], roots: Sequence[Path], *, into_own: bool = False) -> Closure:
+    """`roots`: the folders that imports are looked for in. `into_own`: Serin's modules one by one, not all at once."""
+    walk = _Walk(roots, into_own=into_own)
+    for path in files:
+        walk.add(
+            path.absolute(), next((root for root in roots if path.absolute().is_relative_to(root)), None)
+        )
+    return walk.finished()
+
+
+def local_roots() -> list[Path]:
+    """The working folder (of trainings it is a place to import from) and where this process imports from, without
+    the standard library and installed packages."""
+    return [folder for folder in dict.fromkeys([Path.cwd(), *map(Path, sys.path)]) if _is_local(folder)]
+
+
+class _Walk:
+    """Every file that an import may mean is taken, in whichever folder it is: which of two would win is not judged."""
+
+    def __init__(self, roots: Sequence[Path], *, into_own: bool = False) -> None:
+        self._into_own = into_own
+        self._roots = list(dict.fromkeys(root.absolute() for root in roots))
+        self._found = Closure()
+        self._waiting: list[Path] = []
+        self._listed: dict[Path, frozenset[str]] = {}
+
+    def finished(self) -> Closure:
+        while self._waiting:
+            path = self._waiting.pop()
+            if path.suffix == ".py":
+                for level, parts in _imports(path):
+                    self.relative(path, level, parts) if level else self.absolute(parts)
+        return self._found
+
+    def add(self, path: Path, root: Path | None) -> None:
+        name = str(path.relative_to(root) if root else path.name)
+        if name not in self._found.files:
+            self._found.files[name] = path
+            self._waiting.append(path)
+
+    def absolute(self, parts: Sequence[str]) -> None:
+        if parts[0] == _OWN and not self._into_own:
+            self._found.elsewhere.add(_OWN)
+            return
+        found = [(path, root) for root in self._roots for path in _hits(root, parts, self._listed)]
+        for path, root in found:
+            self.add(path, root)
+        if not found and parts[0] not in sys.stdlib_module_names:
+            self._found.elsewhere.add(parts[0])
+
+    def relative(self, path: Path, level: int, parts: Sequence[str]) -> None:
+        base = path.parents[level - 1]
+        root = next((root for root in self._roots if base.is_relative_to(root)), None)
+        for found in (*_hits(base, ["__init__"], self._listed), *_hits(base, parts, self._listed)):
+            self.add(found, root)
+
+
+def _hits(base: Path, parts: Sequence[str], listed: dict[Path, frozenset[str]]) -> Iterator[Path]:
+    """The files of a dotted name below a folder, those of its packages first; `*` stands for all modules there."""
+    folder = base
+    for part in parts:
+        names = _listing(folder, listed)
+        if part == "*":
+            yield from sorted(folder / name for name in names if name.endswith(".py"))
+            yield from sorted(folder.glob("*/__init__.py"))
+            return
+        yield from sorted(
+            folder / name for name in names if name.startswith(f"{part}.") and name.endswith(_CODE)
+        )
+        if part not in names:
+            return
+        folder = folder / part
+        inside = _listing(folder, listed)
+        yield from sorted(
+            folder / name for name in inside if name.startswith("__init__.") and name.endswith(_CODE)
+        )
+
+
+def _listing(folder: Path, listed: dict[Path, frozenset[str]]) -> frozenset[str]:
+    if folder not in listed:
+        try:
+            listed[folder] = frozenset(entry.name for entry in folder.iterdir())
+        except OSError:
+            listed[folder] = frozenset()
+    return listed[folder]
+
+
+def _imports(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(level, dotted name) of everything that may be imported; what a name is taken from may be a module too."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return  # whoever runs it is told
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((0, alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            before = node.module.split(".") if node.module else []
+            yield from ((node.level, [*before, alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called, name = getattr(node.func, "attr", getattr(node.func, "id", "")), node.args[0].value
+            if called in ("import_module", "__import__") and isinstance(name, str) and name.strip("."):
+                bare = name.lstrip(".")
+                yield len(name) - len(bare), bare.split(".")
+
+
+def _outside(name: str) -> list[str]:
+    """An installed package and what it requires, by versions; what is in no distribution by its files."""
+    if name == _OWN:
+        return [f"{_OWN} {_own_digest()}"]
+    try:
+        owners = [importlib.metadata.distribution(name).metadata["Name"]]
+    except importlib.metadata.PackageNotFoundError:
+        owners = list(_owners().get(name, ()))
+    lines = sorted({line for owner in owners for line in _with_requirements(owner)})
+    if owners and not any(_is_editable(owner) for owner in owners):
+        return lines
+    return [*lines, f"{name} {_of_loose_files(name)}"]
+
+
+@functools.cache
+def _with_requirements(distribution: str) -> tuple[str, ...]:
+    """`name==version` of a distribution and, through its requirements, of all that is installed for it."""
+    found, waiting = dict[str, str](), [distribution]
+    while waiting:
+        name = waiting.pop()
+        if name.lower() in found:
+            continue
+        try:
+            one = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        # What was not installed from an index may change without its version: its record has the files' digests.
+        record = one.read_text("RECORD") if one.read_text("direct_url.json") else None
+        mark = f" {hashlib.sha256(record.encode()).hexdigest()}" if record else ""
+        found[name.lower()] = f"{name.lower()}=={one.version}{mark}"
+        needed = [text for text in one.requires or () if "extra" not in text.partition(";")[2]]
+        waiting += [match[0] for text in needed if (match := _NAME.match(text))]
+    return tuple(found.values())
+
+
+@functools.cache
+def _owners() -> dict[str, list[str]]:
+    return dict(importlib.metadata.packages_distributions())
+
+
+def _is_editable(distribution: str) -> bool:
+    try:
+        text = importlib.metadata.distribution(distribution).read_text("direct_url.json")
+        return bool(text and json.loads(text).get("dir_info", {}).get("editable"))
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return False
+
+
+def _of_loose_files(name: str) -> str:
+    """Of a top-level module that no distribution vouches for: a finder of its own knows it, or nobody does."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        spec = None
+    if spec is None:
+        return "missing"
+    folders = [Path(place) for place in spec.submodule_search_locations or ()]
+    files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    if not files and spec.origin and Path(spec.origin).is_file():
+        files = [Path(spec.origin)]
+    return hashlib.sha256("".join(map(_of_bytes, files)).encode()).hexdigest()
+
+
+@functools.cache
+def _own_digest() -> str:
+    """Of all of Serin, for code that uses any of it."""
+    files = sorted(_package().rglob("*.py"))
+    return hashlib.sha256("".join(map(_of_bytes, files)).encode()).hexdigest()
+
+
+def _package() -> Path:
+    return Path(__file__).resolve().parent
+
+
+def _of_bytes(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        return f"unreadable: {error.errno}"
+
+
+def _is_local(folder: Path) -> bool:
+    folder = folder.absolute()
+    standard = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    installed = any(part in _INSTALLED for part in folder.parts) or str(folder) in site.getsitepackages()
+    below = any(folder == place or folder.is_relative_to(place) for place in standard)
+    return folder.is_dir() and not installed and not below

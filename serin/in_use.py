@@ -1,0 +1,94 @@
+"""Who uses a file or a folder: a shared lock on a lock file that belongs to it.
+
+The kernel frees a lock when its holder ends, however it ends, and shows it to every container and pid namespace that
+has the volume; a pid says nothing there. Something is removed only under the exclusive lock (`unused`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_held: dict[Path, int] = {}  # until this process ends
+_lock = threading.Lock()
+
+
+@contextmanager
+def holding(lock: Path) -> Iterator[None]:
+    """Whatever `lock` stands for is in use during the block. Waits while it is being removed."""
+    file = _hold(lock)
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def hold_until_exit(lock: Path) -> None:
+    """The same until this process ends. Where no lock can be made (a store that is only read) nothing is held."""
+    with _lock, suppress(OSError):
+        if lock not in _held:
+            _held[lock] = _hold(lock)
+
+
+@contextmanager
+def unused(lock: Path) -> Iterator[bool]:
+    """Whether nobody uses it; during the block nobody begins to. False also where that cannot be found out. Who
+    removes the thing removes its lock file, too, before the block ends."""
+    try:
+        file, made = _open_or_make(lock)
+    except OSError:
+        yield False
+        return
+    try:
+        free = _try_lock(file) and _is(file, lock)
+        yield free
+        if free and made:
+            lock.unlink(missing_ok=True)
+    finally:
+        os.close(file)
+
+
+def _open_or_make(lock: Path) -> tuple[int, bool]:
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_CLOEXEC
+    while True:
+        with suppress(FileExistsError):
+            return os.open(lock, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+        with suppress(FileNotFoundError):
+            return os.open(lock, flags), False
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _hold(lock: Path) -> int:
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = os.open(lock, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            if _is(file, lock):
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(
+            file
+        )  # who removed the thing has removed its lock file too: the lock is on a file without a name
+
+
+def _is(file: int, path: Path) -> bool:
+    """Is the open file the one at `path`?"""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False

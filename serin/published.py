@@ -1,0 +1,62 @@
+"""What a published folder says of itself, and the folders around it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from serin import environment
+from serin.artifacts import Bundle, Dataset
+from serin.errors import BundleBroken, NameInvalid
+from serin.private import make_private
+
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+
+
+def dataset_at(folder: Path) -> Dataset:
+    description = _read_json(folder / "dataset.json")
+    rows = {split: int(entry["rows"]) for split, entry in description["splits"].items()}
+    return Dataset(path=str(folder), digest=str(description["digest"]), rows=rows)
+
+
+def bundle_at(folder: Path, model: str, version: int) -> Bundle:
+    digest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    metrics = folder / "metrics.json"
+    numbers = (
+        {k: float(v) for k, v in _read_json(metrics).items() if isinstance(v, int | float)}
+        if metrics.is_file()
+        else {}
+    )
+    return Bundle(path=str(folder), model=model, version=version, digest=digest, metrics=numbers)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except ValueError as error:
+        raise BundleBroken(path=str(path), reason=f"not JSON: {error}") from error
+
+
+def checked_digest(digest: str) -> str:
+    """What names a folder, or NameInvalid."""
+    if not _DIGEST.fullmatch(digest):
+        raise NameInvalid(kind="digest", name=digest, rule="8 to 64 hexadecimal digits")
+    return digest
+
+
+def touch(marker: Path) -> None:
+    """As good as new to `serin gc`."""
+    with suppress(OSError):  # a store that is only read
+        os.utime(marker)
+
+
+def make_home_of(folder: Path) -> None:
+    """A store or a cache may be the first thing in the home."""
+    home = environment.home()
+    if folder.is_relative_to(home):
+        make_private(home)

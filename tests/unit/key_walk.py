@@ -1,0 +1,253 @@
+"""Everything that a stage's result may depend on, changed one by one, and the stages whose keys then change.
+
+`python -m tests.unit.key_walk` prints what was found.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+import serin
+from serin import stage_keys
+from serin.artifacts import Checkpoint, Dataset
+from serin.code_digest import Closure, closure_of_files
+from serin.etl.build import dataset_key
+from serin.formats.dataset import SourceFile
+from serin.formats.trained import RECORD
+from serin.spec.features import FeatureSpec
+from serin.spec.load import load_spec
+from serin.spec.parse_steps import STEPS
+from serin.spec.pipeline import PipelineSpec
+from serin.store import Store
+from serin.training.place import training_parts
+from tasks.export import export_parts
+
+STAGES = ("etl", "train", "export")
+ALL = frozenset(STAGES)
+PACKAGE = Path(serin.__path__[0]).resolve()
+FOLDERS = {"etl": ("etl", "features"), "train": ("training", "models"), "export": ("export", "models")}
+FILES = (SourceFile(table="trips", path="/trips.parquet", size=1, modified="0", content="sha256:0"),)
+
+_EFFECTS = """
+export: name
+all: data.tables data.joins.table data.joins.on data.joins.as_of.column data.joins.as_of.there
+all: data.joins.as_of.within data.joins.as_of.strict data.joins.how data.joins.columns data.joins.source
+all: data.derived data.where data.unique.by data.unique.keep data.windows.by data.windows.rows
+all: data.windows.span data.windows.delay data.windows.make data.windows.source data.target.expressions
+all: data.target.expression data.target.task data.time data.id data.split.train data.split.valid
+all: data.split.test data.split.kind data.split.group data.split.gap data.checks.column data.checks.type
+all: data.checks.min data.checks.max data.checks.max_nulls data.checks.unique data.checks.values
+all: data.checks.newest_within data.checks.min_rows data.checks.max_rows data.checks.max_row_change
+all: data.checks.max_null_change data.checks.max_shift data.checks.otherwise data.training_only
+all: data.allow_leaks features.columns features.steps
+train export: model.kind model.hidden model.embedding model.dropout model.members model.cross_layers
+train export: model.blocks model.heads model.rounds model.module model.script model.onnx model.options
+train export: model.answer model.task model.classes model.golden training.epochs training.batch_rows
+train export: training.optimizer training.learning_rate training.schedule training.weight_decay
+train export: training.clip_norm training.accumulate training.class_weights training.patience
+train export: training.embedding_updates training.seed training.precision training.step
+train export: training.prune.share training.prune.epochs
+export: etl.engine etl.workers training.processes training.strategy training.gradient_checkpointing
+export: training.checkpoint_every_steps
+export: export.variants export.tolerance export.variant_tolerance export.target export.batch_mix
+export: export.segments export.budget.metric export.budget.max_drop export.budget.segment_max_drop
+export: champion.metric champion.max_loss champion.confidence champion.max_rows
+export: serving.p99_ms serving.max_batch_rows serving.request_timeout serving.shape serving.device
+export: serving.accelerator serving.gpus serving.gpu_memory_mb serving.instances serving.threads
+export: serving.queue_delay_us serving.max_string_bytes
+export: rollout.steps rollout.approve rollout.step_time rollout.min_requests rollout.false_rollback
+export: rollout.false_promotion rollout.latency.quantiles rollout.latency.margin
+export: rollout.latency.bad_margin rollout.error_tolerance rollout.max_error_share
+export: rollout.max_slow_share rollout.bake rollout.deadline rollout.mode rollout.baseline
+export: rollout.latency.tolerance_ms rollout.second_opinion rollout.warmup
+export: monitoring.every monitoring.retrain
+none: search.space.uniform search.space.log search.space.integer search.space.choice search.trials
+none: search.sampler search.pruner search.budget search.folds search.parallel search.seed
+"""
+EFFECTS: Mapping[str, frozenset[str]] = {
+    key: ALL if stages == "all" else frozenset(stages.split()) & ALL
+    for stages, _, keys in (line.partition(":") for line in _EFFECTS.strip().splitlines())
+    for key in keys.split()
+}
+"""The stages whose result each key of the spec may change. A key that is missing here fails the test.
+
+Where and over how many processes something is computed decides no result, but a version holds its whole spec, by which
+it is rolled out, watched and trained again. Only `serin search` reads its own section, and never from a version.
+"""
+
+NOT_DECIDING: Mapping[str, str] = {
+    "dask": "places work", "dask_cuda": "places work", "distributed": "places work", "psutil": "reads memory sizes",
+    "rmm": "gives memory", "fsspec": "brings bytes", "pydantic": "reads specs", "pydantic_core": "reads specs",
+    "yaml": "reads specs", "ruamel": "writes a search's spec", "google": "protobuf, for ONNX",
+    "mlflow": "is told metrics",
+    "matplotlib": "draws reports", "optuna": "searches settings, which are in the key", "cupyx": "is cupy",
+    "tritonclient": "configurations of imported repositories", "pylibcudf": "is cudf", "numba": "is cudf's",
+}  # fmt: skip
+"""Libraries that a stage imports and that decide none of its numbers."""
+NOT_IN: Mapping[str, frozenset[str]] = {
+    "etl": frozenset({"onnx", "safetensors", "torch"}),  # for export, in the same modules
+    "train": frozenset({"pandas", "pyarrow"}),  # of the formats of requests and of search's tables
+    "export": frozenset({"cudf", "cupy"}),  # test rows are read by the process engine
+}
+
+
+def whole_spec() -> PipelineSpec:
+    """A spec with one of everything that has keys of its own."""
+    return load_spec(
+        {
+            "name": "trips",
+            "data": {
+                "tables": {"trips": "/trips.parquet", "rates": "/rates.parquet"},
+                "joins": [{"with": "rates", "on": "zone", "as_of": {"column": "start", "there": "since"},
+                           "columns": ["rate"], "source": "request"}],
+                "derived": {"double": "fare * 2", "half": "fare / 2"},
+                "unique": {"by": ["trip"]},
+                "windows": [{"by": "taxi", "rows": 3, "make": {"earlier": "mean(fare)"}}],
+                "target": {"expression": "tip > 2", "task": "binary"},
+                "time": "start",
+                "checks": [{"column": "fare", "min": 0}],
+            },
+            "features": [{"columns": ["fare"], "steps": ["normalize"]}],
+            "training": {"prune": {"share": 0.5}},
+            "search": {"space": {"training.learning_rate": {"log": [0.001, 0.1]}}},
+        }
+    )  # fmt: skip
+
+
+def stage_keys_of(spec: PipelineSpec, folder: Path) -> dict[str, str]:
+    """A stage that has another key gives another result to the next one."""
+    etl = dataset_key(spec.data, spec.features, FILES)
+    assert etl is not None
+    dataset = Dataset(path=f"/datasets/{etl}", digest=etl, rows={})
+    train = training_parts(spec.model, spec.training, dataset).digest
+    (folder / RECORD).write_text(json.dumps({"model": {}, "weights_sha256": train}))
+    export = export_parts(spec, Checkpoint(path=str(folder), step=1, metrics={}), dataset).digest
+    return {"etl": etl, "train": train, "export": export}
+
+
+def changed_stages(one: PipelineSpec, other: PipelineSpec, folder: Path) -> frozenset[str]:
+    before, after = stage_keys_of(one, folder), stage_keys_of(other, folder)
+    return frozenset(stage for stage in STAGES if before[stage] != after[stage])
+
+
+def leaves(model: type[BaseModel], before: str = "") -> Iterator[str]:
+    """Every key of the spec that holds a value, without positions in lists."""
+    for name, field in model.model_fields.items():
+        inner = None if name == "steps" else _section(field.annotation)
+        yield from [f"{before}{name}"] if inner is None else leaves(inner, f"{before}{name}.")
+
+
+def with_change(section: Any, path: str) -> Any:
+    """The section with another value at `path`, as no validator has seen it: keys are made of what a section says."""
+    name, _, rest = path.partition(".")
+    value = getattr(section, name)
+    if not rest:
+        return section.model_copy(update={name: _other(value, type(section).model_fields[name].annotation)})
+    if isinstance(value, tuple):
+        return section.model_copy(update={name: (with_change(value[0], rest), *value[1:])})
+    if isinstance(value, Mapping):
+        inner = {key: with_change(each, rest) for key, each in value.items()}
+        return section.model_copy(update={name: inner})
+    return section.model_copy(update={name: with_change(value, rest)})
+
+
+def spec_changes() -> Iterator[tuple[str, PipelineSpec]]:
+    """Every key of the spec with another value, and every argument of every step."""
+    spec = whole_spec()
+    for path in leaves(PipelineSpec):
+        yield path, with_change(spec, path)
+    for name, kind in STEPS.items():
+        feature = FeatureSpec.model_construct(columns=("fare",), steps=(kind.model_construct(),))
+        bare = spec.model_copy(update={"features": (feature,)})
+        for argument, field in kind.model_fields.items():
+            value = _other(field.default, field.annotation)
+            step = kind.model_construct(**{argument: value})
+            changed = feature.model_copy(update={"steps": (step,)})
+            yield f"features.steps.{name}.{argument}", spec.model_copy(update={"features": (changed,)})
+        yield f"features.steps.{name}", bare
+
+
+def closure(stage: str) -> Closure:
+    """The modules of Serin that a stage may import, and the names of libraries."""
+    files = [path for folder in FOLDERS[stage] for path in sorted((PACKAGE / folder).rglob("*.py"))]
+    extra = [PACKAGE / "etl" / "raw_rows.py"] if stage == "export" else []
+    return closure_of_files([*files, *extra], [PACKAGE.parent], into_own=True)
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for each in get_args(annotation) if (found := _section(each))), None)
+
+
+def _other(value: Any, annotation: Any) -> Any:
+    """Another value that is written like one of this type."""
+    choices = [choice for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Literal
+               for choice in get_args(kind)]  # fmt: skip
+    if choices and (value is None or isinstance(value, str)):
+        return next((choice for choice in choices if choice != value), 7)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value}x"
+    if isinstance(value, Mapping):
+        return {**value, next(iter(value), "x"): "other"}
+    if isinstance(value, tuple):
+        return (*value, value[0]) if value else ("x",)
+    text = str(annotation)  # nothing is given: the first kind that could be
+    if "tuple[" in text or "dict[" in text:
+        return {"x": "y"} if text.find("dict[") in range(text.find("tuple[") % 1000) else ("x",)
+    return 1 if "int" in text else 1.5 if "float" in text else "x"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        base = whole_spec()
+        print("| key of the spec | result may change | key changes |\n|---|---|---|")
+        for path, spec in spec_changes():
+            found = changed_stages(base, spec, Path(name))
+            may = EFFECTS.get(path, ALL)
+            print(
+                f"| {path} | {' '.join(s for s in STAGES if s in may)} | {' '.join(s for s in STAGES if s in found)} |"
+            )
+    print(
+        "\n| stage | modules in its key | libraries in its key | imported, not deciding |\n|---|---|---|---|"
+    )
+    for stage in STAGES:
+        walked, counted = closure(stage), set(stage_keys.source_files(stage))
+        inside = sum(path in counted for path in walked.files.values())
+        libraries = " ".join(stage_keys._LIBRARIES[stage])
+        others = " ".join(sorted(walked.elsewhere - set(stage_keys._LIBRARIES[stage])))
+        print(f"| {stage} | {inside} of {len(walked.files)} | {libraries} | {others} |")
+    print("\n| a local file, its size and times kept | key changes |\n|---|---|")
+    for name, changed in file_changes():
+        print(f"| {name} | {'yes' if changed else 'no'} |")
+
+
+def file_changes() -> Iterator[tuple[str, bool]]:
+    """Every way to change a file, and whether the dataset's key changed."""
+    from tests.unit.etl.test_file_changes import CHANGES, key_of, made_files
+
+    for change in [*CHANGES, touch]:
+        with tempfile.TemporaryDirectory() as name:
+            store, file = Store(f"{name}/store"), made_files(Path(name))
+            before = key_of(str(file), store)
+            change(file, file.with_name("other"))
+            yield change.__name__, key_of(str(file), store) != before
+
+
+def touch(file: Path, _: Path) -> None:
+    """Says the same as before."""
+    file.touch()
+
+
+if __name__ == "__main__":
+    main()

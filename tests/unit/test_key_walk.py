@@ -1,0 +1,146 @@
+"""No result may be stale: whatever a stage's result may depend on changes the stage's key."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serin import code_digest, stage_keys
+from serin.spec.pipeline import PipelineSpec
+from tests.unit import key_walk
+from tests.unit.key_walk import ALL, EFFECTS, NOT_DECIDING, NOT_IN, PACKAGE, STAGES
+
+
+@pytest.fixture(scope="module")
+def closures() -> dict[str, code_digest.Closure]:
+    """Each file is parsed once for all stages."""
+    known: dict[Path, list[tuple[int, list[str]]]] = {}
+    real = code_digest._imports
+
+    def imports(path: Path) -> Iterator[tuple[int, list[str]]]:
+        if path not in known:
+            known[path] = list(real(path))
+        return iter(known[path])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(code_digest, "_imports", imports)
+        return {stage: key_walk.closure(stage) for stage in STAGES}
+
+
+@pytest.fixture
+def versions() -> Iterator[None]:
+    stage_keys.versions.cache_clear()
+    yield
+    stage_keys.versions.cache_clear()
+
+
+def test_it_is_said_of_every_key_of_the_spec_what_it_may_change() -> None:
+    keys = set(key_walk.leaves(PipelineSpec))
+    assert keys - EFFECTS.keys() == set(), "add them to _EFFECTS in tests/unit/key_walk.py, with the stages"
+    assert EFFECTS.keys() - keys == set(), "there is no such key any more"
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")  # some values are of another type than the key has
+def test_every_key_of_the_spec_changes_the_keys_of_the_stages_it_may_change(tmp_path: Path) -> None:
+    base = key_walk.whole_spec()
+    before = key_walk.stage_keys_of(base, tmp_path)
+    stale = []
+    for path, spec in key_walk.spec_changes():
+        after = key_walk.stage_keys_of(spec, tmp_path)
+        found = {stage for stage in STAGES if before[stage] != after[stage]}
+        if not found >= EFFECTS.get(path, ALL) and path != "features.steps.normalize":
+            stale.append((path, sorted(found)))
+    assert stale == []
+
+
+@pytest.mark.parametrize("path", ["data.tables", "data.derived"])
+def test_the_order_of_what_has_an_order_changes_the_keys(tmp_path: Path, path: str) -> None:
+    spec = key_walk.whole_spec()
+    name = path.partition(".")[2]
+    turned = dict(reversed(getattr(spec.data, name).items()))
+    other = spec.model_copy(update={"data": spec.data.model_copy(update={name: turned})})
+    assert key_walk.changed_stages(spec, other, tmp_path) == ALL
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_module_that_a_stage_imports_is_in_its_key(
+    stage: str, closures: dict[str, code_digest.Closure]
+) -> None:
+    counted = set(stage_keys.source_files(stage))
+    missing = sorted(name for name, path in closures[stage].files.items() if path not in counted)
+    assert missing == []
+    assert len(closures[stage].files) > 80
+
+
+def test_a_changed_byte_in_a_module_of_a_stage_changes_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {path: path.stat().st_size for path in PACKAGE.rglob("*.py")}
+    for path, size in sizes.items():  # the same tree, with something small in every file
+        copy = tmp_path / path.relative_to(PACKAGE)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(str(size))
+    monkeypatch.setattr(stage_keys, "__file__", str(tmp_path / "stage_keys.py"))
+    digest = stage_keys.sources_digest.__wrapped__
+    for stage in STAGES:
+        before = digest(stage)
+        for path in stage_keys.source_files(stage)[::12]:  # that all are counted is what the walk is for
+            text = path.read_text()
+            path.write_text(f"{text}#")
+            assert digest(stage) != before, path
+            path.write_text(text)
+        assert digest(stage) == before
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_library_that_a_stage_imports_is_in_its_key_or_decides_nothing(
+    stage: str, closures: dict[str, code_digest.Closure]
+) -> None:
+    unknown = closures[stage].elsewhere - set(stage_keys._LIBRARIES[stage]) - NOT_DECIDING.keys()
+    assert unknown - NOT_IN[stage] == set()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_another_version_of_any_library_of_a_stage_changes_its_key(
+    stage: str, monkeypatch: pytest.MonkeyPatch, versions: None
+) -> None:
+    del versions
+    names = stage_keys._LIBRARIES[stage]
+    called = [also for name in names for also in (name, *stage_keys._ALSO_CALLED.get(name, ()))]
+    installed = dict.fromkeys(called, "1.0")
+    monkeypatch.setattr(importlib.metadata, "version", installed.__getitem__)
+    seen = {stage_keys.made_by(stage)}
+    for count, name in enumerate(called, 1):
+        installed[name] = "1.1"
+        stage_keys.versions.cache_clear()
+        seen.add(stage_keys.made_by(stage))
+        assert len(seen) == count + 1, name
+    monkeypatch.setattr("platform.python_version", lambda: "3.99.0")
+    stage_keys.versions.cache_clear()
+    assert stage_keys.made_by(stage) not in seen
+
+
+def test_the_users_code_changes_the_keys_of_the_stages_that_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copyfile(Path(__file__).parents[1] / "fakes" / "own_operators.py", tmp_path / "walked_own.py")
+    (tmp_path / "walked_net.py").write_text("import walked_deep\n")
+    (tmp_path / "walked_deep.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = key_walk.whole_spec()
+    model = spec.model.model_copy(update={"module": "walked_net:Net", "kind": "module"})
+    spec = spec.model_copy(update={"model": model})
+    before = key_walk.stage_keys_of(spec, tmp_path)
+    (tmp_path / "walked_deep.py").write_text("#")
+    after = key_walk.stage_keys_of(spec, tmp_path)
+    assert {stage for stage in STAGES if before[stage] != after[stage]} == {"train", "export"}
+    monkeypatch.setattr("serin.spec.features.FeatureSpec.operators", {"walked_own:Op": "another digest"})
+    last = key_walk.stage_keys_of(spec, tmp_path)
+    assert {stage for stage in STAGES if after[stage] != last[stage]} == ALL
+    os.utime(tmp_path / "walked_deep.py")
+    assert key_walk.stage_keys_of(spec, tmp_path) == last
