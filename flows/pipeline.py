@@ -9,11 +9,13 @@ from serin.artifacts import Release
 from serin.spec.load import load_spec
 from tasks.etl import build_dataset
 from tasks.export import export_model
+from tasks.outcome import outcome_as_state
 from tasks.roll_out import roll_out_release
 from tasks.train import train_model
 
 
 @flow(name="pipeline", persist_result=True, result_serializer="json")
+@outcome_as_state
 async def pipeline(
     spec: Spec, fresh: tuple[Stage, ...] = (), serve: bool = True, override: str | None = None
 ) -> Release:

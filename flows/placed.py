@@ -14,12 +14,14 @@ from serin.spec.load import load_spec
 from tasks.etl import find_dataset
 from tasks.export import find_bundle
 from tasks.needs import etl_needs, export_needs, train_needs
+from tasks.outcome import outcome_as_state
 from tasks.place import found_before, run_stage
 from tasks.roll_out import roll_out_release
 from tasks.train import find_checkpoint
 
 
 @flow(name="pipeline", persist_result=True, result_serializer="json")
+@outcome_as_state
 async def pipeline(
     spec: Spec, fresh: tuple[Stage, ...] = (), serve: bool = True, override: str | None = None
 ) -> Release:

@@ -7,10 +7,12 @@ from typing import Literal
 from prefect import flow
 
 from serin.artifacts import Release
+from tasks.outcome import outcome_as_state
 from tasks.retrain import models_to_retrain, retrain_models
 
 
 @flow(persist_result=True, result_serializer="json")
+@outcome_as_state
 async def retrain(
     why: Literal["asked", "nightly", "data", "drift"] = "asked", model: str | None = None
 ) -> list[Release]:

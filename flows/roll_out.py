@@ -7,6 +7,7 @@ from prefect.flow_runs import pause_flow_run
 
 from serin.artifacts import Release
 from tasks.approval import Approval, until_answered_elsewhere
+from tasks.outcome import outcome_as_state
 from tasks.roll_out import answer_rollout, begin_rollout, follow_rollout
 from tasks.versions import find_version
 
@@ -15,6 +16,7 @@ _POLL_S = 2
 
 
 @flow(name="roll_out", persist_result=True, result_serializer="json")
+@outcome_as_state
 async def roll_out(model: str, version: int | None = None) -> Release:
     """A version (the newest, when none is named) rolled out as its own spec says, followed to the end."""
     release, spec = find_version(model, version)

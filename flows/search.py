@@ -8,10 +8,12 @@ from flows.parameters import Spec
 from serin.spec.load import load_search_spec
 from serin.training.search import SearchResult
 from tasks.etl import build_dataset
+from tasks.outcome import outcome_as_state
 from tasks.search import search_settings
 
 
 @flow(name="search", persist_result=True, result_serializer="json")
+@outcome_as_state
 async def search(spec: Spec) -> SearchResult:
     """What `search.space` of the spec allows, tried; the spec with the best of it lies in the result's folder."""
     plan = load_search_spec(spec)

@@ -10,10 +10,12 @@ from serin.artifacts import Bundle, Checkpoint, Dataset
 from serin.spec.load import load_spec
 from tasks.etl import build_dataset
 from tasks.export import export_model
+from tasks.outcome import outcome_as_state
 from tasks.train import train_model
 
 
 @flow(persist_result=True, result_serializer="json")
+@outcome_as_state
 async def etl(spec: str | dict[str, Any], fresh: bool = False, attempt: str | None = None) -> Dataset:
     """Raw tables in, a published dataset out. `attempt`: what a fresh build belongs to, when not to this run alone."""
     plan = load_spec(spec)
@@ -23,6 +25,7 @@ async def etl(spec: str | dict[str, Any], fresh: bool = False, attempt: str | No
 
 
 @flow(persist_result=True, result_serializer="json")
+@outcome_as_state
 async def train(
     spec: str | dict[str, Any], dataset: Dataset, fresh: bool = False, attempt: str | None = None
 ) -> Checkpoint:
@@ -32,6 +35,7 @@ async def train(
 
 
 @flow(persist_result=True, result_serializer="json")
+@outcome_as_state
 async def export(
     spec: str | dict[str, Any],
     checkpoint: Checkpoint,

@@ -100,6 +100,7 @@ class SerinError(Exception):
     """The base: a sentence for people, `fields` for programs. Survives pickling with its fields."""
 
     retryable: ClassVar[bool] = False
+    outcome: ClassVar[bool] = False  # a decision, or a refusal in full: runs log it without a traceback
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, **fields: Any) -> None:
@@ -123,6 +124,7 @@ def _rebuild(kind: type[SerinError], message: str, fields: dict[str, Any]) -> Se
 class SpecError(SerinError):
     """All problems at once. Each is a (key, what is wrong and how to mend it) pair."""
 
+    outcome = True
     exit_code = 2
 
     def __init__(self, *, where: str, problems: Iterable[tuple[str, str]]) -> None:
@@ -133,6 +135,7 @@ class SpecError(SerinError):
 
 
 class NameInvalid(SerinError):
+    outcome = True
     exit_code = 2
 
     def __init__(self, *, kind: str, name: str, rule: str) -> None:
@@ -140,7 +143,7 @@ class NameInvalid(SerinError):
 
 
 class DataError(SerinError):
-    pass
+    outcome = True
 
 
 class SourceMissing(DataError):
@@ -304,6 +307,8 @@ class StoreError(SerinError):
 
 
 class NotFound(StoreError):
+    outcome = True
+
     def __init__(self, *, kind: str, name: str, known: Iterable[str] = ()) -> None:
         super().__init__(f"no {kind} {name!r}{nearest(name, known)}", kind=kind, name=name)
 
@@ -346,6 +351,8 @@ class TrainingError(SerinError):
 
 
 class TrainingRefused(TrainingError):
+    outcome = True
+
     def __init__(self, *, folder: Path | str, reason: str) -> None:
         super().__init__(f"training in {folder} refused: {reason}", folder=str(folder), reason=reason)
 
@@ -431,6 +438,8 @@ class SearchStopped(TrainingError):
 
 
 class LossNotFinite(TrainingError):
+    outcome = True
+
     def __init__(self, *, step: int, value: str, folder: Path | str) -> None:
         super().__init__(
             f"the loss became {value} at step {step}; lower training.learning_rate or look for extreme values in the "
@@ -460,6 +469,8 @@ class ExportFailed(ExportError):
 class GateFailed(ExportError):
     """`column` and `row` (the id in the main table) say where the first difference lies, when it lies somewhere."""
 
+    outcome = True
+
     def __init__(
         self, *, stage: str, what: str, found: str, column: str | None = None, row: int | None = None
     ) -> None:
@@ -475,6 +486,8 @@ class GateFailed(ExportError):
 
 class ChampionRefused(ExportError):
     """`compared`: False when the comparison itself could not be made."""
+
+    outcome = True
 
     def __init__(self, *, model: str, live: int, reason: str, compared: bool) -> None:
         why = "is worse than" if compared else "cannot be compared with"
@@ -615,6 +628,8 @@ class RolloutError(SerinError):
 
 
 class RolloutRefused(RolloutError):
+    outcome = True
+
     def __init__(self, *, model: str, command: str, reason: str) -> None:
         super().__init__(
             f"rollout {command} of {model!r} refused: {reason}", model=model, command=command, reason=reason
@@ -622,11 +637,20 @@ class RolloutRefused(RolloutError):
 
 
 class RolloutFailed(RolloutError):
-    def __init__(self, *, release: str, reason: str) -> None:
-        super().__init__(f"release {release} was rolled back: {reason}", release=release, reason=reason)
+    outcome = True
+
+    def __init__(self, *, release: str, model: str, reason: str) -> None:
+        super().__init__(
+            f"release {release} was rolled back: {reason}; `serin rollout report {model}` writes the whole story",
+            release=release,
+            model=model,
+            reason=reason,
+        )
 
 
 class RolloutUnfinished(RolloutError):
+    outcome = True
+
     def __init__(self, *, release: str, phase: str) -> None:
         super().__init__(
             f"release {release} is still {phase}; the rollout goes on without this run: "
@@ -667,6 +691,8 @@ class JournalUnknown(RolloutError):
 
 
 class StageFailed(SerinError):
+    outcome = True
+
     def __init__(self, *, stage: str, run: str, reason: str) -> None:
         super().__init__(f"{stage} failed in run {run!r}: {reason}", stage=stage, run=run, reason=reason)
 
@@ -679,6 +705,8 @@ class StageLost(SerinError):
 
 
 class StageStopped(SerinError):
+    outcome = True
+
     def __init__(self, *, stage: str) -> None:
         super().__init__(
             f"{stage} was stopped with its run; `serin run --resume` does it from its beginning", stage=stage

@@ -183,7 +183,7 @@ def _outcome(release: Release, decisions: list[Decision]) -> Release:
         return release
     if last.phase == Phase.ROLLED_BACK:
         turned = next((found for found in decisions if found.phase == Phase.ABORTING), last)
-        raise RolloutFailed(release=release.name, reason=turned.reason)
+        raise RolloutFailed(release=release.name, model=release.model, reason=turned.reason)
     raise RolloutUnfinished(release=release.name, phase=describe(last))
 
 

@@ -263,7 +263,7 @@ def _end(model: str, rollout: str, *, returning: bool = False) -> None:
     if now.rollout.phase != "promoted" and not returning:
         turned = [decision for decision in history(home, model, rollout) if decision.phase == "aborting"]
         reason = turned[0].reason if turned else now.rollout.reason
-        raise RolloutFailed(release=f"{model}-v{now.rollout.version}", reason=reason)
+        raise RolloutFailed(release=f"{model}-v{now.rollout.version}", model=model, reason=reason)
     show(f"{model}: version {now.live} is live")
 
 
