@@ -30,7 +30,7 @@ def make_table(path: Path, rows: int) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-def spec_of(table: Path, hidden: list[int], batch_rows: int) -> dict[str, Any]:
+def spec_of(table: Path, hidden: list[int], batch_rows: int, variants: list[str]) -> dict[str, Any]:
     return {
         "name": "runtime",
         "data": {"tables": {"rows": str(table)}, "target": {"expression": "y > 0.5", "task": "binary"}},
@@ -40,7 +40,7 @@ def spec_of(table: Path, hidden: list[int], batch_rows: int) -> dict[str, Any]:
         ],
         "model": {"kind": "mlp", "hidden": hidden, "embedding": 16},
         "training": {"epochs": 2, "batch_rows": 1024, "learning_rate": 0.003, "processes": 1},
-        "export": {"variants": _variants(batch_rows), "batch_mix": {batch_rows: 1.0}, "target": "cpu"},
+        "export": {"variants": variants, "batch_mix": {batch_rows: 1.0}, "target": "cpu"},
         "serving": {"max_batch_rows": 4096},
     }
 
@@ -53,7 +53,8 @@ def _variants(batch_rows: int) -> list[str]:
 def make_bundles(
     folder: Path, *, rows: int, hidden: list[int], batches: tuple[int, ...], say: Callable[[str], None]
 ) -> dict[int, dict[str, Any]]:
-    """For each batch size: the bundle's core and settings, and the same network in fp32 for the peers."""
+    """For each batch size: the core and threads that the export chose, the same of an export that may only choose fp32,
+    and the network as the peers load it."""
     os.environ["SERIN_HOME"] = str(folder / "home")
     from serin.commands.stages import make_dataset, publish_model, train_model
     from serin.formats.shards import read_split
@@ -62,24 +63,32 @@ def make_bundles(
     table = folder / "rows.parquet"
     make_table(table, rows)
     quiet: Callable[[str], None] = lambda _: None  # noqa: E731
-    checkpoint = train_model(load_spec(spec_of(table, hidden, 1)), say=quiet)
+    checkpoint = train_model(load_spec(spec_of(table, hidden, 1, ["fp32"])), say=quiet)
     made: dict[int, dict[str, Any]] = {}
     for size in batches:
         say(f"exporting for requests of {size} rows")
-        spec = load_spec(spec_of(table, hidden, size))
-        bundle = Path(publish_model(spec, say=quiet).path)
-        gate = json.loads((bundle / "gate.json").read_text())
-        core = folder / f"core-{size}.onnx"
-        onnx.save(core_of_bundle(onnx.load(bundle / "model.onnx")), core)
+        exact = load_spec(spec_of(table, hidden, size, ["fp32"]))
+        spec = load_spec(spec_of(table, hidden, size, _variants(size)))
+        exact_core, exact_gate = _exported(Path(publish_model(exact, say=quiet).path))
+        core, gate = _exported(Path(publish_model(spec, say=quiet).path))
         test = read_split(make_dataset(spec, say=quiet).path, "test").whole()
         rows_file = folder / f"rows-{size}.npz"
         np.savez(rows_file, num=test.num[:size], cat=test.cat[:size].astype(np.int64))
         made[size] = {
             "core": str(core), "weights": checkpoint.path, "plain": str(folder / "plain.onnx"), "rows": str(rows_file),
-            "threads": gate["runtime"]["threads"], "chosen": gate["chosen"], "variants": gate["variants"],
+            "ort_threads": gate["runtime"]["threads"], "chosen": gate["chosen"], "variants": gate["variants"],
+            "fp32_core": str(exact_core), "fp32_threads": exact_gate["runtime"]["threads"],
         }  # fmt: skip
     _write_plain(Path(checkpoint.path), folder / "plain.onnx")
     return made
+
+
+def _exported(bundle: Path) -> tuple[Path, dict[str, Any]]:
+    """The network of a bundle as a file beside it, and what the gate said."""
+    core = bundle.parent / f"{bundle.name}-core.onnx"
+    onnx.save(core_of_bundle(onnx.load(bundle / "model.onnx")), core)
+    gate: dict[str, Any] = json.loads((bundle / "gate.json").read_text())
+    return core, gate
 
 
 def core_of_bundle(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -19,11 +19,16 @@ from benchmarks.child import ContenderFailed
 from benchmarks.machine import cores, machine
 from benchmarks.race import MIN_REPETITIONS, Role
 from benchmarks.report import Report
+from benchmarks.serving.asking import Server
 from benchmarks.serving.servers import (
     BEHIND,
+    BEST_PEER,
+    BINARY,
+    JSON,
+    PASSED_ON,
     PEERS_PYTHON,
     QUEUE_DELAY_US,
-    Server,
+    TRITON,
     check,
     peer_versions,
     running,
@@ -32,7 +37,8 @@ from serin.serving.load import Closed, run_load
 from serin.serving.load_connections import Target
 
 WARM_UP_S = 0.1
-ADDED = ("serin", "Triton alone")  # what the gateway adds is the difference of these
+ADDED = ("serin", TRITON)  # what the gateway adds is the difference of these
+TUNED = ("serin", "serin, waits")  # what `serin tune` chooses between, by measuring
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class Lap:
     p50_ms: float
     p99_ms: float
     cpu_us: float  # of the server, per request
+    proxy_us: float = 0.0  # of the Envoy in front of it, per request
 
 
 @dataclass(slots=True)
@@ -65,14 +72,12 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     if not PEERS_PYTHON.exists():
         raise ContenderFailed("the peers are not installed; run `make bench-setup`")
     repetitions = 15 if full else MIN_REPETITIONS
-    lap_s = 2.0 if full else 0.5
+    lap_s = 2.0 if full else 0.4
     cases = [Case(1, 8), Case(1, 32)] + ([Case(64, 1), Case(64, 8), Case(64, 32)] if full else [])
     with (
         tempfile.TemporaryDirectory(prefix="serin-bench-") as scratch,
         running(Path(scratch), cores=cores(), say=say) as (servers, graph, notes),
     ):
-        if not any(server.role == "peer" for server in servers.values()):
-            raise ContenderFailed("no peer came up")
         check(servers, graph)
         alone = {name: servers[name] for name in ADDED}
         found = {Case(1, 1): _race(servers if full else alone, Case(1, 1), repetitions, lap_s, say)}
@@ -89,8 +94,9 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         line=last_line(found),
         notes=[
             f"`serin, waits`: a request waits {QUEUE_DELAY_US} us for company (serving.queue_delay_us, 0 by default)",
-            "serin and Triton alone are asked with binary tensors, the peers and `serin, JSON` with JSON",
-            f"`{BEHIND}`: behind an Envoy that only passes requests on, with as many threads as ours",
+            "where the name says nothing, serin and Triton are asked with binary tensors and the peers with JSON",
+            f"`{BEST_PEER}{BINARY}`: plain bytes, cheaper to read in Python than the protocol's binary tensors",
+            f"`{BEHIND.strip(', ')}`: behind an Envoy that only passes requests on, with as many threads as ours",
             "every server is up all the time; what idle ones cost (Ray's processes above all) is taken from all",
             *notes,
         ],
@@ -98,37 +104,53 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
 
 
 def last_line(found: Mapping[Case, Mapping[str, Laps]]) -> dict[str, float]:
-    """`best_peer` is the worse of the cases with one row and 8 or 32 clients; `_json` the same asked with JSON, and
-    `_alone` without the gateway, which the peers do without as well. `peer_behind_envoy`: both behind an Envoy."""
+    """Requests/s of ours over theirs with one row in a request, the worst over 8 and 32 clients; every comparison is of
+    the same form of request, and a key without `_json` or `_binary` is the worse of the two.
+
+    `peer_behind_envoy`: the best Python server and ours, both behind an Envoy. `peer_alone`: both without one.
+    `best_peer`: ours with its gateway, tuned, over the best server without one in either form, at 32 clients."""
     cases = {case.clients: laps for case, laps in found.items() if case.rows == 1 and case.clients > 1}
     judged = list(cases.values())
     added = next(laps for case, laps in found.items() if case.clients == 1 and case.rows == 1)
     differences = [
         ours.p50_ms - bare.p50_ms for ours, bare in zip(*(added[name].laps for name in ADDED), strict=True)
     ]
-    return {
-        "best_peer": min(_against_best(laps, "serin") for laps in judged),
-        **{f"best_peer_{clients}": _against_best(laps, "serin") for clients, laps in cases.items()},
-        "best_peer_json": min(_against_best(laps, "serin, JSON") for laps in judged),
-        **({"peer_behind_envoy": _least(judged, BEHIND)} if BEHIND in judged[0] else {}),
-        "best_peer_alone": min(_against_best(laps, ADDED[1]) for laps in judged),
+    most = cases[max(cases)]
+    line = {
+        "best_peer": max(_against_best(most, name, _alone(most)) for name in TUNED),
+        "peer_behind_envoy_json": _least(judged, f"serin{JSON}", f"{BEST_PEER}{BEHIND}"),
+        "peer_behind_envoy_binary": _least(judged, "serin", f"{BEST_PEER}{BINARY}{BEHIND}"),
+        "peer_alone_json": min(
+            _against_best(laps, f"{TRITON}{JSON}", _alone(laps, binary=False)) for laps in judged
+        ),
+        "peer_alone_binary": min(_against_best(laps, TRITON, _alone(laps, binary=True)) for laps in judged),
         "gateway_ms": statistics.median(differences),
-        "bare_triton": _least(judged, "Triton alone"),
+        "over_bare_envoy": max(_ratio(laps["serin"], laps[PASSED_ON], "proxy_us") for laps in judged),
+        "grpc": _least(judged, "serin, gRPC", "serin"),
     }
+    for key in ("peer_behind_envoy", "peer_alone"):
+        line[key] = min(line[f"{key}_json"], line[f"{key}_binary"])
+    return line
 
 
-def _least(judged: Sequence[Mapping[str, Laps]], other: str) -> float:
-    return min(_ratio(laps["serin"], laps[other]) for laps in judged)
+def _alone(laps: Mapping[str, Laps], *, binary: bool | None = None) -> list[str]:
+    """The peers without an Envoy; those that are asked in this form."""
+    names = [name for name, found in laps.items() if found.role == "peer" and not name.endswith(BEHIND)]
+    return [name for name in names if binary is None or name.endswith(BINARY) is binary]
 
 
-def _against_best(laps: Mapping[str, Laps], name: str) -> float:
-    return min(_ratio(laps[name], peer) for peer in laps.values() if peer.role == "peer")
+def _least(judged: Sequence[Mapping[str, Laps]], one: str, other: str) -> float:
+    return min(_ratio(laps[one], laps[other]) for laps in judged)
 
 
-def _ratio(one: Laps, other: Laps) -> float:
-    """The median over rounds of requests/s: drift of the machine cancels."""
+def _against_best(laps: Mapping[str, Laps], name: str, peers: Sequence[str]) -> float:
+    return min(_ratio(laps[name], laps[peer]) for peer in peers)
+
+
+def _ratio(one: Laps, other: Laps, figure: str = "requests_per_s") -> float:
+    """The median over rounds: drift of the machine cancels."""
     pairs = zip(one.laps, other.laps, strict=True)
-    return statistics.median(a.requests_per_s / b.requests_per_s for a, b in pairs)
+    return statistics.median(getattr(a, figure) / getattr(b, figure) for a, b in pairs)
 
 
 def _race(
@@ -151,7 +173,7 @@ def _race(
 def _lap(name: str, server: Server, target: Target, clients: int, lap_s: float) -> Lap:
     """Longer where nothing was answered in the usual time: a machine that busy has slow servers, not broken ones."""
     for longer in (1, 8):
-        busy_s, begin = server.cpu_s(), time.perf_counter()
+        busy_s, proxy_s, begin = server.cpu_s(), server.proxy_s(), time.perf_counter()
         result = run_load(target, Closed(clients=clients), seconds=longer * lap_s, warm_up_s=WARM_UP_S)
         took_s = time.perf_counter() - begin
         if result.requests:
@@ -164,17 +186,18 @@ def _lap(name: str, server: Server, target: Target, clients: int, lap_s: float) 
         result.quantile_ms(0.5),
         result.quantile_ms(0.99),
         (server.cpu_s() - busy_s) / asked * 1e6,
+        (server.proxy_s() - proxy_s) / asked * 1e6,
     )
 
 
 def _table(found: Mapping[str, Laps]) -> list[str]:
     ours = found["serin"]
     rows = [
-        f"  {name:<16}{laps.role:<7}{laps.median('requests_per_s'):>10,.0f}/s{laps.median('p50_ms'):>10.2f} ms"
+        f"  {name:<24}{laps.role:<7}{laps.median('requests_per_s'):>10,.0f}/s{laps.median('p50_ms'):>10.2f} ms"
         f"{laps.median('p99_ms'):>10.2f} ms{_ratio(laps, ours):>9.2f}{laps.median('cpu_us'):>11.0f} us"
         for name, laps in sorted(found.items(), key=lambda item: -item[1].median("requests_per_s"))
     ]
-    head = f"  {'':<16}{'role':<7}{'requests':>12}{'p50':>13}{'p99':>13}{'/ ours':>9}{'CPU/request':>14}"
+    head = f"  {'':<24}{'role':<7}{'requests':>12}{'p50':>13}{'p99':>13}{'/ ours':>9}{'CPU/request':>14}"
     return [head, *rows]
 
 

@@ -17,11 +17,20 @@ class Peer:
     command: tuple[str, ...]
     body: Callable[[model.Columns], Any]
     path: str = "/score"
+    bytes_path: str = ""  # of one that also takes plain bytes
     read: Callable[[Any], list[float]] = lambda answer: answer["score"]
 
 
 def columns_body(columns: model.Columns) -> Any:
     return {name: values.reshape(-1).tolist() for name, values in columns.items()}
+
+
+def bytes_body(columns: model.Columns) -> bytes:
+    """What the peers' Graph.score_bytes reads."""
+    count = len(columns["n0"])
+    numbers = b"".join(columns[f"n{index}"].astype("<f4").tobytes() for index in range(model.NUMBERS))
+    texts = [text for index in range(model.TEXTS) for text in columns[f"t{index}"].reshape(-1).tolist()]
+    return count.to_bytes(4, "little") + numbers + "\n".join(texts).encode()
 
 
 def protocol_body(columns: model.Columns) -> Any:
@@ -46,7 +55,9 @@ def protocol_answer(answer: Any) -> list[float]:
 
 PACKAGE = "benchmarks.serving.peers"
 PEERS = {
-    "FastAPI": Peer(package="fastapi", command=("-m", f"{PACKAGE}.fastapi_peer"), body=columns_body),
+    "FastAPI": Peer(
+        package="fastapi", command=("-m", f"{PACKAGE}.fastapi_peer"), body=columns_body, bytes_path="/score_bytes"
+    ),
     "LitServe": Peer(package="litserve", command=("-m", f"{PACKAGE}.litserve_peer"), body=columns_body),
     "BentoML": Peer(
         package="bentoml",

