@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from serin.features.column import array_module, count_true
 from serin.features.counted import Counted
-from serin.features.limbs import BLOCK, DIGIT_BITS, SMALLEST, Limb, limbs, square_limbs
+from serin.features.limbs import BLOCK, SMALLEST, Limb, limbs, span_of, square_limbs
 from serin.features.number_requests import OfNumbers, block_rows
 from serin.features.sample import Sample
 
+Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 SUM_EXPONENT, SQUARES_EXPONENT = SMALLEST, 2 * SMALLEST
 _DIGIT_BITS = 38  # as many of them as a block has rows are added up in float64 without rounding
@@ -38,34 +39,68 @@ class ExactSums(OfNumbers):
 
     def measure(self, sample: Sample) -> Sums:
         sums = Sums(0, 0, 0)
+        buffers = np.empty((3, BLOCK))
         for values in self.numbers.blocks(sample, block_rows(sample, BLOCK)):
-            sums += _sums(values, count_true(np.isfinite(values)))
+            if array_module(values) is np:
+                sums += _sums_of_block(values, *buffers[:, : len(values)])
+            else:
+                sums += _sums_of_limbs(values, count_true(np.isfinite(values)))
         return sums
 
     def measure_counted(self, values: Counted) -> Sums:
         numbers = self._of_entries(values)
         finite = np.isfinite(numbers)
         counts = values.counts[finite]
-        return _sums(numbers[finite], int(counts.sum()), counts)
+        return _sums_of_limbs(numbers[finite], int(counts.sum()), counts)
 
     def merge(self, left: Sums, right: Sums) -> Sums:
         return left + right
 
 
-def _sums(values: Any, count: int, counts: Counts | None = None) -> Sums:
-    """Each value as often as `counts` says; infinite ones and NaN count as 0."""
-    bits = _DIGIT_BITS if counts is None and array_module(values) is np else DIGIT_BITS
-    parts, squares = limbs(values, most_bits=bits, digit_bits=bits), square_limbs(values, digit_bits=bits)
-    return Sums(count, _added(parts, counts, SUM_EXPONENT), _added(squares, counts, SQUARES_EXPONENT))
+def _sums_of_block(values: Any, whole: Floats, squares: Floats, spare: Floats) -> Sums:
+    """Of at most as many values as a block has, on the host; the buffers are as long."""
+    span = span_of(values)
+    np.multiply(values, 2.0**-span.exponent, out=whole, dtype=np.float64)
+    count = len(values)
+    if not span.finite:
+        finite = np.isfinite(whole)
+        count = int(np.count_nonzero(finite))
+        np.copyto(whole, 0.0, where=~finite)
+    np.multiply(whole, whole, out=squares)
+    return Sums(
+        count,
+        _digits_added(whole, span.bits, spare) << (span.exponent - SUM_EXPONENT),
+        _digits_added(squares, 2 * span.bits, spare) << (2 * span.exponent - SQUARES_EXPONENT),
+    )
 
 
-def _added(parts: Sequence[Limb], counts: Counts | None, exponent: int) -> int:
-    return sum(_weighed(part.digits, counts) << (part.exponent - exponent) for part in parts)
+def _digits_added(whole: Floats, bits: int, spare: Floats) -> int:
+    """The sum of integers of so many bits, by their digits. Changes both arrays."""
+    total = 0
+    for number in range((bits - 1) // _DIGIT_BITS, 0, -1):
+        unit = 2.0 ** (_DIGIT_BITS * number)
+        np.trunc(np.multiply(whole, 1 / unit, out=spare), out=spare)
+        total += int(spare.sum()) << (_DIGIT_BITS * number)
+        np.subtract(whole, np.multiply(spare, unit, out=spare), out=whole)
+    return total + int(whole.sum())
+
+
+def _sums_of_limbs(values: Any, count: int, counts: Counts | None = None) -> Sums:
+    """Of any number of values, wherever they are; each as often as `counts` says."""
+    return Sums(
+        count,
+        _limbs_added(limbs(values), counts, SUM_EXPONENT),
+        _limbs_added(square_limbs(values), counts, SQUARES_EXPONENT),
+    )
+
+
+def _limbs_added(parts: Sequence[Limb], counts: Counts | None, exponent: int) -> int:
+    return sum(_weighed(part.digits.astype(np.int64), counts) << (part.exponent - exponent) for part in parts)
 
 
 def _weighed(digits: Any, counts: Counts | None) -> int:
     if counts is None:
-        return int(digits.sum() if array_module(digits) is np else digits.astype(np.int64).sum())
+        return int(digits.sum())
     if int(counts.sum()) < 2**31:
-        return int(np.dot(digits.astype(np.int64), counts))
-    return int(np.dot(digits.astype(np.int64).astype(object), counts.astype(object)))
+        return int(np.dot(digits, counts))
+    return int(np.dot(digits.astype(object), counts.astype(object)))

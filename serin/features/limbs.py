@@ -30,7 +30,7 @@ class Limb(NamedTuple):
     digits: Any
 
 
-class _Span(NamedTuple):
+class Span(NamedTuple):
     """All values are integers of at most `bits` bits, times 2^exponent."""
 
     exponent: int
@@ -38,32 +38,27 @@ class _Span(NamedTuple):
     finite: bool
 
 
-def limbs(values: Any, *, most_bits: int = DIGIT_BITS, digit_bits: int = DIGIT_BITS) -> list[Limb]:
+def limbs(values: Any, *, most_bits: int = DIGIT_BITS) -> list[Limb]:
     """The values, float32 or int64, as limbs that add up to them; NaN and infinite ones count as 0.
 
-    One limb of at most `most_bits` bits (62 or fewer) where that is enough, else several of `digit_bits` (32 for
-    int64).
+    One limb of at most `most_bits` bits (62 or fewer) where that is enough, else several of 32 bits.
     """
-    span = _span(values)
+    span = span_of(values)
     if values.dtype == np.float32:
-        wanted = span.bits if span.bits <= most_bits else digit_bits
-        return _in_blocks(
-            values, lambda block: _cut(_to_float64(block, span), span.exponent, span.bits, wanted)
-        )
+        several = span.bits > most_bits
+        return _in_blocks(values, lambda block: _cut(_to_float64(block, span), span, several=several))
     if span.bits <= most_bits:
         return [Limb(0, values)]
     return _in_blocks(values, lambda block: _halves(block, 0))
 
 
-def square_limbs(values: Any, *, digit_bits: int = DIGIT_BITS) -> list[Limb]:
-    """The same of the squares, in limbs of `digit_bits` (32 for int64)."""
-    span = _span(values)
+def square_limbs(values: Any) -> list[Limb]:
+    """The same of the squares, in limbs of 32 bits."""
+    span = span_of(values)
     if values.dtype == np.float32:
+        squared = Span(2 * span.exponent, 2 * span.bits, span.finite)
         return _in_blocks(
-            values,
-            lambda block: _cut(
-                _squared(_to_float64(block, span)), 2 * span.exponent, 2 * span.bits, digit_bits
-            ),
+            values, lambda block: _cut(_squared(_to_float64(block, span)), squared, several=True)
         )
     if span.bits < DIGIT_BITS:
         return _in_blocks(values, lambda block: _halves(block * block, 0))
@@ -85,28 +80,29 @@ def _in_blocks(values: Any, make: Callable[[Any], list[Limb]]) -> list[Limb]:
     return made
 
 
-def _span(values: Any) -> _Span:
+def span_of(values: Any) -> Span:
+    """Of float32, without those that are not finite, or of int64."""
     if not len(values):
-        return _Span(0, 0, True)
+        return Span(0, 0, True)
     if values.dtype != np.float32:
-        return _Span(0, max(int(values.max()), -int(values.min())).bit_length(), True)
+        return Span(0, max(int(values.max()), -int(values.min())).bit_length(), True)
     first, last, finite = _INFINITE, 0, True
     rows = BLOCK if array_module(values) is np else len(values)
     for start in range(0, len(values), rows):
         sizes = _patterns(values[start : start + rows]) & np.uint32(2**31 - 1)
         largest = int(sizes.max())
         if largest >= _INFINITE:
-            sizes = array_module(sizes).where(sizes < np.uint32(_INFINITE), sizes, np.uint32(0))
+            sizes = sizes * (sizes < np.uint32(_INFINITE))
             largest, finite = int(sizes.max()), False
         last = max(last, largest)
         first = min(first, int((sizes - np.uint32(1)).min()) + 1)  # 0 wraps, so that it is never the least
     if last == 0:
-        return _Span(0, 0, finite)
+        return Span(0, 0, finite)
     lowest, highest = (max(pattern >> _FRACTION_BITS, 1) - 1 for pattern in (first, last))
-    return _Span(SMALLEST + lowest, _MANTISSA_BITS + highest - lowest, finite)
+    return Span(SMALLEST + lowest, _MANTISSA_BITS + highest - lowest, finite)
 
 
-def _to_float64(values: Any, span: _Span) -> Any:
+def _to_float64(values: Any, span: Span) -> Any:
     """The integers of a span, in float64."""
     xp = array_module(values)
     if xp is np:
@@ -131,18 +127,16 @@ def _patterns(values: Any) -> Any:
     return array_module(values).ascontiguousarray(values).view(np.uint32)
 
 
-def _cut(whole: Any, exponent: int, bits: int, digit_bits: int) -> list[Limb]:
-    """Integers of so many bits in digits, the sign in each of them: a difference has no bit that was not there.
-    Changes `whole`."""
+def _cut(whole: Any, span: Span, *, several: bool) -> list[Limb]:
+    """Integers in digits, the sign in each of them: a difference has no bit that was not there. Changes `whole`."""
     found, part = [], np.empty_like(whole)
-    for number in range(max(-(-bits // max(digit_bits, 1)) - 1, 0), 0, -1):
-        unit = 2.0 ** (digit_bits * number)
+    for number in range((span.bits - 1) // DIGIT_BITS if several else 0, 0, -1):
+        unit = 2.0 ** (DIGIT_BITS * number)
         digits = whole * (1 / unit)
         np.trunc(digits, out=digits)
-        np.multiply(digits, unit, out=part)
-        np.subtract(whole, part, out=whole)
-        found.append(Limb(exponent + digit_bits * number, digits))
-    return [*found, Limb(exponent, whole)]
+        np.subtract(whole, np.multiply(digits, unit, out=part), out=whole)
+        found.append(Limb(span.exponent + DIGIT_BITS * number, digits))
+    return [*found, Limb(span.exponent, whole)]
 
 
 def _halves(values: Any, exponent: int) -> list[Limb]:
