@@ -16,6 +16,7 @@ from pydantic import JsonValue, ValidationError
 
 from serin.artifacts import Dataset
 from serin.errors import (
+    CodeChanged,
     LeaseUnavailable,
     LossNotFinite,
     NetworkUnfit,
@@ -31,6 +32,7 @@ from serin.spec.search import SearchSpec, with_values
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.launch import train
 from serin.training.objective import objective, objective_name
+from serin.training.place import own_code
 from serin.training.processes import sigterm_sets
 from serin.training.progress import progress_file
 from serin.training.study import Study, Trial, Tried
@@ -60,6 +62,7 @@ class Trials:
         self._model, self._training, self._spec, self._datasets = model, training, spec, datasets
         self._folder, self._home, self._study, self._say = folder, home, study, say
         self._gpus_each, self._side_by_side = share_devices(spec, training, len(inventory()))
+        self._code = own_code(model)  # trials of other code are not compared with each other
         self._end = threading.Event()  # no more trials, and those that run save and stop
         self._began = time.monotonic()
 
@@ -158,6 +161,8 @@ class Trials:
                     pruned.set()
 
         for number, dataset in enumerate(self._datasets):
+            if own_code(self._model) != self._code:
+                raise CodeChanged(folder=self._folder)
             place = self._folder / "trials" / digest / f"fold-{number}"
 
             def hear(record: dict[str, Any], place: Path = place, number: int = number) -> None:

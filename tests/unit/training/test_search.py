@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from serin.errors import SearchFailed, SearchStopped
+from serin.errors import CodeChanged, LossNotFinite, SearchFailed, SearchStopped
 from serin.spec.load import load_spec, read_yaml
 from serin.spec.search import RangeSpec, SearchSpec, fold_splits
 from serin.spec.split import SplitSpec
@@ -152,6 +152,28 @@ def test_a_search_in_which_everything_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(SearchFailed, match="batch_rows=500 does not divide") as failed:
         search(MODEL, training, spec, [dataset], folder=tmp_path / "search", home=tmp_path)
     assert str(tmp_path / "search") in str(failed.value)
+
+
+def test_a_search_ends_when_its_code_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\n")
+
+    def edit_and_diverge(*_: object, folder: Path, **__: object) -> None:
+        script.write_text("import sys, os\n")
+        raise LossNotFinite(step=1, value=0.0, folder=folder)
+
+    monkeypatch.setattr("serin.training.trials.train", edit_and_diverge)
+    dataset = make_dataset(tmp_path / "data", rows=SMALL)
+    spec = SearchSpec(space=SPACE, trials=4)
+    with pytest.raises(CodeChanged, match="run it again"):
+        search(
+            ModelSpec(script=str(script)),
+            TRAINING,
+            spec,
+            [dataset],
+            folder=tmp_path / "search",
+            home=tmp_path,
+        )
 
 
 def test_a_study_in_postgres_is_shared_and_outlives_its_process(
