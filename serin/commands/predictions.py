@@ -29,6 +29,7 @@ def predict_through_gateway(
 ) -> int:
     """Scores as clients get them; `pinned` asks for the bundle's version, else the gateway chooses. Gives the rows."""
     from serin.serving.client import predict
+    from serin.serving.repository import serving_settings
     from serin.stack.guard import read_guard
     from serin.stack.parts import build_gateway
     from serin.stack.state import running_stack
@@ -36,13 +37,15 @@ def predict_through_gateway(
     home = environment.home()
     url, wire = running_stack(home).gateway_url, protocol
     guard = read_guard(home)
-    if guard.tls or guard.keys_required:  # the owner of the stack has a door of his own, which speaks gRPC
+    if guard.tls or guard.keys_required is not False:  # the owner's own socket needs neither, and speaks gRPC
         url, wire = f"unix:{build_gateway(home).inside}", "grpc"
     schema = read_schema(Path(bundle.path))
+    patience_s = max(10.0, serving_settings(bundle).request_timeout + 1.0)  # the gateway answers before that
 
     def ask(piece: pa.Table) -> pa.Table:
         version = bundle.version if pinned else None
-        answer = predict(url, bundle.model, to_wire(piece, schema), schema, wire, version)
+        asked = to_wire(piece, schema)
+        answer = predict(url, bundle.model, asked, schema, wire, version, timeout_s=patience_s)
         for name, values in answer.items():
             piece = piece.append_column(name, output_column(values))
         return piece

@@ -59,7 +59,7 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
         settings |= environment.prefect_credentials()
     else:
         settings |= {
-            "PREFECT_HOME": str(home / "prefect"),
+            "PREFECT_HOME": str(_private_folder(home)),
             "PREFECT_PROFILE": None,
             "PREFECT_API_AUTH_STRING": make_login(home),
             "PREFECT_API_SSL_CERT_FILE": str(_one_authority(home)),
@@ -79,6 +79,14 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
         else:
             merged[name] = value
     return merged
+
+
+def _private_folder(home: Path) -> Path:
+    """Prefect's database holds the parameters of runs, and the secrets of blocks beside the key that opens them."""
+    folder = home / "prefect"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
 
 
 def _one_authority(home: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from tests.e2e.whole_stack import Stack
 @pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """In the end it is taken down and has left nothing: no process, port, socket or folder of a run."""
-    made = Stack(tmp_path_factory.mktemp("stack") / "home")
+    made = Stack(tmp_path_factory.mktemp("stack") / "home", TEAM_API_TOKEN=secrets.token_hex(16))
     try:
-        made.serin("up")
-        up = running_stack(made.home)
-        yield made
+        with made.watched():
+            made.serin("up")
+            up = running_stack(made.home)
+            yield made
         made.serin("down")
         assert made.processes() == []
         assert all(is_free(port) for port in (up.gateway_port, up.prefect_port) if port)

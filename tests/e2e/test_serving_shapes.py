@@ -142,6 +142,9 @@ def test_another_user_of_the_machine_cannot_load_code_into_a_release(ensemble: S
             status = stranger.grpc_status(place.grpc_port, method, sent, headers)
             assert status in (None, 14), headers  # Triton says UNAVAILABLE, gRPC resets what is illegal
 
+    regions = list(Path("/dev/shm").glob(f"{place.shared_memory_prefix}*"))
+    assert regions
+    assert not stranger.read(regions), "rows of requests are in there"
     assert not loaded.exists(), "somebody else's code ran as the owner of the stack"
     assert ensemble.releases.state(ensemble.release) == "ready", "and it still answers"
 

@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ class Stack:
             **os.environ, "SERIN_HOME": str(home), "SERIN_INVENTORY": inventory, **variables
         }  # fmt: skip
         self.environment.pop("CUDA_VISIBLE_DEVICES", None)
+        self.command_lines: set[bytes] = set()
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -96,6 +98,25 @@ class Stack:
             except OSError:
                 continue
         return found
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Every command line that any user of the machine could have read meanwhile is kept."""
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(_LOOK_S):
+                for place in Path("/proc").glob("[0-9]*/cmdline"):
+                    with suppress(OSError):
+                        self.command_lines.add(place.read_bytes())
+
+        watching = threading.Thread(target=look, daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watching.join(10)
 
     def kill(self) -> None:
         """Whatever is left."""

@@ -42,6 +42,12 @@ def start(home: Path) -> bool:
     return asks_for_keys(published(home).read_bytes())
 
 
+@pytest.fixture(autouse=True)
+def _sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their folders go with the test's."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
 @pytest.mark.parametrize("before", ["a key", "a key that was revoked", "no key yet"])
 @pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "untouched"])
 def test_a_ring_that_is_lost_or_broken_closes_the_gateway_and_says_so(
