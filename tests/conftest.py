@@ -60,7 +60,7 @@ def prefect_server() -> Iterator[None]:
     """A real Prefect server with an empty database, one for all tests: it takes seconds to start."""
     from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=180):
+    with prefect_test_harness(server_startup_timeout=500):
         yield
 
 

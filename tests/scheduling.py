@@ -8,8 +8,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 # One stack for all tests of the whole; one Prefect server for all flows; all sources parsed once.
 TOGETHER = {
-    "tests/e2e/test_stack.py": "stack",
-    "tests/e2e/test_stack_pipeline.py": "stack",
+    "tests/e2e/stack": "stack",
     "tests/flows": "flows",
     "tests/tasks": "flows",
     "tests/architecture": "sources",
@@ -21,7 +20,7 @@ FIRST = ("stack", "flows", "tests/e2e", "tests/unit/training", "tests/unit/expor
 def scope(nodeid: str) -> str:
     """What must run one after another in one process: a file, or several that share something dear."""
     file = nodeid.partition("::")[0]
-    return TOGETHER.get(file) or TOGETHER.get(file.rpartition("/")[0], file)
+    return TOGETHER.get(file.rpartition("/")[0], file)
 
 
 def order(nodeid: str) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.scheduling import order, scope
 
-SHARED = {("tests/e2e", "stack"): "stack", ("tests", "prefect_server"): "flows"}
+SHARED = {("tests/e2e/stack", "stack"): "stack", ("tests", "prefect_server"): "flows"}
 
 
 def test_a_stack_and_a_prefect_server_are_started_once(request: pytest.FixtureRequest) -> None:
@@ -18,7 +18,7 @@ def test_a_stack_and_a_prefect_server_are_started_once(request: pytest.FixtureRe
             wanted = SHARED.get((made[-1].baseid, name))
             if wanted not in (None, scope(item.nodeid)):
                 others.append(item.nodeid)
-    assert others == [], "name their files in tests/scheduling.py, or they start another one"
+    assert others == [], "they would start another one: see tests/scheduling.py"
 
 
 def test_long_tests_come_before_short_ones_and_those_of_one_scope_together() -> None:
@@ -26,9 +26,9 @@ def test_long_tests_come_before_short_ones_and_those_of_one_scope_together() -> 
         "tests/unit/test_errors.py::test_a",
         "tests/e2e/test_client.py::test_a",
         "tests/tasks/test_train.py::test_a",
-        "tests/e2e/test_stack_pipeline.py::test_a[tests/unit]",
+        "tests/e2e/stack/test_stack_pipeline.py::test_a[tests/unit]",
         "tests/flows/test_watch.py::test_a",
-        "tests/e2e/test_stack.py::test_a",
+        "tests/e2e/stack/test_stack.py::test_a",
     ]
     scopes = [scope(test) for test in sorted(tests, key=order)]
     assert scopes == [

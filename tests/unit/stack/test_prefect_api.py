@@ -1,4 +1,4 @@
-"""Against a server that speaks like Prefect's; the real one is in tests/e2e/test_stack.py."""
+"""Against a server that speaks like Prefect's; the real one is in tests/e2e/stack/test_stack.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serin up` refuses, and that it has started nothing then. What it starts is in tests/e2e/test_stack.py."""
+"""What `serin up` refuses, and that it has started nothing then. What it starts is in tests/e2e/stack/test_stack.py."""
 
 from __future__ import annotations
 

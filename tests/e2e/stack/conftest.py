@@ -1,4 +1,7 @@
-"""One whole stack for the tests that need all of it: each `serin up` takes seconds of both cores."""
+"""One whole stack for the tests that need all of it: each `serin up` takes seconds of both cores.
+
+This folder is a package, so that the stack is taken down after its last test and not at the end of all tests.
+"""
 
 from __future__ import annotations
 
