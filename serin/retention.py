@@ -56,8 +56,11 @@ def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -
                 found.append(_garbage(one.kind, one.name, one.path))
                 if remove:
                     _remove(store, root, one)
+    kept = root / "kept"
+    if not kept.is_dir():
+        return found
     with unused(store.lock("kept")) as free:
-        for path in _unasked(store.kept_folder(), policy) if free else ():
+        for path in _unasked(kept, policy) if free else ():
             found.append(_garbage("kept file", path.name, path))
             if remove:
                 path.unlink(missing_ok=True)

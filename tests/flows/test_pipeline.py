@@ -62,8 +62,11 @@ def test_the_spec_may_come_as_an_object(folder: Path) -> None:
     assert run(small_spec(folder / "data")) == FIRST
 
 
-def test_another_rollout_does_not_make_another_version(folder: Path) -> None:
-    assert run(small_spec(folder / "data", rollout={"steps": [100]}, monitoring={"every": "1m"})) == FIRST
+def test_another_monitoring_is_another_version_because_it_is_read_from_there(folder: Path) -> None:
+    newest = Store.open().versions(NAME)[-1]
+    other = small_spec(folder / "data", rollout={"steps": [100]}, monitoring={"retrain": ["data"]})
+    assert run(other) == Release(model=NAME, version=newest + 1)
+    assert run(other) == Release(model=NAME, version=newest + 1)
 
 
 def test_a_wrong_spec_fails_with_every_problem_named(folder: Path) -> None:
@@ -87,4 +90,5 @@ def test_a_relative_path_is_taken_from_the_working_directory(
 
 
 def test_a_fresh_export_is_a_new_version(folder: Path) -> None:
-    assert run(str(folder / "spec.yaml"), fresh=("export",)) == Release(model=NAME, version=2)
+    newest = Store.open().versions(NAME)[-1]
+    assert run(str(folder / "spec.yaml"), fresh=("export",)) == Release(model=NAME, version=newest + 1)

@@ -94,6 +94,7 @@ def user(store: Store, kind: str, start: list[str]) -> Iterator[subprocess.Popen
         yield process
     finally:
         process.kill()
+        process.stdout.read()  # until the last of its processes is dead: an end of its input would end it in peace
         process.communicate()
 
 
