@@ -86,7 +86,7 @@ class _Trial:
                 run, *_ = self.prepare(kind, sure=True)
                 example = self._example()
                 seconds[precision] = seconds_per_step(partial(run, example), self._world)
-        return choose_precision(seconds)
+        return choose_precision(seconds, on_cpu=self._world.device.type == "cpu")
 
     def prepare(
         self, kind: Literal["auto"] | Kind, *, sure: bool = False

@@ -217,12 +217,20 @@ def test_every_request_is_answered_when_one_of_two_releases_is_killed_under_load
     stack.bring_up(victim)
 
 
+def _stopped(pid: int) -> bool:
+    states = [
+        path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")
+    ]
+    return set(states) == {"T"}
+
+
 def test_a_candidate_that_hangs_costs_time_and_not_the_request(stack: Stack) -> None:
     epoch = stack.route(100, request_s=2.0)
     pid = stack.host.pid(stack.candidate.name)
     assert pid
     assert send_group(signal.SIGSTOP, pid)
     try:
+        wait_for("all of its threads to stop", lambda: _stopped(pid), stack.host, PROCESS_NAME)
         for protocol in PROTOCOLS:
             predict(stack.url, MODEL, bundles.rows(1), SCHEMA, protocol)
     finally:

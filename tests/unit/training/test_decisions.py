@@ -117,6 +117,11 @@ def test_a_precision_is_taken_for_its_speed_and_never_one_slower_than_fp32(
     assert choose_precision(seconds)[0] == chosen
 
 
+def test_a_cpu_whose_cores_others_share_takes_bf16_only_when_it_is_clearly_faster() -> None:
+    assert choose_precision({"fp32": 1.0, "bf16": 0.8}, on_cpu=True)[0] == "fp32"
+    assert choose_precision({"fp32": 1.0, "bf16": 0.5}, on_cpu=True)[0] == "bf16"
+
+
 def test_a_precision_that_the_hardware_lacks_is_refused() -> None:
     cpu = torch.device("cpu")
     assert "tf32" not in candidates(cpu)

@@ -64,7 +64,9 @@ def test_stretches_end_where_one_by_one_does_and_save_where_it_does(
     tmp_path: Path, stretched: list[OneByOne], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 1000, "valid": 200, "test": 200})
-    training = TrainingSpec(epochs=4, batch_rows=20, learning_rate=3e-3, checkpoint_every_steps=30)
+    training = TrainingSpec(
+        epochs=4, batch_rows=20, learning_rate=3e-3, precision="fp32", checkpoint_every_steps=30
+    )
     monkeypatch.setattr(loop, "_TALK_EVERY_S", 60.0)
     looks = iter(range(12))
     with pytest.raises(Preempted):
