@@ -145,7 +145,7 @@ def _imports(path: Path) -> Iterator[tuple[int, list[str]]]:
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return  # whoever runs it is told
+        return  # it fails with its own message when it is run
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((0, alias.name.split(".")) for alias in node.names)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from serin.errors import NameInvalid, NotFound
 from serin.in_use import hold_until_exit
 from serin.private import make_private
+from serin.published import touch
 
 _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
 
@@ -34,7 +33,7 @@ def run_folder(home: Path, run: str, *, create: bool = False) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     elif not folder.is_dir():
         raise NotFound(kind="run", name=run, known=runs(home))
-    _touch(folder)
+    touch(folder)
     return folder
 
 
@@ -44,7 +43,7 @@ def hold_run_of(home: Path, path: Path) -> None:
     if path.is_relative_to(folder) and path != folder:
         run = path.relative_to(folder).parts[0]
         hold_until_exit(run_lock(home, run))
-        _touch(folder / run)
+        touch(folder / run)
 
 
 def run_lock(home: Path, run: str) -> Path:
@@ -55,9 +54,3 @@ def runs(home: Path) -> list[str]:
     """Newest last."""
     folder = home / "runs"
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
-
-
-def _touch(folder: Path) -> None:
-    """As good as new to `serin gc`."""
-    with suppress(OSError):
-        os.utime(folder)

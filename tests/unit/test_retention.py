@@ -31,7 +31,6 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from serin.runs import run_folder
-from serin.runs import run_folder
 from serin.store import Store
 from tests.fakes.locks import forget_own_locks
 store, home = Store(sys.argv[1]), Path(sys.argv[2])
