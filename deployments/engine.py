@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from serin import environment
-from serin.stack.survivors import RUN_MARK
+from serin.stack.host.process_scan import RUN_MARK
 
 APPLICATION = Path(__file__).resolve().parents[1]
 ENGINE = "prefect.engine"  # stands in the command line, by which the processes of runs are known

@@ -34,7 +34,7 @@ from websockets.exceptions import WebSocketException
 
 from deployments.engine import APPLICATION, ENGINE, SUPERVISOR, waiting_environment
 from serin import environment
-from serin.stack.processes import scratch_folder
+from serin.stack.prefect.processes import scratch_folder
 
 _WAITS = tuple(f"prefect.flow-run.{state}" for state in ("Scheduled", "AwaitingRetry", "Resuming"))
 _PAUSES_S = (0.0, 0.1, 0.4)

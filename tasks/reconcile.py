@@ -9,9 +9,9 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from serin import environment
-from serin.stack.lost_runs import STARTING_S
-from serin.stack.reconcile import build_reconciler
-from serin.stack.state import running_stack
+from serin.stack.host.state import running_stack
+from serin.stack.prefect.lost_runs import STARTING_S
+from serin.stack.prefect.reconcile import build_reconciler
 
 _LOOK_S = 2.0
 

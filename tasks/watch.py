@@ -20,7 +20,7 @@ from serin.formats.request import Request
 from serin.formats.request_log import read_since
 from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.monitoring.slo import Breach, breaches
-from serin.stack.parts import request_log
+from serin.stack.wiring import request_log
 from serin.store import Store
 from tasks.markdown import picture, table
 from tasks.versions import find_version

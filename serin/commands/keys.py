@@ -37,7 +37,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Make a key and show it, this once. From the first key on, the gateway answers nobody without one."""
-    from serin.stack.parts import key_file
+    from serin.stack.wiring import key_file
 
     entry, key = key_file(environment.home()).create(name, models=model, lasts_s=_seconds(lasts))
     _publish()
@@ -50,7 +50,7 @@ def create(
 
 def list_keys(as_json: Json = False) -> None:
     """Every key that there is or was. The keys themselves are kept nowhere."""
-    from serin.stack.parts import key_file
+    from serin.stack.wiring import key_file
 
     ring = key_file(environment.home()).read()
     if as_json:
@@ -73,7 +73,7 @@ def list_keys(as_json: Json = False) -> None:
 
 def revoke(name: Name) -> None:
     """The key opens nothing any more, at once. Revoking the last one opens nothing either."""
-    from serin.stack.parts import key_file
+    from serin.stack.wiring import key_file
 
     key_file(environment.home()).revoke(name)
     _publish()
@@ -84,7 +84,7 @@ def require(
     on: Annotated[bool, typer.Option("--on/--off", help="Ask every client for a key, or nobody.")] = True,
 ) -> None:
     """Ask for a key although there is none yet, or stop asking."""
-    from serin.stack.parts import key_file
+    from serin.stack.wiring import key_file
 
     key_file(environment.home()).require(on)
     _publish()
@@ -95,7 +95,7 @@ def require(
 
 def _publish() -> None:
     """A gateway that runs takes the change now; else the controller or the next `serin up` hands it over."""
-    from serin.stack.parts import build_gateway
+    from serin.stack.wiring import build_gateway
 
     gateway = build_gateway(environment.home())
     if not gateway.ready():

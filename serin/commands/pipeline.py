@@ -107,7 +107,7 @@ def run(
     follow: Annotated[bool, typer.Option(help="Show progress until the run has ended.")] = True,
 ) -> None:
     """Run the pipeline on the stack. Followed (the default), exit code 0 means that it completed."""
-    from serin.stack.flow_run import resume_run, run_pipeline
+    from serin.stack.prefect.flow_run import resume_run, run_pipeline
 
     if resume is not None:
         if spec is not None or placed or fresh or override is not None:

@@ -31,8 +31,8 @@ def predict_through_gateway(
     from serin.serving.client import predict
     from serin.serving.repository import serving_settings
     from serin.stack.guard import read_guard
-    from serin.stack.parts import build_gateway
-    from serin.stack.state import running_stack
+    from serin.stack.host.state import running_stack
+    from serin.stack.wiring import build_gateway
 
     home = environment.home()
     url, wire = running_stack(home).gateway_url, protocol

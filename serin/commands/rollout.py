@@ -107,7 +107,7 @@ def watch(model: Model) -> None:
         from rich.console import Console
 
         from serin.commands.rollout_view import watch_live
-        from serin.stack.parts import request_log
+        from serin.stack.wiring import request_log
 
         home, (now,) = environment.home(), _statuses(model)
         watch_live(home, request_log(home), model, now.rollout.id, Console())
@@ -162,7 +162,7 @@ def _tell(
     kind: Kind, model: str, *, version: int | None = None, plan: Plan | None = None, why: str = ""
 ) -> None:
     from serin.rollout.commands import Command, ask
-    from serin.stack.state import running_stack
+    from serin.stack.host.state import running_stack
 
     home = running_stack(environment.home()).home
     command = Command(kind=kind, model=model, version=version, by=environment.user(), why=why, plan=plan)
@@ -192,7 +192,7 @@ def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -
     """Both servers known, the stable one live; the candidate's version."""
     from serin.rollout.status import model_status
     from serin.serving.external import External, parse_address
-    from serin.stack.state import running_stack
+    from serin.stack.host.state import running_stack
     from serin.store import Store
 
     try:

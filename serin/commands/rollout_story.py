@@ -73,7 +73,7 @@ def replay(
 ) -> None:
     """Judge the stored requests of a rollout again, second by second, with other settings. Changes nothing."""
     from serin.rollout.replay import replay as judge_again
-    from serin.stack.parts import request_log
+    from serin.stack.wiring import request_log
 
     decisions = _decisions(model, rollout)
     change = _changed(margin, tolerance_ms, false_rollback, error_tolerance)

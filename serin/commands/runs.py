@@ -15,7 +15,7 @@ from serin.commands.output import Json, show, show_json, show_table, when
 from serin.errors import NotFound
 
 if TYPE_CHECKING:
-    from serin.stack.state import Stack
+    from serin.stack.host.state import Stack
 
 Run = Annotated[str, typer.Argument(help="A run's name, as `serin runs list` shows it.")]
 
@@ -85,7 +85,7 @@ def report_run(
 ) -> None:
     """A run and what its stages left, as one page of Markdown: for a comment, a mail, a file."""
     from serin.errors import NotUp
-    from serin.stack.run_report import report
+    from serin.stack.prefect.run_report import report
 
     stack = _stack()
     if stack is None:
@@ -95,15 +95,15 @@ def report_run(
 
 def _stack() -> Stack | None:
     """The one that runs here, with its own Prefect server or another."""
-    from serin.stack.state import read_stack
+    from serin.stack.host.state import read_stack
 
     stack = read_stack(environment.home())
     return stack if stack is not None and stack.is_alive else None
 
 
 def _flow_runs(limit: int) -> list[RunEntry]:
-    from serin.stack.prefect_api import flow_names, flow_runs
-    from serin.stack.processes import POOLS
+    from serin.stack.prefect.processes import POOLS
+    from serin.stack.prefect.rest_api import flow_names, flow_runs
 
     stack = _stack()
     if stack is None:
@@ -123,7 +123,7 @@ def _flow_runs(limit: int) -> list[RunEntry]:
 
 
 def _flow_run_details(name: str) -> dict[str, Any] | None:
-    from serin.stack.prefect_api import flow_names, flow_runs, run_log
+    from serin.stack.prefect.rest_api import flow_names, flow_runs, run_log
     from serin.stage_keys import notes
 
     stack = _stack()

@@ -40,7 +40,7 @@ def up(
 ) -> None:
     """Start the local stack: Prefect with two workers, the gateway, the rollout controller."""
     from serin.serving.tls import tls_pair
-    from serin.stack.login import login_file
+    from serin.stack.prefect.login import login_file
     from serin.stack.up import bring_up
 
     stack = bring_up(
@@ -94,7 +94,7 @@ def deploy() -> None:
     """Apply deployments, schedules and automations again, as `serin up` did; does nothing to what has not changed.
 
     To the stack's Prefect server, or, where no stack is up, to the one that PREFECT_API_URL names."""
-    from serin.stack.deploy import deploy
+    from serin.stack.prefect.deploy import deploy
 
     for name in deploy(environment.home()):
         show(name)
@@ -102,7 +102,7 @@ def deploy() -> None:
 
 def doctor(as_json: Json = False) -> None:
     """What is here, what is missing, and what to do about it. Exit code 1 when something needed is missing."""
-    from serin.stack.doctor import examine
+    from serin.stack.doctor.checks import examine
 
     findings = examine(environment.home())
     if as_json:
@@ -118,8 +118,8 @@ def doctor(as_json: Json = False) -> None:
 
 def env() -> None:
     """Shell lines that point this shell at the stack: eval "$(serin env)"."""
-    from serin.stack.login import login_file
-    from serin.stack.state import running_stack
+    from serin.stack.host.state import running_stack
+    from serin.stack.prefect.login import login_file
 
     stack = running_stack(environment.home())
     show(f"export SERIN_HOME={shlex.quote(str(stack.home))}")

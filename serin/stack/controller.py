@@ -29,8 +29,8 @@ from serin.serving.envoy_routes import Timeouts
 from serin.serving.external import External
 from serin.serving.gateway import Gateway
 from serin.serving.repository import serving_settings
-from serin.stack.everywhere import AnyFleet, AnyVersions
-from serin.stack.parts import build_gateway, build_releases, request_log
+from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
+from serin.stack.wiring import build_gateway, build_releases, request_log
 from serin.store import Store
 
 TICK_S = 0.5
@@ -88,13 +88,13 @@ def run(home: Path, stop: threading.Event) -> None:
     ours = BackgroundFleet(
         build_releases(home), threads=1
     )  # one: the supervisor is told of one change at a time
-    fleet = AnyFleet(ours, external)
+    fleet = CombinedFleet(ours, external)
     controller = Controller(
         router=Door(gateway, fleet, timeouts_of(store, external)),
         fleet=fleet,
         judge=LogJudge(request_log(home), time.time),
         journals=JournalFolder(home),
-        versions=AnyVersions(store, external),
+        versions=CombinedVersions(store, external),
         commands=Inbox(home),
         say=say,
     )

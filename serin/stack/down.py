@@ -11,11 +11,11 @@ from pathlib import Path
 from serin.artifacts import Release
 from serin.errors import NameInvalid, NotUp, ServingError, SupervisorGone
 from serin.serving.gateway import PROCESS_NAME as GATEWAY
-from serin.stack import processes
-from serin.stack.parts import build_gateway, remove_shared_memory
-from serin.stack.state import Stack, changing_stack, read_stack, remove_sockets
-from serin.stack.supervisor import Supervisor
-from serin.stack.survivors import end_processes, group_members, stack_processes
+from serin.stack.host.process_scan import end_processes, group_members, stack_processes
+from serin.stack.host.state import Stack, changing_stack, read_stack, remove_sockets
+from serin.stack.host.supervisor import Supervisor
+from serin.stack.prefect import processes
+from serin.stack.wiring import build_gateway, remove_shared_memory
 
 Say = Callable[[str], None]
 

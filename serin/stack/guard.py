@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serin.errors import GatewayRejected, KeyFileBroken
-from serin.stack.parts import build_gateway, key_file
+from serin.stack.wiring import build_gateway, key_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

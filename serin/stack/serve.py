@@ -18,14 +18,14 @@ from serin.errors import AlreadyUp, ProcessFailed, SerinError
 from serin.private import make_private
 from serin.serving.tls import TlsFiles, tls_pair
 from serin.serving.triton import find_checker
-from serin.stack import processes
 from serin.stack.controller import say
 from serin.stack.down import clear_away, take_down
 from serin.stack.guard import key_trouble
-from serin.stack.parts import build_gateway
-from serin.stack.state import Stack, changing_stack, read_stack, write_stack
-from serin.stack.supervisor import Supervisor
-from serin.stack.survivors import start_ticks
+from serin.stack.host.process_scan import start_ticks
+from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
+from serin.stack.host.supervisor import Supervisor
+from serin.stack.prefect import processes
+from serin.stack.wiring import build_gateway
 
 _READY_S = 30.0
 _LOOK_S = 1.0

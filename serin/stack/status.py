@@ -15,12 +15,12 @@ from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.rollout.status import ModelStatus, ReleaseStatus
 from serin.rollout.status import status as rollout_statuses
 from serin.serving.external import External
-from serin.stack import prefect_api
-from serin.stack.everywhere import AnyFleet
+from serin.stack.combined_fleet import CombinedFleet
 from serin.stack.guard import Guard, read_guard
-from serin.stack.parts import build_gateway, build_releases, request_log
-from serin.stack.state import Stack, read_stack
-from serin.stack.supervisor import Child, Supervisor
+from serin.stack.host.state import Stack, read_stack
+from serin.stack.host.supervisor import Child, Supervisor
+from serin.stack.prefect import rest_api
+from serin.stack.wiring import build_gateway, build_releases, request_log
 
 WINDOW_S = 60.0
 
@@ -137,7 +137,7 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
         return Status(home=home, up=False)
     models = tuple(rollout_statuses(home))
     external = External(home)
-    fleet = AnyFleet(build_releases(home), external)
+    fleet = CombinedFleet(build_releases(home), external)
     named = [_named(model, entry) for model in models for entry in model.releases]
     return Status(
         home=home,
@@ -158,7 +158,7 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
 def _prefect(stack: Stack) -> Address | None:
     if not stack.prefect_api_url:
         return None
-    return Address(url=stack.prefect_ui_url, ready=prefect_api.answers(stack.prefect_api_url))
+    return Address(url=stack.prefect_ui_url, ready=rest_api.answers(stack.prefect_api_url))
 
 
 def _named(model: ModelStatus, entry: ReleaseStatus) -> Release:

@@ -18,16 +18,16 @@ from serin.private import make_private
 from serin.serving.process import Process
 from serin.serving.tls import TlsFiles
 from serin.serving.triton import find_checker, find_triton
-from serin.stack import prefect_api, processes
-from serin.stack.deploy import apply_deployments, make_pools, pool_template
 from serin.stack.down import clear_away
 from serin.stack.guard import key_trouble
-from serin.stack.logs import log_says, log_size, log_tail
-from serin.stack.parts import build_gateway
-from serin.stack.ports import choose_port, port_claims
-from serin.stack.state import Stack, changing_stack, read_stack, write_stack
-from serin.stack.supervisor import Supervisor
-from serin.stack.survivors import start_ticks
+from serin.stack.host.logs import log_says, log_size, log_tail
+from serin.stack.host.ports import choose_port, port_claims
+from serin.stack.host.process_scan import start_ticks
+from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
+from serin.stack.host.supervisor import Supervisor
+from serin.stack.prefect import processes, rest_api
+from serin.stack.prefect.deploy import apply_deployments, make_pools, pool_template
+from serin.stack.wiring import build_gateway
 
 Say = Callable[[str], None]
 
@@ -93,7 +93,7 @@ def bring_up(
 def _foreign_prefect() -> str | None:
     """The server PREFECT_API_URL names, if it answers. One on this machine that does not was a stack's: None."""
     url = environment.prefect_api_url()
-    if url is None or prefect_api.answers(url):
+    if url is None or rest_api.answers(url):
         return url
     if urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
         return None
@@ -128,7 +128,7 @@ def _start(
         server = processes.prefect_server(home, prefect_port)
         say(f"starting the Prefect server on port {prefect_port}")
         supervisor.start(server)
-        _wait(supervisor, server, lambda: prefect_api.answers(stack.prefect_api_url), seconds=300.0)
+        _wait(supervisor, server, lambda: rest_api.answers(stack.prefect_api_url), seconds=300.0)
     else:
         say(f"using the Prefect server at {stack.prefect_api_url} (PREFECT_API_URL)")
     settler = processes.reconciler(stack)
@@ -148,7 +148,7 @@ def _start_workers(supervisor: Supervisor, stack: Stack, say: Say) -> None:
         _wait_for_workers(supervisor, stack)  # they make the pools that deployments need
         names = apply_deployments(stack, settings)
     else:
-        lost = prefect_api.close_lost_runs(stack.api, processes.POOLS)
+        lost = rest_api.close_lost_runs(stack.api, processes.POOLS)
         if lost:
             say(f"runs that an earlier stack left unfinished are now marked as crashed: {', '.join(lost)}")
         make_pools(stack.api)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from serin.errors import StackError
-from serin.stack.processes import CONTROLLER, PREFECT, RECONCILER
+from serin.stack.prefect.processes import CONTROLLER, PREFECT, RECONCILER
 from tests.chaos.pipelines import DEVICES, Pipelines, pipelines, wait
 from tests.chaos.strikes import (
     MOMENTS,

@@ -22,12 +22,7 @@ from typing import Any, TypeVar
 from serin.errors import StackError
 from serin.leases import Holder, holders
 from serin.serving.ports import free_ports
-from serin.stack.login import make_login
-from serin.stack.prefect_api import Api, answers, call
-from serin.stack.processes import CONTROLLER, POOLS, PREFECT, RECONCILER, prefect_server, worker_name
-from serin.stack.state import Stack, read_stack
-from serin.stack.supervisor import Supervisor
-from serin.stack.survivors import (
+from serin.stack.host.process_scan import (
     RUN_MARK,
     RunProcesses,
     environment_of,
@@ -35,6 +30,11 @@ from serin.stack.survivors import (
     stack_processes,
     start_ticks,
 )
+from serin.stack.host.state import Stack, read_stack
+from serin.stack.host.supervisor import Supervisor
+from serin.stack.prefect.login import make_login
+from serin.stack.prefect.processes import CONTROLLER, POOLS, PREFECT, RECONCILER, prefect_server, worker_name
+from serin.stack.prefect.rest_api import Api, answers, call
 from serin.store import Store
 from tests.fakes.gpus import write_inventory
 from tests.fakes.small_pipeline import small_spec, write_spec

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from serin.stack.prefect_api import Api, call
-from serin.stack.state import running_stack
+from serin.stack.host.state import running_stack
+from serin.stack.prefect.rest_api import Api, call
 
 _SECONDS = 300.0
 

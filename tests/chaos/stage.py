@@ -29,10 +29,10 @@ from serin.rollout.record import decision2rollout
 from serin.rollout.state import Phase, Rollout
 from serin.serving.ports import free_ports
 from serin.serving.repository import build_repository
-from serin.stack import processes
-from serin.stack.parts import build_gateway, request_log
-from serin.stack.supervisor import Supervisor
-from serin.stack.survivors import stack_processes
+from serin.stack.host.process_scan import stack_processes
+from serin.stack.host.supervisor import Supervisor
+from serin.stack.prefect import processes
+from serin.stack.wiring import build_gateway, request_log
 from serin.store import Store
 from tests.e2e.serving_stack import good_inputs
 from tests.signals import kill_9

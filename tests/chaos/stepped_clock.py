@@ -15,7 +15,7 @@ from bisect import bisect_right
 from pathlib import Path
 
 from serin.stack import controller
-from serin.stack.parts import request_log
+from serin.stack.wiring import request_log
 
 _true_time = time.time
 

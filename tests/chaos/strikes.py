@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.stack.processes import POOLS, worker_name
-from serin.stack.survivors import stack_processes
+from serin.stack.host.process_scan import stack_processes
+from serin.stack.prefect.processes import POOLS, worker_name
 from serin.stage_keys import notes
 from tests.chaos.pipelines import FINAL, Pipelines
 from tests.signals import kill_9

@@ -21,8 +21,8 @@ from serin.rollout.record import JournalFolder
 from serin.rollout.state import Phase, Rollout
 from serin.serving.envoy_routes import Timeouts
 from serin.serving.external import External
+from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
 from serin.stack.controller import Door
-from serin.stack.everywhere import AnyFleet, AnyVersions
 from serin.store import Store
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
@@ -106,13 +106,13 @@ def scene() -> Iterator[Scene]:
     try:
         gateway, port = start_gateway(home, host)
         external = External(home)
-        fleet = AnyFleet(FakeFleet(), external)
+        fleet = CombinedFleet(FakeFleet(), external)
         controller = Controller(
             router=Door(gateway, fleet, lambda _: Timeouts()),
             fleet=fleet,
             judge=LogJudge(gateway.log),
             journals=JournalFolder(home),
-            versions=AnyVersions(Store(str(home / "store")), external),
+            versions=CombinedVersions(Store(str(home / "store")), external),
             commands=Inbox(home),
         )
         try:

@@ -16,8 +16,8 @@ from serin.formats.request_log import read_requests
 from serin.rollout.state import Phase
 from serin.serving.probe import answers
 from serin.serving.release_record import read_record
-from serin.stack.parts import key_file
-from serin.stack.survivors import group_members, start_ticks
+from serin.stack.host.process_scan import group_members, start_ticks
+from serin.stack.wiring import key_file
 from tests.chaos.stage import PLAN, Clients, Stage, stage
 from tests.signals import hit
 from tests.unit.serving.bundles import SCHEMA

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from serin.errors import PrefectGone
-from serin.stack.prefect_api import call
-from serin.stack.state import running_stack
-from serin.stack.supervisor import Supervisor
+from serin.stack.host.state import running_stack
+from serin.stack.host.supervisor import Supervisor
+from serin.stack.prefect.rest_api import call
 from tests.fakes.gpus import write_inventory
 from tests.signals import kill_9
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from serin.stack import prefect_api
+from serin.stack.prefect import rest_api
 
 
 class Server:
@@ -43,7 +43,7 @@ class Server:
 
 @contextmanager
 def prefect_at_work() -> Iterator[Server]:
-    prefect_api._TOKENS.clear()  # of a server that had the same port
+    rest_api._TOKENS.clear()  # of a server that had the same port
     made = Server()
     thread = threading.Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

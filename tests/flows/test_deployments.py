@@ -15,8 +15,8 @@ from prefect.settings import get_current_settings
 
 from serin import environment
 from serin.environment import application_folder
-from serin.stack import prefect_api
-from serin.stack.processes import POOLS
+from serin.stack.prefect import rest_api
+from serin.stack.prefect.processes import POOLS
 
 FILE = application_folder() / "deployments" / "prefect.yaml"
 WANTED = {
@@ -41,7 +41,7 @@ def api(prefect_server: None) -> str:
     url = str(get_current_settings().api.url)
     for pool in POOLS:
         template = json.loads((FILE.parent / f"{pool}-pool.json").read_text())
-        prefect_api.ensure_pool(url, pool, template=template, slots=None)
+        rest_api.ensure_pool(url, pool, template=template, slots=None)
     words = ["--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
     done = subprocess.run(
         [sys.executable, "-m", "prefect", *words],
@@ -56,8 +56,8 @@ def api(prefect_server: None) -> str:
 
 
 def deployments(api: str) -> dict[str, dict[str, Any]]:
-    flows = {flow["id"]: flow["name"] for flow in prefect_api.call(api, "POST", "/flows/filter", {})}
-    found = prefect_api.call(api, "POST", "/deployments/filter", {})
+    flows = {flow["id"]: flow["name"] for flow in rest_api.call(api, "POST", "/flows/filter", {})}
+    found = rest_api.call(api, "POST", "/deployments/filter", {})
     return {f"{flows[entry['flow_id']]}/{entry['name']}": entry for entry in found}
 
 
@@ -128,15 +128,15 @@ def test_the_parameters_of_both_pipelines_are_the_same(api: str) -> None:
 def test_a_stage_that_is_asked_for_wrongly_is_refused_before_it_runs(api: str) -> None:
     placed = deployments(api)["train/placed"]
     wrong = {"parameters": {"spec": "spec.yaml", "dataset": {"path": 1}}}
-    with pytest.raises(prefect_api.PrefectRefused, match="dataset"):
-        prefect_api.call(api, "POST", f"/deployments/{placed['id']}/create_flow_run", wrong)
+    with pytest.raises(rest_api.PrefectRefused, match="dataset"):
+        rest_api.call(api, "POST", f"/deployments/{placed['id']}/create_flow_run", wrong)
 
 
 def test_a_spec_that_cannot_be_one_is_refused_before_it_runs(api: str) -> None:
     inline = deployments(api)["pipeline/inline"]
     wrong = {"parameters": {"spec": {"name": "parcels", "trainig": {"epochs": 3}}}}
-    with pytest.raises(prefect_api.PrefectRefused, match="trainig"):
-        prefect_api.call(api, "POST", f"/deployments/{inline['id']}/create_flow_run", wrong)
+    with pytest.raises(rest_api.PrefectRefused, match="trainig"):
+        rest_api.call(api, "POST", f"/deployments/{inline['id']}/create_flow_run", wrong)
 
 
 def test_the_flows_are_async() -> None:

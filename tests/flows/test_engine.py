@@ -19,8 +19,8 @@ from prefect.settings import get_current_settings
 from deployments import engine
 from deployments.engine import APPLICATION, ENGINE, waiting_environment
 from serin import environment
-from serin.stack import prefect_api
-from serin.stack.survivors import RUN_MARK
+from serin.stack.host.process_scan import RUN_MARK
+from serin.stack.prefect import rest_api
 
 RUN = "0d9f1f6e-6a3c-4f2f-9a55-1c2b3d4e5f60"
 
@@ -135,7 +135,7 @@ def test_a_waiting_process_becomes_the_run_it_is_told(asked: dict[str, str], tmp
     """It has the same id in the end, and the pull step's mask is on when the flow logs."""
     url = str(get_current_settings().api.url)
     deployment = _deploy(url, "flows.watch.watch")
-    run = prefect_api.call(url, "POST", f"/deployments/{deployment}/create_flow_run", {})
+    run = rest_api.call(url, "POST", f"/deployments/{deployment}/create_flow_run", {})
     own = {"PREFECT_API_URL": url, "AN_API_TOKEN": "hush-hush"}
     config = tmp_path / "supervisor.json"
     config.write_text(
@@ -155,7 +155,7 @@ def test_a_waiting_process_becomes_the_run_it_is_told(asked: dict[str, str], tmp
     with _waiting(own) as process:
         said, _ = process.communicate(json.dumps(order) + "\n", timeout=400)
     assert process.returncode == 0, said
-    ended = prefect_api.call(url, "GET", f"/flow_runs/{run['id']}")
+    ended = rest_api.call(url, "GET", f"/flow_runs/{run['id']}")
     assert ended["state_type"] == "COMPLETED", said
     assert ended["run_count"] == 1
     assert json.loads((tmp_path / "manifest.json").read_text())["working_directory"] == str(APPLICATION)
@@ -174,11 +174,11 @@ def _waiting(variables: dict[str, str]) -> subprocess.Popen[str]:
 
 
 def _deploy(url: str, entrypoint: str) -> str:
-    flow = prefect_api.call(url, "POST", "/flows/", {"name": "watch"})["id"]
+    flow = rest_api.call(url, "POST", "/flows/", {"name": "watch"})["id"]
     body: dict[str, Any] = {
         "name": f"by-hand-{uuid.uuid4().hex[:8]}",
         "flow_id": flow,
         "entrypoint": entrypoint,
-        "pull_steps": [{"serin.stack.pull.enter_application": {}}],
+        "pull_steps": [{"serin.stack.prefect.pull.enter_application": {}}],
     }
-    return str(prefect_api.call(url, "POST", "/deployments/", body)["id"])
+    return str(rest_api.call(url, "POST", "/deployments/", body)["id"])

@@ -17,11 +17,11 @@ import pytest
 from prefect.settings import get_current_settings
 
 from serin.environment import application_folder
-from serin.stack import lost_runs, reconcile
-from serin.stack.prefect_api import Api, call, ensure_pool
-from serin.stack.processes import workers_of
-from serin.stack.reconcile import Reconciler, schedule_again
-from serin.stack.survivors import start_ticks
+from serin.stack.host.process_scan import start_ticks
+from serin.stack.prefect import lost_runs, reconcile
+from serin.stack.prefect.processes import workers_of
+from serin.stack.prefect.reconcile import Reconciler, schedule_again
+from serin.stack.prefect.rest_api import Api, call, ensure_pool
 
 STOPPED = "Execution was cancelled by the runtime environment."
 WAITING = "import sys; print('here', flush=True); sys.stdin.read()"

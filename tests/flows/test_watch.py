@@ -13,7 +13,7 @@ from prefect.artifacts import Artifact
 from prefect.events.filters import EventFilter, EventNameFilter
 
 from flows.watch import watch
-from serin.stack.parts import request_log
+from serin.stack.wiring import request_log
 from serin.store import Store
 from tasks import watch as task_module
 from tasks.watch import BROKEN_PROMISE

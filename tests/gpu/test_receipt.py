@@ -9,7 +9,7 @@ import pytest
 
 from serin.hardware import inventory
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.stack.gpu_links import examine_links
+from serin.stack.doctor.gpu_links import examine_links
 from serin.training.launch import train
 from tests.fakes.datasets import make_dataset
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from serin.serving.triton import CONTAINER_FOLDER, NUMPY
-from serin.stack.processes import POOLS
+from serin.stack.prefect.processes import POOLS
 from serin.stack.serve import read_options
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serin.durable import write_secret, write_whole
-from serin.stack.login import login_file, make_login
+from serin.stack.prefect.login import login_file, make_login
 
 
 def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:

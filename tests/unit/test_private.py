@@ -20,8 +20,8 @@ from serin.private import make_private
 from serin.runs import new_run_id, run_folder
 from serin.serving.keys import KeyFile
 from serin.spec.load import load_spec
-from serin.stack.login import make_login
-from serin.stack.state import socket_folder
+from serin.stack.host.state import socket_folder
+from serin.stack.prefect.login import make_login
 from serin.store import Store
 from tests.fakes.small_pipeline import small_spec
 from tests.unit.etl.trips import build, spec_of

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from serin.serving.ports import is_free
-from serin.stack.processes import scratch_folder
-from serin.stack.state import running_stack
+from serin.stack.host.state import running_stack
+from serin.stack.prefect.processes import scratch_folder
 from tests.e2e.whole_stack import Stack
 
 

@@ -20,9 +20,9 @@ import pytest
 from serin.formats.bundle import read_manifest
 from serin.formats.trained import RECORD
 from serin.leases import holders
-from serin.stack.state import running_stack
-from serin.stack.supervisor import Supervisor
-from serin.stack.survivors import run_processes
+from serin.stack.host.process_scan import run_processes
+from serin.stack.host.state import running_stack
+from serin.stack.host.supervisor import Supervisor
 from serin.store import Store
 from tests.chaos.pipelines import TRAIN
 from tests.e2e.browser import find_browser, open_browser

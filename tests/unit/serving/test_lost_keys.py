@@ -13,9 +13,9 @@ import pytest
 from serin.errors import KeyFileBroken
 from serin.serving.envoy_guard import asks_for_keys
 from serin.serving.keys import KeyFile, KeyRing
-from serin.stack.doctor import examine
+from serin.stack.doctor.checks import examine
 from serin.stack.guard import key_trouble, read_guard
-from serin.stack.parts import build_gateway, key_file
+from serin.stack.wiring import build_gateway, key_file
 
 
 def truncate(path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from serin.errors import NotUp
-from serin.stack.flow_run import run_pipeline, translate
+from serin.stack.prefect.flow_run import run_pipeline, translate
 
 
 @pytest.mark.parametrize(

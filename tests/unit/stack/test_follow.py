@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from serin.errors import NotUp, PipelineFailed, PrefectGone
-from serin.stack import follow
-from serin.stack.follow import RunLog, follow_run
-from serin.stack.prefect_api import Api
-from serin.stack.state import Stack
+from serin.stack.host.state import Stack
+from serin.stack.prefect import follow
+from serin.stack.prefect.follow import RunLog, follow_run
+from serin.stack.prefect.rest_api import Api
 
 BEGAN = datetime(2026, 11, 15, tzinfo=UTC)
 API = Api("http://nowhere/api")

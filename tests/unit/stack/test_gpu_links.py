@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from serin.stack.finding import Finding
-from serin.stack.gpu_links import (
+from serin.stack.doctor.finding import Finding
+from serin.stack.doctor.gpu_links import (
     Bandwidth,
     examine_links,
     judge_links,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from serin.serving.tls import TlsFiles
 from serin.stack.guard import Guard, read_guard
-from serin.stack.parts import build_gateway, key_file
+from serin.stack.wiring import build_gateway, key_file
 from tests.e2e.serving_certificates import Authority
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from serin.stack.lost_runs import (
+from serin.stack.prefect.lost_runs import (
     GRACE_S,
     REQUEUES,
     STARTING_S,

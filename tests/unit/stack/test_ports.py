@@ -6,7 +6,7 @@ import pytest
 
 from serin.errors import PortTaken
 from serin.serving.ports import is_free
-from serin.stack.ports import choose_port, port_claims
+from serin.stack.host.ports import choose_port, port_claims
 
 
 def listening() -> socket.socket:

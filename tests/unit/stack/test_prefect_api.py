@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from serin.errors import PrefectGone, PrefectRefused
-from serin.stack import prefect_api
+from serin.stack.prefect import rest_api
 from tests.fakes.prefect import Server, prefect_at_work
 
 
@@ -25,25 +25,25 @@ def test_a_server_that_asks_for_credentials_is_there_and_a_broken_one_is_not(
     server: Server, code: int, there: bool
 ) -> None:
     server.answers["GET /health"] = (code, True)
-    assert prefect_api.answers(server.url) is there
+    assert rest_api.answers(server.url) is there
 
 
 def test_a_port_without_a_server_does_not_answer() -> None:
-    assert prefect_api.answers("http://127.0.0.1:9/api") is False
+    assert rest_api.answers("http://127.0.0.1:9/api") is False
     with pytest.raises(PrefectGone, match="does not answer"):
-        prefect_api.call("http://127.0.0.1:9/api", "GET", "/version")
+        rest_api.call("http://127.0.0.1:9/api", "GET", "/version")
 
 
 def test_a_refusal_carries_the_servers_words(server: Server) -> None:
     server.answers["POST /work_pools/"] = (422, {"detail": "bad template"})
     with pytest.raises(PrefectRefused, match="bad template"):
-        prefect_api.ensure_pool(server.url, "cpu", template={}, slots=None)
+        rest_api.ensure_pool(server.url, "cpu", template={}, slots=None)
 
 
 def test_a_pool_that_exists_is_brought_up_to_date(server: Server) -> None:
     server.answers["POST /work_pools/"] = (409, {"detail": "exists"})
     server.answers["PATCH /work_pools/gpu"] = (204, None)
-    prefect_api.ensure_pool(server.url, "gpu", template={"variables": {}}, slots=2)
+    rest_api.ensure_pool(server.url, "gpu", template={"variables": {}}, slots=2)
     assert server.asked[-1] == (
         "PATCH /work_pools/gpu",
         {"concurrency_limit": 2, "base_job_template": {"variables": {}}},
@@ -53,21 +53,21 @@ def test_a_pool_that_exists_is_brought_up_to_date(server: Server) -> None:
 def test_runs_that_nobody_can_be_running_are_closed(server: Server) -> None:
     server.answers["POST /flow_runs/filter"] = (200, [{"id": "7", "name": "slim-whippet"}])
     server.answers["POST /flow_runs/7/set_state"] = (201, {})
-    assert prefect_api.close_lost_runs(server.url, ("cpu", "gpu")) == ["slim-whippet"]
+    assert rest_api.close_lost_runs(server.url, ("cpu", "gpu")) == ["slim-whippet"]
     assert server.asked[-1][1]["state"]["type"] == "CRASHED"
 
 
 def test_deployments_are_named_by_flow_and_name(server: Server) -> None:
     server.answers["POST /deployments/filter"] = (200, [{"flow_id": "f", "name": "inline"}])
     server.answers["POST /flows/filter"] = (200, [{"id": "f", "name": "pipeline"}])
-    assert prefect_api.deployments(server.url) == ["pipeline/inline"]
+    assert rest_api.deployments(server.url) == ["pipeline/inline"]
 
 
 def test_a_change_shows_the_login_and_the_token_against_forgery(server: Server) -> None:
     server.answers["GET /csrf-token"] = (200, {"token": "t0ken"})
     server.answers["POST /flow_runs/filter"] = (200, [])
-    api = prefect_api.Api(server.url, "serin:secret")
-    assert prefect_api.call(api, "POST", "/flow_runs/filter", {}) == []
+    api = rest_api.Api(server.url, "serin:secret")
+    assert rest_api.call(api, "POST", "/flow_runs/filter", {}) == []
     asking, changing = server.headers
     assert asking["authorization"] == changing["authorization"] == "Basic c2VyaW46c2VjcmV0"
     assert server.asked[0][0] == f"GET /csrf-token?client={changing['prefect-csrf-client']}"
@@ -87,8 +87,8 @@ def test_a_key_is_shown_where_there_is_no_login(
     server: Server, login: str | None, key: str | None, shown: str | None
 ) -> None:
     server.answers["GET /version"] = (200, "3")
-    api = prefect_api.Api(server.url, login, key)
-    prefect_api.call(api, "GET", "/version")
+    api = rest_api.Api(server.url, login, key)
+    rest_api.call(api, "GET", "/version")
     assert server.headers[-1].get("authorization") == shown
     assert "pnu_1" not in repr(api)
 
@@ -97,12 +97,12 @@ def test_a_token_is_asked_for_once_and_again_when_it_is_worn(server: Server) -> 
     server.answers["GET /csrf-token"] = (200, {"token": "first"})
     server.answers["POST /flow_runs/filter"] = (200, [])
     for _ in range(3):
-        prefect_api.call(server.url, "POST", "/flow_runs/filter", {})
+        rest_api.call(server.url, "POST", "/flow_runs/filter", {})
     assert [call.partition("?")[0] for call, _ in server.asked].count("GET /csrf-token") == 1
     server.answers["GET /csrf-token"] = (200, {"token": "second"})
     server.answers["POST /flow_runs/filter"] = (403, {"detail": "Invalid CSRF token or client identifier."})
     with pytest.raises(PrefectRefused, match="Invalid CSRF"):
-        prefect_api.call(server.url, "POST", "/flow_runs/filter", {})
+        rest_api.call(server.url, "POST", "/flow_runs/filter", {})
     sent = [headers.get("prefect-csrf-token") for headers in server.headers]
     assert sent == [None, "first", "first", "first", "first", None, "second"]
 
@@ -110,20 +110,20 @@ def test_a_token_is_asked_for_once_and_again_when_it_is_worn(server: Server) -> 
 def test_a_wrong_login_is_refused_and_not_shown(server: Server) -> None:
     server.answers["GET /csrf-token"] = (401, {"exception_message": "Unauthorized"})
     with pytest.raises(PrefectRefused, match="401") as refusal:
-        prefect_api.call(prefect_api.Api(server.url, "serin:wrong-one"), "POST", "/flow_runs/filter", {})
+        rest_api.call(rest_api.Api(server.url, "serin:wrong-one"), "POST", "/flow_runs/filter", {})
     assert "wrong-one" not in str(refusal.value)
 
 
 def test_a_server_without_such_tokens_gets_none(server: Server) -> None:
     server.answers["GET /csrf-token"] = (422, {"detail": "CSRF protection is disabled."})
     server.answers["POST /flow_runs/filter"] = (200, [])
-    assert prefect_api.call(server.url, "POST", "/flow_runs/filter", {}) == []
+    assert rest_api.call(server.url, "POST", "/flow_runs/filter", {}) == []
     assert "prefect-csrf-token" not in server.headers[-1]
 
 
 def test_what_schedules_have_planned_does_not_take_the_place_of_runs(server: Server) -> None:
     server.answers["POST /flow_runs/filter"] = (200, [])
-    assert prefect_api.flow_runs(server.url, limit=5, name="calm-owl") == []
+    assert rest_api.flow_runs(server.url, limit=5, name="calm-owl") == []
     (asked,) = [body for call, body in server.asked if call == "POST /flow_runs/filter"]
     before = datetime.fromisoformat(asked["flow_runs"]["expected_start_time"]["before_"])
     assert before < datetime.now(UTC) + timedelta(minutes=5)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from serin.errors import NotFound
-from serin.stack import run_report
-from serin.stack.prefect_api import Api
+from serin.stack.prefect import run_report
+from serin.stack.prefect.rest_api import Api
 
 API = Api("http://127.0.0.1:9/api")
 RUN = {

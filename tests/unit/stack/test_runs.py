@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from serin.cli import app
-from serin.stack.state import Stack, write_stack
-from serin.stack.survivors import start_ticks
+from serin.stack.host.process_scan import start_ticks
+from serin.stack.host.state import Stack, write_stack
 from tests.fakes.prefect import Server, prefect_at_work
 
 RUN = {

@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 
 from serin.errors import NotUp, StackError
-from serin.stack import leash, processes
-from serin.stack.login import make_login
-from serin.stack.state import (
+from serin.stack.host import exec_wrapper
+from serin.stack.host.process_scan import (
+    STACK_MARK,
+    end_processes,
+    environment_of,
+    stack_processes,
+    start_ticks,
+)
+from serin.stack.host.state import (
     Stack,
     changing_stack,
     read_stack,
@@ -22,7 +28,8 @@ from serin.stack.state import (
     stack_name,
     write_stack,
 )
-from serin.stack.survivors import STACK_MARK, end_processes, environment_of, stack_processes, start_ticks
+from serin.stack.prefect import processes
+from serin.stack.prefect.login import make_login
 
 
 def stack(home: Path, pid: int, ticks: int) -> Stack:
@@ -99,7 +106,7 @@ def test_a_process_is_known_from_its_first_moment(tmp_path: Path) -> None:
                 if number % 2:
                     assert mark in environment_of(child.pid)
                 else:
-                    assert mark in leash.environment_of(child.pid)
+                    assert mark in exec_wrapper.environment_of(child.pid)
             finally:
                 child.kill()
 

@@ -8,8 +8,8 @@ import pytest
 from serin.monitoring.latency import ReleaseLatency
 from serin.rollout.status import ModelStatus, ReleaseStatus, RolloutStatus
 from serin.serving.process import ProcessState
+from serin.stack.host.supervisor import Child
 from serin.stack.status import Address, Status
-from serin.stack.supervisor import Child
 
 ROLLOUT = RolloutStatus(
     id="r1",

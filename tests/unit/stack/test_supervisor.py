@@ -16,10 +16,16 @@ import pytest
 from serin.environment import child_environment
 from serin.errors import StackError
 from serin.serving.process import Leavings, Process
-from serin.stack import supervisor as supervisor_module
-from serin.stack.state import remove_sockets
-from serin.stack.supervisor import Supervisor
-from serin.stack.survivors import STACK_MARK, end_processes, group_members, stack_processes, start_ticks
+from serin.stack.host import supervisor as supervisor_module
+from serin.stack.host.process_scan import (
+    STACK_MARK,
+    end_processes,
+    group_members,
+    stack_processes,
+    start_ticks,
+)
+from serin.stack.host.state import remove_sockets
+from serin.stack.host.supervisor import Supervisor
 from tests.signals import hit
 
 
@@ -122,7 +128,7 @@ def test_a_process_s_children_outlive_it_unless_they_are_said_to_be_left_behind(
 def test_a_death_ends_the_supervisor_s_wait_and_the_round_after_it_does_not_wait() -> None:
     script = """if True:
         import os, signal, subprocess
-        from serin.stack.keeper import PromptPoller
+        from serin.stack.host.supervisord import PromptPoller
         signal.signal(signal.SIGCHLD, lambda *_: None)
         poller = PromptPoller(None)
         subprocess.Popen(["sleep", "0.2"])
@@ -237,7 +243,7 @@ def test_a_home_that_supervisord_cannot_spell_is_refused(tmp_path: Path) -> None
 
 
 def test_the_leash_needs_nothing_but_the_standard_library() -> None:
-    from serin.stack import leash
+    from serin.stack.host import exec_wrapper
 
-    modules = {name for name in vars(leash) if hasattr(vars(leash)[name], "__spec__")}
+    modules = {name for name in vars(exec_wrapper) if hasattr(vars(exec_wrapper)[name], "__spec__")}
     assert modules <= sys.stdlib_module_names

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from serin.errors import AlreadyUp, PortTaken, StackError, TritonMissing
-from serin.stack.state import Stack, changing_stack, write_stack
-from serin.stack.survivors import stack_processes, start_ticks
+from serin.stack.host.process_scan import stack_processes, start_ticks
+from serin.stack.host.state import Stack, changing_stack, write_stack
 from serin.stack.up import bring_up
 
 

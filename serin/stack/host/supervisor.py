@@ -3,7 +3,7 @@
 supervisord's own facts that shape this file: a program added at run time needs its file, then reloadConfig, then
 addProcessGroup; BACKOFF waits one second longer after each failed start; EXITED is left by itself when autorestart is
 on. Its settings format has no way to quote every character, so commands and environments travel in JSON files that
-leash.py reads.
+exec_wrapper.py reads.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 from serin.durable import write_secret
 from serin.errors import ProcessFailed, StackError, SupervisorGone, SupervisorRefused
 from serin.serving.process import Process, ProcessState
-from serin.stack import keeper, leash
-from serin.stack.rpc import call_supervisor
-from serin.stack.state import socket_folder
-from serin.stack.survivors import STACK_MARK, end_processes, group_members
+from serin.stack.host import exec_wrapper, supervisord
+from serin.stack.host.process_scan import STACK_MARK, end_processes, group_members
+from serin.stack.host.rpc import call_supervisor
+from serin.stack.host.state import socket_folder
 
 _BAD_NAME, _ALREADY_ADDED, _ALREADY_STARTED, _NOT_RUNNING = 10, 90, 60, 70  # supervisord's fault codes
 _STATES: Mapping[str, ProcessState] = {
@@ -70,7 +70,7 @@ class Supervisor:
                 [
                     sys.executable,
                     "-m",
-                    keeper.__name__,
+                    supervisord.__name__,
                     "-n",
                     "-c",
                     str(self.folder / "supervisord.conf"),
@@ -207,10 +207,10 @@ class Supervisor:
                 "environment": {
                     **process.environment,
                     STACK_MARK: str(self.home),
-                    leash.PROCESS_MARK: process.name,
+                    exec_wrapper.PROCESS_MARK: process.name,
                 },
                 "leaves": {
-                    "marks": [STACK_MARK, leash.PROCESS_MARK],
+                    "marks": [STACK_MARK, exec_wrapper.PROCESS_MARK],
                     "shared_memory": process.leaves.shared_memory,
                 }
                 if process.leaves
@@ -218,7 +218,7 @@ class Supervisor:
                 "stop_s": process.stop_s,
             }
         )
-        command = shlex.join([sys.executable, "-I", "-S", leash.__file__, str(description)])
+        command = shlex.join([sys.executable, "-I", "-S", exec_wrapper.__file__, str(description)])
         settings = f"""\
 [program:{process.name}]
 command={_safe(command)}

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import NotUp, PipelineFailed, PrefectGone
-from serin.stack.prefect_api import Api, call
-from serin.stack.state import Stack
-from serin.stack.survivors import run_processes
+from serin.stack.host.process_scan import run_processes
+from serin.stack.host.state import Stack
+from serin.stack.prefect.rest_api import Api, call
 
 Say = Callable[[str], None]
 

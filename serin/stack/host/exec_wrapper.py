@@ -1,4 +1,4 @@
-"""Run one command that dies with the supervisor: `python -I -S leash.py process.json`.
+"""Run one command that dies with the supervisor: `python -I -S exec_wrapper.py process.json`.
 
 The supervisor starts every child through this file. It ties the child's life to the parent's (PR_SET_PDEATHSIG survives
 exec), so that kill -9 of the supervisor leaves no orphan. It removes what the last child of this name has left behind,

@@ -12,10 +12,10 @@ from pathlib import Path
 from serin.errors import SerinError
 from serin.hardware import inventory
 from serin.serving.triton import find_triton, shortcomings
-from serin.stack.finding import Finding
-from serin.stack.gpu_links import examine_links
+from serin.stack.doctor.finding import Finding
+from serin.stack.doctor.gpu_links import examine_links
 from serin.stack.guard import key_trouble
-from serin.stack.state import read_stack
+from serin.stack.host.state import read_stack
 
 # NVIDIA's security bulletin 5875; the wheel's 2.51 is older and therefore only ever listens on the loopback interface.
 PRODUCTION_TRITON = "26.07"

@@ -1,4 +1,4 @@
-"""How fast host memory reaches the first GPU: `python -m serin.stack.pinned_bandwidth` prints it as JSON."""
+"""How fast host memory reaches the first GPU: `python -m serin.stack.doctor.pinned_bandwidth` prints it as JSON."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from serin import environment
 from serin.errors import NotUp, ProcessFailed
 from serin.hardware import inventory
-from serin.stack import prefect_api
-from serin.stack.logs import log_tail
-from serin.stack.processes import POOLS, prefect_environment
-from serin.stack.state import Stack, read_stack
+from serin.stack.host.logs import log_tail
+from serin.stack.host.state import Stack, read_stack
+from serin.stack.prefect import rest_api
+from serin.stack.prefect.processes import POOLS, prefect_environment
 
 _DEPLOY = ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
 _SECONDS = 600.0  # ten seconds of work; minutes on a machine that is busy otherwise
@@ -25,12 +25,12 @@ def pool_template(pool: str) -> Path:
     return environment.application_folder() / "deployments" / f"{pool}-pool.json"
 
 
-def make_pools(api: prefect_api.Api) -> None:
+def make_pools(api: rest_api.Api) -> None:
     """The pools cpu and gpu on our own server; on somebody else's the workers make them where they are missing."""
     for pool in POOLS:
         slots = max(1, len(inventory())) if pool == "gpu" else None
         template = json.loads(pool_template(pool).read_text())
-        prefect_api.ensure_pool(api, pool, template=template, slots=slots)
+        rest_api.ensure_pool(api, pool, template=template, slots=slots)
 
 
 def deploy(home: Path) -> list[str]:
@@ -57,14 +57,12 @@ def apply_deployments(stack: Stack, settings: Mapping[str, str], *, again: bool 
     noted = stack.home / "stack" / "deployed.json"
     wanted = {"digest": _digest(environment.application_folder())}
     if not again and stack.owns_prefect and noted.exists() and json.loads(noted.read_text()) == wanted:
-        names = prefect_api.deployments(stack.api)
+        names = rest_api.deployments(stack.api)
         if names:
             return names
     _run_prefect(_DEPLOY, settings, stack.home / "logs" / "deploy.log")
     noted.write_text(json.dumps(wanted))
-    return (
-        prefect_api.deployments(stack.api) if stack.owns_prefect else [f"applied to {stack.prefect_api_url}"]
-    )
+    return rest_api.deployments(stack.api) if stack.owns_prefect else [f"applied to {stack.prefect_api_url}"]
 
 
 def _run_prefect(arguments: list[str], settings: Mapping[str, str], log: Path) -> None:

@@ -11,7 +11,7 @@ from serin.rollout.ports import Processes, Versions
 from serin.serving.external import External
 
 
-class AnyFleet:
+class CombinedFleet:
     """A release that is registered as somebody else's is only asked; every other one is ours."""
 
     def __init__(self, ours: Processes, external: External) -> None:
@@ -58,7 +58,7 @@ class AnyFleet:
         return self._ours.running()
 
 
-class AnyVersions:
+class CombinedVersions:
     """The store's, or the addresses of a model that is served elsewhere; those have no names to be kept."""
 
     def __init__(self, store: Versions, external: External) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.stack.leash import environment_of, stat_of
+from serin.stack.host.exec_wrapper import environment_of, stat_of
 
 STACK_MARK = "SERIN_STACK"
 RUN_MARK = "PREFECT__FLOW_RUN_ID"  # Prefect's own

@@ -8,9 +8,9 @@ from pathlib import Path
 from serin import environment
 from serin.durable import write_whole
 from serin.serving.process import Process
-from serin.stack.login import make_login
-from serin.stack.state import Stack, stack_name
-from serin.stack.survivors import STACK_MARK
+from serin.stack.host.process_scan import STACK_MARK
+from serin.stack.host.state import Stack, stack_name
+from serin.stack.prefect.login import make_login
 
 POOLS = ("cpu", "gpu")
 PREFECT, CONTROLLER, RECONCILER = "prefect", "controller", "reconciler"
@@ -145,20 +145,22 @@ def prefect_worker(stack: Stack, pool: str, *, template: Path) -> Process:
 
 
 def controller(home: Path) -> Process:
-    return _standing(home, CONTROLLER)
+    return _standing(home, CONTROLLER, "serin.stack.controller")
 
 
 def reconciler(stack: Stack) -> Process:
     """With the way into Prefect: of our own server it reads the login, to another it shows what the caller shows."""
     prefect = prefect_environment(stack.home, stack.prefect_api_url, own=False)
-    return _standing(stack.home, RECONCILER, None if stack.owns_prefect else prefect)
+    return _standing(
+        stack.home, RECONCILER, "serin.stack.prefect.reconciler", None if stack.owns_prefect else prefect
+    )
 
 
-def _standing(home: Path, name: str, settings: dict[str, str] | None = None) -> Process:
-    """A module of this package that runs as long as the stack does, under its own name."""
+def _standing(home: Path, name: str, module: str, settings: dict[str, str] | None = None) -> Process:
+    """A module that runs as long as the stack does."""
     return Process(
         name=name,
-        command=(sys.executable, "-m", f"serin.stack.{name}"),
+        command=(sys.executable, "-m", module),
         environment=stack_environment(home) if settings is None else settings,
         folder=home,
         log=home / "logs" / f"{name}.log",

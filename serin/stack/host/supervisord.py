@@ -1,4 +1,4 @@
-"""supervisord that hears of a death at once: `python -m serin.stack.keeper -n -c supervisord.conf`.
+"""supervisord that hears of a death at once: `python -m serin.stack.host.supervisord -n -c supervisord.conf`.
 
 Its loop waits up to a second, then looks for who has died, and starts anew in the round after that. Signals do not cut
 the wait short any more (PEP 475), so that one to two seconds passed. Here a signal ends the wait, and the round after

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from serin.environment import application_folder
-from serin.stack.logs import mask_secrets
+from serin.stack.host.logs import mask_secrets
 
 
 def enter_application() -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""The reconciler's process: `python -m serin.stack.reconciler`. Looks every few seconds whether every run has one.
+"""The reconciler's process: `python -m serin.stack.prefect.reconciler`. Checks every few seconds that each run has one.
 
-Owes nothing to a clean end: supervisord starts it again after a crash, and it has forgotten nothing but since when it
-misses whom. A Prefect server that is gone for a while is waited for.
+It needs no clean end: supervisord starts it again after a crash, and it has only forgotten since when it misses a
+process. It waits for a Prefect server that does not answer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from serin import environment
 from serin.errors import SerinError, StackError
 from serin.stack.controller import say
-from serin.stack.reconcile import build_reconciler
-from serin.stack.state import Stack, read_stack
+from serin.stack.host.state import Stack, read_stack
+from serin.stack.prefect.reconcile import build_reconciler
 
 LOOK_S = 5.0
 

@@ -1,8 +1,8 @@
-"""Find runs whose process is gone and say so to the Prefect server, which would show them as running for ever.
+"""Find runs whose process is gone and report them to the Prefect server, which would show them as running forever.
 
-A run's process is found by its mark in the environment, as everything of a stack is (survivors.py), so that neither
-the worker that started it nor a pid that was used again can mislead. What the dead held, the kernel has taken back:
-leases are locks. Rollouts are left alone: they are the controller's, and go on without a run that follows them.
+A run's process is found by a scan of the machine (host/process_scan.py), so neither the worker that started it nor a
+reused pid can mislead. The kernel has freed what the dead process held: leases are locks. Rollouts are left alone: they
+belong to the controller and continue without a run that follows them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import SupervisorGone
-from serin.stack.lost_runs import (
+from serin.stack.host.process_scan import RunProcesses, end_processes, process_began, run_processes
+from serin.stack.host.state import Stack
+from serin.stack.host.supervisor import Supervisor
+from serin.stack.prefect.lost_runs import (
     GRACE_S,
     REQUEUES,
     Fate,
@@ -28,11 +31,8 @@ from serin.stack.lost_runs import (
     times_queued_again,
     was_preempted,
 )
-from serin.stack.prefect_api import Api, call
-from serin.stack.processes import POOLS, worker_name, workers_of
-from serin.stack.state import Stack
-from serin.stack.supervisor import Supervisor
-from serin.stack.survivors import RunProcesses, end_processes, process_began, run_processes
+from serin.stack.prefect.processes import POOLS, worker_name, workers_of
+from serin.stack.prefect.rest_api import Api, call
 
 _LOOKED_AT = ("RUNNING", "PENDING", "PAUSED", "CANCELLING")
 _SAVE_S = 15.0  # what is left of a run's processes may save its work for this long

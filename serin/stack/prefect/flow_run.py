@@ -16,12 +16,12 @@ from typing import Any
 from serin import environment
 from serin.errors import NotFound, NotUp, PipelineFailed, RunNotResumable
 from serin.spec.load import load_spec
-from serin.stack.follow import ENDED_BADLY, RunLog, begin_run, follow_run
-from serin.stack.prefect_api import call, flow_runs
-from serin.stack.processes import prefect_environment
-from serin.stack.reconcile import schedule_again
-from serin.stack.state import Stack, running_stack
-from serin.stack.survivors import STACK_MARK, run_processes
+from serin.stack.host.process_scan import STACK_MARK, run_processes
+from serin.stack.host.state import Stack, running_stack
+from serin.stack.prefect.follow import ENDED_BADLY, RunLog, begin_run, follow_run
+from serin.stack.prefect.processes import prefect_environment
+from serin.stack.prefect.reconcile import schedule_again
+from serin.stack.prefect.rest_api import call, flow_runs
 
 Say = Callable[[str], None]
 

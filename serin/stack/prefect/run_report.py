@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from serin.errors import NotFound
-from serin.stack.prefect_api import Api, call
+from serin.stack.prefect.rest_api import Api, call
 
 _PICTURE = re.compile(r"!\[[^\]]*\]\(data:image/[^)]*\)\n?")
 _PIPELINES = ("pipeline",)

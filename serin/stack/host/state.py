@@ -20,9 +20,9 @@ from typing import Any
 from serin.durable import write_secret
 from serin.environment import prefect_credentials, runtime_folder
 from serin.errors import NotUp, StackError
-from serin.stack.login import read_login
-from serin.stack.prefect_api import Api
-from serin.stack.survivors import start_ticks
+from serin.stack.host.process_scan import start_ticks
+from serin.stack.prefect.login import read_login
+from serin.stack.prefect.rest_api import Api
 
 _FORMAT = "serin.stack"
 _VERSION = 1

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from serin import environment
-from serin.stack.finding import Finding
+from serin.stack.doctor.finding import Finding
 
 QUERY = (
     "index,uuid,name,driver_version,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,"
@@ -161,7 +161,7 @@ def examine_links() -> list[Finding]:
 
 def measure_bandwidth() -> Bandwidth | str:
     """From host memory to the first GPU; or why it cannot be measured."""
-    command = [sys.executable, "-m", "serin.stack.pinned_bandwidth"]
+    command = [sys.executable, "-m", "serin.stack.doctor.pinned_bandwidth"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_MEASURED_S)
     except subprocess.TimeoutExpired:
