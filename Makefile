@@ -110,8 +110,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 # Triton's Python stub breaks with numpy 2, so it lives in an environment of its own (docs/adr/0002).
-$(TRITON): constraints.txt $(addprefix serin/serving/,triton.py compiler.py native.py shield.py grpc_shield.cc checker.py) \
-           $(wildcard triton_models/onnx_native/*.* serin/serving/request_check/*.*) | $(INSTALLED)
+$(TRITON): constraints.txt serin/serving/triton/installation.py \
+           $(wildcard $(addprefix serin/serving/native/,*.py sources/*.* sources/*/*.*) triton_models/onnx_native/*.*) | $(INSTALLED)
 	@$(BIN)/serin install triton
 	@touch $@
 

@@ -44,7 +44,7 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── ServingError
 │   ├── TritonMissing           no Triton to be found on this machine
 │   ├── TritonInstallFailed     Triton's own environment could not be made
-│   ├── ShapeRefused            a way of serving that this server, machine or bundle cannot honour
+│   ├── BackendRefused            a way of serving that this server, machine or bundle cannot honour
 │   ├── GpuMemoryShort          a release that fits on no GPU now (retryable)
 │   ├── ReleaseNotReady         a release that did not come up
 │   ├── VerificationFailed      a release that does not answer its golden rows
@@ -524,7 +524,7 @@ class TritonInstallFailed(ServingError):
         )
 
 
-class ShapeRefused(ServingError):
+class BackendRefused(ServingError):
     """What was asked of serving cannot be honoured by this server, this machine or this bundle."""
 
     def __init__(self, *, model: str, asked: str, reason: str, instead: str) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 from benchmarks.child import ContenderFailed
 from benchmarks.race import Role
 from benchmarks.serving import model
-from serin.serving.address import Address
-from serin.serving.client import predict
-from serin.serving.load import http_request, json_target, model_target
-from serin.serving.load_connections import Target
+from serin.serving.client.address import Address
+from serin.serving.client.client import predict
+from serin.serving.client.load import http_request, json_target, model_target
+from serin.serving.client.load_connections import Target
 
 DIFFERENT_ROWS = 64
 

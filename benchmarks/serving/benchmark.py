@@ -33,8 +33,8 @@ from benchmarks.serving.servers import (
     peer_versions,
     running,
 )
-from serin.serving.load import Closed, run_load
-from serin.serving.load_connections import Target
+from serin.serving.client.load import Closed, run_load
+from serin.serving.client.load_connections import Target
 
 WARM_UP_S = 0.1
 ADDED = ("serin", TRITON)  # what the gateway adds is the difference of these

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serin.serving.envoy_types import CONNECTION_MANAGER, ROUTER
+from serin.serving.envoy.api_types import CONNECTION_MANAGER, ROUTER
 
 _NAME = "bare"
 

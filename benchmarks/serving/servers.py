@@ -23,12 +23,12 @@ from benchmarks.serving.proxy import bare_proxy
 from serin.artifacts import ModelRoute, Release
 from serin.errors import ReleaseNotReady
 from serin.serving.children import Children
-from serin.serving.gateway import PROCESS_NAME, Gateway, default_threads
-from serin.serving.load import Closed, run_load
+from serin.serving.client.load import Closed, run_load
+from serin.serving.envoy.gateway import PROCESS_NAME, Gateway, default_threads
 from serin.serving.ports import free_ports
 from serin.serving.process import Process
-from serin.serving.releases import Releases
-from serin.serving.triton import find_checker
+from serin.serving.triton.installation import find_request_filter
+from serin.serving.triton.releases import Releases
 from serin.store import Store
 
 PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
@@ -85,7 +85,7 @@ def _ours(
         host.wait_for(each.name, lambda each=each: releases.state(each) == "ready", within_s=START_S)  # type: ignore[misc]
     gateway = Gateway(folder / "gateway", admin=folder / "a.sock", log=folder / "gateway" / "requests.jsonl")
     (port,) = free_ports(1)
-    gateway.write_bootstrap(port, checker=find_checker())
+    gateway.write_bootstrap(port, request_filter=find_request_filter())
     host.start(gateway.process())
     host.wait_for(PROCESS_NAME, gateway.ready, within_s=START_S)
     endpoint = releases.endpoint(release)

@@ -12,7 +12,7 @@ from serin.commands.output import Json, say, show, show_json, show_table, when
 from serin.errors import GatewayRejected, SpecError
 
 if TYPE_CHECKING:
-    from serin.serving.keys import ApiKey
+    from serin.serving.envoy.keys import ApiKey
 
 Name = Annotated[str, typer.Argument(help="Who has the key, or what it is for.")]
 

@@ -28,8 +28,8 @@ def predict_through_gateway(
     bundle: Bundle, rows: Path, out: Path | None, *, pinned: bool, protocol: Literal["http", "grpc"]
 ) -> int:
     """Scores as clients get them; `pinned` asks for the bundle's version, else the gateway chooses. Gives the rows."""
-    from serin.serving.client import predict
-    from serin.serving.repository import serving_settings
+    from serin.serving.client.client import predict
+    from serin.serving.triton.repository import serving_settings
     from serin.stack.guard import read_guard
     from serin.stack.host.state import running_stack
     from serin.stack.wiring import build_gateway

@@ -39,7 +39,7 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start the local stack: Prefect with two workers, the gateway, the rollout controller."""
-    from serin.serving.tls import tls_pair
+    from serin.serving.envoy.tls import tls_pair
     from serin.stack.prefect.login import login_file
     from serin.stack.up import bring_up
 
@@ -132,7 +132,7 @@ def env() -> None:
 
 def install_triton() -> None:
     """Make Triton's own environment beside this one; does nothing when it is there."""
-    from serin.serving.triton import find_triton, install_triton
+    from serin.serving.triton.installation import find_triton, install_triton
 
     install_triton(say=progress())
     show(f"Triton: {find_triton().server}")

@@ -53,10 +53,10 @@ def tune(
     On a Triton of its own: live releases are not touched, but share the machine's cores with it.
     """
     from serin.commands.predictions import open_bundle
-    from serin.serving.repository import serving_settings
-    from serin.serving.tune import Tuner
-    from serin.serving.tune_report import findings, to_json, values, write_report
-    from serin.serving.tune_requests import declared_mix, parse_mix
+    from serin.serving.triton.repository import serving_settings
+    from serin.serving.tuning.report import findings, to_json, values, write_report
+    from serin.serving.tuning.requests import declared_mix, parse_mix
+    from serin.serving.tuning.tune import Tuner
 
     bundle = open_bundle(model, version)
     try:

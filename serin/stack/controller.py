@@ -25,10 +25,10 @@ from serin.rollout.controller import Controller
 from serin.rollout.judge import LogJudge
 from serin.rollout.ports import Fleet
 from serin.rollout.record import JournalFolder
-from serin.serving.envoy_routes import Timeouts
+from serin.serving.envoy.gateway import Gateway
+from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
-from serin.serving.gateway import Gateway
-from serin.serving.repository import serving_settings
+from serin.serving.triton.repository import serving_settings
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
 from serin.stack.wiring import build_gateway, build_releases, request_log
 from serin.store import Store

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serin.artifacts import Release
 from serin.errors import NameInvalid, NotUp, ServingError, SupervisorGone
-from serin.serving.gateway import PROCESS_NAME as GATEWAY
+from serin.serving.envoy.gateway import PROCESS_NAME as GATEWAY
 from serin.stack.host.process_scan import end_processes, group_members, stack_processes
 from serin.stack.host.state import Stack, changing_stack, read_stack, remove_sockets
 from serin.stack.host.supervisor import Supervisor

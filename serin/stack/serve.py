@@ -16,8 +16,8 @@ from pathlib import Path
 from serin import environment
 from serin.errors import AlreadyUp, ProcessFailed, SerinError
 from serin.private import make_private
-from serin.serving.tls import TlsFiles, tls_pair
-from serin.serving.triton import find_checker
+from serin.serving.envoy.tls import TlsFiles, tls_pair
+from serin.serving.triton.installation import find_request_filter
 from serin.stack.controller import say
 from serin.stack.down import clear_away, take_down
 from serin.stack.guard import key_trouble
@@ -47,7 +47,9 @@ def serve(
         if last is not None and last.is_alive:
             raise AlreadyUp(home=home, pid=last.supervisor_pid)
         clear_away(home)
-        build_gateway(home).write_bootstrap(port, address, tls=tls, expert=envoy_file, checker=find_checker())
+        build_gateway(home).write_bootstrap(
+            port, address, tls=tls, expert=envoy_file, request_filter=find_request_filter()
+        )
         if trouble := key_trouble(home):
             say(trouble)
         stack = _start(home, port=port, tls=tls is not None)

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from serin import environment
 from serin.errors import AlreadyUp, ProcessFailed, StackError
 from serin.private import make_private
+from serin.serving.envoy.tls import TlsFiles
 from serin.serving.process import Process
-from serin.serving.tls import TlsFiles
-from serin.serving.triton import find_checker, find_triton
+from serin.serving.triton.installation import find_request_filter, find_triton
 from serin.stack.down import clear_away
 from serin.stack.guard import key_trouble
 from serin.stack.host.logs import log_says, log_size, log_tail
@@ -79,7 +79,7 @@ def bring_up(
             )
         with _down_on_failure(home, say):
             build_gateway(home).write_bootstrap(
-                gateway_port, tls=tls, expert=envoy_file, checker=find_checker()
+                gateway_port, tls=tls, expert=envoy_file, request_filter=find_request_filter()
             )
             if trouble := key_trouble(home):
                 say(trouble)

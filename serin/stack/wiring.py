@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 from serin import environment
-from serin.serving.gateway import Gateway
-from serin.serving.keys import KeyFile
-from serin.serving.releases import Releases
-from serin.serving.triton_process import TritonPlace, reclaim_shared_memory
+from serin.serving.envoy.gateway import Gateway
+from serin.serving.envoy.keys import KeyFile
+from serin.serving.triton.process import TritonPorts, reclaim_shared_memory
+from serin.serving.triton.releases import Releases
 from serin.stack.host.state import socket_folder
 from serin.stack.host.supervisor import Supervisor
 from serin.store import Store
@@ -43,6 +43,6 @@ def remove_shared_memory(home: Path) -> int:
     count = 0
     for record in (home / "releases").glob("*/release.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a record that a crash cut short
-            place = TritonPlace.from_json(json.loads(record.read_text())["place"])
+            place = TritonPorts.from_json(json.loads(record.read_text())["place"])
             count += reclaim_shared_memory(place)
     return count

@@ -22,7 +22,7 @@ import psutil
 from serin.artifacts import Release
 from serin.rollout.plan import Plan
 from serin.rollout.state import Hold, Phase, Rollout
-from serin.serving.gateway import PROCESS_NAME
+from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.stack.host.process_scan import group_members, stack_processes
 from serin.stack.prefect.processes import CONTROLLER
 from tests.chaos.stage import PLAN, Clients, Stage, stage

@@ -28,7 +28,7 @@ from serin.rollout.plan import Plan
 from serin.rollout.record import decision2rollout
 from serin.rollout.state import Phase, Rollout
 from serin.serving.ports import free_ports
-from serin.serving.repository import build_repository
+from serin.serving.triton.repository import build_repository
 from serin.stack.host.process_scan import stack_processes
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes

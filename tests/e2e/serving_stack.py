@@ -15,12 +15,12 @@ from typing import Any
 from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.formats.request import Request
 from serin.formats.request_log import read_requests
-from serin.serving.envoy_routes import Timeouts
-from serin.serving.gateway import PROCESS_NAME, Gateway
+from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
+from serin.serving.envoy.routes import Timeouts
+from serin.serving.envoy.tls import TlsFiles
 from serin.serving.ports import free_ports
-from serin.serving.releases import Releases
-from serin.serving.tls import TlsFiles
-from serin.serving.triton import find_checker
+from serin.serving.triton.installation import find_request_filter
+from serin.serving.triton.releases import Releases
 from serin.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.unit.serving import bundles
@@ -113,7 +113,9 @@ def start_gateway(
         **limits,
     )
     (port,) = free_ports(1)
-    gateway.write_bootstrap(port, tls=tls, expert=expert, checker=find_checker() if compiled else None)
+    gateway.write_bootstrap(
+        port, tls=tls, expert=expert, request_filter=find_request_filter() if compiled else None
+    )
     host.start(gateway.process())
     wait_for("Envoy", gateway.ready, host, PROCESS_NAME)
     return gateway, port

@@ -23,10 +23,10 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from serin.artifacts import Endpoint, ModelRoute, Release
-from serin.serving.envoy_types import SERVICE
-from serin.serving.gateway import PROCESS_NAME
-from serin.serving.keys import KeyFile
-from tests.e2e.fuzz_door import Http2
+from serin.serving.envoy.api_types import SERVICE
+from serin.serving.envoy.gateway import PROCESS_NAME
+from serin.serving.envoy.keys import KeyFile
+from tests.e2e.fuzz_gateway import Http2
 from tests.e2e.fuzz_messages import OTHER, drawn_messages, written
 from tests.e2e.fuzz_messages import Field as WireField
 from tests.e2e.fuzz_requests import GrpcCall, framed

@@ -14,7 +14,7 @@ import h2.connection
 import h2.events
 import pytest
 
-from serin.serving.envoy_types import SERVICE
+from serin.serving.envoy.api_types import SERVICE
 
 UID = 65534
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user of the machine")

@@ -18,7 +18,7 @@ from serin.rollout.controller import Controller
 from serin.rollout.judge import LogJudge
 from serin.rollout.record import JournalFolder
 from serin.rollout.state import Hold, Phase, Rollout
-from serin.serving.envoy_routes import Timeouts
+from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.stack.controller import Door
 from tests.e2e.serving_host import ChildHost

@@ -19,7 +19,7 @@ from serin.rollout.judge import LogJudge
 from serin.rollout.plan import Plan
 from serin.rollout.record import JournalFolder
 from serin.rollout.state import Phase, Rollout
-from serin.serving.envoy_routes import Timeouts
+from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
 from serin.stack.controller import Door

@@ -19,9 +19,9 @@ from google.protobuf import descriptor_pb2, json_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from serin.errors import PredictionFailed, RowsUnfit
-from serin.serving.client import Client, Protocol
-from serin.serving.load import Closed, model_target, run_load
-from tests.e2e.serving_guarded import guarded_door
+from serin.serving.client.client import Client, Protocol
+from serin.serving.client.load import Closed, model_target, run_load
+from tests.e2e.serving_guarded import guarded_gateway
 from tests.e2e.serving_stack import NO_SUCH, Stack, running_stack
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
@@ -89,7 +89,7 @@ def test_a_column_that_does_not_fit_is_named_before_it_is_sent(stack: Stack) -> 
 
 
 def test_a_key_and_certificates_of_ones_own_open_the_guarded_door(tmp_path: Path, wanted: Any) -> None:
-    with guarded_door() as door:
+    with guarded_gateway() as door:
         url, key = f"https://{door.stack.url}", door.make_key("client")
         ca = tmp_path / "ca.pem"
         ca.write_bytes(door.authority.certificate)

@@ -18,8 +18,8 @@ from serin.export.predict import Scorer
 from serin.export.take_repository import import_repository
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, read_schema, write_schema
 from serin.formats.wire import to_wire
-from serin.serving.client import predict
-from serin.serving.releases import Releases
+from serin.serving.client.client import predict
+from serin.serving.triton.releases import Releases
 from serin.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.unit.export.small_dataset import flights, make_trained

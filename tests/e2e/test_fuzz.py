@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.e2e.fuzz_door import footprint, fuzz, healthy_clients, stalled_clients
+from tests.e2e.fuzz_gateway import footprint, fuzz, healthy_clients, stalled_clients
 from tests.e2e.serving_stack import running_stack
 
 

@@ -17,10 +17,10 @@ import h2.events
 import psutil
 import pytest
 
-from serin.serving.gateway import PROCESS_NAME
+from serin.serving.envoy.gateway import PROCESS_NAME
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import door
-from tests.e2e.test_serving_door_limits import INFER, lead_to
+from tests.e2e.test_gateway_limits import INFER, lead_to
 
 MB = 1 << 20
 LIMIT_MB = 100

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from serin.cli import app
 from serin.errors import PredictionFailed
-from serin.serving.client import Client
+from serin.serving.client.client import Client
 from serin.stack.host.process_scan import stack_processes
 from tests.fakes.kserve import MODEL, KServe, serving
 from tests.signals import kill_9

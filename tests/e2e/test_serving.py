@@ -18,10 +18,10 @@ import tritonclient.http
 
 from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.errors import GatewayRejected, PredictionFailed, VerificationFailed
-from serin.serving.client import Protocol, predict
-from serin.serving.envoy_bootstrap import LOG_FIELDS
-from serin.serving.gateway import PROCESS_NAME
-from serin.serving.releases import Releases
+from serin.serving.client.client import Protocol, predict
+from serin.serving.envoy.bootstrap import LOG_FIELDS
+from serin.serving.envoy.gateway import PROCESS_NAME
+from serin.serving.triton.releases import Releases
 from serin.store import Store
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_load import loading, outcome
@@ -241,7 +241,7 @@ def test_a_candidate_that_hangs_costs_time_and_not_the_request(stack: Stack) -> 
 def test_a_release_whose_python_died_is_dead_although_triton_calls_it_ready(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serin.serving.releases._SILENT_S", 0.5)  # it hangs each time
+    monkeypatch.setattr("serin.serving.triton.releases._SILENT_S", 0.5)  # it hangs each time
     spec = "serving: {shape: onnx_python, request_timeout: 0.5s}\n"
     bundle = bundles.publish(stack.store, bias=0.0, spec=spec)
     other = Release(model=bundle.model, version=bundle.version)

@@ -16,8 +16,8 @@ from serin.commands.stages import make_dataset
 from serin.export.build import export_model
 from serin.export.predict import Scorer
 from serin.formats.bundle import read_golden, read_schema
-from serin.serving.client import predict
-from serin.serving.releases import Releases
+from serin.serving.client.client import predict
+from serin.serving.triton.releases import Releases
 from serin.spec.load import load_spec
 from serin.store import Store
 from serin.training import trees

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serin.serving.triton import find_checker
+from serin.serving.triton.installation import find_request_filter
 from tests.e2e.fuzz_messages import FOUR_BYTES, GROUP, GROUP_END, LENGTH, NUMBER, OTHER, Field, written
 from tests.e2e.fuzz_requests import framed
 from tests.e2e.smuggling import Guarded, guarded
@@ -21,7 +21,7 @@ ONE_MESSAGE = "the request's body must be exactly one message"
 @pytest.fixture(scope="module", params=["compiled", "script"])
 def door(request: pytest.FixtureRequest) -> Iterator[Guarded]:
     compiled = request.param == "compiled"
-    if compiled and find_checker() is None:
+    if compiled and find_request_filter() is None:
         pytest.skip("no filter was compiled here: there was no C++ compiler when Triton was installed")
     with guarded(compiled=compiled) as opened:
         yield opened

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.fuzz_door import Footprint
+from tests.e2e.fuzz_gateway import Footprint
 from tests.e2e.serving_load import outcome
 from tests.e2e.serving_stack import running_stack
 from tests.soak.serving import growths, soak

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import yaml
 
-from serin.serving.repository import build_repository, serving_settings
-from serin.serving.tune import Tuner
-from serin.serving.tune_report import write_report
-from serin.serving.tune_trials import Settings
+from serin.serving.triton.repository import build_repository, serving_settings
+from serin.serving.tuning.report import write_report
+from serin.serving.tuning.trials import Settings
+from serin.serving.tuning.tune import Tuner
 from serin.spec.stages import ServingSpec
 from serin.store import Store
 from tests.unit.serving import bundles

@@ -25,16 +25,16 @@ from serin.export.session import has_device
 from serin.formats.schema import read_schema
 from serin.formats.wire import to_wire
 from serin.hardware import Nvml, inventory
-from serin.serving.client import predict
-from serin.serving.gateway import PROCESS_NAME
-from serin.serving.load import Closed, model_target, run_load
-from serin.serving.releases import Releases
-from serin.serving.repository import serving_settings
-from serin.serving.triton import find_triton
-from serin.serving.tune import Tuner
-from serin.serving.tune_devices import devices_for
-from serin.serving.tune_report import write_report
-from serin.serving.tune_requests import parse_mix
+from serin.serving.client.client import predict
+from serin.serving.client.load import Closed, model_target, run_load
+from serin.serving.envoy.gateway import PROCESS_NAME
+from serin.serving.triton.installation import find_triton
+from serin.serving.triton.releases import Releases
+from serin.serving.triton.repository import serving_settings
+from serin.serving.tuning.devices import devices_for
+from serin.serving.tuning.report import write_report
+from serin.serving.tuning.requests import parse_mix
+from serin.serving.tuning.tune import Tuner
 from serin.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import start_gateway

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.e2e.fuzz_door import Footprint, footprint, fuzz, healthy_clients, stalled_clients
+from tests.e2e.fuzz_gateway import Footprint, footprint, fuzz, healthy_clients, stalled_clients
 from tests.e2e.serving_stack import running_stack
 
 ROUND = 1000

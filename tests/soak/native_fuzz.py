@@ -14,11 +14,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from serin.serving.compiler import find_compiler
-from serin.serving.native import native_settings
-from serin.serving.shapes import NATIVE
-from serin.serving.triton import find_triton
-from tests.e2e.test_native import choking_graph
+from serin.serving.native.compiler import find_compiler
+from serin.serving.native.onnx_backend import NATIVE, native_settings
+from serin.serving.triton.installation import find_triton
+from tests.e2e.test_onnx_backend import choking_graph
 from tests.unit.serving.bundles import SCHEMA
 
 SANITIZED = ("-std=c++17", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.e2e.fuzz_door import footprint
+from tests.e2e.fuzz_gateway import footprint
 from tests.e2e.fuzz_requests import good_frame
 from tests.e2e.reset_clients import MOMENTS, Memory, Resetter, give_up_calls, memory, padded_frame
 from tests.e2e.serving_stack import Stack, running_stack

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serin.serving.load import LoadResult
-from tests.e2e.fuzz_door import Footprint, footprint
+from serin.serving.client.load import LoadResult
+from tests.e2e.fuzz_gateway import Footprint, footprint
 from tests.e2e.serving_load import loading, outcome
 from tests.e2e.serving_stack import Stack, running_stack
 

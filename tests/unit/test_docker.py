@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serin.serving.triton import CONTAINER_FOLDER, NUMPY
+from serin.serving.triton.installation import CONTAINER_FOLDER, NUMPY
 from serin.stack.prefect.processes import POOLS
 from serin.stack.serve import read_options
 

@@ -18,7 +18,7 @@ from serin.etl.guess import guess_spec
 from serin.etl.raw_rows import read_test_rows
 from serin.private import make_private
 from serin.runs import new_run_id, run_folder
-from serin.serving.keys import KeyFile
+from serin.serving.envoy.keys import KeyFile
 from serin.spec.load import load_spec
 from serin.stack.host.state import socket_folder
 from serin.stack.prefect.login import make_login

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serin.errors import SerinError
 from serin.hardware import inventory
-from serin.serving.triton import find_triton, shortcomings
+from serin.serving.triton.installation import find_triton, shortcomings
 from serin.stack.doctor.finding import Finding
 from serin.stack.doctor.gpu_links import examine_links
 from serin.stack.guard import key_trouble

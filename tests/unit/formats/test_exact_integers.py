@@ -19,7 +19,7 @@ from serin.errors import RowsUnfit
 from serin.formats.rows import read_rows
 from serin.formats.schema import INT64_NULL, Schema, input_columns, outputs_of
 from serin.formats.wire import as_arrow, to_wire
-from serin.serving.client import _table
+from serin.serving.client.client import _table
 
 SCHEMA = Schema(
     task="binary",

@@ -1,4 +1,4 @@
-"""The gateway's compiled reader of messages in a program under AddressSanitizer and UBSan (request_check.cc)."""
+"""The gateway's compiled reader of messages in a program under AddressSanitizer and UBSan (request_filter.cc)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import subprocess
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
-from serin.serving.checker import SOURCES
-from serin.serving.compiler import find_compiler
+from serin.serving.native.compiler import find_compiler
+from serin.serving.native.request_filter import SOURCES
 
 SANITIZED = ("-std=c++17", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def build_reader(program: Path) -> None:
     """TritonInstallFailed where there is no compiler, or none with sanitizers."""
-    source = Path(__file__).with_name("request_check.cc")
+    source = Path(__file__).with_name("request_filter.cc")
     command = [find_compiler(), *SANITIZED, f"-I{SOURCES}", "-o", str(program), str(source)]
     made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode and "asan" in made.stderr:

@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serin.formats.wire import Array
-from serin.serving.model_config import MODEL_CODE
+from serin.serving.triton.model_config import MODEL_CODE
 
 
 @dataclass

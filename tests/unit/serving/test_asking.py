@@ -7,8 +7,8 @@ import pytest
 
 from serin.artifacts import ModelRoute
 from serin.errors import GatewayRejected, PredictionFailed, RowsUnfit
-from serin.serving.client import Protocol, predict, request_columns
-from serin.serving.gateway import Gateway
+from serin.serving.client.client import Protocol, predict, request_columns
+from serin.serving.envoy.gateway import Gateway
 from serin.serving.ports import free_ports, is_free
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA

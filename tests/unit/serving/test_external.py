@@ -7,7 +7,7 @@ import pytest
 
 from serin.artifacts import Endpoint, Release
 from serin.errors import ReleaseNotReady
-from serin.serving.envoy_routes import Timeouts
+from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External, parse_address
 from serin.stack.controller import timeouts_of
 from serin.store import Store

@@ -13,8 +13,8 @@ import pytest
 from serin.errors import BundleBroken, VerificationFailed
 from serin.formats.bundle import Golden, read_golden
 from serin.formats.wire import Array
-from serin.serving.golden_answers import difference_found
-from serin.serving.releases import Releases
+from serin.serving.triton.golden_answers import difference_found
+from serin.serving.triton.releases import Releases
 from serin.store import Store
 from tests.unit.serving import bundles
 from tests.unit.serving.test_releases import INSTALL, V1, FakeHost
@@ -45,7 +45,7 @@ def verify(folder: Path, monkeypatch: pytest.MonkeyPatch, gate: dict[str, Any] |
         count = len(rows["temp"])
         return moved({name: values[:count] for name, values in golden.outputs.items()}, by)
 
-    monkeypatch.setattr("serin.serving.releases.predict", predict)
+    monkeypatch.setattr("serin.serving.triton.releases.predict", predict)
     releases.verify(V1)
 
 

@@ -16,15 +16,15 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serin.artifacts import Bundle, Release
-from serin.errors import GpuMemoryShort, ShapeRefused
+from serin.errors import BackendRefused, GpuMemoryShort
 from serin.export.take_repository import import_repository
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, write_schema
 from serin.hardware import Device
 from serin.leases import lease
-from serin.serving.gpu_memory import CONTEXT_BYTES, MB, bytes_per_row, estimate_need, reserved_bytes
-from serin.serving.releases import Releases
-from serin.serving.shapes import Choice
-from serin.serving.triton_process import new_place, triton_process
+from serin.serving.triton.backends import Choice
+from serin.serving.triton.gpu_memory import CONTEXT_BYTES, MB, bytes_per_row, estimate_need, reserved_bytes
+from serin.serving.triton.process import new_place, triton_process
+from serin.serving.triton.releases import Releases
 from serin.spec.stages import ServingSpec
 from serin.store import Store
 from tests.unit.serving import bundles
@@ -169,7 +169,7 @@ def test_what_cannot_be_honoured_is_refused_in_words_and_nothing_is_started(
     machine: Machine, spec: str, devices: tuple[Device, ...], words: str
 ) -> None:
     machine.publish(spec)
-    with pytest.raises(ShapeRefused, match=words):
+    with pytest.raises(BackendRefused, match=words):
         machine.releases(*devices).start(V1)
     assert machine.host.processes == {}
     assert not (machine.folder / "releases" / V1.name).exists()
@@ -219,7 +219,7 @@ def test_a_team_s_own_repository_that_asks_for_a_gpu_reserves_its_memory(machine
         machine.folder / "own", machine.store, 'backend: "python" instance_group { kind: KIND_GPU }'
     )
     with pytest.raises(
-        ShapeRefused, match=r"its model 'theirs': it asks for a GPU \(KIND_GPU\) and gets none here"
+        BackendRefused, match=r"its model 'theirs': it asks for a GPU \(KIND_GPU\) and gets none here"
     ):
         machine.releases().start(V1)
     releases = machine.releases(SMALL)
@@ -231,7 +231,7 @@ def test_a_team_s_own_repository_that_asks_for_a_gpu_reserves_its_memory(machine
 def test_a_team_s_own_repository_for_another_backend_is_refused(machine: Machine) -> None:
     own_repository(machine.folder / "own", machine.store, 'platform: "pytorch_libtorch"')
     with pytest.raises(
-        ShapeRefused, match="its model 'theirs': the server has no pytorch backend; it has python"
+        BackendRefused, match="its model 'theirs': the server has no pytorch backend; it has python"
     ):
         machine.releases(LARGE).start(V1)
     assert machine.host.processes == {}

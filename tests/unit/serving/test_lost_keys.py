@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from serin.errors import KeyFileBroken
-from serin.serving.envoy_guard import asks_for_keys
-from serin.serving.keys import KeyFile, KeyRing
+from serin.serving.envoy.guard import asks_for_keys
+from serin.serving.envoy.keys import KeyFile, KeyRing
 from serin.stack.doctor.checks import examine
 from serin.stack.guard import key_trouble, read_guard
 from serin.stack.wiring import build_gateway, key_file

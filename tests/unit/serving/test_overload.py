@@ -9,7 +9,7 @@ import pytest
 
 from serin.errors import SpecError
 from serin.hardware import memory_bytes
-from serin.serving.envoy_overload import CONNECTION_BUFFER_BYTES, default_connections, default_heap_bytes
+from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES, default_connections, default_heap_bytes
 from serin.stack.wiring import build_gateway
 
 MB, GB = 1 << 20, 1 << 30

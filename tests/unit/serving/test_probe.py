@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from serin.artifacts import Release
-from serin.serving import probe
-from serin.serving.probe import answers
+from serin.serving.triton import probe
+from serin.serving.triton.probe import answers
 from tests.unit.serving.bundles import SCHEMA
 
 V1 = Release(model="delays", version=1)

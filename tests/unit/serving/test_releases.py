@@ -11,11 +11,11 @@ import pytest
 
 from serin.artifacts import Release
 from serin.errors import NotFound, ReleaseNotReady, TritonInstallFailed, TritonMissing
-from serin.serving import triton
 from serin.serving.process import Process, ProcessState
-from serin.serving.releases import Releases
-from serin.serving.triton import TritonInstall, find_triton, install_triton, shortcomings
-from serin.serving.triton_process import new_place, reclaim_shared_memory, triton_process
+from serin.serving.triton import installation
+from serin.serving.triton.installation import TritonInstall, find_triton, install_triton, shortcomings
+from serin.serving.triton.process import new_place, reclaim_shared_memory, triton_process
+from serin.serving.triton.releases import Releases
 from serin.store import Store
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
@@ -110,8 +110,8 @@ def test_a_slow_model_has_the_time_of_a_request_for_its_first_row_and_later_rows
         now += row_s
         return row_s < timeout_s
 
-    monkeypatch.setattr("serin.serving.releases.answers", answers)
-    monkeypatch.setattr("serin.serving.releases.time.monotonic", lambda: now)
+    monkeypatch.setattr("serin.serving.triton.releases.answers", answers)
+    monkeypatch.setattr("serin.serving.triton.releases.time.monotonic", lambda: now)
     releases.start(V1)
     for seconds, state in ((10.0, "starting"), (3.0, "ready"), (9.0, "ready"), (0.1, "ready"), (2.5, "dead")):
         row_s = seconds
@@ -196,25 +196,25 @@ def test_a_triton_that_was_named_is_the_only_one_looked_for(
 def test_triton_gets_an_older_python_where_numpy_1_has_none_for_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert triton._base_python((3, 12)) == sys.executable
+    assert installation._base_python((3, 12)) == sys.executable
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TritonInstallFailed, match="looking for a Python"):
-        triton._base_python((3, 13))
+        installation._base_python((3, 13))
     (tmp_path / "python3.11").touch(mode=0o755)
-    assert triton._base_python((3, 13)) == str(tmp_path / "python3.11")
+    assert installation._base_python((3, 13)) == str(tmp_path / "python3.11")
 
 
 def test_an_installation_that_fails_says_at_which_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(triton, "default_folder", lambda: tmp_path / "file" / "env-triton")
+    monkeypatch.setattr(installation, "default_folder", lambda: tmp_path / "file" / "env-triton")
     with pytest.raises(TritonInstallFailed, match="making a virtual environment failed"):
         install_triton()
 
 
 def test_triton_s_python_gets_the_onnx_runtime_of_this_environment() -> None:
-    name, _, version = triton._runtime().partition("==")
+    name, _, version = installation._runtime().partition("==")
     assert version == onnxruntime.__version__
     on_gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     assert name == ("onnxruntime-gpu[cuda,cudnn]" if on_gpu else "onnxruntime")
@@ -235,11 +235,11 @@ def test_what_our_own_triton_lacks_is_named(tmp_path: Path, monkeypatch: pytest.
     (packages / "onnxruntime-1.0.0.dist-info").mkdir()
     monkeypatch.setenv("SERIN_TRITON", str(tmp_path))
     assert shortcomings(find_triton()) == [], "it is somebody else's"
-    monkeypatch.setattr(triton, "default_folder", lambda: tmp_path)
+    monkeypatch.setattr(installation, "default_folder", lambda: tmp_path)
     words = "; ".join(shortcomings(find_triton()))
     for part in (
         "no backend serin_onnx",
-        "no shield",
+        "no guard against cancelled gRPC calls",
         f"its ONNX Runtime is 1.0.0, ours {onnxruntime.__version__}",
     ):
         assert part in words

@@ -9,8 +9,8 @@ from tritonclient.grpc import model_config_pb2
 
 from serin.errors import BundleBroken
 from serin.formats.schema import InputColumn, OutputTensor
-from serin.serving.model_config import write_config
-from serin.serving.repository import build_repository, serving_settings
+from serin.serving.triton.model_config import write_config
+from serin.serving.triton.repository import build_repository, serving_settings
 from serin.spec.stages import ServingSpec
 from serin.store import Store
 from tests.unit.serving import bundles

@@ -7,8 +7,8 @@ import pytest
 
 from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.errors import GatewayRejected
-from serin.serving.envoy_clusters import clusters
-from serin.serving.envoy_routes import Timeouts, route_configuration
+from serin.serving.envoy.clusters import clusters
+from serin.serving.envoy.routes import Timeouts, route_configuration
 from serin.spec.stages import ServingSpec
 
 V1, V2 = Release(model="m", version=1), Release(model="m", version=2)

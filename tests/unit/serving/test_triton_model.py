@@ -11,8 +11,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from serin.artifacts import Release
 from serin.formats.schema import read_schema
-from serin.serving.model_config import Settings, python_config
-from serin.serving.repository import build_repository
+from serin.serving.triton.model_config import Settings, python_config
+from serin.serving.triton.repository import build_repository
 from serin.spec.stages import ServingSpec
 from serin.store import Store
 from tests.unit.serving import bundles

@@ -10,12 +10,12 @@ import yaml
 from serin.artifacts import Bundle
 from serin.errors import TuningFailed
 from serin.formats.bundle import verify_bundle
-from serin.serving.latencies import Latencies
-from serin.serving.load import LoadResult
-from serin.serving.repository import serving_settings
-from serin.serving.tune_report import findings, values, write_report
-from serin.serving.tune_trials import Point, Settings, Trial, Tuning, copy_with
-from serin.serving.tuned import cores, read_tuned, tuned_file
+from serin.serving.client.latencies import Latencies
+from serin.serving.client.load import LoadResult
+from serin.serving.triton.repository import serving_settings
+from serin.serving.triton.tuned import cores, read_tuned, tuned_file
+from serin.serving.tuning.report import findings, values, write_report
+from serin.serving.tuning.trials import Point, Settings, Trial, Tuning, copy_with
 from serin.spec.stages import ServingSpec
 from serin.store import Store
 from tests.unit.serving import bundles

@@ -12,17 +12,17 @@ import pytest
 
 from serin.artifacts import Bundle
 from serin.errors import GpuMemoryShort, TuningFailed
-from serin.serving import tune
-from serin.serving.address import Address
-from serin.serving.latencies import Latencies
-from serin.serving.load import LoadResult
-from serin.serving.load_connections import Target
-from serin.serving.shapes import Place, Server
-from serin.serving.tune import Tuner
-from serin.serving.tune_devices import possible_devices
-from serin.serving.tune_requests import declared_mix, in_words, mixed_target, parse_mix
-from serin.serving.tune_trials import Point, Settings, Trial
-from serin.serving.tuned import tuned_file
+from serin.serving.client.address import Address
+from serin.serving.client.latencies import Latencies
+from serin.serving.client.load import LoadResult
+from serin.serving.client.load_connections import Target
+from serin.serving.triton.backends import Place, Server
+from serin.serving.triton.tuned import tuned_file
+from serin.serving.tuning import tune
+from serin.serving.tuning.devices import possible_devices
+from serin.serving.tuning.requests import declared_mix, in_words, mixed_target, parse_mix
+from serin.serving.tuning.trials import Point, Settings, Trial
+from serin.serving.tuning.tune import Tuner
 from serin.store import Store
 from tests.unit.serving import bundles
 

@@ -9,7 +9,7 @@ import pytest
 
 from serin.artifacts import Release
 from serin.errors import NotUp
-from serin.serving.triton_process import new_place
+from serin.serving.triton.process import new_place
 from serin.stack.down import clear_away, take_down
 from serin.stack.host.process_scan import STACK_MARK
 from serin.stack.host.state import socket_folder

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serin.serving.tls import TlsFiles
+from serin.serving.envoy.tls import TlsFiles
 from serin.stack.guard import Guard, read_guard
 from serin.stack.wiring import build_gateway, key_file
 from tests.e2e.serving_certificates import Authority

@@ -1,0 +1,224 @@
+"""Asks a served model, over HTTP or gRPC.
+
+    with Client("http://127.0.0.1:8080", "flight-delays") as model:
+        scores = model.predict(frame)["score"]
+
+Nothing here that any other client of the Open Inference Protocol could not do.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from serin.errors import PredictionFailed, RowsUnfit, nearest
+from serin.formats.schema import NULL_OF_KIND, InputColumn, Kind, OutputTensor, Schema
+from serin.formats.wire import Array, as_arrow, to_wire
+from serin.serving.client.address import Address
+from serin.serving.client.tensors import encode
+from serin.serving.client.transports import GrpcTransport, HttpTransport, Transport, Unanswered
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Protocol = Literal["http", "grpc"]
+T = TypeVar("T")
+
+_NUMPY = {"BYTES": np.object_, "FP32": np.float32, "INT64": np.int64, "INT8": np.int8}
+_KINDS: Mapping[str, Kind] = {"BYTES": "string", "FP32": "float", "INT64": "int", "INT8": "bool"}
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+
+
+class Client:
+    """One model behind a gateway. May be shared by threads; connections are kept and used again.
+
+    `version` asks that release and no other, outside of a rollout. `api_key` is sent as a bearer token. A request that
+    nobody answered, or that was answered with an overload, is sent again up to `retries` times, all within `timeout_s`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        protocol: Protocol = "http",
+        version: int | None = None,
+        api_key: str | None = None,
+        ca: Path | str | None = None,
+        timeout_s: float = 10.0,
+        retries: int = 2,
+        connections: int = 8,
+        batch_rows: int = 256,
+    ) -> None:
+        self.model, self.version = model, version
+        self._timeout_s, self._retries, self._batch_rows = timeout_s, retries, batch_rows
+        address = Address.parse(url, ca=ca)
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._transport: Transport = (
+            HttpTransport(address, headers, connections)
+            if protocol == "http"
+            else GrpcTransport(address, headers)
+        )
+        self._tensors: dict[str, Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def predict(
+        self, rows: pd.DataFrame | pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    ) -> dict[str, Array]:
+        """The model's outputs by name, one row of each for every row given: a frame, a table, a dict of columns, a list
+        of dicts. RowsUnfit names a column that does not fit, PredictionFailed says what the server said."""
+        table = as_arrow(_table(rows))
+        schema = self._schema(table)
+        return self.predict_wire(to_wire(table, schema), schema)
+
+    def predict_wire(self, columns: Mapping[str, Array], schema: Schema) -> dict[str, Array]:
+        """The same for columns that are in wire form already."""
+        batches = [
+            self._try(lambda left_s, part=part: self._infer(part, schema, left_s))  # type: ignore[misc]
+            for part in _batches(request_columns(columns, schema), self._batch_rows)
+        ]
+        try:
+            return {
+                output.name: np.concatenate([batch[output.name] for batch in batches])
+                for output in schema.outputs
+            }
+        except KeyError as error:
+            reason = f"its answer lacks the output {error}"
+            raise PredictionFailed(model=self.model, status="OK", reason=reason) from error
+
+    def _infer(self, columns: Mapping[str, Array], schema: Schema, left_s: float) -> dict[str, Array]:
+        return self._transport.infer(self.model, self.version, encode(columns, schema), left_s)
+
+    def _schema(self, table: pa.Table) -> Schema:
+        """The model's tensors as its server names them; whether an INT64 is a time can only be seen in the rows."""
+        if self._tensors is None:
+            self._tensors = self._try(
+                lambda left_s: self._transport.metadata(self.model, self.version, left_s)
+            )
+        kinds = {field.name: field.type for field in table.schema}
+        inputs = tuple(_column(entry, kinds.get(entry["name"])) for entry in self._tensors["inputs"])
+        outputs = tuple(
+            OutputTensor(name=entry["name"], dtype=entry["datatype"], dims=_dims(entry))
+            for entry in self._tensors["outputs"]
+        )
+        return Schema(task="regression", inputs=inputs, outputs=outputs)
+
+    def _try(self, ask: Callable[[float], T]) -> T:
+        end = time.monotonic() + self._timeout_s
+        wait_s = _FIRST_WAIT_S
+        for retry in range(self._retries + 1):
+            try:
+                return ask(max(end - time.monotonic(), 0.001))
+            except Unanswered as error:
+                pause_s = wait_s * random.uniform(0.5, 1.5)
+                asked_s = error.after_s * random.uniform(1.0, 1.25)  # not everybody in the same moment
+                if time.monotonic() + asked_s < end:
+                    pause_s = max(pause_s, asked_s)
+                late = time.monotonic() + pause_s >= end
+                if not error.again or retry == self._retries or late:
+                    tries = f" (asked {retry + 1} times)" if retry else ""
+                    raise PredictionFailed(
+                        model=self.model, status=error.status, reason=error.reason + tries
+                    ) from error
+            time.sleep(pause_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        raise AssertionError("the last try returns or raises")
+
+
+def predict(
+    url: str,
+    model: str,
+    rows: Mapping[str, Array],
+    schema: Schema,
+    protocol: Protocol = "http",
+    version: int | None = None,
+    *,
+    timeout_s: float = 10.0,
+    batch_rows: int = 256,
+) -> dict[str, Array]:
+    """The model's outputs for `rows` (wire form), `batch_rows` of them per request, on a connection of its own; no
+    request is sent twice."""
+    client = Client(
+        url, model, protocol=protocol, version=version, timeout_s=timeout_s, retries=0, batch_rows=batch_rows
+    )
+    with closing(client):
+        return client.predict_wire(rows, schema)
+
+
+def request_columns(rows: Mapping[str, Array], schema: Schema) -> dict[str, Array]:
+    """The schema's columns of `rows` as [rows, *dims] arrays of wire types; RowsUnfit names one that does not fit."""
+    columns: dict[str, Array] = {}
+    for column in schema.inputs:
+        if column.name not in rows:
+            raise RowsUnfit(column=column.name, reason=f"is missing{nearest(column.name, rows)}")
+        columns[column.name] = np.asarray(rows[column.name], dtype=_NUMPY[column.dtype])
+        columns[column.name] = columns[column.name].reshape(-1, *column.dims)
+        if len(columns[column.name]) != len(columns[schema.inputs[0].name]):
+            raise RowsUnfit(column=column.name, reason="has another number of rows than the first column")
+    return columns
+
+
+def infer_inputs(library: Any, columns: Mapping[str, Array], schema: Schema) -> list[Any]:
+    """`columns` as the inputs of one of tritonclient's libraries."""
+    inputs = []
+    for column in schema.inputs:
+        values = columns[column.name]
+        tensor = library.InferInput(column.name, list(values.shape), column.dtype)
+        tensor.set_data_from_numpy(values)
+        inputs.append(tensor)
+    return inputs
+
+
+def _batches(columns: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]:
+    count = len(next(iter(columns.values())))
+    for start in range(0, max(count, 1), size):
+        yield {name: values[start : start + size] for name, values in columns.items()}
+
+
+def _table(rows: Any) -> Any:
+    """A list of dicts may leave keys out, which are nulls then; a dict holds columns, or one row of plain values."""
+    try:
+        if isinstance(rows, Mapping):
+            one = not any(isinstance(values, (list, tuple, np.ndarray, pa.Array)) for values in rows.values())
+            return pa.Table.from_pylist([dict(rows)]) if one else pa.table(dict(rows))
+        if isinstance(rows, Sequence):
+            names = dict.fromkeys(name for row in rows for name in row)
+            return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+    except (pa.ArrowException, TypeError, AttributeError) as error:
+        raise RowsUnfit(column="", reason=f"cannot be read as columns: {error}") from error
+    return rows
+
+
+def _column(entry: Mapping[str, Any], kind_given: pa.DataType | None) -> InputColumn:
+    dtype = entry["datatype"]
+    if dtype not in _KINDS:
+        reason = f"is {dtype} on the server, which this client does not send; use NVIDIA's tritonclient"
+        raise RowsUnfit(column=entry["name"], reason=reason)
+    kind = _KINDS[dtype]
+    if dtype == "INT64" and kind_given is not None and _is_time(kind_given):
+        kind = "timestamp"
+    return InputColumn(name=entry["name"], dtype=dtype, kind=kind, null=NULL_OF_KIND[kind], dims=_dims(entry))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(text or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def _dims(entry: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(int(size) for size in entry["shape"][1:])

@@ -1,0 +1,85 @@
+"""Envoy's admin interface over its unix socket: what it has taken, what it is doing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from serin.errors import GatewayRejected
+from serin.serving.envoy.bootstrap import STAT_PREFIX
+from serin.serving.envoy.guard import KEYS_NAME, TLS_NAME
+from serin.serving.envoy.routes import ROUTES_NAME
+from serin.serving.unix_http import UnixConnection
+
+SCOPES = {
+    "clusters": "cluster_manager.cds",
+    "routes": f"http.{STAT_PREFIX}.rds.{ROUTES_NAME}",
+    "keys": f"extension_config_discovery.http_filter.{KEYS_NAME}",
+    "tls": f"sds.{TLS_NAME}",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """The version of a document that is in force, and how many Envoy has refused so far."""
+
+    version: str
+    refused: int
+
+
+class Admin:
+    def __init__(self, path: Path, *, timeout_s: float = 5.0) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def ready(self) -> bool:
+        try:
+            return self._ask("GET", "/ready")[0] == 200
+        except GatewayRejected:
+            return False
+
+    def taken(self, kind: str) -> Taken:
+        """Of one of SCOPES."""
+        scope = SCOPES[kind]
+        stats = self.stats(rf"^{re.escape(scope)}\.(version_text|update_rejected|update_failure)$")
+        refused = int(stats.get(f"{scope}.update_rejected", "0")) + int(
+            stats.get(f"{scope}.update_failure", "0")
+        )
+        return Taken(version=stats.get(f"{scope}.version_text", "").strip('"'), refused=refused)
+
+    def stats(self, pattern: str) -> dict[str, str]:
+        """Every statistic whose name matches; Envoy's patterns are RE2."""
+        status, text = self._ask("GET", f"/stats?filter={quote(pattern)}")
+        if status != 200:
+            raise GatewayRejected(what="a question about its statistics", reason=text.strip())
+        pairs = (line.partition(": ") for line in text.splitlines())
+        return {name: value for name, _, value in pairs if value}
+
+    def certificate_days(self) -> int | None:
+        """Until the first of the certificates in force ends; None when there is none."""
+        found = json.loads(self._ask("GET", "/certs")[1]).get("certificates", [])
+        days = [int(link["days_until_expiration"]) for entry in found for link in entry.get("cert_chain", [])]
+        return min(days, default=None)
+
+    def reopen_logs(self) -> None:
+        self._ask("POST", "/reopen_logs")
+
+    def drain_listeners(self) -> None:
+        """No new connections; the ones there are told to close after the request they are in."""
+        self._ask("POST", "/healthcheck/fail")  # what lets it say so
+        self._ask("POST", "/drain_listeners")
+
+    def _ask(self, method: str, path: str) -> tuple[int, str]:
+        connection = UnixConnection(self._path, self._timeout_s)
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            raise GatewayRejected(what="a question", reason=f"Envoy does not answer ({error})") from error
+        finally:
+            connection.close()

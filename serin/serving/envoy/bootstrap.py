@@ -1,0 +1,268 @@
+"""Envoy's start-up document: the public listener, the log, the filters. It never changes while Envoy runs. Pure.
+
+Models come and go through CDS and RDS files only (a change of the listener would drain its connections).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from serin.serving.envoy.api_types import (
+    BUFFER,
+    CONNECTION_MANAGER,
+    FILE_LOG,
+    HEADER_MUTATION,
+    LUA,
+    REVERSE_BRIDGE,
+    ROUTER,
+    SOURCES,
+    STREAM_IDLE_S,
+    followed,
+    module_filter,
+)
+from serin.serving.envoy.fixed_routes import HEALTH_CLUSTER
+from serin.serving.envoy.guard import keys_filter, tls_socket
+from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES, overload_manager
+from serin.serving.envoy.routes import ROUTES_NAME
+
+Document = dict[str, Any]
+
+STAT_PREFIX = "gateway"
+
+LOG_FIELDS = {
+    "t": "%START_TIME(%s.%6f)%",
+    "model": "%METADATA(ROUTE:serin:model)%",
+    "epoch": "%METADATA(ROUTE:serin:epoch)%",
+    "arm": "%REQ(X-SERIN-ARM)%",
+    "release": "%REQ(X-SERIN-RELEASE)%",
+    "code": "%RESPONSE_CODE%",
+    "grpc": "%GRPC_STATUS_NUMBER%",
+    "us": "%COMMON_DURATION(DS_RX_END:DS_TX_END:us)%",
+    "up_us": "%COMMON_DURATION(US_TX_BEG:US_RX_END:us)%",
+    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+    "flags": "%RESPONSE_FLAGS%",
+    "proto": "%PROTOCOL%",
+    "id": "%REQ(X-REQUEST-ID)%",
+}
+
+_PROTOBUF = "application/x-protobuf"
+_TRUE_FIELD_1 = base64.b64encode(
+    b"\x08\x01"
+).decode()  # ServerLiveResponse{live: true}, ServerReadyResponse{ready: true}
+
+
+def bootstrap(
+    *,
+    address: str,
+    port: int,
+    admin: Path,
+    health: Path,
+    log: Path,
+    inside: Path,
+    clusters: Path,
+    routes: Path,
+    keys: Path,
+    tls: Path | None,
+    max_request_bytes: int,
+    max_connections: int,
+    max_heap_bytes: int,
+    request_filter: Path | None = None,
+    http_filters: Sequence[Document] = (),
+) -> Document:
+    """`clusters`, `routes`, `keys` and `tls` are files, each in a folder of its own, whose renames Envoy follows.
+
+    `request_filter`: the library that looks into requests (native/request_filter.py); without it a script does.
+    `inside` is a socket for the owner of this machine's stack: the same gateway without TLS and without keys.
+    """
+    guarded = [
+        _own_headers(),
+        keys_filter(keys),
+        *http_filters,
+        *_http_filters(max_request_bytes, request_filter),
+    ]
+    unguarded = [_own_headers(), *_http_filters(max_request_bytes, request_filter)]
+    chain: Document = {"filters": [_connection_manager(log, routes, guarded)]}
+    if tls is not None:
+        chain["transport_socket"] = tls_socket(tls)
+    public = {
+        "name": STAT_PREFIX,
+        "address": {"socket_address": {"address": address, "port_value": port}},
+        "enable_reuse_port": False,  # else a second Envoy could take half of the connections, unseen
+        "connection_balance_config": {"exact_balance": {}},
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
+        "filter_chains": [chain],
+    }
+    private = {
+        "name": "inside",
+        "address": _socket(inside),
+        "filter_chains": [{"filters": [_connection_manager(log, routes, unguarded)]}],
+    }
+    return {
+        "node": {"id": "gateway", "cluster": "serin"},
+        "admin": {"address": _socket(admin)},
+        "overload_manager": overload_manager(max_heap_bytes=max_heap_bytes, max_connections=max_connections),
+        "dynamic_resources": {"cds_config": followed(clusters)},
+        "static_resources": {
+            "listeners": [public, private, _health_listener(health)],
+            "clusters": [_health_cluster(health)],
+        },
+    }
+
+
+def _connection_manager(log: Path, routes: Path, http_filters: list[Document]) -> Document:
+    manager = {
+        "@type": CONNECTION_MANAGER,
+        "stat_prefix": STAT_PREFIX,
+        "codec_type": "AUTO",
+        "server_name": "serin",
+        # Every client is an outsider, also one on this machine: x-envoy-* and x-request-id of its own do not count.
+        "use_remote_address": True,
+        "internal_address_config": {"cidr_ranges": [{"address_prefix": "192.0.2.0", "prefix_len": 32}]},
+        "always_set_request_id_in_response": True,
+        "normalize_path": True,
+        "merge_slashes": True,
+        "path_with_escaped_slashes_action": "REJECT_REQUEST",
+        "max_request_headers_kb": 8,  # Triton hangs up on more
+        "request_headers_timeout": "10s",
+        "request_timeout": "60s",  # to receive a request
+        "stream_idle_timeout": f"{STREAM_IDLE_S:g}s",
+        "common_http_protocol_options": {"idle_timeout": "900s"},
+        "http2_protocol_options": {"max_concurrent_streams": 1024},
+        "rds": {"route_config_name": ROUTES_NAME, "config_source": followed(routes)},
+        "http_filters": http_filters,
+        "access_log": [_log(log)],
+        "local_reply_config": {"mappers": [_not_implemented(), _overloaded(), _come_back(), _json_errors()]},
+    }
+    return {"name": "http", "typed_config": manager}
+
+
+def _own_headers() -> Document:
+    """What a client sets of the gateway's own headers is removed first; and binary ones, which end a gRPC call when
+    they are not base64."""
+    kinds = ({"prefix": "x-serin-"}, {"prefix": "x-envoy-"}, {"suffix": "-bin"})
+    removals = [{"remove_on_match": {"key_matcher": kind}} for kind in kinds]
+    config = {"@type": HEADER_MUTATION, "mutations": {"request_mutations": removals}}
+    return {"name": "own_headers", "typed_config": config}
+
+
+def _http_filters(max_request_bytes: int, request_filter: Path | None) -> list[Document]:
+    # Whole bodies with a length: Triton 2.51 has holes around chunked ones, and a second try needs the body.
+    buffer = {"@type": BUFFER, "max_request_bytes": max_request_bytes}
+    bridge = {"@type": REVERSE_BRIDGE, "content_type": _PROTOBUF, "withhold_grpc_frames": True}
+    return [
+        {"name": "buffer", "typed_config": buffer},
+        module_filter("model_name", request_filter) if request_filter else _model_name_script(),
+        {"name": "bridge", "typed_config": bridge},
+        {"name": "router", "typed_config": {"@type": ROUTER, "suppress_envoy_headers": True}},
+    ]
+
+
+def _model_name_script() -> Document:
+    parts = [(SOURCES / name).read_text() for name in ("shapes.lua", "message.lua", "model_name.lua")]
+    source = {"inline_string": "\n".join(parts)}
+    return {"name": "model_name", "typed_config": {"@type": LUA, "default_source_code": source}}
+
+
+def _log(path: Path) -> Document:
+    """One JSON line per inference that was sent to a release, whatever came of it."""
+    return {
+        "name": "requests",
+        "filter": {"header_filter": {"header": {"name": "x-serin-arm", "present_match": True}}},
+        "typed_config": {"@type": FILE_LOG, "path": str(path), "log_format": {"json_format": LOG_FIELDS}},
+    }
+
+
+def _not_implemented() -> Document:
+    """A framing that Envoy does not know is the client's fault, not a server's."""
+    status = {
+        "comparison": {"op": "EQ", "value": {"default_value": 501, "runtime_key": "serin.not_implemented"}}
+    }
+    text = {
+        "json_format": {"error": "this transfer encoding is not known here"},
+        "content_type": "application/json",
+    }
+    return {"filter": {"status_code_filter": status}, "status_code": 400, "body_format_override": text}
+
+
+def _overloaded() -> Document:
+    """Envoy itself says 500 of a request that it gives up for want of memory."""
+    status = {"comparison": {"op": "EQ", "value": {"default_value": 500, "runtime_key": "serin.overloaded"}}}
+    text = {
+        "json_format": {"error": "the gateway has no room for this request now; send it again"},
+        "content_type": "application/json",
+    }
+    again = {**_come_back(), "status_code": 503, "body_format_override": text}
+    return {**again, "filter": {"status_code_filter": status}}
+
+
+def _json_errors(first_status: int = 400) -> Document:
+    """What Envoy itself answers looks as Triton's errors do. In gRPC the text is the status message as it is."""
+    key = f"serin.json_errors_from_{first_status}"
+    status = {"comparison": {"op": "GE", "value": {"default_value": first_status, "runtime_key": key}}}
+    grpc = {
+        "name": "content-type",
+        "string_match": {"prefix": "application/grpc"},
+        "invert_match": True,
+        "treat_missing_header_as_empty": True,
+    }
+    return {
+        "filter": {"and_filter": {"filters": [{"status_code_filter": status}, {"header_filter": {"header": grpc}}]}},
+        "body_format_override": {
+            "json_format": {"error": "%LOCAL_REPLY_BODY%"}, "content_type": "application/json",
+        },
+    }  # fmt: skip
+
+
+def _come_back() -> Document:
+    """Too much at once, or a release that is just being started again. gRPC has a status of its own for it."""
+    header = {
+        "header": {"key": "retry-after", "value": "1"},
+        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+    }
+    return {**_json_errors(503), "headers_to_add": [header]}
+
+
+def _health_listener(path: Path) -> Document:
+    """Answers ServerLive and ServerReady for the gateway: a direct response cannot carry a gRPC message."""
+    routes = [
+        {
+            "match": {"prefix": "/"},
+            "direct_response": {"status": 200, "body": {"inline_bytes": _TRUE_FIELD_1}},
+        }
+    ]
+    header = {
+        "header": {"key": "content-type", "value": _PROTOBUF},
+        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+    }
+    manager = {
+        "@type": CONNECTION_MANAGER,
+        "stat_prefix": HEALTH_CLUSTER,
+        "route_config": {
+            "virtual_hosts": [
+                {"name": "all", "domains": ["*"], "routes": routes, "response_headers_to_add": [header]}
+            ]
+        },
+        "http_filters": [{"name": "router", "typed_config": {"@type": ROUTER}}],
+    }
+    return {
+        "name": HEALTH_CLUSTER,
+        "address": _socket(path),
+        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
+    }
+
+
+def _health_cluster(path: Path) -> Document:
+    endpoints = [{"lb_endpoints": [{"endpoint": {"address": {"pipe": {"path": str(path)}}}}]}]
+    return {
+        "name": HEALTH_CLUSTER,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": HEALTH_CLUSTER, "endpoints": endpoints},
+    }
+
+
+def _socket(path: Path) -> Document:
+    return {"pipe": {"path": str(path), "mode": 0o600}}

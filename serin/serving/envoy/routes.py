@@ -1,0 +1,263 @@
+"""Envoy's routes (RDS): which request goes to which release. Pure.
+
+Default deny: a path or call that no route below names is answered with 404 and never reaches Triton. Paths are matched
+whole, after Envoy has normalised them. The log's fields `arm` and `release` travel as request headers that only the
+chosen branch of a route sets; a request without them (metadata, a refused path) is not logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.errors import GatewayRejected
+from serin.serving.envoy.api_types import (
+    PREVIOUS_PRIORITIES,
+    REVERSE_BRIDGE_PER_ROUTE,
+    SERVICE,
+    STREAM_IDLE_S,
+)
+from serin.serving.envoy.clusters import (
+    PROTOCOLS,
+    TOTAL_WEIGHT,
+    Protocol,
+    aggregate_name,
+    cluster_name,
+    weight,
+)
+from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes
+from serin.spec.stages import ServingSpec
+
+Document = dict[str, Any]
+
+Call = Literal["infer", "ready", "metadata"]
+
+ROUTES_NAME = "models"
+
+_CALLS: tuple[Call, ...] = ("infer", "ready", "metadata")
+_NO_NUMBER = "this server is somebody else's and counts its versions otherwise; ask it by number over HTTP"
+
+# No answer came: nobody listens, the connection broke, or the server says that it is not there.
+_UNANSWERED = "reset,connect-failure,refused-stream,unavailable,retriable-status-codes"
+_UNAVAILABLE = [503]
+# An answer came, and it is a failure.
+_FAILED, _FAILED_GRPC = "5xx", "internal,resource-exhausted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """How long a request may take, and when another release is asked as well, where there is one with traffic.
+
+    One release alone has the whole time. Of two, the first answer counts: a candidate that hangs costs a client
+    `ask_another_s` and not the request, and a slow answer that comes in time is not lost.
+    `max_text_bytes`: a longer text is refused at the gateway; None: not known.
+    """
+
+    request_s: float = 5.0
+    promised_p99_s: float | None = None
+    max_text_bytes: int | None = None
+
+    @property
+    def ask_another_s(self) -> float:
+        """Far above the promised p99, for no slow moment may look like a hang; at the latest after half of the time."""
+        half_s = self.request_s / 2
+        return half_s if self.promised_p99_s is None else min(max(20 * self.promised_p99_s, 1.0), half_s)
+
+    @classmethod
+    def from_spec(cls, serving: ServingSpec) -> Timeouts:
+        return cls(
+            request_s=float(serving.request_timeout),
+            promised_p99_s=serving.p99_ms / 1000,
+            max_text_bytes=serving.max_string_bytes,
+        )
+
+
+def route_configuration(
+    routes: Sequence[ModelRoute],
+    endpoints: Mapping[str, Endpoint],
+    timeouts: Mapping[str, Timeouts],
+    max_request_bytes: int,
+) -> Document:
+    """The whole route table. What cannot be honoured is refused here, before Envoy sees it."""
+    _check(routes, endpoints)
+    found: list[Document] = []
+    for route in routes:
+        limits = timeouts.get(route.model, Timeouts())
+        versions = [
+            release
+            for release in map(Release.parse, sorted(endpoints))
+            if release.model == route.model and not release.baseline
+        ]
+        for protocol in PROTOCOLS:
+            for release in versions:
+                found += _pinned(
+                    route, release, protocol, limits, elsewhere=endpoints[release.name].elsewhere
+                )
+            if route.stable:
+                elsewhere = endpoints[route.stable.name].elsewhere
+                found += _weighted(route, route.stable, protocol, limits, elsewhere=elsewhere)
+    host: Document = {
+        "name": "all",
+        "domains": ["*"],
+        "routes": [*found, *server_routes(), *refusals()],
+        "request_body_buffer_limit": max_request_bytes,  # for a second try
+        # Triton 2.51 may end when a deadline passes while it answers. Clients keep to theirs by themselves.
+        "request_headers_to_remove": ["grpc-timeout"],
+        "typed_per_filter_config": {"bridge": {"@type": REVERSE_BRIDGE_PER_ROUTE, "disabled": True}},
+    }
+    return {"name": ROUTES_NAME, "virtual_hosts": [host], "ignore_port_in_host_matching": True}
+
+
+def _check(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> None:
+    for route in routes:
+        both = route.candidate_percent + route.baseline_percent
+        for percent in (route.candidate_percent, route.baseline_percent, both):
+            if not 0 <= percent <= 100:
+                raise GatewayRejected(
+                    what=f"the route of {route.model!r}", reason=f"{percent} is no share in percent"
+                )
+        if (route.candidate or route.baseline) and not route.stable:
+            raise GatewayRejected(
+                what=f"the route of {route.model!r}",
+                reason="a candidate needs a stable release to fall back to",
+            )
+        for release in route.releases:
+            if release.model != route.model or release.name not in endpoints:
+                raise GatewayRejected(
+                    what=f"the route of {route.model!r}",
+                    reason=f"{release.name} is not one of its running releases",
+                )
+
+
+def _weighted(
+    route: ModelRoute, stable: Release, protocol: Protocol, limits: Timeouts, *, elsewhere: bool
+) -> list[Document]:
+    """Inference by weight; readiness and metadata follow the stable release.
+
+    Another release answers for the stable one only where that gives no answer: what it says, also a failure, holds.
+    """
+    refuge = _refuge(route)
+    first = aggregate_name(stable, refuge, protocol) if refuge else cluster_name(stable, protocol)
+    others = [
+        _branch(aggregate_name(release, stable, protocol), weight(percent), arm, release, _also(bool(refuge)))
+        for arm, release, percent in (
+            ("baseline", route.baseline, route.baseline_percent),
+            ("candidate", route.candidate, route.candidate_percent),
+        )
+        if release and percent
+    ]
+    rest = TOTAL_WEIGHT - sum(branch["weight"] for branch in others)
+    branches = [_branch(first, rest, "stable", stable)] if rest else []
+    branches += others
+    policy = _limits(limits, refuge=bool(refuge)) | _by_its_own_name(elsewhere)
+    action = {"weighted_clusters": {"clusters": branches}, **policy}
+    asking = {"cluster": first, **policy}
+    return [
+        _infer_route(route, limits, {"match": _match("infer", protocol, route.model), "route": action}),
+        {"match": _match("ready", protocol, route.model), "route": asking},
+        {"match": _match("metadata", protocol, route.model), "route": asking},
+    ]
+
+
+def _refuge(route: ModelRoute) -> Release | None:
+    """Who answers when the stable release does not: one that is good enough for traffic of its own, best the same
+    version."""
+    shares = ((route.baseline, route.baseline_percent), (route.candidate, route.candidate_percent))
+    return next((release for release, percent in shares if release and percent), None)
+
+
+def _pinned(
+    route: ModelRoute, release: Release, protocol: Protocol, limits: Timeouts, *, elsewhere: bool
+) -> list[Document]:
+    """A call that names a version goes to that release, outside the split. A server that somebody else runs does not
+    know our numbers: it is asked without."""
+    matches = {call: _match(call, protocol, route.model, release.version) for call in _CALLS}
+    if elsewhere and protocol == "grpc":  # the number is in the message, which nobody writes anew
+        return [refusal(match, 12, _NO_NUMBER, buffered=True) for match in matches.values()]
+    action = {"cluster": cluster_name(release, protocol), **_limits(limits), **_by_its_own_name(elsewhere)}
+    found: list[Document] = []
+    for call, match in matches.items():
+        plain = {"prefix_rewrite": _match(call, protocol, route.model)["path"]} if elsewhere else {}
+        found.append({"match": match, "route": {**action, **plain}})
+    found[0]["request_headers_to_add"] = _log_headers("pinned", release)
+    return [_infer_route(route, limits, found[0]), *found[1:]]
+
+
+def _by_its_own_name(elsewhere: bool) -> Document:
+    """Somebody else's server may be one of many behind an address, told apart by the name it is asked for."""
+    return {"auto_host_rewrite": True} if elsewhere else {}
+
+
+def _infer_route(route: ModelRoute, limits: Timeouts, document: Document) -> Document:
+    known: Document = {"serin": {"model": route.model, "epoch": route.epoch}}
+    if limits.max_text_bytes is not None:
+        known["model_name"] = {
+            "max_text_bytes": limits.max_text_bytes
+        }  # by the name of the filter that reads it
+    return {"name": f"{route.model}/{route.epoch}", "metadata": {"filter_metadata": known}, **document}
+
+
+def _branch(
+    cluster: str, weight: int, arm: str, release: Release, also: Mapping[str, str] | None = None
+) -> Document:
+    return {"name": cluster, "weight": weight, "request_headers_to_add": _log_headers(arm, release, also)}
+
+
+def _also(answers_hold: bool) -> Mapping[str, str]:
+    """What is tried again besides: a route has one policy, and Envoy adds what these headers say."""
+    return {"x-envoy-retry-on": _FAILED, "x-envoy-retry-grpc-on": _FAILED_GRPC} if answers_hold else {}
+
+
+def _log_headers(arm: str, release: Release, also: Mapping[str, str] | None = None) -> list[Document]:
+    pairs = {"x-serin-arm": arm, "x-serin-release": release.name, **(also or {})}
+    return [
+        {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        for key, value in pairs.items()
+    ]
+
+
+def _match(call: Call, protocol: Protocol, model: str, version: int | None = None) -> Document:
+    if protocol == "http":
+        place = f"/v2/models/{model}" + (f"/versions/{version}" if version else "")
+        path = place if call == "metadata" else f"{place}/{call}"
+        return {"path": path, "headers": [_is(":method", "POST" if call == "infer" else "GET")]}
+    method = {"infer": "ModelInfer", "ready": "ModelReady", "metadata": "ModelMetadata"}[call]
+    pinned = (
+        _is("x-serin-version", str(version))
+        if version
+        else {"name": "x-serin-version", "present_match": False}
+    )
+    return {"path": f"{SERVICE}/{method}", "grpc": {}, "headers": [_is("x-serin-model", model), pinned]}
+
+
+def _is(header: str, value: str) -> Document:
+    return {"name": header, "string_match": {"exact": value}}
+
+
+def _limits(limits: Timeouts, *, refuge: bool = False) -> Document:
+    """A second try goes to a priority that was not tried: from the candidate to the stable release, and back."""
+    again: Document = {
+        "retry_on": ",".join([_UNANSWERED] if refuge else [_UNANSWERED, _FAILED, _FAILED_GRPC]),
+        "retriable_status_codes": _UNAVAILABLE,
+        "num_retries": 1,
+        "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.010s"},
+        "retry_priority": {
+            "name": "previous_priorities",
+            "typed_config": {"@type": PREVIOUS_PRIORITIES, "update_frequency": 1},
+        },
+    }
+    policy: Document = {
+        "timeout": _seconds(limits.request_s),
+        "idle_timeout": _seconds(max(STREAM_IDLE_S, limits.request_s + 1)),
+        "retry_policy": again,
+    }
+    if refuge:
+        again["per_try_timeout"] = _seconds(limits.ask_another_s)
+        policy["hedge_policy"] = {"hedge_on_per_try_timeout": True}  # the first try is not given up
+    return policy
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}s"

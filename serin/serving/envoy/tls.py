@@ -1,0 +1,58 @@
+"""The gateway's certificate and private key, from a team's own files. Checks the pair; never shows the key."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from serin.errors import TlsUnfit
+from serin.serving.envoy.keys import file_signature
+
+
+def tls_pair(certificate: Path | None, key: Path | None) -> TlsFiles | None:
+    """What two options say together: TLS with both, none with neither."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise TlsUnfit(certificate=certificate or "", key=key or "", reason="one of the two is not named")
+    return TlsFiles(certificate=certificate.absolute(), key=key.absolute())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Two PEM files: the certificate with its chain, and its private key without a passphrase."""
+
+    certificate: Path
+    key: Path
+
+    def read(self) -> tuple[bytes, bytes]:
+        """Both, when they belong together. TlsUnfit says what is wrong, without a byte of the key."""
+        try:
+            pair = self.certificate.read_bytes(), self.key.read_bytes()
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self.certificate, self.key, password=self._no_passphrase
+            )
+        except ssl.SSLError as error:
+            words = {"KEY_VALUES_MISMATCH": "they do not belong together"}
+            reason = words.get(
+                error.reason, f"not a PEM certificate and its key ({error.reason or 'no PEM'})"
+            )
+            raise TlsUnfit(certificate=self.certificate, key=self.key, reason=reason) from error
+        except OSError as error:
+            reason = f"{error.filename}: {error.strerror}"
+            raise TlsUnfit(certificate=self.certificate, key=self.key, reason=reason) from error
+        return pair
+
+    def signature(self) -> tuple[object, object]:
+        """Another one after every change of either file, in place or by rename."""
+        return file_signature(self.certificate), file_signature(self.key)
+
+    @property
+    def open_to_others(self) -> bool:
+        return bool(self.key.stat().st_mode & 0o077)
+
+    def _no_passphrase(self) -> NoReturn:
+        reason = "the key has a passphrase, and nobody is there to type it; write it out without one"
+        raise TlsUnfit(certificate=self.certificate, key=self.key, reason=reason)

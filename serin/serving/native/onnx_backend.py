@@ -1,0 +1,73 @@
+"""The backend of our own for Triton: compiled where Triton is installed, from the sources in triton_models/onnx_native.
+
+It runs a bundle's graph inside Triton's process; without it, a Python process beside Triton does the same and costs
+more. It takes the library of the ONNX Runtime in Triton's own environment. Without a compiler there is none, and models
+are served all the same.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from pathlib import Path
+
+from serin import environment
+from serin.errors import TritonInstallFailed
+from serin.formats.schema import Schema
+from serin.serving.native.compiler import build_mark, compile_library, find_compiler
+
+NATIVE = "serin_onnx"  # its name among Triton's backends
+SETTINGS = "native.txt"
+SOURCES = environment.application_folder() / "triton_models" / "onnx_native"
+LIBRARY = f"libtriton_{NATIVE}.so"
+
+_FLAGS = ("-fvisibility=hidden",)
+_RUNTIME = "libonnxruntime.so"
+
+
+def is_built(backends: Path) -> bool:
+    """From these sources, in this way, and for an ONNX Runtime that is still there."""
+    folder = backends / NATIVE
+    marks = folder / "sources"
+    made = marks.is_file() and marks.read_text() == _mark()
+    return made and (folder / LIBRARY).is_file() and (folder / _RUNTIME).is_file()
+
+
+def build(backends: Path, runtime: Path) -> None:
+    """Into its folder among Triton's backends. `runtime`: the folder of Triton's onnxruntime package.
+
+    TritonInstallFailed when there is no compiler, or no library to build for.
+    """
+    compiler = find_compiler()
+    library = next(iter(sorted(runtime.glob("capi/libonnxruntime.so.*"))), None)
+    if library is None:
+        raise TritonInstallFailed(step="looking for ONNX Runtime's library", reason=f"{runtime} holds none")
+    mark = secrets.token_hex(6)
+    scratch, old = backends / f".{NATIVE}.{mark}", backends / f".{NATIVE}.{mark}.old"
+    scratch.mkdir(parents=True)
+    source, made = SOURCES / "backend.cc", scratch / LIBRARY
+    try:
+        compile_library(compiler, source, made, *_FLAGS, what="the backend")
+    except TritonInstallFailed:
+        shutil.rmtree(scratch)
+        raise
+    (scratch / _RUNTIME).symlink_to(library)
+    (scratch / "sources").write_text(_mark())
+    if (backends / NATIVE).exists():
+        (backends / NATIVE).rename(old)  # a Triton that runs it keeps what it has open
+    scratch.rename(backends / NATIVE)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def native_settings(schema: Schema, *, threads: int, max_string_bytes: int) -> bytes:
+    """What the backend reads beside the graph (columns.h). Names in hexadecimal: a column may be called anything."""
+    lines = [f"threads {threads}", f"max_string_bytes {max_string_bytes}"]
+    for column in schema.inputs:
+        dims = ",".join(map(str, column.dims))
+        lines.append(f"input {column.kind} {dims} {column.name.encode().hex()}")
+    lines += [f"output {output.name.encode().hex()}" for output in schema.outputs]
+    return "\n".join([*lines, ""]).encode()
+
+
+def _mark() -> str:
+    return build_mark(sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cc")]), *_FLAGS)

@@ -1,0 +1,162 @@
+"""GPU memory for serving, set aside before a release is loaded: what does not fit is refused, not tried.
+
+What a release has reserved stands in its record (`release.json`), so that it is known as long as the release is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from serin import environment
+from serin.errors import GpuMemoryShort
+from serin.formats.bundle import CORE, MODEL, PLAN, REPOSITORY, TREES
+from serin.hardware import Device, Nvml
+from serin.leases import holders, offered_bytes
+from serin.serving.triton.backends import Choice
+from serin.spec.stages import ServingSpec
+
+MB = 1 << 20
+CONTEXT_BYTES = 700 * MB  # CUDA's context and the handles of its libraries, for each process
+_LEAST_BYTES = 256 * MB  # for weights, activations and what libraries take while they work
+_SPARE = 2.0  # an arena is never without holes
+_WORKSPACE_BYTES = 1024 * MB  # TensorRT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """On each GPU. `arena_bytes`: of it, what ONNX Runtime may take for one instance."""
+
+    total_bytes: int
+    arena_bytes: int
+
+
+def estimate_need(folder: Path, choice: Choice, serving: ServingSpec) -> Need:
+    """What the bundle in `folder` takes at its largest batch. `serving.gpu_memory_mb` is believed when it is given."""
+    file = _accelerated(folder, choice)
+    weights = file.stat().st_size
+    activations = 0
+    if file.suffix == ".onnx":
+        activations = bytes_per_row(onnx.load_model(file)) * serving.max_batch_rows
+    arena = max(_LEAST_BYTES, round(_SPARE * (weights + activations)))
+    if choice.shape == "tensorrt_plan" or serving.accelerator == "tensorrt":
+        arena += _WORKSPACE_BYTES
+    processes = 1 + (serving.instances if _own_processes(choice) else 0)  # the server's own comes first
+    total = processes * CONTEXT_BYTES + serving.instances * arena
+    if serving.gpu_memory_mb is not None:
+        total = serving.gpu_memory_mb * MB
+        arena = max(64 * MB, (total - processes * CONTEXT_BYTES) // serving.instances)
+    return Need(total_bytes=total, arena_bytes=arena)
+
+
+def repository_need(folder: Path, serving: ServingSpec) -> Need:
+    """For a team's own repository, whose models cannot be looked into: their files, twice."""
+    sizes = sum(path.stat().st_size for path in (folder / REPOSITORY).rglob("*") if path.is_file())
+    arena = max(_LEAST_BYTES, round(_SPARE * sizes))
+    total = CONTEXT_BYTES + arena if serving.gpu_memory_mb is None else serving.gpu_memory_mb * MB
+    return Need(total_bytes=total, arena_bytes=arena)
+
+
+def bytes_per_row(model: onnx.ModelProto) -> int:
+    """Of all tensors between a graph's inputs and its answer, none of them given back before the end."""
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    total = 0
+    for info in (*inferred.input, *inferred.value_info, *inferred.output):
+        tensor = info.type.tensor_type
+        sizes = [size.dim_value for size in tensor.shape.dim if size.dim_value > 0]
+        by_batch = any(not size.dim_value for size in tensor.shape.dim)
+        if by_batch and tensor.elem_type != onnx.TensorProto.STRING:
+            total += math.prod(sizes) * onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize
+    return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A device, and who has what of it: trainings and stages by their leases, releases by their records. `free`: as the
+    driver sees it now, None where it cannot be asked."""
+
+    device: Device
+    leased_bytes: int = 0
+    leased_by: tuple[str, ...] = ()
+    releases: Mapping[str, int] = field(default_factory=dict)
+    free: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        left = self.device.memory_bytes - self.leased_bytes - sum(self.releases.values())
+        return max(0, left if self.free is None else min(left, self.free))
+
+    def __str__(self) -> str:
+        takers = [f"{name} has {size // MB:,}" for name, size in sorted(self.releases.items())]
+        takers += [f"leased by {holder}" for holder in self.leased_by]
+        who = f", {', '.join(takers)}" if takers else ""
+        return f"{self.device.id}: {self.bytes // MB:,} of {self.device.memory_bytes // MB:,} MB free{who}"
+
+
+def look_around(devices: Sequence[Device], *, releases: Path, but: str) -> list[Room]:
+    """The room on each device for a release called `but`, whose own reservation does not count. `releases`: the folder
+    of all of them, in the home that also holds the leases.
+
+    Who has a device alone may use all of it but what SERIN_SERVING_MEMORY keeps for served models.
+    """
+    reserved = reserved_bytes(releases)
+    held = holders(releases.parent)
+    nvml = None if environment.inventory_file() else Nvml.open()
+    rooms = []
+    for device in devices:
+        here = [holder for holder in held if holder.device == device.id]
+        alone = any(holder.kind == "exclusive" for holder in here)
+        rooms.append(
+            Room(
+                device=device,
+                leased_bytes=offered_bytes(device) if alone else sum(holder.memory_bytes for holder in here),
+                leased_by=tuple(str(holder) for holder in here),
+                releases={name: size for name, size in reserved.get(device.id, {}).items() if name != but},
+                free=nvml.free_bytes(device.id) if nvml else None,
+            )
+        )
+    return rooms
+
+
+def pick_devices(release: str, need: Need, count: int, rooms: Sequence[Room]) -> tuple[Device, ...]:
+    """The `count` devices with the most room, each with enough; GpuMemoryShort says who has the rest."""
+    fitting = sorted((room for room in rooms if room.bytes >= need.total_bytes), key=lambda room: -room.bytes)
+    if len(fitting) < count:
+        raise GpuMemoryShort(
+            release=release, wanted_mb=math.ceil(need.total_bytes / MB), room=[str(room) for room in rooms]
+        )
+    return tuple(room.device for room in fitting[:count])
+
+
+def reserved_bytes(releases: Path) -> dict[str, dict[str, int]]:
+    """Device -> release -> bytes, of every release with a record."""
+    found: dict[str, dict[str, int]] = {}
+    for path in sorted(releases.glob("*/release.json")):
+        try:
+            served = json.loads(path.read_text(encoding="utf-8")).get("served") or {}
+            for device in served.get("devices", ()):
+                found.setdefault(device, {})[path.parent.name] = int(served["bytes"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # it is just being removed
+    return found
+
+
+def _accelerated(folder: Path, choice: Choice) -> Path:
+    """The file that goes to the GPU."""
+    if choice.shape == "tensorrt_plan":
+        return folder / PLAN
+    if choice.shape == "fil":
+        return folder / TREES
+    if choice.shape == "onnxruntime" or not (folder / CORE).is_file():
+        return folder / MODEL
+    return folder / CORE
+
+
+def _own_processes(choice: Choice) -> bool:
+    """Instances of the Python backend are processes, each with a context of its own."""
+    return choice.shape == "onnx_python" or choice.core == "python"

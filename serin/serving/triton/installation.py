@@ -1,0 +1,266 @@
+"""Where Triton is on this machine, what it can run, and how it is installed.
+
+Triton has a Python of its own (its stub breaks with numpy 2), found by its place first on PATH. Two layouts are known:
+a virtual environment that holds the nvidia-pytriton wheel, and a folder as in NVIDIA's container (/opt/tritonserver).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from serin import environment
+from serin.errors import TritonInstallFailed, TritonMissing
+from serin.serving.native import onnx_backend
+from serin.serving.native.grpc_cancel_guard import build_cancel_guard, cancel_guard_path
+from serin.serving.native.onnx_backend import NATIVE
+from serin.serving.native.request_filter import build_request_filter, request_filter_path
+from serin.serving.triton.backends import Server
+
+WHEEL, NUMPY = "nvidia-pytriton==0.7.0", "numpy==1.26.4"
+CONTAINER_FOLDER = Path("/opt/tritonserver")
+
+_NEWEST_PYTHON = (3, 12)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonInstall:
+    """A Triton that can be started. `python_folder` comes first on the PATH of its process."""
+
+    server: Path
+    backends: Path
+    python_folder: Path
+    libraries: tuple[Path, ...]
+    cancel_guard: Path | None = None  # for the wheel's version only (native/grpc_cancel_guard.py)
+
+    def describe(self, *, gpus: bool) -> Server:
+        """What it can run. Its Python is asked for accelerators only where there are GPUs to use them on."""
+        found = self.backends.iterdir() if self.backends.is_dir() else ()
+        backends = frozenset(path.name for path in found if path.is_dir())
+        if not onnx_backend.is_built(self.backends):
+            backends -= {NATIVE}  # of other sources than ours are now
+        accelerators = _accelerators(self.python_folder) if gpus and "python" in backends else frozenset()
+        return Server(backends=backends, accelerators=accelerators)
+
+
+def default_folder() -> Path:
+    """Where `install_triton` puts Triton's environment: beside the one that runs now."""
+    prefix = Path(sys.prefix)
+    return prefix.with_name(f"{prefix.name}-triton")
+
+
+def find_triton() -> TritonInstall:
+    """The Triton that SERIN_TRITON names, and nothing else when it is set; else our own, else a container's."""
+    named = environment.triton_environment()
+    places = [named] if named else [default_folder(), CONTAINER_FOLDER]
+    for place in places:
+        install = _from_environment(place) or _from_container(place)
+        if install:
+            return install
+    raise TritonMissing(looked_in=[str(place) for place in places])
+
+
+def find_request_filter() -> Path | None:
+    """The gateway's filter, where one was compiled."""
+    place = request_filter_path(default_folder())
+    return place if place.is_file() else None
+
+
+def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall:
+    """Makes Triton's environment, or completes one that was left half made or is for another ONNX Runtime than ours.
+    About half a minute and 400 MB."""
+    folder, runtime = default_folder(), _runtime()
+    install = _from_environment(folder)
+    if install and not _stale_runtime(folder, runtime):
+        _complete(install, say)
+        say(f"Triton is installed in {folder}")
+        return install
+    python = folder / "bin" / "python3"
+    if not python.exists():
+        say(f"making {folder}")
+        _run([_base_python(sys.version_info[:2]), "-m", "venv", str(folder)], "making a virtual environment")
+    say(f"installing {WHEEL}, {runtime} and {NUMPY}")
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
+    _run([str(python), "-m", "pip", "install", *quiet, WHEEL, runtime, NUMPY], "installing Triton's packages")
+    install = _from_environment(folder)
+    if install is None:
+        raise TritonInstallFailed(step="looking at what was installed", reason=f"{folder} holds no Triton")
+    _complete(install, say)
+    say(f"Triton is installed in {folder}")
+    return install
+
+
+def shortcomings(install: TritonInstall) -> list[str]:
+    """What our own Triton lacks, for people; what another one has is its owner's business."""
+    folder = install.python_folder.parent
+    if folder != default_folder():
+        return []
+    found = []
+    if NATIVE not in install.describe(gpus=False).backends:
+        found.append(
+            f"no backend {NATIVE} of this version: models run in Python, beside Triton, and cost more"
+        )
+    if install.cancel_guard is None:
+        found.append("no guard against cancelled gRPC calls: a client that cancels one may end Triton")
+    if find_request_filter() is None:
+        found.append("no filter for the gateway: a script looks into requests, and costs more")
+    if stale := _stale_runtime(folder, _runtime()):
+        found.append(f"its ONNX Runtime is {stale}, ours {_runtime().rpartition('=')[2]}")
+    return found
+
+
+def _stale_runtime(folder: Path, wanted: str) -> str:
+    """The version of Triton's ONNX Runtime, where it is not the one that is wanted; else empty."""
+    found = next(folder.glob("lib/python3.*/site-packages/onnxruntime*.dist-info"), None)
+    version = found.name.removesuffix(".dist-info").rpartition("-")[2] if found else "none"
+    return "" if version == wanted.rpartition("=")[2] else version
+
+
+def _complete(install: TritonInstall, say: Callable[[str], None]) -> None:
+    """Adds Serin's ONNX backend, the gRPC cancel guard and the gateway's request filter, where a compiler is found.
+    Models are served without them too."""
+    folder = install.python_folder.parent
+    if install.cancel_guard is None:
+        try:
+            build_cancel_guard(cancel_guard_path(folder))
+        except TritonInstallFailed as error:
+            say(
+                f"without a guard against cancelled gRPC calls ({error.fields['reason']}): "
+                "a client that cancels one may end Triton"
+            )
+    if find_request_filter() is None:
+        try:
+            build_request_filter(request_filter_path(folder))
+        except TritonInstallFailed as error:
+            say(f"without a filter for the gateway ({error.fields['reason']}): a script looks into requests")
+    if onnx_backend.is_built(install.backends):
+        return
+    packages = next(folder.glob("lib/python3.*/site-packages"))
+    try:
+        say("compiling the backend for ONNX graphs")
+        onnx_backend.build(install.backends, packages / "onnxruntime")
+    except TritonInstallFailed as error:
+        say(f"without a backend of its own ({error.fields['reason']}): models run in Python, beside Triton")
+
+
+def _accelerators(python_folder: Path) -> frozenset[str]:
+    """Which accelerators the ONNX Runtime of Triton's Python was built for; whether they start is seen at the load."""
+    code = "import onnxruntime; print(*onnxruntime.get_available_providers())"
+    try:
+        done = subprocess.run(
+            [str(python_folder / "python3"), "-c", code],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            env=environment.child_environment(PYTHONPATH=None, PYTHONHOME=None, VIRTUAL_ENV=None),
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return frozenset()
+    names = {"CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "tensorrt"}
+    return frozenset(names[word] for word in done.stdout.split() if word in names)
+
+
+def _from_environment(folder: Path) -> TritonInstall | None:
+    packages = next(folder.glob("lib/python3.*/site-packages"), None)
+    settings = folder / "pyvenv.cfg"
+    if packages is None or not settings.is_file():
+        return None
+    minor = packages.parent.name.removeprefix("python")
+    wheel = packages / "pytriton" / "tritonserver"
+    server, stub = (
+        wheel / "bin" / "tritonserver",
+        wheel / "python_backend_stubs" / minor / "triton_python_backend_stub",
+    )
+    needed = [server, stub, packages / "onnxruntime", packages / "numpy"]
+    if not all(path.exists() for path in needed):
+        return None
+    backends, cancel_guard = folder / "serin-backends", cancel_guard_path(folder)
+    _link_backend(backends, [*(wheel / "backends" / "python").glob("*.*"), stub])
+    return TritonInstall(
+        server=server,
+        backends=backends,
+        python_folder=folder / "bin",
+        libraries=(packages / "nvidia_pytriton.libs", _base_folder(settings) / "lib"),
+        cancel_guard=cancel_guard if cancel_guard.is_file() else None,
+    )
+
+
+def _from_container(folder: Path) -> TritonInstall | None:
+    server, backends = folder / "bin" / "tritonserver", folder / "backends"
+    if not server.is_file() or not backends.is_dir():
+        return None
+    python = shutil.which("python3", path=environment.search_path())
+    if python is None:
+        return None
+    return TritonInstall(
+        server=server, backends=backends, python_folder=Path(python).parent, libraries=(folder / "lib",)
+    )
+
+
+def _link_backend(backends: Path, files: list[Path]) -> None:
+    """The wheel keeps the backend and its stub apart; Triton wants them in one folder."""
+    if all((backends / "python" / file.name).exists() for file in files):
+        return
+    shutil.rmtree(backends, ignore_errors=True)  # links into an environment that was made anew
+    scratch = backends.with_name(f".{backends.name}.{secrets.token_hex(6)}")
+    try:
+        (scratch / "python").mkdir(parents=True)
+        for file in files:
+            (scratch / "python" / file.name).symlink_to(file)
+        scratch.rename(backends)
+    except OSError as error:
+        if not backends.is_dir():  # else somebody else was faster
+            raise TritonInstallFailed(step="making the backend folder", reason=str(error)) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _runtime() -> str:
+    """The ONNX Runtime that passed the gate: the one of this environment, for a GPU with CUDA's libraries."""
+    for name, wanted in (("onnxruntime-gpu", "onnxruntime-gpu[cuda,cudnn]"), ("onnxruntime", "onnxruntime")):
+        try:
+            return f"{wanted}=={importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise TritonInstallFailed(
+        step="looking for ONNX Runtime", reason="this environment has none; install serin[cpu] or serin[gpu]"
+    )
+
+
+def _base_python(running: tuple[int, int]) -> str:
+    """The Python to make Triton's environment with: numpy 1.26 is not built for 3.13."""
+    if running <= _NEWEST_PYTHON:
+        return sys.executable
+    for name in ("python3.12", "python3.11", "python3.10"):
+        found = shutil.which(name, path=environment.search_path())
+        if found:
+            return found
+    raise TritonInstallFailed(
+        step="looking for a Python", reason=f"{NUMPY} needs python3.12 or older on PATH beside this Python"
+    )
+
+
+def _base_folder(settings: Path) -> Path:
+    """Of the Python a virtual environment was made with: the stub needs its libpython."""
+    for line in settings.read_text().splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "home":
+            return Path(value.strip()).parent
+    raise TritonInstallFailed(step=f"reading {settings}", reason="it names no home")
+
+
+def _run(command: list[str], step: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise TritonInstallFailed(step=step, reason=str(error)) from error
+    if done.returncode:
+        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+        raise TritonInstallFailed(step=step, reason=last)

@@ -1,0 +1,216 @@
+"""Triton's config.pbtxt for each model of a release, complete: nothing is left for Triton to guess."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from serin import environment
+from serin.artifacts import Release
+from serin.formats.bundle import Golden
+from serin.formats.schema import InputColumn, OutputTensor, Schema
+from serin.serving.triton.backends import PLAN_PROFILE_ROWS
+from serin.serving.triton.warm_up import CPU_ROWS, GPU_ROWS, add_warm_up
+from serin.spec.stages import ServingSpec
+
+SHAPES = environment.application_folder() / "triton_models"
+SHAPE_FOLDER = SHAPES / "onnx_python"
+MODEL_CODE = SHAPE_FOLDER / "1" / "model.py"
+
+_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "INT8": "TYPE_INT8"}
+_WORKSPACE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What every model of a release has in common. `gpus`: ids as the process sees them; none: the CPU.
+    `gpu_bytes`: what ONNX Runtime may take on each. `fp16`: TensorRT may round to it, as it did before the gate."""
+
+    release: Release
+    serving: ServingSpec
+    threads: int = 1
+    gpus: tuple[int, ...] = ()
+    gpu_bytes: int | None = None
+    fp16: bool = False
+    engines: Path | None = None  # where TensorRT keeps what it built at the first start
+    golden: Golden | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    def of_front(self) -> Settings:
+        """Texts and features stay on the CPU."""
+        return replace(self, gpus=(), gpu_bytes=None)
+
+    def of_core(self) -> Settings:
+        """Its rows are made by the front: there are no golden ones."""
+        return replace(self, golden=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configured:
+    """A configuration's text, and the files that it names beside it."""
+
+    text: str
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+def write_config(
+    schema: Schema,
+    model: str,
+    version: int,
+    *,
+    serving: ServingSpec | None = None,
+    instances: int | None = None,
+    threads: int = 1,
+) -> str:
+    """config.pbtxt of a release that one Python model serves on the CPU: `instances` processes of their own, each with
+    `threads` threads."""
+    serving = ServingSpec() if serving is None else serving
+    if instances is not None:
+        serving = serving.model_copy(update={"instances": instances})
+    release = Release(model=model, version=version)
+    return python_config(schema, Settings(release=release, serving=serving, threads=threads)).text
+
+
+def python_config(
+    schema: Schema, settings: Settings, *, name: str | None = None, graphs: Sequence[str] = ("model.onnx",)
+) -> Configured:
+    """Run by triton_models/onnx_python/1/model.py. `graphs`: one, or a front and the core behind it."""
+    config = _begun("onnx_python", settings, name)
+    _add_tensors(config, schema.inputs, schema.outputs)
+    _add_instances(config, settings)
+    accelerator = settings.serving.accelerator if settings.gpus else "cpu"
+    words = {
+        "graphs": " ".join(graphs),
+        "ort_threads": str(settings.threads),
+        "provider": accelerator,
+        "max_string_bytes": str(settings.serving.max_string_bytes),
+    }
+    if settings.gpus and settings.gpu_bytes:
+        words["gpu_mem_limit"] = str(settings.gpu_bytes)
+    for key, value in words.items():
+        config.parameters[key].string_value = value
+    return _finished(config, schema.inputs, settings)
+
+
+def native_config(schema: Schema, settings: Settings) -> Configured:
+    """Run by the backend of our own (serin/serving/native/onnx_backend.py)."""
+    config = _begun("onnx_native", settings, None)
+    _add_tensors(config, schema.inputs, schema.outputs)
+    _add_instances(config, settings)
+    return _finished(config, schema.inputs, settings)
+
+
+def onnxruntime_config(schema: Schema, settings: Settings, *, name: str | None = None) -> Configured:
+    """Run by Triton's own ONNX Runtime."""
+    config = _begun("onnxruntime", settings, name)
+    _add_tensors(config, schema.inputs, schema.outputs)
+    _add_instances(config, settings)
+    config.parameters["intra_op_thread_count"].string_value = str(settings.threads)
+    config.parameters["inter_op_thread_count"].string_value = "1"
+    if settings.gpus:
+        _add_accelerator(config, schema.inputs, settings)
+    return _finished(config, schema.inputs, settings)
+
+
+def plan_config(schema: Schema, settings: Settings, *, name: str) -> Configured:
+    """A TensorRT engine, with all of its profiles: each is fastest at the batches it was tuned for."""
+    config = _begun("tensorrt_plan", settings, name)
+    _add_tensors(config, schema.inputs, schema.outputs)
+    _add_instances(config, settings)
+    profiles = {*PLAN_PROFILE_ROWS, settings.serving.max_batch_rows}
+    config.instance_group[0].profile.extend(str(number) for number in range(len(profiles)))
+    return _finished(config, schema.inputs, settings)
+
+
+def fil_config(columns: int, settings: Settings, *, name: str) -> Configured:
+    """XGBoost's trees. The names are those that FIL insists on."""
+    config = _begun("fil", settings, name)
+    row = InputColumn(name="input__0", dtype="FP32", kind="float", null="NaN", dims=(columns,))
+    _add_tensors(config, (row,), (OutputTensor(name="output__0", dtype="FP32", dims=(1,)),))
+    _add_instances(config, settings)
+    return _finished(config, (row,), settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A model inside an ensemble: which of its tensors is which of the ensemble's."""
+
+    model: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+def ensemble_config(schema: Schema, settings: Settings, steps: Sequence[Step]) -> Configured:
+    """What clients ask. It has no instances, batcher or warm-up of its own: the models behind it have."""
+    config = _begun("ensemble", settings, None)
+    _add_tensors(config, schema.inputs, schema.outputs)
+    for step in steps:
+        added = config.ensemble_scheduling.step.add(
+            model_name=step.model, model_version=settings.release.version
+        )
+        for theirs, ours in step.inputs.items():
+            added.input_map[theirs] = ours
+        for theirs, ours in step.outputs.items():
+            added.output_map[theirs] = ours
+    return Configured(text=str(text_format.MessageToString(config)))
+
+
+def _begun(shape: str, settings: Settings, name: str | None) -> Any:
+    template = (SHAPES / shape / "config.pbtxt").read_text(encoding="utf-8")
+    config = text_format.Parse(template, model_config_pb2.ModelConfig())
+    config.name = settings.release.model if name is None else name
+    config.max_batch_size = settings.serving.max_batch_rows
+    config.version_policy.specific.versions.append(settings.release.version)
+    config.metric_tags["release"] = settings.release.name
+    for key, value in settings.tags.items():
+        config.metric_tags[key] = value
+    if config.HasField("dynamic_batching") and settings.serving.queue_delay_us:
+        config.dynamic_batching.max_queue_delay_microseconds = settings.serving.queue_delay_us
+    return config
+
+
+def _add_tensors(config: Any, inputs: Sequence[InputColumn], outputs: Sequence[OutputTensor]) -> None:
+    for column in inputs:
+        config.input.add(name=column.name, data_type=_TYPES[column.dtype], dims=column.dims)
+    for output in outputs:
+        config.output.add(name=output.name, data_type=_TYPES[output.dtype], dims=output.dims)
+
+
+def _add_instances(config: Any, settings: Settings) -> None:
+    kind = "KIND_GPU" if settings.gpus else "KIND_CPU"
+    config.instance_group.add(kind=kind, count=settings.serving.instances, gpus=settings.gpus)
+
+
+def _add_accelerator(config: Any, inputs: Sequence[InputColumn], settings: Settings) -> None:
+    if settings.serving.accelerator == "tensorrt":
+        most = settings.serving.max_batch_rows
+        options = {
+            "precision_mode": "FP16" if settings.fp16 else "FP32",
+            "max_workspace_size_bytes": str(_WORKSPACE_BYTES),
+        }
+        if all(column.dtype != "BYTES" for column in inputs):  # else TensorRT's part begins behind them
+            for key, rows in (("min", 1), ("opt", min(64, most)), ("max", most)):
+                options[f"trt_profile_{key}_shapes"] = _shapes(inputs, rows)
+        if settings.engines:
+            options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(settings.engines)}
+    else:
+        options = {"gpu_mem_limit": str(settings.gpu_bytes)} if settings.gpu_bytes else {}
+    accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(
+        name=settings.serving.accelerator
+    )
+    for key, value in options.items():
+        accelerator.parameters[key] = value
+
+
+def _shapes(inputs: Sequence[InputColumn], rows: int) -> str:
+    return ",".join(f"{column.name}:{'x'.join(map(str, (rows, *column.dims)))}" for column in inputs)
+
+
+def _finished(config: Any, inputs: Sequence[InputColumn], settings: Settings) -> Configured:
+    files = add_warm_up(config, inputs, GPU_ROWS if settings.gpus else CPU_ROWS, settings.golden)
+    return Configured(text=str(text_format.MessageToString(config)), files=files)

@@ -1,0 +1,152 @@
+"""The Triton process that serves one release: what it has for itself, how it is started, what it may leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from serin import environment
+from serin.artifacts import Endpoint, Release
+from serin.serving.native.grpc_cancel_guard import cancel_guard_variables
+from serin.serving.process import Leavings, Process
+from serin.serving.triton.installation import TritonInstall
+
+_SETTLE_S = 10.0  # one that dies sooner did not come up: the next try waits longer
+_EXIT_S = 3  # for requests under way; there are none when a release was drained first
+_CLOSED_CALLS = "model-repository,model-config,shared-memory,statistics,trace,logging"
+# Triton opens these calls to a request that has this header. No request can have it: gRPC refuses a name with a space
+# or an upper-case letter, HTTP a line break in a value. So they are closed to everybody and there is no secret, which
+# any user of the machine could read from the command line.
+_IMPOSSIBLE_HEADER = "No Header=has\nthis"
+_SHARED_MEMORY_BYTES = 1 << 20  # at start; it grows. The default of a container's /dev/shm is 64 MB for all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonPorts:
+    """What one Triton process has for itself: ports on loopback, its shared memory."""
+
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    shared_memory_prefix: str
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(http=f"127.0.0.1:{self.http_port}", grpc=f"127.0.0.1:{self.grpc_port}")
+
+    @property
+    def ports(self) -> tuple[int, int, int]:
+        return self.http_port, self.grpc_port, self.metrics_port
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, place: Mapping[str, Any]) -> Self:
+        """A record of an older Serin may hold more."""
+        return cls(**{field.name: place[field.name] for field in fields(cls)})
+
+
+def new_place(release: Release, ports: tuple[int, int, int]) -> TritonPorts:
+    return TritonPorts(
+        http_port=ports[0],
+        grpc_port=ports[1],
+        metrics_port=ports[2],
+        shared_memory_prefix=f"serin-{release.name}-{secrets.token_hex(6)}-",
+    )
+
+
+def triton_process(
+    install: TritonInstall,
+    release: Release,
+    repository: Path,
+    place: TritonPorts,
+    log: Path,
+    devices: Sequence[str] = (),
+) -> Process:
+    """One release in its own process: loopback only; it loads its repository, and no call changes that.
+
+    It sees the GPUs that it has memory on and no other; without any, Triton takes none of their memory either.
+    """
+    guard = cancel_guard_variables(install.cancel_guard, place.grpc_port) if install.cancel_guard else {}
+    variables = environment.child_environment(
+        **guard,
+        PATH=f"{install.python_folder}:{environment.search_path()}",
+        LD_LIBRARY_PATH=":".join(_libraries(install, devices)) or None,
+        CUDA_VISIBLE_DEVICES=",".join(devices),
+        PYTHONPATH=None,
+        PYTHONHOME=None,
+        VIRTUAL_ENV=None,
+        PYTHONDONTWRITEBYTECODE="1",  # the repository does not change
+    )
+    return Process(
+        name=release.name,
+        command=_command(install, release, repository, place),
+        environment=variables,
+        folder=repository,
+        log=log,
+        stop_s=_EXIT_S + 4.0,
+        settle_s=_SETTLE_S,
+        leaves=Leavings(shared_memory=place.shared_memory_prefix),
+    )
+
+
+def _command(
+    install: TritonInstall, release: Release, repository: Path, place: TritonPorts
+) -> tuple[str, ...]:
+    closed = f"{_CLOSED_CALLS}:{_IMPOSSIBLE_HEADER}"
+    return (
+        str(install.server),
+        f"--id={release.name}",
+        f"--model-repository={repository}",
+        f"--backend-directory={install.backends}",
+        "--model-control-mode=none",  # all that the repository holds is loaded at the start, and nothing later
+        "--disable-auto-complete-config",
+        "--http-address=127.0.0.1",
+        f"--http-port={place.http_port}",
+        "--grpc-address=127.0.0.1",
+        f"--grpc-port={place.grpc_port}",
+        "--metrics-address=127.0.0.1",
+        f"--metrics-port={place.metrics_port}",
+        f"--http-restricted-api={closed}",
+        f"--grpc-restricted-protocol={closed}",
+        f"--backend-config=python,shm-region-prefix-name={place.shared_memory_prefix}",
+        f"--backend-config=python,shm-default-byte-size={_SHARED_MEMORY_BYTES}",
+        f"--exit-timeout-secs={_EXIT_S}",
+    )
+
+
+def close_shared_memory(place: TritonPorts, folder: Path = Path("/dev/shm")) -> None:  # noqa: S108 (not a scratch file)
+    """Only the owner may read the requests that pass between Triton and its Python processes. Triton makes the regions
+    readable by everybody, whatever the umask says."""
+    for path in folder.iterdir():
+        if path.name.startswith(place.shared_memory_prefix):
+            with contextlib.suppress(FileNotFoundError):
+                path.chmod(0o600)
+
+
+def reclaim_shared_memory(place: TritonPorts, folder: Path = Path("/dev/shm")) -> int:  # noqa: S108 (not a scratch file)
+    """Removes what a process that is gone left in shared memory; gives the number of regions."""
+    left = [path for path in folder.iterdir() if path.name.startswith(place.shared_memory_prefix)]
+    for path in left:
+        path.unlink(missing_ok=True)
+    return len(left)
+
+
+def _libraries(install: TritonInstall, devices: Sequence[str]) -> list[str]:
+    """Where a release finds its libraries. On a GPU, after Triton's own, also CUDA's: from packages beside its ONNX
+    Runtime or beside ours, and from wherever this process was told to look."""
+    found = [str(path) for path in install.libraries]
+    if not devices:
+        return found
+    folders = [install.python_folder.parent, Path(sys.prefix)]
+    packages = [
+        path for folder in folders for path in folder.glob("lib/python3.*/site-packages/nvidia/*/lib")
+    ]
+    inherited = environment.child_environment().get("LD_LIBRARY_PATH", "")
+    return [*found, *map(str, packages), *(path for path in inherited.split(":") if path)]

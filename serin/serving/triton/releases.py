@@ -1,0 +1,269 @@
+"""The releases that run on this machine: one Triton process each, with its own repository, ports and shared memory."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from serin.artifacts import Bundle, Endpoint, Release
+from serin.errors import NameInvalid, PredictionFailed, ReleaseNotReady, SerinError, VerificationFailed
+from serin.formats.bundle import REPOSITORY, read_golden, read_manifest
+from serin.formats.schema import Schema, read_schema
+from serin.hardware import Device, inventory
+from serin.serving.client.client import Protocol, predict
+from serin.serving.ports import free_ports, is_free
+from serin.serving.process import ProcessHost
+from serin.serving.triton.golden_answers import allowed_difference, difference_found
+from serin.serving.triton.gpu_memory import estimate_need, look_around, pick_devices, repository_need
+from serin.serving.triton.installation import TritonInstall, find_triton
+from serin.serving.triton.probe import answers
+from serin.serving.triton.process import (
+    TritonPorts,
+    close_shared_memory,
+    new_place,
+    reclaim_shared_memory,
+    triton_process,
+)
+from serin.serving.triton.release_record import Record, Served, read_record, write_record
+from serin.serving.triton.repository import (
+    build_repository,
+    check_own_repository,
+    choose_for,
+    serving_settings,
+)
+from serin.store import Store
+
+ReleaseState = Literal["absent", "starting", "ready", "dead"]
+
+_SINGLE_ROWS = 3
+_VERIFY_S = 5.0  # for one batch of golden rows, or as long as a request may take
+_SILENT_S, _TIMES_AS_LONG, _LONGEST_ROW_S = 2.0, 4.0, 30.0
+
+
+class Releases:
+    """Keeps one folder per release in `folder`; what runs is known from there and from the host, so it survives us."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        host: ProcessHost,
+        store: Store,
+        install: TritonInstall | None = None,
+        devices: Callable[[], Sequence[Device]] = inventory,
+    ) -> None:
+        self._folder = folder
+        self._host = host
+        self._store = store
+        self._install = install
+        self._devices = devices
+        self._row_s: dict[str, float] = {}  # how long one row took when it was last seen ready
+
+    def start(self, release: Release) -> None:
+        """The release runs or is coming up. Does nothing when it is; one that died on its feet is started anew.
+
+        GpuMemoryShort or BackendRefused before anything is loaded, when it does not fit or cannot be served as asked.
+        """
+        record = self._record(release)
+        if record and self._host.state(release.name) in ("starting", "running"):
+            if self.state(release) != "dead":
+                return
+            self._host.stop(release.name)
+        bundle = self._store.bundle(release.model, release.version)
+        if self._install is None:
+            self._install = find_triton()
+        if record:
+            reclaim_shared_memory(record.place)
+        if record is None or not all(map(is_free, record.place.ports)):
+            record = self._write_record(release, bundle, record)
+        try:
+            repository = self._build_repository(release, bundle, record.served)
+        except (SerinError, OSError):
+            shutil.rmtree(self._folder / release.name, ignore_errors=True)  # it reserves nothing any more
+            raise
+        self._row_s.pop(release.name, None)
+        process = triton_process(
+            self._install, release, repository, record.place, self.log(release), record.served.devices
+        )
+        self._host.start(process)
+
+    def endpoint(self, release: Release) -> Endpoint:
+        place = self._place(release)
+        if place is None:
+            raise ReleaseNotReady(release=release.name, reason="it was not started", log=self.log(release))
+        return place.endpoint
+
+    def state(self, release: Release) -> ReleaseState:
+        """`ready`: it answers a row. `dead`: its process failed, or it was ready and does not answer any more."""
+        record = self._record(release)
+        process = self._host.state(release.name)
+        if record is None or process == "absent":
+            return "absent"
+        if process == "failed":
+            return "dead"
+        began, patience_s = time.monotonic(), self._patience_s(release, record.served)
+        if answers(record.place.endpoint.http, release, self._schema(release), timeout_s=patience_s):
+            self._row_s[release.name] = time.monotonic() - began
+            close_shared_memory(record.place)  # of a part that was started again, too
+            return "ready"
+        return "dead" if release.name in self._row_s else "starting"
+
+    def instance(self, release: Release) -> int | None:
+        """The process that runs it. One that died and was started again by its host is another."""
+        return self._host.pid(release.name)
+
+    def verify(self, release: Release) -> None:
+        """The running release answers the golden rows as its bundle says: by HTTP and gRPC, alone and in batches."""
+        bundle = self._store.bundle(release.model, release.version)
+        folder = Path(bundle.path)
+        schema = read_schema(folder)
+        golden = read_golden(folder, schema)
+        endpoint = self.endpoint(release)
+        serving = serving_settings(bundle)
+        batch_rows = min(64, serving.max_batch_rows)
+        allowed = allowed_difference(folder)
+        few = {name: values[:_SINGLE_ROWS] for name, values in golden.inputs.items()}
+        urls: dict[Protocol, str] = {"http": endpoint.http, "grpc": endpoint.grpc}
+        for protocol, url in urls.items():
+            for rows, size in ((few, 1), (golden.inputs, batch_rows)):
+                try:
+                    answer = predict(
+                        url,
+                        release.model,
+                        rows,
+                        schema,
+                        protocol,
+                        release.version,
+                        timeout_s=max(_VERIFY_S, serving.request_timeout),
+                        batch_rows=size,
+                    )
+                except PredictionFailed as error:
+                    raise VerificationFailed(release=release.name, reason=f"{protocol}: {error}") from error
+                differs = difference_found(golden, answer, allowed)
+                if differs:
+                    raise VerificationFailed(release=release.name, reason=f"{protocol}: {differs}")
+
+    def stop(self, release: Release) -> None:
+        """Nothing of the release is left: process, shared memory, folder. Its log stays."""
+        place = self._place(release)
+        self._host.stop(release.name)
+        if place:
+            reclaim_shared_memory(place)
+        self._row_s.pop(release.name, None)
+        shutil.rmtree(self._folder / release.name, ignore_errors=True)
+
+    def running(self) -> list[Release]:
+        """Every release that was started and not stopped, and whose process the host still keeps."""
+        return [release for release in self._known() if self._host.state(release.name) != "absent"]
+
+    def served(self, release: Release) -> Served | None:
+        """In which shape and where, and why so; None for one that was not started."""
+        record = self._record(release)
+        return record.served if record else None
+
+    def log(self, release: Release) -> Path:
+        return self._folder / "logs" / f"{release.name}.log"
+
+    def _patience_s(self, release: Release, served: Served) -> float:
+        """How long a row may take before the release counts as silent: at first as long as a request may take, then
+        several times as long as it took before."""
+        if release.name in self._row_s:
+            return max(_SILENT_S, _TIMES_AS_LONG * self._row_s[release.name])
+        return min(max(_SILENT_S, served.request_s), _LONGEST_ROW_S)
+
+    def _known(self) -> list[Release]:
+        found = []
+        for record in self._folder.glob("*/release.json"):
+            try:
+                found.append(Release.parse(record.parent.name))
+            except NameInvalid:
+                continue
+        return sorted(found)
+
+    def _repository(self, release: Release) -> Path:
+        return self._folder / release.name / "repository"
+
+    def _schema(self, release: Release) -> Schema:
+        return read_schema(self._repository(release) / release.model / str(release.version))
+
+    def _place(self, release: Release) -> TritonPorts | None:
+        record = self._record(release)
+        return record.place if record else None
+
+    def _record(self, release: Release) -> Record | None:
+        return read_record(self._folder / release.name)
+
+    def _write_record(self, release: Release, bundle: Bundle, before: Record | None) -> Record:
+        """A place of its own, and memory where it needs some: one release at a time, so that no two get the same."""
+        with self._alone():
+            served = before.served if before else self._serve(release, bundle)
+            served = replace(served, request_s=serving_settings(bundle).request_timeout)
+            others = [self._place(other) for other in self._known() if other != release]
+            taken = [port for place in others if place for port in place.ports]
+            http, grpc, metrics = free_ports(3, but=taken)
+            record = Record(place=new_place(release, (http, grpc, metrics)), served=served)
+            write_record(self._folder / release.name, release, record)
+        log = self.log(release)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as lines:
+            lines.write(f"{release.name} is served as {served}\n")
+        return record
+
+    def _serve(self, release: Release, bundle: Bundle) -> Served:
+        """In which shape, and on which devices with how much memory."""
+        assert self._install is not None, "asked before Triton was found"
+        serving, devices, folder = serving_settings(bundle), tuple(self._devices()), Path(bundle.path)
+        server = self._install.describe(gpus=bool(devices))
+        if (folder / REPOSITORY).is_dir():
+            wanted = len(devices) if serving.device != "cpu" else 0
+            asks = check_own_repository(folder, read_manifest(folder), server, wanted)
+            if not asks:
+                return Served(shape="repository", reason="a team's own, taken as it is")
+            need, count, reason = (
+                repository_need(folder, serving),
+                serving.gpus,
+                "one of its models asks for a GPU",
+            )
+            shape = "repository"
+        else:
+            choice = choose_for(bundle, server=server, serving=serving, gpus=len(devices))
+            if choice.place == "cpu":
+                return Served(shape=choice.shape, reason=choice.reason)
+            need, count, reason = estimate_need(folder, choice, serving), serving.gpus, choice.reason
+            shape = choice.shape
+        rooms = look_around(devices, releases=self._folder, but=release.name)
+        picked = pick_devices(release.name, need, count, rooms)
+        return Served(
+            shape=shape,
+            reason=reason,
+            devices=tuple(device.id for device in picked),
+            bytes=need.total_bytes,
+            arena_bytes=need.arena_bytes,
+        )
+
+    def _build_repository(self, release: Release, bundle: Bundle, served: Served) -> Path:
+        assert self._install is not None, "asked before Triton was found"
+        serving = serving_settings(bundle)
+        if not served.devices:
+            serving = serving.model_copy(update={"device": "cpu"})
+        return build_repository(
+            bundle,
+            self._repository(release),
+            server=self._install.describe(gpus=bool(served.devices)),
+            serving=serving,
+            gpus=tuple(range(len(served.devices))),
+            gpu_bytes=served.arena_bytes or None,
+        )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield

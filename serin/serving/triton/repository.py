@@ -1,0 +1,215 @@
+"""A bundle as the model repository of one Triton process: written once, visible whole or not at all."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from pathlib import Path
+
+import yaml
+from google.protobuf import text_format
+from pydantic import ValidationError
+from tritonclient.grpc import model_config_pb2
+
+from serin.artifacts import Bundle, Release
+from serin.errors import BackendRefused, BundleBroken
+from serin.formats.bundle import (
+    GOLDEN,
+    PLAN,
+    REPOSITORY,
+    Manifest,
+    read_golden,
+    read_manifest,
+    verify_bundle,
+)
+from serin.formats.runtime import read_runtime
+from serin.formats.schema import FILE as SCHEMA
+from serin.formats.schema import read_schema, write_schema
+from serin.serving.triton.backends import Choice, Server, choose_backend
+from serin.serving.triton.model_config import MODEL_CODE, Settings
+from serin.serving.triton.submodels import build_parts, contents_of
+from serin.serving.triton.tuned import read_tuned
+from serin.spec.load import read_yaml
+from serin.spec.stages import ServingSpec
+
+_BACKEND_OF_PLATFORM = {
+    "onnxruntime_onnx": "onnxruntime",
+    "tensorrt_plan": "tensorrt",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_savedmodel": "tensorflow",
+    "tensorflow_graphdef": "tensorflow",
+}
+
+
+def build_repository(
+    bundle: Bundle,
+    folder: Path,
+    *,
+    server: Server | None = None,
+    serving: ServingSpec | None = None,
+    gpus: tuple[int, ...] = (),
+    gpu_bytes: int | None = None,
+) -> Path:
+    """Makes `folder` the repository of `bundle` and gives it back. One that is there already is left as it is.
+
+    folder/<model>/config.pbtxt, and files for the warm-up
+    folder/<model>/<version>/{schema.json, model.py, model.onnx, ...}
+    folder/<model>_front, folder/<model>_core: the same, where the model is served in two
+
+    `server`: what will read it (the wheel's Triton when left out). `serving`: instead of what the bundle's own spec
+    says. `gpus`: ids as the process will see them.
+    """
+    if folder.is_dir():
+        return folder
+    source = Path(bundle.path)
+    manifest = verify_bundle(source)
+    if (manifest.name, manifest.model_version) != (bundle.model, bundle.version):
+        raise BundleBroken(
+            path=bundle.path, reason=f"it holds {manifest.name} version {manifest.model_version}"
+        )
+    server, serving = server or Server(), serving or serving_settings(bundle)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}")
+    try:
+        if (source / REPOSITORY).is_dir():
+            check_own_repository(source, manifest, server, len(gpus))
+            _take_as_it_is(bundle, manifest.lineage["repository"]["entry"], scratch)
+        else:
+            choice = choose_for(bundle, server=server, serving=serving, gpus=len(gpus))
+            settings = _settings(bundle, serving, folder, choice, gpus, gpu_bytes)
+            _write_parts(bundle, choice, settings, scratch)
+        for file in scratch.rglob("*.*"):
+            file.chmod(0o444)
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def choose_for(bundle: Bundle, *, server: Server, serving: ServingSpec, gpus: int) -> Choice:
+    """How `bundle` would be served; BackendRefused for what cannot be."""
+    source = Path(bundle.path)
+    own = serving_settings(bundle)
+    contents = contents_of(source, read_manifest(source), read_schema(source), own)
+    return choose_backend(contents, server, serving, gpus)
+
+
+def check_own_repository(source: Path, manifest: Manifest, server: Server, gpus: int) -> bool:
+    """Does a team's own repository ask for a GPU? BackendRefused when this server or machine cannot run one of its
+    models."""
+    model = f"{manifest.name} version {manifest.model_version}"
+    wants_gpu = False
+    for path in sorted((source / REPOSITORY).glob("*/config.pbtxt")):
+        config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+        backend = config.backend or _BACKEND_OF_PLATFORM.get(config.platform, config.platform)
+        if backend and backend != "ensemble" and backend not in server.backends:
+            raise BackendRefused(
+                model=model,
+                asked=f"its model {path.parent.name!r}",
+                reason=f"the server has no {backend} backend; it has {', '.join(sorted(server.backends))}",
+                instead="serve it from a Triton that has, named with SERIN_TRITON",
+            )
+        asks = any(
+            group.kind == model_config_pb2.ModelInstanceGroup.KIND_GPU for group in config.instance_group
+        )
+        wants_gpu = wants_gpu or asks
+        if asks and not gpus:
+            raise BackendRefused(
+                model=model,
+                asked=f"its model {path.parent.name!r}",
+                reason="it asks for a GPU (KIND_GPU) and gets none here",
+                instead="serve it where there is one, or give the model KIND_CPU",
+            )
+    return wants_gpu
+
+
+def _settings(
+    bundle: Bundle,
+    serving: ServingSpec,
+    folder: Path,
+    choice: Choice,
+    gpus: tuple[int, ...],
+    gpu_bytes: int | None,
+) -> Settings:
+    source = Path(bundle.path)
+    return Settings(
+        release=Release(model=bundle.model, version=bundle.version),
+        serving=serving,
+        threads=serving.threads or read_runtime(source).threads,
+        gpus=gpus if choice.place == "gpu" else (),
+        gpu_bytes=gpu_bytes,
+        fp16=(source / PLAN).is_file(),
+        engines=folder.with_name("engines"),
+        golden=read_golden(source) if (source / GOLDEN).is_file() else None,
+        tags={"shape": choice.shape},
+    )
+
+
+def _write_parts(bundle: Bundle, choice: Choice, settings: Settings, scratch: Path) -> None:
+    source = Path(bundle.path)
+    for part in build_parts(source, read_schema(source), choice, settings):
+        model = scratch / part.name
+        inside = model / str(bundle.version)
+        inside.mkdir(parents=True)
+        for name, content in part.files.items():
+            if isinstance(content, Path):
+                shutil.copyfile(content, inside / name)
+            else:
+                (inside / name).write_bytes(content)
+        if part.schema is not None:
+            shutil.copyfile(MODEL_CODE, inside / MODEL_CODE.name)
+            write_schema(inside, part.schema)
+        elif part.name == bundle.model:
+            shutil.copyfile(source / SCHEMA, inside / SCHEMA)  # for those who watch it
+        for name, data in part.config.files.items():
+            (model / name).parent.mkdir(exist_ok=True)
+            (model / name).write_bytes(data)
+        (model / "config.pbtxt").write_text(part.config.text, encoding="utf-8")
+
+
+def _take_as_it_is(bundle: Bundle, entry: str, scratch: Path) -> None:
+    """A team's own repository. Only the model that clients ask gets the bundle's name and number; its newest folder of
+    files is what is served."""
+    shutil.copytree(Path(bundle.path) / REPOSITORY, scratch)
+    asked, target = scratch / entry, scratch / bundle.model
+    if asked != target:
+        if target.exists():
+            raise BundleBroken(path=bundle.path, reason=f"two of its models would be called {bundle.model!r}")
+        asked.rename(target)
+    numbers = sorted(
+        (path for path in target.iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
+    )
+    for older in numbers[:-1]:
+        shutil.rmtree(older)
+    if numbers:
+        numbers[-1].rename(target / str(bundle.version))
+    else:
+        (target / str(bundle.version)).mkdir()  # an ensemble has no files of its own
+    shutil.copyfile(
+        Path(bundle.path) / SCHEMA, target / str(bundle.version) / SCHEMA
+    )  # for those who watch it
+    config = text_format.Parse((target / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    config.name = bundle.model
+    config.version_policy.Clear()
+    config.version_policy.specific.versions.append(bundle.version)
+    (target / "config.pbtxt").write_text(str(text_format.MessageToString(config)))
+
+
+def serving_settings(bundle: Bundle) -> ServingSpec:
+    """How the bundle's spec is to be served; where it says nothing, what `serin tune` measured; else the defaults.
+
+    An export writes the whole spec, with every default: what was measured goes before those, too.
+    """
+    path = Path(bundle.path) / "spec.yaml"
+    tuned = read_tuned(bundle)
+    if not path.exists():
+        return ServingSpec.model_validate(tuned)
+    try:
+        own = dict(read_yaml(path.read_text(encoding="utf-8")).get("serving") or {})
+        defaults = ServingSpec().model_dump(mode="json")
+        measured = {
+            key: value for key, value in tuned.items() if own.get(key, defaults[key]) == defaults[key]
+        }
+        return ServingSpec.model_validate({**own, **measured})
+    except (OSError, yaml.YAMLError, ValueError, AttributeError, ValidationError) as error:
+        raise BundleBroken(path=str(path), reason=f"its serving section cannot be read: {error}") from error

@@ -1,0 +1,187 @@
+"""The models that a release has in its Triton: one, or a front, a core and the ensemble that makes one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+from serin.errors import BundleBroken
+from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES, Manifest
+from serin.formats.schema import NULL_OF_KIND, DType, InputColumn, Kind, OutputTensor, Schema
+from serin.serving.native.onnx_backend import SETTINGS, native_settings
+from serin.serving.triton.backends import Choice, Contents, Runner
+from serin.serving.triton.model_config import (
+    Configured,
+    Settings,
+    Step,
+    ensemble_config,
+    fil_config,
+    native_config,
+    onnxruntime_config,
+    plan_config,
+    python_config,
+)
+from serin.spec.stages import ServingSpec
+
+_ELEMENTS: dict[int, DType] = {TensorProto.FLOAT: "FP32", TensorProto.INT64: "INT64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One model's folder: its configuration, and the files of its version, as they are or by where they lie."""
+
+    name: str
+    config: Configured
+    files: Mapping[str, Path | bytes] = field(default_factory=dict)
+    schema: Schema | None = None  # for our code, where that runs it
+
+
+def contents_of(folder: Path, manifest: Manifest, schema: Schema, serving: ServingSpec) -> Contents:
+    """`serving`: of the bundle's own spec, which its engine was built by."""
+    files = frozenset(manifest.files)
+    empty = None
+    if CORE in files:
+        empty = next((tensor.name for tensor in _inner(folder) if tensor.dims == (0,)), None)
+    return Contents(
+        model=f"{manifest.name} version {manifest.model_version}",
+        files=files,
+        task=schema.task,
+        answers=schema.outputs[0].dims[-1],
+        plan_rows=serving.max_batch_rows if PLAN in files else None,
+        empty=empty,
+    )
+
+
+def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings) -> list[Part]:
+    """The model that clients ask comes first."""
+    model = settings.release.model
+    if choice.shape == "onnxruntime":
+        return [Part(name=model, config=onnxruntime_config(schema, settings), files={MODEL: folder / MODEL})]
+    if choice.shape == "onnx_native":
+        asked = native_settings(
+            schema, threads=settings.threads, max_string_bytes=settings.serving.max_string_bytes
+        )
+        files: dict[str, Path | bytes] = {MODEL: folder / MODEL, SETTINGS: asked}
+        return [Part(name=model, config=native_config(schema, settings), files=files)]
+    if choice.shape == "onnx_python":
+        in_two = choice.place == "gpu" and (folder / CORE).is_file()
+        graphs = (FRONT, CORE) if in_two else (MODEL,)
+        config = python_config(schema, settings, graphs=graphs)
+        return [
+            Part(name=model, config=config, files={name: folder / name for name in graphs}, schema=schema)
+        ]
+    assert choice.front is not None, "what is no single model has a front ..."
+    assert choice.core is not None, "... and a core"
+    front_name, core_name = f"{model}_front", f"{model}_core"  # no model of ours has a low line in its name
+    inner = _inner(folder)
+    if choice.shape == "fil":
+        return _with_trees(folder, schema, settings, choice.front, (front_name, core_name))
+    front_schema = Schema(task=schema.task, inputs=schema.inputs, outputs=inner)
+    columns = tuple(_as_input(tensor) for tensor in inner)
+    core_schema = Schema(task=schema.task, inputs=columns, outputs=schema.outputs)
+    core_file = PLAN if choice.core == "tensorrt" else CORE
+    steps = [
+        Step(model=front_name, inputs=_same(schema.inputs), outputs=_same(inner)),
+        Step(model=core_name, inputs=_same(inner), outputs=_same(schema.outputs)),
+    ]
+    return [
+        Part(name=model, config=ensemble_config(schema, settings, steps)),
+        _part(front_name, choice.front, front_schema, settings.of_front(), folder / FRONT),
+        _part(core_name, choice.core, core_schema, settings.of_core(), folder / core_file),
+    ]
+
+
+def _with_trees(
+    folder: Path, schema: Schema, settings: Settings, runner: Runner, names: tuple[str, str]
+) -> list[Part]:
+    graph, row = front_to_one_row(onnx.load_model(folder / FRONT), [column.name for column in schema.inputs])
+    front_schema = Schema(task=schema.task, inputs=schema.inputs, outputs=(row,))
+    steps = [
+        Step(model=names[0], inputs=_same(schema.inputs), outputs={row.name: row.name}),
+        Step(model=names[1], inputs={"input__0": row.name}, outputs={"output__0": schema.outputs[0].name}),
+    ]
+    return [
+        Part(name=settings.release.model, config=ensemble_config(schema, settings, steps)),
+        _part(names[0], runner, front_schema, settings.of_front(), graph.SerializeToString()),
+        Part(
+            name=names[1],
+            config=fil_config(row.dims[0], settings.of_core(), name=names[1]),
+            files={TREES: folder / TREES},
+        ),
+    ]
+
+
+def _part(name: str, runner: Runner, schema: Schema, settings: Settings, graph: Path | bytes) -> Part:
+    match runner:
+        case "python":
+            return Part(
+                name=name,
+                config=python_config(schema, settings, name=name),
+                files={MODEL: graph},
+                schema=schema,
+            )
+        case "onnxruntime":
+            return Part(
+                name=name, config=onnxruntime_config(schema, settings, name=name), files={MODEL: graph}
+            )
+        case "tensorrt":
+            return Part(name=name, config=plan_config(schema, settings, name=name), files={PLAN: graph})
+        case "fil":
+            raise AssertionError("trees have a front of their own")
+
+
+def front_to_one_row(front: onnx.ModelProto, taken: list[str]) -> tuple[onnx.ModelProto, OutputTensor]:
+    """The front with its numbers and codes side by side in one float32 tensor, as trees were trained on them."""
+    num, cat = (_of_type(front, kind) for kind in (TensorProto.FLOAT, TensorProto.INT64))
+    name = "row"
+    while name in taken or any(name in (*node.input, *node.output) for node in front.graph.node):
+        name = f"_{name}"
+    graph = onnx.ModelProto()
+    graph.CopyFrom(front)
+    codes = f"{name}/codes"
+    graph.graph.node.extend(
+        [
+            helper.make_node("Cast", [cat.name], [codes], to=TensorProto.FLOAT),
+            helper.make_node("Concat", [num.name, codes], [name], axis=1),
+        ]
+    )
+    columns = num.dims[0] + cat.dims[0]
+    del graph.graph.output[:]
+    graph.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", columns]))
+    return graph, OutputTensor(name=name, dtype="FP32", dims=(columns,))
+
+
+def _inner(folder: Path) -> tuple[OutputTensor, ...]:
+    """What goes from the front to the core."""
+    graph = onnx.load_model(folder / CORE, load_external_data=False).graph
+    return tuple(_tensor(info, str(folder / CORE)) for info in graph.input)
+
+
+def _of_type(model: onnx.ModelProto, kind: int) -> OutputTensor:
+    found = [info for info in model.graph.output if info.type.tensor_type.elem_type == kind]
+    if len(found) != 1:
+        raise BundleBroken(path=FRONT, reason="it does not give one tensor of numbers and one of codes")
+    return _tensor(found[0], FRONT)
+
+
+def _tensor(info: onnx.ValueInfoProto, path: str) -> OutputTensor:
+    dtype = _ELEMENTS.get(info.type.tensor_type.elem_type)
+    sizes = [size.dim_value for size in info.type.tensor_type.shape.dim][1:]
+    if dtype is None:
+        raise BundleBroken(path=path, reason=f"its tensor {info.name!r} is neither float32 nor int64")
+    return OutputTensor(name=info.name, dtype=dtype, dims=tuple(sizes))
+
+
+def _as_input(tensor: OutputTensor) -> InputColumn:
+    kind: Kind = "float" if tensor.dtype == "FP32" else "int"
+    return InputColumn(
+        name=tensor.name, dtype=tensor.dtype, kind=kind, null=NULL_OF_KIND[kind], dims=tensor.dims
+    )
+
+
+def _same(tensors: tuple[InputColumn, ...] | tuple[OutputTensor, ...]) -> dict[str, str]:
+    return {tensor.name: tensor.name for tensor in tensors}

@@ -1,0 +1,123 @@
+"""What the tuner tries and finds: settings, what was measured with them, and a bundle that has them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from serin.artifacts import Bundle
+from serin.formats.bundle import read_manifest, write_manifest
+from serin.serving.client.load import LoadResult
+from serin.serving.triton.backends import Place
+from serin.serving.tuning.requests import Mix
+from serin.spec.load import read_yaml
+from serin.store import Store
+
+_FALLEN = 0.9  # of the best requests/s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """As in the section `serving` of a spec."""
+
+    instances: int
+    threads: int
+    queue_delay_us: int
+    max_batch_rows: int
+    device: Place = "cpu"
+
+    def __str__(self) -> str:
+        return (
+            f"{'a GPU, ' * (self.device == 'gpu')}"
+            f"{self.instances} instance{'s' * (self.instances > 1)} x {self.threads} thread{'s' * (self.threads > 1)}, "
+            f"{self.queue_delay_us} us of delay, {self.max_batch_rows} rows"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One number of clients in a closed loop."""
+
+    clients: int
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    settings: Settings
+    points: tuple[Point, ...]
+
+    def best(self, p99_ms: float) -> Point | None:
+        """None when even one client waits longer."""
+        good = [point for point in self.points if point.p99_ms <= p99_ms]
+        return max(good, key=lambda point: point.requests_per_s, default=None)
+
+    def requests_per_s(self, p99_ms: float) -> float:
+        best = self.best(p99_ms)
+        return best.requests_per_s if best else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """`gain`: requests/s of `chosen` over those of `before`, measured in turns. `steady`: an open loop, where
+    latencies count from the time a request was meant to be sent, at the highest rate of STEADY that stays below.
+    `passed_over`: what was best in the search, and gave only `passed_over_gain` when measured in turns.
+    `devices`: on which it was tried, and on each the best that was found there; one alone was no question."""
+
+    bundle: Bundle
+    p99_ms: float
+    mix: Mix
+    before: Trial
+    chosen: Trial
+    trials: tuple[Trial, ...]
+    gain: float
+    steady_requests_per_s: float
+    steady: LoadResult
+    seconds: float
+    passed_over: Trial | None = None
+    passed_over_gain: float = 1.0
+    devices: Mapping[Place, Trial] = field(default_factory=dict)
+    gpu_price: float = 1.0
+
+    @property
+    def better(self) -> bool:
+        return self.chosen.settings != self.before.settings
+
+
+def falls(points: Sequence[Point]) -> bool:
+    """Twice in a row fewer requests/s than before: more clients will not help."""
+    fastest = max(point.requests_per_s for point in points)
+    return all(point.requests_per_s < _FALLEN * fastest for point in points[-2:])
+
+
+def copy_with(bundle: Bundle, store: Store, settings: Settings) -> Bundle:
+    """`bundle` in another store, with `settings` in the place of its own."""
+    source = Path(bundle.path)
+    manifest = read_manifest(source)
+    version = store.reserve_version(bundle.model)
+    with store.workspace() as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json"))
+        path = folder / "spec.yaml"
+        spec = dict(read_yaml(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        spec["serving"] = {**dict(spec.get("serving") or {}), **as_spec(settings)}
+        path.unlink(missing_ok=True)  # copied as read-only
+        path.write_text(yaml.safe_dump(spec), encoding="utf-8")
+        write_manifest(
+            folder,
+            name=bundle.model,
+            model_version=version,
+            spec_digest=manifest.spec_digest,
+            lineage=manifest.lineage,
+            metrics=manifest.metrics,
+        )
+        return store.publish_bundle(bundle.model, version, folder)
+
+
+def as_spec(settings: Settings) -> Mapping[str, int | str]:
+    return {name: getattr(settings, name) for name in Settings.__dataclass_fields__}

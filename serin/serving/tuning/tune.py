@@ -1,0 +1,277 @@
+"""Finds how to serve a model on this machine: most requests/s whose p99 stays below a limit.
+
+Every setting is measured on a Triton of its own, from a copy of the bundle; what is live is not touched. One value is
+changed at a time, from the settings in use. At the end the best settings and those in use are measured again, in
+turns: a gain that is not seen there is none. A bundle that was exported for a GPU is also tuned on the CPU, or the
+other way round, and the device that gives more requests/s for its price is taken.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from serin.artifacts import Bundle, Release
+from serin.errors import BackendRefused, GpuMemoryShort, ReleaseNotReady, TuningFailed
+from serin.formats.bundle import GOLDEN, REPOSITORY
+from serin.formats.runtime import read_runtime
+from serin.serving.children import Children
+from serin.serving.client.load import Closed, LoadResult, Open, run_load
+from serin.serving.client.load_connections import Target
+from serin.serving.triton.backends import Place
+from serin.serving.triton.releases import Releases
+from serin.serving.triton.repository import serving_settings
+from serin.serving.triton.tuned import cores
+from serin.serving.tuning.devices import devices_for
+from serin.serving.tuning.requests import ONE_ROW, Mix, mixed_target
+from serin.serving.tuning.trials import Point, Settings, Trial, Tuning, copy_with, falls
+from serin.store import Store
+
+CLIENTS = (1, 2, 4, 8, 16, 32, 64)
+DELAYS_US = (100, 500, 2_000)
+NEAR = 2  # places among CLIENTS below the best so far
+WORTH_IT = 1.03  # a smaller gain is noise
+ROUNDS = 5
+STEADY = (0.8, 0.6, 0.4, 0.2)
+
+_START_S = 90.0
+_WARM_UP_S = 0.2
+_ENOUGH = 30  # requests for a lap to say something
+
+
+@dataclass(slots=True)
+class Tuner:
+    """`gpu_price`: of a GPU with the cores beside it over that of the cores alone; so many times the requests/s must it
+    give. A device that cannot hold the p99 is not taken at any price, unless the other cannot either."""
+
+    bundle: Bundle
+    p99_ms: float
+    mix: Mix = field(default_factory=lambda: ONE_ROW)
+    gpu_price: float = 1.0
+    largest_request_rows: int | None = None  # None: whatever the bundle allows must be allowed
+    budget_s: float = 240.0
+    most_trials: int | None = None
+    lap_s: float = 1.0
+    say: Callable[[str], None] = lambda _: None
+    _trials: dict[Settings, Trial] = field(default_factory=dict)
+    _devices: dict[Place, Trial] = field(default_factory=dict)
+    _scratch: Path = Path()
+
+    def run(self) -> Tuning:
+        source = Path(self.bundle.path)
+        if (source / REPOSITORY).is_dir() or not (source / GOLDEN).is_file():
+            reason = (
+                "it is a team's own repository, whose config.pbtxt decides, or has no golden rows to ask with"
+            )
+            raise TuningFailed(model=self.bundle.model, reason=reason)
+        most = serving_settings(self.bundle).max_batch_rows
+        if max(self.mix) > most:
+            reason = (
+                f"requests of {max(self.mix)} rows are more than its serving.max_batch_rows={most}; raise it"
+            )
+            raise TuningFailed(model=self.bundle.model, reason=reason)
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="serin-tune-") as scratch:
+            self._scratch = Path(scratch)
+            before = self._try(self.in_use())
+            if not before.points:
+                raise TuningFailed(model=self.bundle.model, reason="no request was answered")
+            best = self._search(before, begin + 0.7 * self.budget_s)
+            gain = self._gain(before, best)
+            chosen = best if self._is_worth(gain, before, best) else before
+            rate, steady = self._steady(chosen)
+        return Tuning(
+            bundle=self.bundle,
+            p99_ms=self.p99_ms,
+            mix=self.mix,
+            before=before,
+            chosen=chosen,
+            trials=tuple(self._trials.values()),
+            gain=gain if chosen is best else 1.0,
+            passed_over=None if chosen is best else best,
+            passed_over_gain=gain,
+            steady_requests_per_s=rate,
+            steady=steady,
+            seconds=time.monotonic() - begin,
+            devices=self._devices,
+            gpu_price=self.gpu_price,
+        )
+
+    def in_use(self) -> Settings:
+        """What the next release would have without us."""
+        serving = serving_settings(self.bundle)
+        return Settings(
+            instances=serving.instances,
+            threads=serving.threads or read_runtime(Path(self.bundle.path)).threads,
+            queue_delay_us=serving.queue_delay_us,
+            max_batch_rows=serving.max_batch_rows,
+            device=devices_for(self.bundle)[0],
+        )
+
+    def _search(self, before: Trial, until: float) -> Trial:
+        """The best of the devices' bests; each device has its share of the time."""
+        devices = devices_for(self.bundle)
+        for number, device in enumerate(devices):
+            begin = before
+            if device != before.settings.device:
+                try:
+                    begin = self._try(replace(before.settings, device=device))
+                except (BackendRefused, GpuMemoryShort, ReleaseNotReady) as error:
+                    self.say(f"not on the {device}: {error}")
+                    continue
+            now = time.monotonic()
+            self._devices[device] = self._climb(begin, now + (until - now) / (len(devices) - number))
+        return max(self._devices.values(), key=self._worth)
+
+    def _worth(self, trial: Trial) -> float:
+        """Requests/s for what the device costs."""
+        return trial.requests_per_s(self.p99_ms) / self._price(trial)
+
+    def _price(self, trial: Trial) -> float:
+        return self.gpu_price if trial.settings.device == "gpu" else 1.0
+
+    def _climb(self, begin: Trial, until: float) -> Trial:
+        best = begin
+        for step in (self._processors, self._delays, self._limits):
+            for settings in step(best.settings):
+                if time.monotonic() > until or len(self._trials) == self.most_trials:
+                    self.say("no time for more")
+                    return best
+                trial = self._try(settings, best.best(self.p99_ms))
+                if trial.requests_per_s(self.p99_ms) > WORTH_IT * best.requests_per_s(self.p99_ms):
+                    best = trial
+        return best
+
+    def _processors(self, now: Settings) -> Iterator[Settings]:
+        """From one instance with all cores to one on each core, and one that shares them twice."""
+        here = cores()
+        counts = sorted({1, 2, max(here // 2, 1), here})
+        for instances in counts:
+            for threads in sorted({1, max(here // instances, 1)}):
+                yield replace(now, instances=instances, threads=threads)
+
+    def _delays(self, now: Settings) -> Iterator[Settings]:
+        for delay in (0, *DELAYS_US):
+            if delay <= self.p99_ms * 1000 / 4:
+                yield replace(now, queue_delay_us=delay)
+
+    def _limits(self, now: Settings) -> Iterator[Settings]:
+        """Never below what clients may send in one request."""
+        least = self.largest_request_rows or now.max_batch_rows
+        for rows in sorted({least, min(4 * least, 1024)}):
+            if rows >= least:
+                yield replace(now, max_batch_rows=rows)
+
+    def _try(self, settings: Settings, near: Point | None = None) -> Trial:
+        """`near`: what was best with other settings. Far fewer clients than there are not asked for first."""
+        if settings in self._trials:
+            return self._trials[settings]
+        first = max(CLIENTS.index(near.clients) - NEAR, 0) if near else 0
+        points: list[Point] = []
+        with self._serving(settings) as target:
+            for clients in CLIENTS[first:]:
+                point = self._point(target, clients)
+                if point is None:
+                    break
+                points.append(point)
+                if point.p99_ms > self.p99_ms or falls(points):
+                    break
+            for clients in reversed(CLIENTS[:first]):
+                if any(point.p99_ms <= self.p99_ms for point in points):
+                    break
+                point = self._point(target, clients)
+                points = [*([point] if point else []), *points]
+        trial = Trial(settings=settings, points=tuple(points))
+        self._trials[settings] = trial
+        best = trial.best(self.p99_ms)
+        figure = "too slow"
+        if best:
+            figure = (
+                f"{best.requests_per_s:,.0f} requests/s with {best.clients} clients, p99 {best.p99_ms:.1f} ms"
+            )
+        self.say(f"{settings}: {figure}")
+        return trial
+
+    def _point(self, target: Target, clients: int) -> Point | None:
+        """None when a request failed: whatever it was, it is no setting to have."""
+        found = self._lap(target, Closed(clients=clients))
+        if found.failed or not found.requests:
+            self.say(f"{clients} clients: {found.errors or 'nothing was answered'}")
+            return None
+        return Point(
+            clients=clients,
+            requests_per_s=found.requests_per_s,
+            p50_ms=found.quantile_ms(0.5),
+            p99_ms=found.quantile_ms(0.99),
+        )
+
+    def _lap(self, target: Target, pace: Closed | Open) -> LoadResult:
+        """Longer for a model, or a machine, that answers only a few requests in the usual time."""
+        for longer in (1, 4, 16, 64):
+            found = run_load(target, pace, seconds=longer * self.lap_s, warm_up_s=_WARM_UP_S)
+            if found.failed or found.requests >= _ENOUGH or (longer > 1 and found.requests):
+                break
+        return found
+
+    def _gain(self, before: Trial, best: Trial) -> float:
+        if best is before:
+            return 1.0
+        gain = self._in_turns(before, best)
+        self.say(f"in turns with the settings in use: {gain:.2f} times as many requests/s")
+        return gain
+
+    def _is_worth(self, gain: float, before: Trial, best: Trial) -> bool:
+        return best is before or gain * self._price(before) >= WORTH_IT * self._price(best)
+
+    def _steady(self, best: Trial) -> tuple[float, LoadResult]:
+        """The highest share of the closed loop's rate at which an open loop stays below the limit, too; else the lowest
+        that was tried."""
+        with self._serving(best.settings) as target:
+            for share in STEADY:
+                rate = max(share * best.requests_per_s(self.p99_ms), 1.0)
+                found = self._lap(target, Open(requests_per_s=rate))
+                if found.quantile_ms(0.99) <= self.p99_ms and not found.failed:
+                    break
+        return rate, found
+
+    def _in_turns(self, one: Trial, other: Trial) -> float:
+        """Requests/s of the other over those of the one, median over rounds; the load is what suits each."""
+        clients = {
+            trial.settings: (trial.best(self.p99_ms) or trial.points[0]).clients for trial in (one, other)
+        }
+        with self._serving(one.settings) as first, self._serving(other.settings) as second:
+            targets = {one.settings: first, other.settings: second}
+            ratios = []
+            for turn in range(ROUNDS):
+                speeds = {}
+                order = list(targets) if turn % 2 else list(reversed(targets))
+                for settings in order:
+                    point = self._point(targets[settings], clients[settings])
+                    speeds[settings] = point.requests_per_s if point else 0.0
+                if speeds[one.settings]:
+                    ratios.append(speeds[other.settings] / speeds[one.settings])
+        return statistics.median(ratios) if ratios else 0.0
+
+    @contextmanager
+    def _serving(self, settings: Settings) -> Iterator[Target]:
+        """A Triton with these settings, gone with the block, and requests for it."""
+        folder = Path(tempfile.mkdtemp(dir=self._scratch))
+        store = Store(str(folder / "store"))
+        bundle = copy_with(self.bundle, store, settings)
+        release = Release(model=bundle.model, version=bundle.version)
+        with Children() as host:
+            releases = Releases(folder / "releases", host=host, store=store)
+            try:
+                releases.start(release)
+                host.wait_for(release.name, lambda: releases.state(release) == "ready", within_s=_START_S)
+                yield mixed_target(releases.endpoint(release).http, bundle, self.mix)
+            finally:
+                host.kill(release.name)
+                releases.stop(release)
+        shutil.rmtree(folder, ignore_errors=True)

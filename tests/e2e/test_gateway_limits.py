@@ -1,0 +1,366 @@
+"""The door's limits, each met for real: body, connections, requests at once, second tries, its end; an expert's own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import socket
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from serin.artifacts import Endpoint, ModelRoute, Release
+from serin.errors import EnvoyFileUnfit
+from serin.serving.client.client import infer_inputs
+from serin.serving.envoy.api_types import SERVICE
+from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
+from serin.serving.envoy.routes import Timeouts
+from tests.e2e.fuzz_requests import good_frame
+from tests.e2e.serving_host import wait_for
+from tests.e2e.serving_stack import door
+from tests.unit.serving import bundles
+from tests.unit.serving.bundles import MODEL, SCHEMA
+
+V1 = Release(model=MODEL, version=1)
+INFER = f"/v2/models/{MODEL}/infer"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "secure.md"
+GRPC = {"content-type": "application/grpc", "te": "trailers"}
+
+
+class Silent:
+    """A gRPC server that takes every call and answers none."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._wires: list[socket.socket] = []
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for wire in (self._listener, *self._wires):
+            wire.close()
+
+    def hang_up(self) -> None:
+        for wire in self._wires[:]:
+            wire.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                wire, _ = self._listener.accept()
+                self._wires.append(wire)
+                threading.Thread(target=self._listen, args=(wire,), daemon=True).start()
+        except OSError:
+            return
+
+    def _listen(self, wire: socket.socket) -> None:
+        settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+        window = bytes([0, 0, 4, 8, 0, 0, 0, 0, 0]) + (2**30).to_bytes(4, "big")
+        try:
+            wire.sendall(settings + window)
+            while wire.recv(65536):
+                pass
+        except OSError:
+            return
+
+
+class Many:
+    """Many calls at once on one connection; what came back, by status."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self.seen: Counter[str] = Counter()
+        self._wire = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._state = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self._state.initiate_connection()
+        self._turn = threading.Lock()
+        threading.Thread(target=self._read, daemon=True).start()
+        fixed = {":method": "POST", ":scheme": "http", ":path": f"{SERVICE}/ModelInfer", ":authority": "x"}
+        frame = good_frame()
+        for _ in range(count):
+            with self._turn:
+                while self._state.outbound_flow_control_window < len(frame):
+                    self._turn.release()
+                    threading.Event().wait(0.005)
+                    self._turn.acquire()
+                stream = self._state.get_next_available_stream_id()
+                self._state.send_headers(stream, [*fixed.items(), *GRPC.items()])
+                self._state.send_data(stream, frame, end_stream=True)
+                self._wire.sendall(self._state.data_to_send())
+
+    def close(self) -> None:
+        self._wire.shutdown(socket.SHUT_RDWR)
+        self._wire.close()
+
+    def _read(self) -> None:
+        try:
+            while data := self._wire.recv(65536):
+                with self._turn:
+                    for event in self._state.receive_data(data):
+                        if isinstance(event, h2.events.ResponseReceived):
+                            self.seen[dict(event.headers)["grpc-status"]] += 1
+                    self._wire.sendall(self._state.data_to_send())
+        except OSError:
+            return
+
+
+def lead_to(gateway: Gateway, *, web: int = 1, calls: int = 1, text_bytes: int | None = None) -> None:
+    place = Endpoint(http=f"127.0.0.1:{web}", grpc=f"127.0.0.1:{calls}")
+    limits = {MODEL: Timeouts(request_s=60.0, max_text_bytes=text_bytes)}
+    gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=V1)], {V1.name: place}, limits)
+
+
+def post(port: int, body: Any, **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        chunked = headers.get("transfer-encoding") == "chunked"
+        connection.request("POST", INFER, body, headers, encode_chunked=chunked)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def stat(gateway: Gateway, name: str) -> int:
+    return sum(map(int, gateway._admin.stats(rf"(^|\.){re.escape(name)}$").values()))
+
+
+def test_a_body_that_is_too_large_and_connections_that_are_too_many_are_refused() -> None:
+    with door(max_request_bytes=100_000, max_connections=12) as (gateway, port, host):
+        lead_to(gateway)
+        too_large = (413, '{"error":"Payload Too Large"}\n')
+        assert post(port, b"0" * 100_001) == too_large
+        pieces = iter([b"0" * 30_000] * 4)
+        assert post(port, pieces, **{"transfer-encoding": "chunked"}) == too_large
+        long = {**bundles.rows(1), "carrier": np.array([["x" * 100_001]], dtype=object)}
+        with (
+            tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
+            pytest.raises(InferenceServerException, match="Payload Too Large"),
+        ):
+            client.infer(MODEL, infer_inputs(tritonclient.grpc, long, SCHEMA))
+
+        with ExitStack() as held:
+
+            def admitted() -> bool:
+                """Whether one more is let in, and stays."""
+                wire = socket.create_connection(("127.0.0.1", port), timeout=20)
+                held.callback(wire.close)
+                wire.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+                try:
+                    return wire.recv(100).startswith(b"HTTP/1.1 200")
+                except ConnectionResetError:
+                    return False
+
+            wait_for(
+                "those before to be gone",
+                lambda: stat(gateway, f"listener.127.0.0.1_{port}.downstream_cx_active") == 0,
+                host,
+                PROCESS_NAME,
+            )
+            assert [admitted() for _ in range(14)] == [True] * 12 + [False] * 2
+        wait_for("room", lambda: post_ok(port), host, PROCESS_NAME)
+
+
+def test_a_text_that_is_far_too_long_is_refused_before_anybody_reads_it() -> None:
+    passed = 503  # let in; nobody listens behind
+    with door() as (gateway, port, host):
+
+        def say(text: str) -> tuple[int, str]:
+            return post(port, json.dumps({"inputs": [{"name": "carrier", "data": ["AA", text]}]}))
+
+        def lets_in(text: str) -> bool:
+            """Also by every one of Envoy's threads: they take new routes a moment later than it says."""
+            return all(say(text)[0] == passed for _ in range(6))
+
+        lead_to(gateway, text_bytes=1000)
+        wait_for("the route", lambda: lets_in("x"), host, PROCESS_NAME)
+        too_long = (
+            400,
+            '{"error":"a text in the request is too long; at most 1000 bytes are taken"}\n',
+        )
+        assert say("x" * 20_000_000) == too_long
+        assert say('"' * 6000) == too_long, "12,000 as it is written"
+        assert say("\u00e9" * 1000)[0] == passed, (
+            "6,000 as it is written, and what Triton reads is not too long"
+        )
+        assert say("x" * 4000)[0] == passed, "near the limit the release itself decides"
+        many = {"inputs": [{"name": "carrier", "data": ["x" * 900] * 100}]}
+        assert post(port, json.dumps(many))[0] == passed
+        lead_to(gateway)
+        wait_for("a release whose limit is not known", lambda: lets_in("x" * 1_000_000), host, PROCESS_NAME)
+
+
+def test_who_asks_while_nobody_can_answer_is_told_at_once_to_come_back() -> None:
+    with door() as (gateway, port, host):
+        lead_to(gateway)
+        wait_for("the route", lambda: post_ok(port), host, PROCESS_NAME)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("POST", INFER, b"{}")
+        answer = connection.getresponse()
+        assert (answer.status, answer.getheader("retry-after")) == (503, "1")
+        assert "error" in json.loads(answer.read())
+        connection.request("GET", "/v2/models/none", b"{}")
+        assert connection.getresponse().getheader("retry-after") is None
+        connection.close()
+
+
+def post_ok(port: int) -> bool:
+    try:
+        return post(port, b"{}")[0] == 503  # let in; nobody listens behind
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def test_what_is_more_than_a_release_may_have_at_once_is_refused_at_once() -> None:
+    silent = Silent()
+    with door() as (gateway, port, host):
+        lead_to(gateway, calls=silent.port)
+        crowds = [Many(port, 600), Many(port, 600)]
+        wait_for(
+            "the refusals",
+            lambda: (
+                sum(sum(crowd.seen.values()) for crowd in crowds) >= 1200 - 1024 - 16
+            ),  # Envoy's threads do not count to the last one
+            host,
+            PROCESS_NAME,
+        )
+        seen = crowds[0].seen + crowds[1].seen
+        print(f"1,200 calls at once: {dict(seen)}, {gateway.active_requests(V1)} wait")
+        assert set(seen) == {"14"}, "UNAVAILABLE: the declared answer to too much"
+        assert gateway.active_requests(V1) <= 1024 + 16
+        for crowd in crowds:
+            crowd.close()
+        wait_for("the end of all", lambda: gateway.active_requests(V1) == 0, host, PROCESS_NAME)
+    silent.close()
+
+
+def test_a_release_that_hangs_up_does_not_get_every_request_twice_and_a_slow_one_none() -> None:
+    silent = Silent()
+    with door() as (gateway, port, host):
+        lead_to(gateway, calls=silent.port)
+        crowd = Many(port, 200)
+        wait_for("all calls", lambda: gateway.active_requests(V1) == 200, host, PROCESS_NAME)
+        assert stat(gateway, "upstream_rq_retry") == 0
+        silent.hang_up()
+        kinds = ("upstream_rq_retry", "upstream_rq_retry_overflow")
+        wait_for(
+            "200 decisions", lambda: sum(stat(gateway, kind) for kind in kinds) == 200, host, PROCESS_NAME
+        )
+        again, not_again = (stat(gateway, kind) for kind in kinds)
+        print(f"200 broken calls: {again} tried again, {not_again} not")
+        assert 0 < again <= 100
+        wait_for("the answers", lambda: crowd.seen["14"] == not_again, host, PROCESS_NAME)
+        crowd.close()
+    silent.close()
+
+
+def test_a_door_that_closes_answers_who_is_in_and_lets_nobody_new_in() -> None:
+    asked, let_go = threading.Event(), threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            asked.set()
+            assert let_go.wait(30)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with door() as (gateway, port, host):
+        lead_to(gateway, web=server.server_port)
+        inside = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        inside.request("POST", INFER, b"{}")
+        assert asked.wait(20)
+        gateway.close()
+        wait_for("the door to be shut", lambda: shut(port), host, PROCESS_NAME)
+        assert gateway.active_requests(V1) == 1
+        let_go.set()
+        answer = inside.getresponse()
+        assert (answer.status, answer.getheader("connection")) == (200, "close")
+        inside.close()
+    server.shutdown()
+    server.server_close()
+
+
+def shut(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=20).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+# what an expert adds
+
+HEADER = {
+    "name": "ours",
+    "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
+        "mutations": {"response_mutations": [{"append": {"header": {"key": "x-team", "value": "ours"}}}]},
+    },
+}
+
+
+def listener(socket_path: Path, kind: str = "HttpConnectionManager") -> dict[str, Any]:
+    manager = {
+        "@type": f"type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.{kind}",
+        "stat_prefix": "mine",
+        "route_config": {
+            "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [
+                {"match": {"prefix": "/"}, "direct_response": {"status": 200, "body": {"inline_string": "mine"}}}]}],
+        },
+        "http_filters": [{"name": "router", "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}],
+    }  # fmt: skip
+    chain = {"filters": [{"name": "http", "typed_config": manager}]}
+    return {"name": "mine", "address": {"pipe": {"path": str(socket_path)}}, "filter_chains": [chain]}
+
+
+def test_an_expert_s_own_listener_and_filter_are_added_and_what_envoy_refuses_is_said(tmp_path: Path) -> None:
+    file, place = tmp_path / "envoy.yaml", Path(tempfile.mkdtemp(prefix="serin-x-"))
+    own = {"static_resources": {"listeners": [listener(place / "s")]}}
+    file.write_text(json.dumps({"http_filters": [HEADER], "bootstrap": own}))
+    with door(expert=file) as (_, port, __):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", "/v2/health/live")
+        assert connection.getresponse().getheader("x-team") == "ours"
+        connection.close()
+        with socket.socket(socket.AF_UNIX) as wire:
+            wire.connect(str(place / "s"))
+            wire.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert wire.makefile("rb").read().endswith(b"mine")
+    shutil.rmtree(place)
+
+    (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    file.write_text(shown)
+    gateway = Gateway(tmp_path / "g", admin=tmp_path / "a.sock", log=tmp_path / "g" / "log")
+    assert gateway.write_bootstrap(1, expert=file).exists(), "Envoy takes what the page shows"
+    wrong: dict[str, Callable[[], object]] = {
+        "mine": lambda: {
+            "bootstrap": {"static_resources": {"listeners": [listener(tmp_path / "s", "Mine")]}}
+        },
+        "no_such_key": lambda: {"bootstrap": {"no_such_key": 1}},
+    }
+    for words, content in wrong.items():
+        file.write_text(json.dumps(content()))
+        with pytest.raises(EnvoyFileUnfit, match=f"(?is)envoy.yaml cannot be added.*Envoy says:.*{words}"):
+            gateway.write_bootstrap(1, expert=file)

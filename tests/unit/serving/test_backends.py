@@ -1,0 +1,115 @@
+"""Which shape serves what: a table of servers, bundles and wishes."""
+
+from __future__ import annotations
+
+import pytest
+
+from serin.errors import BackendRefused
+from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES
+from serin.serving.triton.backends import Contents, Server, choose_backend
+from serin.spec.stages import ServingSpec
+
+WHEEL = Server()
+WITH_NATIVE = Server(backends=frozenset({"python", "serin_onnx"}), accelerators=frozenset({"cuda"}))
+WHEEL_CUDA = Server(accelerators=frozenset({"cuda"}))
+CONTAINER = Server(
+    backends=frozenset({"python", "onnxruntime", "tensorrt", "fil"}),
+    accelerators=frozenset({"cuda", "tensorrt"}),
+)
+NO_FRONT = Server(backends=frozenset({"tensorrt", "fil"}))
+NETWORK = Contents(model="delays version 3", files=frozenset({MODEL}), task="binary")
+FOR_GPU = Contents(model="delays version 3", files=frozenset({MODEL, FRONT, CORE}), task="binary")
+WITH_PLAN = Contents(
+    model="delays version 3", files=frozenset({MODEL, FRONT, CORE, PLAN}), task="binary", plan_rows=256
+)
+TREE = Contents(model="delays version 3", files=frozenset({MODEL, FRONT, CORE, TREES}), task="binary")
+NARROW = Contents(
+    model="delays version 3", files=frozenset({MODEL, FRONT, CORE}), task="binary", empty="features/cat"
+)
+CLASSES = Contents(
+    model="delays version 3", files=frozenset({MODEL, FRONT, CORE, TREES}), task="multiclass", answers=3
+)
+
+
+@pytest.mark.parametrize(
+    ("contents", "server", "wish", "gpus", "shape", "place"),
+    [
+        (NETWORK, WHEEL, {}, 0, "onnx_python", "cpu"),
+        (NETWORK, WITH_NATIVE, {}, 0, "onnx_native", "cpu"),
+        (NETWORK, WITH_NATIVE, {"shape": "onnx_python"}, 0, "onnx_python", "cpu"),
+        (NETWORK, WITH_NATIVE, {"device": "gpu"}, 1, "onnx_python", "gpu"),
+        (FOR_GPU, WITH_NATIVE, {"shape": "onnx_native"}, 1, "onnx_native", "cpu"),
+        (TREE, WITH_NATIVE, {}, 1, "onnx_native", "cpu"),
+        (NETWORK, CONTAINER, {}, 0, "onnxruntime", "cpu"),
+        (NETWORK, CONTAINER, {}, 4, "onnxruntime", "cpu"),  # exported for the CPU
+        (NETWORK, CONTAINER, {"device": "gpu"}, 1, "onnxruntime", "gpu"),
+        (NETWORK, WHEEL_CUDA, {"device": "gpu"}, 1, "onnx_python", "gpu"),
+        (NETWORK, CONTAINER, {"shape": "onnx_python"}, 0, "onnx_python", "cpu"),
+        (FOR_GPU, WHEEL, {}, 0, "onnx_python", "cpu"),
+        (FOR_GPU, WHEEL, {}, 1, "onnx_python", "cpu"),  # a Python without CUDA
+        (FOR_GPU, WHEEL_CUDA, {}, 1, "onnx_python", "gpu"),
+        (FOR_GPU, WHEEL_CUDA, {"device": "cpu"}, 1, "onnx_python", "cpu"),
+        (FOR_GPU, CONTAINER, {}, 1, "ensemble", "gpu"),
+        (FOR_GPU, CONTAINER, {"accelerator": "tensorrt"}, 1, "ensemble", "gpu"),
+        (FOR_GPU, CONTAINER, {"shape": "onnxruntime"}, 1, "onnxruntime", "gpu"),
+        (FOR_GPU, WHEEL, {"shape": "ensemble"}, 1, "ensemble", "cpu"),
+        (FOR_GPU, WHEEL_CUDA, {"shape": "ensemble"}, 1, "ensemble", "gpu"),
+        (WITH_PLAN, CONTAINER, {"max_batch_rows": 256}, 1, "tensorrt_plan", "gpu"),
+        (WITH_PLAN, CONTAINER, {"max_batch_rows": 257}, 1, "ensemble", "gpu"),
+        (WITH_PLAN, CONTAINER, {}, 0, "onnxruntime", "cpu"),
+        (TREE, CONTAINER, {}, 1, "fil", "gpu"),
+        (TREE, CONTAINER, {"shape": "fil"}, 0, "fil", "cpu"),
+        (TREE, WHEEL_CUDA, {}, 1, "onnx_python", "cpu"),  # ONNX Runtime has no trees for a GPU
+        (CLASSES, CONTAINER, {}, 1, "onnxruntime", "cpu"),
+        (NARROW, CONTAINER, {}, 1, "onnx_python", "gpu"),
+    ],
+)
+def test_the_first_shape_that_can_is_taken(
+    contents: Contents, server: Server, wish: dict[str, object], gpus: int, shape: str, place: str
+) -> None:
+    choice = choose_backend(contents, server, ServingSpec.model_validate(wish), gpus)
+    assert (choice.shape, choice.place) == (shape, place), choice.reason
+    assert choice.reason
+    assert (choice.front is None) == (shape in ("onnx_native", "onnx_python", "onnxruntime"))
+
+
+@pytest.mark.parametrize(
+    ("contents", "server", "wish", "gpus", "words"),
+    [
+        (NETWORK, WHEEL, {"shape": "onnx_native"}, 0, "the server has no serin_onnx backend; it has python"),
+        (
+            NETWORK,
+            WITH_NATIVE,
+            {"shape": "onnx_native", "device": "gpu"},
+            1,
+            "it runs on the CPU alone",
+        ),
+        (NETWORK, WHEEL, {"shape": "onnxruntime"}, 0, "the server has no onnxruntime backend; it has python"),
+        (NETWORK, CONTAINER, {"shape": "ensemble"}, 1, "no front.onnx and no core.onnx .*export.target: gpu"),
+        (NETWORK, CONTAINER, {"shape": "fil"}, 1, "no front.onnx and no trees.ubj"),
+        (NETWORK, WHEEL, {"device": "gpu"}, 0, r"this machine has 0 GPU\(s\)"),
+        (NETWORK, CONTAINER, {"gpus": 3}, 2, r"serving.gpus: 3: this machine has 2 GPU\(s\)"),
+        (NETWORK, WHEEL, {"device": "gpu"}, 1, "onnx_python: the ONNX Runtime of its Python has no provider"),
+        (
+            FOR_GPU,
+            NO_FRONT,
+            {"shape": "ensemble"},
+            1,
+            "its front needs the onnxruntime or the python backend",
+        ),
+        (WITH_PLAN, WHEEL, {"shape": "tensorrt_plan", "max_batch_rows": 8}, 1, "no tensorrt backend"),
+        (WITH_PLAN, CONTAINER, {"shape": "tensorrt_plan", "max_batch_rows": 8}, 0, "an engine needs a GPU"),
+        (WITH_PLAN, CONTAINER, {"shape": "tensorrt_plan"}, 1, "max_batch_rows=1024 is beyond the 256 rows"),
+        (TREE, WHEEL, {"shape": "fil"}, 1, "no fil backend"),
+        (TREE, WHEEL_CUDA, {"device": "gpu"}, 1, "fil: the server has no fil backend"),
+        (CLASSES, CONTAINER, {"shape": "fil"}, 1, "one number for a row"),
+        (NARROW, CONTAINER, {"shape": "ensemble"}, 1, "'features/cat' between front and core has no columns"),
+        (NETWORK, Server(backends=frozenset()), {}, 0, "it has none.*serin install triton"),
+    ],
+)
+def test_what_was_named_and_cannot_be_is_refused_with_the_reason(
+    contents: Contents, server: Server, wish: dict[str, object], gpus: int, words: str
+) -> None:
+    with pytest.raises(BackendRefused, match=words) as refused:
+        choose_backend(contents, server, ServingSpec.model_validate(wish), gpus)
+    assert refused.value.fields["model"] == "delays version 3"

@@ -1,0 +1,86 @@
+"""The backend of our own: when it is there, what it is told, and what happens where it cannot be made."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from serin.errors import TritonInstallFailed
+from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema
+from serin.serving.native import compiler, onnx_backend
+from serin.serving.native.onnx_backend import NATIVE
+from serin.serving.triton.installation import TritonInstall
+
+NAME = "a b\n雪"  # a column may be called anything
+
+
+def test_it_has_one_name() -> None:
+    assert f'backend: "{NATIVE}"' in (onnx_backend.SOURCES / "config.pbtxt").read_text()
+
+
+def test_it_is_told_every_column_by_kind_sizes_and_name() -> None:
+    schema = Schema(
+        task="binary",
+        inputs=(
+            InputColumn(name=NAME, dtype="BYTES", kind="string", null=NULL_OF_KIND["string"]),
+            InputColumn(name="n", dtype="FP32", kind="float", null=NULL_OF_KIND["float"], dims=(2, 3)),
+        ),
+        outputs=(OutputTensor(name="score", dtype="FP32", dims=(1,)),),
+    )
+    lines = onnx_backend.native_settings(schema, threads=2, max_string_bytes=99).decode().splitlines()
+    assert lines == [
+        "threads 2",
+        "max_string_bytes 99",
+        f"input string 1 {_hex(NAME)}",
+        f"input float 2,3 {_hex('n')}",
+        f"output {_hex('score')}",
+    ]
+
+
+def _hex(name: str) -> str:
+    return name.encode().hex()
+
+
+def test_without_a_compiler_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TritonInstallFailed, match=r"no C\+\+ compiler is on PATH"):
+        onnx_backend.build(tmp_path / "backends", tmp_path)
+    assert not (tmp_path / "backends").exists()
+
+
+def test_one_that_was_built_from_other_sources_is_not_offered(tmp_path: Path) -> None:
+    folder = tmp_path / "backends" / NATIVE
+    folder.mkdir(parents=True)
+    (tmp_path / "backends" / "python").mkdir()
+    (folder / onnx_backend.LIBRARY).write_bytes(b"")
+    (folder / "sources").write_text("those of last year")
+    install = TritonInstall(
+        server=tmp_path, backends=tmp_path / "backends", python_folder=tmp_path, libraries=()
+    )
+    assert install.describe(gpus=False).backends == {"python"}
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler is here")
+def test_it_compiles_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = tmp_path / "onnxruntime"
+    (runtime / "capi").mkdir(parents=True)
+    (runtime / "capi" / "libonnxruntime.so.1.2.3").write_bytes(b"")
+    with monkeypatch.context() as strict:
+        strict.setattr(compiler, "_FLAGS", (*compiler._FLAGS, "-Wall", "-Wextra", "-Werror"))
+        onnx_backend.build(tmp_path / "backends", runtime)
+        assert onnx_backend.is_built(tmp_path / "backends")
+    assert not onnx_backend.is_built(tmp_path / "backends"), "it was made with other flags than ours"
+
+
+def test_one_whose_onnx_runtime_is_gone_is_not_offered(tmp_path: Path) -> None:
+    folder = tmp_path / NATIVE
+    folder.mkdir()
+    for name in (onnx_backend.LIBRARY, "libonnxruntime.so.1"):
+        (folder / name).write_bytes(b"")
+    (folder / "sources").write_text(onnx_backend._mark())
+    (folder / "libonnxruntime.so").symlink_to(folder / "libonnxruntime.so.1")
+    assert onnx_backend.is_built(tmp_path)
+    (folder / "libonnxruntime.so.1").unlink()
+    assert not onnx_backend.is_built(tmp_path)

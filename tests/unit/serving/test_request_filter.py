@@ -1,0 +1,120 @@
+"""The gateway's filter, under AddressSanitizer and UBSan: what it refuses, that it reads messages as protobuf does; and
+that it is made whole or not at all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from serin.errors import TritonInstallFailed
+from serin.serving.native import request_filter
+from serin.serving.native.request_filter import build_request_filter, request_filter_path
+from tests.e2e.fuzz_messages import EIGHT_BYTES, FOUR_BYTES, LENGTH, NUMBER, Field, written
+from tests.e2e.fuzz_requests import good_body, good_frame
+from tests.e2e.message_readers import TOO_LARGE, UNREADABLE, believed_by_protobuf, compare, packed
+from tests.unit.serving.bundles import MODEL
+from tests.unit.serving.compiled_reader import build_reader, run_reader
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("faults") / "program"
+    try:
+        build_reader(path)
+    except TritonInstallFailed as error:
+        pytest.skip(str(error))
+    return path
+
+
+def judged(program: Path, texts: Sequence[bytes]) -> list[tuple[str, str, str]]:
+    return run_reader(program, packed(texts))
+
+
+def test_good_requests_pass_and_what_would_end_triton_does_not(program: Path) -> None:
+    padded = b" " * 4096
+    texts = {
+        good_body(): "",
+        b'{"shape": [1, 99]}': TOO_LARGE,
+        b'{"shape": [99999': TOO_LARGE,
+        b"[" * 5000: "the request's JSON is nested too deeply",
+        b'"' + b"x" * 601 + b'"' + padded: "a text in the request is too long; at most 100 bytes are taken",
+        b'"' + b"x" * 600 + b'"' + padded: "",
+        b'"\\u0073hape"': "plain letters must not be written as \\u escapes",
+        b'"\\\\u0073hape"': "",
+    }
+    assert [fault for fault, _, _ in judged(program, list(texts))] == list(texts.values())
+    good = good_frame()[5:]
+    assert judged(program, [good])[0][1] == believed_by_protobuf(good)
+    assert believed_by_protobuf(good).startswith(f"{MODEL.encode().hex()}  ")
+    assert judged(program, [b"\x2a\x05\x1a\x03\xff\xff\x7f"])[0][1] == TOO_LARGE
+    assert judged(program, [b"\x0a\x7f"])[0][1] == UNREADABLE
+
+
+def test_a_message_is_read_as_protobuf_reads_it_or_refused(program: Path) -> None:
+    """5,000 drawn messages; `make soak` draws 100,000."""
+    found = compare(lambda texts: [lines[1:] for lines in judged(program, texts)], number=1, count=5000)
+    print(found)
+    assert found.wrong == []
+    assert min(found.equal, found.refused) > 1000
+
+
+def test_what_a_later_client_may_write_is_read(program: Path) -> None:
+    """Fields that are not known yet, a list that is not packed, a length in more bytes than it needs."""
+    name, shape = (
+        Field(1, LENGTH, MODEL.encode()),
+        [Field(3, NUMBER, 2), Field(3, LENGTH, b"\1\1"), Field(3, NUMBER, 1)],
+    )
+    later = {NUMBER: 2**63, EIGHT_BYTES: bytes(8), LENGTH: b"\xff", FOUR_BYTES: bytes(4)}
+    messages = [
+        [Field(number, wire, value), name] for wire, value in later.items() for number in (8, 2**29 - 1)
+    ]
+    messages += [[name, Field(5, LENGTH, shape)], [Field(1, LENGTH, MODEL.encode(), longer_length=3)]]
+    texts = [written(each) for each in messages]
+    assert [lines[1] for lines in judged(program, texts)] == list(map(believed_by_protobuf, texts))
+    assert UNREADABLE not in map(believed_by_protobuf, texts)
+
+
+def test_no_text_makes_it_read_what_is_not_there(program: Path) -> None:
+    draw, good = random.Random(11), good_frame()[5:]
+    words = [
+        b'"shape":[',
+        b"[",
+        b"]",
+        b",",
+        b"9",
+        b"1e9",
+        b"\\u00",
+        b"6",
+        b"\\",
+        b'"',
+        b"{",
+        b"\xff",
+        b"\0",
+        b" " * 4096,
+    ]
+    texts = [b"".join(draw.choices(words, k=draw.randrange(30))) for _ in range(3000)]
+    texts += [good[: draw.randrange(len(good))] + draw.randbytes(draw.randrange(12)) for _ in range(3000)]
+    texts += [draw.randbytes(draw.randrange(40)) for _ in range(3000)]
+    found = judged(program, texts)
+    assert {"", TOO_LARGE} < {fault for fault, _, _ in found}
+    assert UNREADABLE in {fault for _, fault, _ in found}
+
+
+def test_another_envoy_gets_another_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = request_filter_path(tmp_path)
+    monkeypatch.setattr(request_filter.importlib.metadata, "version", lambda _: "1.41.0")
+    assert request_filter_path(tmp_path) != now
+
+
+def test_what_envoy_does_not_take_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "filter.cc").write_text("int nothing;\n")
+    monkeypatch.setattr(request_filter, "SOURCES", sources)
+    library = tmp_path / "made" / "filter.so"
+    with pytest.raises(TritonInstallFailed, match="envoy_dynamic_module_on_program_init"):
+        build_request_filter(library)
+    assert list(library.parent.iterdir()) == []
