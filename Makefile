@@ -50,7 +50,7 @@ test: $(INSTALLED) $(TRITON) ruff ## lint and all tests; says what was skipped a
 soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers, thousands of random tables, 30 minutes of requests
 	$(BIN)/python -m tests.soak.larger_than_memory $(ARGS)
 	$(BIN)/python -m tests.soak.serving --minutes 30
-	$(BIN)/python -m pytest tests/unit/features tests/unit/etl/test_table_forms.py --hypothesis-profile=soak --timeout=0
+	$(BIN)/python -m pytest tests/unit/columns tests/unit/features tests/unit/etl/test_table_forms.py --hypothesis-profile=soak --timeout=0
 	$(BIN)/python -m tests.soak.fuzz
 	$(BIN)/python -m tests.soak.messages
 	$(BIN)/python -m tests.soak.resets

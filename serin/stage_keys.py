@@ -27,12 +27,12 @@ _EVERYWHERE = (
     "stage_keys.py", "store.py",
 )  # fmt: skip
 _SOURCES: Mapping[str, tuple[str, ...]] = {
-    "etl": (*_EVERYWHERE, "etl", "features"),
+    "etl": (*_EVERYWHERE, "columns", "etl", "features"),
     "train": (
-        *_EVERYWHERE, "features", "leases.py", "models", "receipt.py", "runs.py", "signed_locks.py", "training",
+        *_EVERYWHERE, "columns", "leases.py", "models", "receipt.py", "runs.py", "signed_locks.py", "training",
         "usage.py",
     ),
-    "export": (*_EVERYWHERE, "etl", "export", "features", "models"),
+    "export": (*_EVERYWHERE, "columns", "etl", "export", "features", "models"),
 }  # fmt: skip
 _LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "etl": ("numpy", "pandas", "pyarrow", "cupy", "cudf"),

@@ -6,8 +6,8 @@ from typing import Any
 
 from serin.etl.engine import Engine, Held
 from serin.etl.transform import Merge, measure
-from serin.features.counted import Counted, answer_counted, counted_column
-from serin.features.requests import Request
+from serin.features.aggregates.aggregate import Aggregate
+from serin.features.aggregates.counted import Counted, answer_counted, counted_column
 
 
 class Answers:
@@ -17,25 +17,25 @@ class Answers:
     def __init__(self, engine: Engine, held: Held) -> None:
         self._engine = engine
         self._held = held
-        self._known: dict[Request, Any] = {}
+        self._known: dict[Aggregate, Any] = {}
         self._counted: dict[str, Counted] = {}
 
-    def __call__(self, requests: tuple[Request, ...]) -> list[Any]:
-        new = tuple(request for request in requests if request not in self._known)
-        asked = tuple(request for request in new if counted_column(request) not in self._counted)
+    def __call__(self, aggregates: tuple[Aggregate, ...]) -> list[Any]:
+        new = tuple(aggregate for aggregate in aggregates if aggregate not in self._known)
+        asked = tuple(aggregate for aggregate in new if counted_column(aggregate) not in self._counted)
         if asked:
             merged = self._engine.reduce(measure, Merge(asked), self._held, asked)
-            for request, answer in zip(asked, merged, strict=True):
-                self._keep(request, answer)
-        for request in new:
-            column = counted_column(request)
+            for aggregate, answer in zip(asked, merged, strict=True):
+                self._keep(aggregate, answer)
+        for aggregate in new:
+            column = counted_column(aggregate)
             if column in self._counted:
-                self._known[request] = answer_counted(request, self._counted[column])
-        return [self._known[request] for request in requests]
+                self._known[aggregate] = answer_counted(aggregate, self._counted[column])
+        return [self._known[aggregate] for aggregate in aggregates]
 
-    def _keep(self, request: Request, answer: Any) -> None:
-        column = counted_column(request)
+    def _keep(self, aggregate: Aggregate, answer: Any) -> None:
+        column = counted_column(aggregate)
         if isinstance(answer, Counted) and column is not None:
             self._counted[column] = answer
         else:
-            self._known[request] = answer
+            self._known[aggregate] = answer

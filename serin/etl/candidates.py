@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from serin.features.coded import CodedColumn
-from serin.features.column import Column, array_module, beside, on_host, take
-from serin.features.murmur3 import hash_ints
+from serin.columns.coded import CodedColumn
+from serin.columns.column import Column, array_module, beside, on_host, take
+from serin.columns.hashing import hash_ints
 from serin.features.plan import FeaturePlan
 from serin.formats.schema import InputColumn, Kind
 

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from serin.columns.column import Column, beside, count_true, on_host
 from serin.errors import CheckFailed, SpecError
 from serin.etl.groups import group_codes, joined
-from serin.features.column import Column, beside, count_true, on_host
 from serin.formats.schema import Kind
 from serin.spec.checks import CheckSpec
 from serin.spec.section import shortest

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from serin import environment
+from serin.columns.column import Column, array_module, on_host
 from serin.errors import GpuUnusable
-from serin.features.column import Column, array_module, on_host
 from serin.formats.shards import Rows, place_rows, write_at, write_rows
 from serin.hardware import inventory
 from serin.spec.features import FeatureSpec

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from serin.columns.column import Column
 from serin.etl.device import host_columns, to_gpu
 from serin.etl.engine import Engine, Held
 from serin.etl.kept_pieces import Keeping
@@ -29,7 +30,6 @@ from serin.etl.process_engine import available_cores
 from serin.etl.relation import LoadedJoin, Prepared, finish, relate_columns
 from serin.etl.sources import open_parquet
 from serin.etl.tables import Piece, read_piece
-from serin.features.column import Column
 from serin.formats.schema import INT64_NULL
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec

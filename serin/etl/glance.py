@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from serin.columns.column import Column, on_host, take
 from serin.etl.device import gpu_aware
 from serin.etl.engine import Engine, Held
 from serin.etl.groups import joined, sampled
 from serin.etl.transform import Divided
-from serin.features.column import Column, on_host, take
 
 SAMPLE_ROWS = 20_000
 

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from serin.columns.column import Column, column_from_arrow, column_from_wire, null_of
+from serin.columns.derived import derive, typed
+from serin.columns.lookup import lookup
 from serin.etl.candidates import ARROW, MOST_ROWS, Candidates, rows_in_wire_form
-from serin.features.column import Column, column_from_arrow, column_from_wire, null_of
-from serin.features.derived import derive, typed
-from serin.features.lookup import lookup
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DerivedDescription, LookupDescription
 from serin.formats.schema import InputColumn, Kind

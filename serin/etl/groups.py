@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from serin.features.column import Column, beside, column_from_arrow
-from serin.features.murmur3 import hash_ints, hash_strings
+from serin.columns.column import Column, beside, column_from_arrow
+from serin.columns.hashing import hash_ints, hash_strings
 
 Int64 = npt.NDArray[np.int64]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from serin.columns.column import Column, column_from_arrow, kind_of_type
 from serin.errors import ColumnMissing, DataError
 from serin.etl.guess_target import GuessedTarget, guess_target
 from serin.etl.partitions import Read
 from serin.etl.sources import find_files
 from serin.etl.tables import cut, open_table, read_piece
 from serin.expressions import parse
-from serin.features.column import Column, column_from_arrow, kind_of_type
 from serin.metrics import auc
 
 SAMPLE_ROWS = 200_000

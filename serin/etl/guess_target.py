@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from serin.columns.column import Column
 from serin.errors import TargetUnusable, nearest
 from serin.etl.target import evaluate_target
 from serin.expressions import ExpressionError, parse
-from serin.features.column import Column
 from serin.spec.data import TargetSpec
 
 Task = Literal["binary", "multiclass", "regression"]

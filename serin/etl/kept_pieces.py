@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from serin.columns.coded import CodedColumn, Places
+from serin.columns.column import Column
 from serin.etl.checks import CheckCounts
 from serin.etl.kept import entry_name, put_entry
 from serin.etl.layout import Layout
@@ -30,8 +32,6 @@ from serin.etl.sources import origin_of
 from serin.etl.tables import Piece
 from serin.etl.target import TargetPart
 from serin.etl.unknown import Unknown
-from serin.features.coded import CodedColumn, Places
-from serin.features.column import Column
 from serin.formats.dataset import SourceFile
 from serin.spec.data import DataSpec
 from serin.stage_keys import made_by, said

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from serin.columns.column import Column, null_of, take
 from serin.errors import TableTooLarge
 from serin.etl.engine import Engine, Held
 from serin.etl.groups import joined as join_columns
@@ -29,7 +30,6 @@ from serin.etl.room import partner_bytes
 from serin.etl.sources import find_files
 from serin.etl.spill import Spilled, spill
 from serin.etl.tables import Piece, Table, open_table, read_piece
-from serin.features.column import Column, null_of, take
 from serin.formats.schema import Kind
 
 

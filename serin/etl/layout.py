@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from serin.columns.derived import Typed
 from serin.errors import DataError, SpecError
 from serin.etl.odd_texts import odd_text
 from serin.etl.partitions import Read
 from serin.etl.tables import Table
 from serin.etl.uses import Kinds, find_uses, kind_in
-from serin.features.derived import Typed
 from serin.features.kinds import check_kinds
 from serin.formats.schema import DTYPE_OF_KIND, NULL_OF_KIND, InputColumn, Kind
 from serin.spec.data import DataSpec

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from serin.columns.column import Column
 from serin.errors import LeakFound
 from serin.etl.engine import Engine, Held
 from serin.etl.glance import Glance
@@ -18,7 +19,6 @@ from serin.etl.groups import group_codes, joined
 from serin.etl.tells import told_by_nulls, told_by_values
 from serin.etl.transform import ID, Divided
 from serin.etl.unknown import Unknown
-from serin.features.column import Column
 from serin.formats.dataset import SPLITS
 from serin.spec.data import DataSpec
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from serin.columns.column import Column, column_from_arrow
 from serin.errors import SourceUnreadable
-from serin.features.column import Column, column_from_arrow
 from serin.formats.dataset import SourceFile
 from serin.formats.schema import Kind
 

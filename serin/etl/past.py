@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from serin.columns.column import Column, null_of
 from serin.etl.engine import Engine, Held
 from serin.etl.groups import Int64, group_codes, joined, key_hashes
 from serin.etl.kept_pieces import Keeping, kept_or_made
@@ -26,7 +27,6 @@ from serin.etl.relation import LoadedJoin, Prepared, Related, finish, prepare, r
 from serin.etl.room import available_bytes
 from serin.etl.tables import Piece
 from serin.etl.windows import look_back
-from serin.features.column import Column, null_of
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.data import DataSpec
 from serin.spec.relation import UniqueSpec, WindowSpec

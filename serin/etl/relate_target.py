@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from serin.columns.coded import CodedColumn, compact
+from serin.columns.column import Column
 from serin.etl.device import gpu_aware
 from serin.etl.engine import Engine, Held
 from serin.etl.glance import Glance
 from serin.etl.target import first_target
-from serin.features.coded import CodedColumn, compact
-from serin.features.column import Column
 from serin.formats.schema import INT64_NULL
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
 

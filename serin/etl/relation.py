@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from serin.columns.coded import compact, look_up
+from serin.columns.column import Column, any_true, array_module, beside, count_true, on_host, take
+from serin.columns.derived import derive, evaluate_columns
+from serin.columns.keys import KeyIndex
 from serin.errors import JoinNotManyToOne
 from serin.etl.checks import CheckCounts, count_checks
 from serin.etl.groups import AsOfIndex, group_hashes, joined
@@ -19,10 +23,6 @@ from serin.etl.layout import DerivedLayout, JoinLayout, Layout
 from serin.etl.tables import Piece, Table, cut, read_piece
 from serin.etl.target import TargetPart, evaluate_target
 from serin.etl.unknown import Unknown, count_unknown
-from serin.features.coded import compact, look_up
-from serin.features.column import Column, any_true, array_module, beside, count_true, on_host, take
-from serin.features.derived import derive, evaluate_columns
-from serin.features.keys import KeyIndex
 from serin.formats.schema import INT64_NULL
 from serin.spec.data import DataSpec
 

@@ -14,13 +14,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from serin.columns.column import beside, on_host, tally
+from serin.columns.hashing import hash_ints
 from serin.etl.device import gpu_aware
 from serin.etl.engine import Engine, Held
 from serin.etl.relation import Prepared
 from serin.etl.target import Class
 from serin.etl.time_ranks import find_ranks
-from serin.features.column import beside, on_host, tally
-from serin.features.murmur3 import hash_ints
 from serin.formats.dataset import SPLITS
 from serin.spec.data import DataSpec
 from serin.spec.split import SplitSpec

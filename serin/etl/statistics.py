@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.features.number_requests import Counts, HighBits
+from serin.features.aggregates.aggregate import Aggregate, Answer
+from serin.features.aggregates.number_counts import Counts, HighBits
+from serin.features.aggregates.value_counts import ValueCounts, ValueTable
 from serin.features.numbers import Numbers
 from serin.features.plan import FeaturePlan
-from serin.features.requests import Answer, Request
-from serin.features.value_counts import ValueCounts, ValueTable
 from serin.formats.schema import Kind
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
 
@@ -23,17 +23,17 @@ _COMMONEST = 100
 
 def collect_statistics(plan: FeaturePlan, answer: Answer) -> dict[str, ColumnStatistics]:
     """One entry per column that features are made of; a time has none yet."""
-    requests: dict[str, Request] = {}
+    aggregates: dict[str, Aggregate] = {}
     kinds: Mapping[str, Kind] = plan.columns
     as_numbers = plan.number_columns
     for name, kind in kinds.items():
         if kind == "float" or name in as_numbers:
-            requests[name] = HighBits(Numbers(column=name, kind=kind))
+            aggregates[name] = HighBits(Numbers(column=name, kind=kind))
         elif kind != "timestamp":
-            requests[name] = ValueCounts(name)
-    answers: Sequence[object] = answer(tuple(requests.values())) if requests else ()
+            aggregates[name] = ValueCounts(name)
+    answers: Sequence[object] = answer(tuple(aggregates.values())) if aggregates else ()
     found: dict[str, ColumnStatistics] = {}
-    for name, counted in zip(requests, answers, strict=True):
+    for name, counted in zip(aggregates, answers, strict=True):
         if isinstance(counted, ValueTable):
             found[name] = _categories(counted, kinds[name])
         else:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from serin.columns.column import Column, column_from_arrow, kind_of_type
 from serin.errors import DataError, SourceUnreadable, TableEmpty, TimeUnparsable
 from serin.etl.convert import convert
 from serin.etl.kept import Kept, conversion_of
@@ -18,7 +19,6 @@ from serin.etl.odd_texts import odd_text
 from serin.etl.partitions import Read, partition_types, split_reads
 from serin.etl.sources import find_files, format_of, local_copy, open_parquet, origin_of, remote_errors
 from serin.etl.undecided import decided, is_undecided, types_of
-from serin.features.column import Column, column_from_arrow, kind_of_type
 from serin.formats.dataset import SourceFile
 
 _CONVERTED_AT_ONCE = 4  # each with its blocks in memory

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from serin.columns.column import Column, any_true, array_module, beside
+from serin.columns.derived import beside_columns, evaluate_columns, typed
 from serin.errors import TargetUnusable
 from serin.expressions import ExpressionError, Masked
-from serin.features.column import Column, any_true, array_module, beside
-from serin.features.derived import beside_columns, evaluate_columns, typed
 from serin.spec.data import TargetSpec
 
 MAX_CLASSES = 1000

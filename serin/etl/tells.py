@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from serin.columns.coded import CodedColumn, compact
+from serin.columns.column import Column
 from serin.etl.groups import group_codes
-from serin.features.coded import CodedColumn, compact
-from serin.features.column import Column
 
 FEWEST = 100  # rows below which nothing can be said
 _BINS = 64

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from serin.columns.column import count_true, on_host, tally
 from serin.etl.device import gpu_aware
 from serin.etl.engine import Engine, Held
 from serin.etl.relation import Prepared
-from serin.features.column import count_true, on_host, tally
 
 Int64 = npt.NDArray[np.int64]
 _BINS = 2**16

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from serin.columns.column import Column, any_true, array_module, beside, count_true, on_host, take, tally
 from serin.etl.candidates import Candidates, pick_candidates
 from serin.etl.device import gpu_aware, store_rows, to_host
 from serin.etl.relation import Prepared
 from serin.etl.split import LEFT_OUT, SplitRule
 from serin.etl.target import Class, first_target
-from serin.features.column import Column, any_true, array_module, beside, count_true, on_host, take, tally
-from serin.features.counted import measure_sample, merge_answers
+from serin.features.aggregates.aggregate import Aggregate
+from serin.features.aggregates.counted import measure_sample, merge_answers
+from serin.features.aggregates.sample import Sample
 from serin.features.plan import FeaturePlan
-from serin.features.requests import Request
-from serin.features.sample import Sample
 from serin.formats.dataset import SPLITS
 from serin.formats.schema import InputColumn
 from serin.formats.shards import Rows, RowWriter
@@ -87,31 +87,33 @@ def target_ends(divided: Divided) -> npt.NDArray[np.float32] | None:
 
 
 @gpu_aware
-def measure(divided: Divided, requests: tuple[Request, ...]) -> list[Any]:
-    """What the requests ask, of this piece's training rows."""
+def measure(divided: Divided, aggregates: tuple[Aggregate, ...]) -> list[Any]:
+    """What the aggregates ask, of this piece's training rows."""
     train = divided.span(0)
-    used = dict.fromkeys(name for request in requests for name in request.columns)
+    used = dict.fromkeys(name for aggregate in aggregates for name in aggregate.columns)
     sample = Sample(
         columns={name: divided.columns[name][train] for name in used},
         fold_ids=divided.fold_ids[train],
         target=first_target(divided.target[train]),
         training=train.stop,
     )
-    only_host = [request for request in requests if not getattr(request, "on_gpu", False)]
+    only_host = [aggregate for aggregate in aggregates if not getattr(aggregate, "on_gpu", False)]
     there = to_host(sample) if only_host else sample
-    return [measure_sample(request, there if request in only_host else sample) for request in requests]
+    return [
+        measure_sample(aggregate, there if aggregate in only_host else sample) for aggregate in aggregates
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Merges what two pieces measured, request by request."""
+    """Merges what two pieces measured, one aggregate at a time."""
 
-    requests: tuple[Request, ...]
+    aggregates: tuple[Aggregate, ...]
 
     def __call__(self, left: list[Any], right: list[Any]) -> list[Any]:
         return [
-            merge_answers(request, one, other)
-            for request, one, other in zip(self.requests, left, right, strict=True)
+            merge_answers(aggregate, one, other)
+            for aggregate, one, other in zip(self.aggregates, left, right, strict=True)
         ]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from serin.features.column import Column
+from serin.columns.column import Column
 
 
 class Unknown(NamedTuple):

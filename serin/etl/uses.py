@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from serin.columns.column import kind_of_type
+from serin.columns.derived import Typed, typed
 from serin.errors import ColumnClash, ColumnMissing, DataError, SpecError
 from serin.etl.tables import Table
 from serin.etl.windows import window_kind
 from serin.expressions import ExpressionError, parse
-from serin.features.column import kind_of_type
-from serin.features.derived import Typed, typed
 from serin.formats.schema import Kind
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from serin.columns.column import Column
+from serin.columns.limbs import Limb, limbs
+from serin.columns.rounding import nearest_ratios
+from serin.columns.superaccumulator import Superaccumulator
 from serin.errors import DataError
 from serin.etl.groups import Int64, Timeline, group_codes
-from serin.features.column import Column
-from serin.features.limbs import Limb, limbs
-from serin.features.rounding import nearest_ratios
-from serin.features.superaccumulator import Superaccumulator
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.relation import WindowColumn, WindowSpec
 

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from serin.artifacts import Bundle
+from serin.columns.segments import segment_masks
 from serin.errors import BundleBroken, ChampionRefused, DataError, ExportFailed, PredictionFailed, SpecError
 from serin.export.predict import Scorer
 from serin.export.quality import HIGHER_IS_BETTER, METRICS
-from serin.export.segments import segment_masks
 from serin.formats.raw_rows import RawRows
 from serin.formats.schema import Schema
 from serin.formats.wire import Array

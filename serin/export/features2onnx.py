@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 import pyarrow.parquet as pq
 
-from serin.features.derived import typed
-from serin.features.expression2onnx import expression_to_onnx
-from serin.features.graph import ELEMENT_OF_DTYPE, GraphBuilder
-from serin.features.lookup import lookup_to_onnx
+from serin.columns.derived import typed
+from serin.columns.expression2onnx import expression_to_onnx
+from serin.columns.lookup import lookup_to_onnx
+from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DatasetDescription
 

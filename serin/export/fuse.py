@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import onnx
 from onnx import compose, helper
 
+from serin.columns.onnx_graph import ELEMENT_OF_DTYPE
 from serin.errors import ExportFailed
 from serin.export.features2onnx import FeatureGraph, free_prefix
-from serin.features.graph import ELEMENT_OF_DTYPE
 from serin.formats.schema import Schema
 
 

@@ -13,6 +13,7 @@ import onnx
 
 from serin import environment
 from serin.artifacts import Checkpoint
+from serin.columns.segments import segment_masks
 from serin.errors import ExportFailed, GateFailed
 from serin.export.champion import ReadRows
 from serin.export.court import Court, Entry, TestRows, front_and_core
@@ -24,7 +25,6 @@ from serin.export.judge import judge_variants
 from serin.export.latency import race, thread_counts
 from serin.export.network import Network, read_network
 from serin.export.onnx2trt import engine_of
-from serin.export.segments import segment_masks
 from serin.export.session import Device, has_device, open_session, run_in_batches
 from serin.export.variants import CALIBRATION_ROWS, build_variants
 from serin.features.plan import FeaturePlan

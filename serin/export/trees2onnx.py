@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from serin.columns.onnx_graph import GraphBuilder
 from serin.errors import ExportFailed
-from serin.features.graph import GraphBuilder
 from serin.formats.schema import Task
 from serin.models.shape import TableShape
 from serin.models.trees import column_types

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from serin.features.column import Column
+from serin.columns.column import Column
+from serin.features.aggregates.sample import Sample
+from serin.features.fitted import CategoricalStep, Codes
 from serin.features.numbers import Numbers
-from serin.features.sample import Sample
-from serin.features.steps import CategoricalStep, Codes
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
 
 if TYPE_CHECKING:
-    from serin.features.graph import GraphBuilder
+    from serin.columns.onnx_graph import GraphBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

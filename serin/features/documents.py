@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from serin.features.bucketize import Bucketize
-from serin.features.categorify import Categorify
-from serin.features.clip import Clip
 from serin.features.codes import CategoricalFeature
-from serin.features.count_encode import CountEncode
-from serin.features.cyclical import Cyclical, CyclicalParts
-from serin.features.date_parts import DateParts
-from serin.features.fill_median import FillMedian
-from serin.features.fill_missing import FillMissing
-from serin.features.fill_mode import FillMode
-from serin.features.group_stats import GroupStats
-from serin.features.hash_bucket import HashBucket
-from serin.features.log1p import Log1p
-from serin.features.min_max import MinMax
+from serin.features.fitted import Encoding
 from serin.features.missing import Missing
-from serin.features.normalize import Normalize
 from serin.features.numbers import Numbers
-from serin.features.one_hot import OneHot
-from serin.features.ordinal import Ordinal
+from serin.features.ops.bucketize import Bucketize
+from serin.features.ops.categorify import Categorify
+from serin.features.ops.clip import Clip
+from serin.features.ops.count_encode import CountEncode
+from serin.features.ops.cyclical import Cyclical, CyclicalParts
+from serin.features.ops.date_parts import DateParts
+from serin.features.ops.fill_median import FillMedian
+from serin.features.ops.fill_missing import FillMissing
+from serin.features.ops.fill_mode import FillMode
+from serin.features.ops.group_stats import GroupStats
+from serin.features.ops.hash_bucket import HashBucket
+from serin.features.ops.log1p import Log1p
+from serin.features.ops.min_max import MinMax
+from serin.features.ops.normalize import Normalize
+from serin.features.ops.one_hot import OneHot
+from serin.features.ops.ordinal import Ordinal
+from serin.features.ops.robust_scale import RobustScale
+from serin.features.ops.target_encode import TargetEncode
 from serin.features.own import OwnCodes, OwnNumbers
-from serin.features.robust_scale import RobustScale
-from serin.features.steps import Encoding
-from serin.features.target_encode import TargetEncode
 
 _NUMERIC: Mapping[str, Any] = {
     step.name: step

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from serin.features.column import any_true, array_module
-from serin.features.steps import Floats
+from serin.columns.column import any_true, array_module
+from serin.features.fitted import Floats
 
 if TYPE_CHECKING:
-    from serin.features.graph import GraphBuilder
+    from serin.columns.onnx_graph import GraphBuilder
 
 
 @dataclass(frozen=True, slots=True)

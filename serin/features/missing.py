@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from serin.features.steps import Floats, PlainStep
+from serin.features.fitted import Floats, PlainStep
 
 if TYPE_CHECKING:
-    from serin.features.graph import GraphBuilder
+    from serin.columns.onnx_graph import GraphBuilder
 
 _FLOAT = 1  # onnx.TensorProto.FLOAT
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serin.features.column import array_module
-from serin.features.sample import Sample
-from serin.features.steps import Encoding, Floats, NumericStep
+from serin.columns.column import array_module
+from serin.features.aggregates.sample import Sample
+from serin.features.fitted import Encoding, Floats, NumericStep
 from serin.formats.schema import INT64_NULL, Kind
 
 if TYPE_CHECKING:
-    from serin.features.graph import GraphBuilder
+    from serin.columns.onnx_graph import GraphBuilder
 
 _FLOAT = 1  # onnx.TensorProto.FLOAT
 _LARGEST_LOG = 89.0  # no float32 has a larger logarithm

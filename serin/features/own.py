@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from serin.columns.column import Column, array_module
 from serin.errors import DataError
-from serin.features.column import Column, array_module
+from serin.features.aggregates.aggregate import Fit
+from serin.features.aggregates.sample import Sample
+from serin.features.fitted import Codes, Floats
 from serin.features.numbers import Numbers
-from serin.features.requests import Fit
-from serin.features.sample import Sample
-from serin.features.steps import Codes, Floats
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
 from serin.spec.own import load_class
 from serin.spec.parse_steps import Own
 
 if TYPE_CHECKING:
-    from serin.features.graph import GraphBuilder
+    from serin.columns.onnx_graph import GraphBuilder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OwnRequest:
+class OwnAggregate:
     """What an operator wants to know of the training rows; `numbers`, or else the column."""
 
     operator: Any
@@ -52,7 +52,7 @@ def fit_operator(step: Own, column: str, numbers: Numbers | None) -> Fit[Any]:
     operator = step.operator
     if not hasattr(operator, "measure"):
         return operator
-    measured = yield OwnRequest(operator, column, numbers)
+    measured = yield OwnAggregate(operator, column, numbers)
     return operator.fit(measured)
 
 

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from serin.columns.column import Column, any_true, array_module
 from serin.errors import DataError
+from serin.features.aggregates.aggregate import Answer, run_fits
+from serin.features.aggregates.sample import Sample
 from serin.features.codes import CategoricalFeature
-from serin.features.column import Column, any_true, array_module
 from serin.features.documents import Reader, Writer
 from serin.features.filling import Fill
 from serin.features.fit import Feature, NumericFeature, fit_feature
 from serin.features.making import Maker
 from serin.features.missing import Missing
 from serin.features.numbers import Made, Numbers
-from serin.features.requests import Answer, run_fits
-from serin.features.sample import Sample
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
 from serin.spec.features import FeatureSpec
 
 if TYPE_CHECKING:
-    from serin.features.graph import GraphBuilder
+    from serin.columns.onnx_graph import GraphBuilder
 
 FORMAT, VERSION = "serin.features", 2
 
@@ -76,7 +76,7 @@ class FeaturePlan:
     def fit(
         cls, features: Sequence[FeatureSpec], kinds: Mapping[str, Kind], answer: Answer, *, classes: int = 0
     ) -> FeaturePlan:
-        """`answer` measures and merges requests over the training rows; `check_kinds` has passed. `classes`: of a
+        """`answer` measures and merges aggregates over the training rows; `check_kinds` has passed. `classes`: of a
         target with more than two."""
         fits = [fit for feature in features for fit in fit_feature(feature, kinds, classes)]
         fitted = [feature for made in run_fits(fits, answer) for feature in made]

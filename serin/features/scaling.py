@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from serin.features.steps import Floats
+from serin.features.fitted import Floats
 
 if TYPE_CHECKING:
-    from serin.features.graph import GraphBuilder
+    from serin.columns.onnx_graph import GraphBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.features.column import Column, array_module
-from serin.features.label_encoder import label_encoder
-from serin.features.value_counts import group_rows
+from serin.columns.column import Column, array_module
+from serin.columns.label_encoder import label_encoder
+from serin.features.aggregates.value_counts import group_rows
 from serin.formats.schema import INT64_NULL, Kind
 
 if TYPE_CHECKING:
-    from serin.features.graph import GraphBuilder
+    from serin.columns.onnx_graph import GraphBuilder
 
 _INT64 = 7  # onnx.TensorProto.INT64
 

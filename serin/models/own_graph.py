@@ -16,8 +16,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, version_converter
 
+from serin.columns.onnx_graph import IR_VERSION, OPSETS, GraphBuilder
 from serin.errors import ModelUnfit
-from serin.features.graph import IR_VERSION, OPSETS, GraphBuilder
 from serin.formats.schema import Task
 from serin.models.shape import TableShape
 

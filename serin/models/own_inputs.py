@@ -15,8 +15,8 @@ import onnx
 import pyarrow as pa
 from onnx import TensorProto, helper
 
+from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, IR_VERSION, GraphBuilder
 from serin.errors import ModelUnfit
-from serin.features.graph import ELEMENT_OF_DTYPE, IR_VERSION, GraphBuilder
 from serin.formats.schema import (
     DType,
     InputColumn,

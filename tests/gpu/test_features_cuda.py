@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from serin.columns.column import Column
 from serin.etl.device import usable_gpus
-from serin.features.column import Column
+from serin.features.aggregates.aggregate import Aggregate
+from serin.features.aggregates.sample import Sample
 from serin.features.plan import FeaturePlan
-from serin.features.requests import Request
-from serin.features.sample import Sample
 from serin.formats.ulps import alike, ulps_apart
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import columns_of
@@ -65,12 +65,12 @@ def compare(host: Sample, specs: Any, ids: Any) -> Any:
         },
     )
 
-    def answer(requests: tuple[Request, ...]) -> list[Any]:
-        return [each.measure(there if getattr(each, "on_gpu", False) else host) for each in requests]
+    def answer(aggregates: tuple[Aggregate, ...]) -> list[Any]:
+        return [each.measure(there if getattr(each, "on_gpu", False) else host) for each in aggregates]
 
     kinds = {name: column.kind for name, column in host.columns.items()}
     plan = FeaturePlan.fit(specs, kinds, answer)
-    expected = FeaturePlan.fit(specs, kinds, lambda requests: [each.measure(host) for each in requests])
+    expected = FeaturePlan.fit(specs, kinds, lambda aggregates: [each.measure(host) for each in aggregates])
     assert plan.to_json(exact_only=True) == expected.to_json(exact_only=True)
     num, cat = (array.get() for array in plan.transform(there.columns, ids))  # type: ignore[attr-defined]
     wanted_num, wanted_cat = expected.transform(host.columns, ids)

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serin.columns.column import Column, any_true, count_true, tally
 from serin.etl.device import HostColumns, OnGpu, gpu_aware, store_rows, take_rescues, to_gpu, to_host
 from serin.etl.device_read import bundle
 from serin.etl.relation import Related
 from serin.etl.tables import Piece
-from serin.features.column import Column, any_true, count_true, tally
 from serin.formats.dataset import SourceFile
 from serin.formats.shards import PART_ROWS, Rows, write_rows
 from tests.fakes import cupy

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from serin.columns.column import Column, column_from_arrow
 from serin.errors import EngineFailed
 from serin.etl import attempts
 from serin.etl.dask_engine import DaskEngine, WorkersLost, local_cluster
@@ -22,7 +23,6 @@ from serin.etl.room import MIN_ROWS, plan_rows
 from serin.etl.sources import find_files
 from serin.etl.spill import Spilled, spill
 from serin.etl.tables import cut, open_table, read_piece
-from serin.features.column import Column, column_from_arrow
 from serin.spec.load import load_spec
 from serin.spec.stages import EtlSpec
 from tests.signals import hit

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serin.columns.column import Column
 from serin.etl.charts import number, percent
 from serin.etl.glance import Glance
 from serin.etl.relate_target import Bins, relate_to_target
 from serin.etl.report import FILE
-from serin.features.column import Column
 from serin.formats.statistics import NumberStatistics
 from serin.store import Store
 from tests.unit.etl.trips import build, spec_of, trips

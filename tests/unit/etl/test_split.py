@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from serin.columns.column import Column, column_from_arrow
 from serin.etl.groups import group_hashes
 from serin.etl.process_engine import ProcessEngine
 from serin.etl.relation import Prepared
 from serin.etl.split import LEFT_OUT, SplitRule, TimeSplit, hash_split, stratified_split, time_split
 from serin.etl.target import TargetPart
-from serin.features.column import Column, column_from_arrow
 from serin.spec.split import SplitSpec
 
 SPLIT = SplitSpec(train=0.7, valid=0.2, test=0.1)

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from serin.columns.column import kind_of_type
 from serin.errors import SpecError
 from serin.etl.partitions import Read
 from serin.etl.sources import find_files
 from serin.etl.tables import cut, open_table, read_piece
 from serin.export.features2onnx import features2onnx
-from serin.features.column import kind_of_type
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, read_dataset
 from serin.formats.rows import read_rows

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serin.columns.column import Column
 from serin.errors import DataError
 from serin.etl.windows import look_back
-from serin.features.column import Column
 from serin.formats.schema import INT64_NULL
 from serin.spec.relation import WindowSpec
 from tests.unit.features.exact_tables import finite, integers, nearest

@@ -4,11 +4,11 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.export.court import Court, TestRows
 from serin.export.features2onnx import FeatureGraph
 from serin.export.golden import GoldenRows
 from serin.export.network import Network, graph_network
-from serin.features.graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.formats.schema import Schema, Task, input_columns, outputs_of
 from serin.spec.stages import ExportSpec
 

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import torch
 
 from serin.artifacts import Checkpoint, Dataset
-from serin.features.column import Column, column_from_arrow
-from serin.features.lookup import lookup
+from serin.columns.column import Column, column_from_arrow
+from serin.columns.lookup import lookup
+from serin.features.aggregates.sample import Sample
 from serin.features.plan import FeaturePlan
-from serin.features.sample import Sample
 from serin.formats.dataset import (
     DatasetDescription,
     LookupDescription,

@@ -7,13 +7,13 @@ import pytest
 import torch
 from onnx import helper
 
+from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.errors import GateFailed
 from serin.export.features2onnx import FeatureGraph
 from serin.export.fuse import fuse
 from serin.export.gate import batch_sizes, check_features, check_metric, check_scores
 from serin.export.golden import GoldenRows
 from serin.export.network import Network, torch_reference
-from serin.features.graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.formats.schema import Schema, Task, input_columns, outputs_of
 
 ROWS = 20

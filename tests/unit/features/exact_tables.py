@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from serin.features.group_stats import GroupStats
-from serin.features.group_sums import folds_of
-from serin.features.normalize import Normalize
+from serin.features.aggregates.group_sums import folds_of
+from serin.features.aggregates.sample import Sample
+from serin.features.ops.group_stats import GroupStats
+from serin.features.ops.normalize import Normalize
+from serin.features.ops.target_encode import TargetEncode
 from serin.features.plan import FeaturePlan
-from serin.features.sample import Sample
-from serin.features.target_encode import TargetEncode
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import columns_of

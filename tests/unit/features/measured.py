@@ -7,11 +7,11 @@ import numpy as np
 import onnxruntime
 import pyarrow as pa
 
-from serin.features.column import Array, Column, column_from_wire
-from serin.features.graph import ELEMENT_OF_DTYPE, GraphBuilder
+from serin.columns.column import Array, Column, column_from_wire
+from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
+from serin.features.aggregates.aggregate import Aggregate, Answer
+from serin.features.aggregates.sample import Sample
 from serin.features.plan import FeaturePlan
-from serin.features.requests import Answer, Request
-from serin.features.sample import Sample
 from serin.formats.schema import DTYPE_OF_KIND, Kind
 from serin.spec.features import FeatureSpec
 
@@ -36,12 +36,12 @@ def answer_over(
         for index, piece in enumerate(pieces)
     ]
 
-    def answer(requests: tuple[Request, ...]) -> list[Any]:
+    def answer(aggregates: tuple[Aggregate, ...]) -> list[Any]:
         found = []
-        for request in requests:
-            merged = request.measure(samples[0])
+        for aggregate in aggregates:
+            merged = aggregate.measure(samples[0])
             for sample in samples[1:]:
-                merged = request.merge(merged, request.measure(sample))
+                merged = aggregate.merge(merged, aggregate.measure(sample))
             found.append(merged)
         return found
 

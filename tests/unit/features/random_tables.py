@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from serin.features.column import Array
+from serin.columns.column import Array
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.features import FeatureSpec
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serin.features.column import Column
+from serin.columns.column import Column
+from serin.features.aggregates.aggregate import Aggregate
+from serin.features.aggregates.sample import Sample
 from serin.features.plan import FeaturePlan
-from serin.features.requests import Request
-from serin.features.sample import Sample
 from tests.fakes.cupy import FakeCupy, install
 from tests.unit.features.measured import Columns, columns_of
 from tests.unit.features.random_tables import KINDS, features, tables, wire, with_values
@@ -43,11 +43,13 @@ def test_features_are_the_same_on_a_gpu(training: Any, specs: Any, left: set[str
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
         there = replace(host, columns=on_gpu(host.columns, install(patch), left))
 
-        def answer(requests: tuple[Request, ...]) -> list[Any]:
-            return [each.measure(there if getattr(each, "on_gpu", False) else host) for each in requests]
+        def answer(aggregates: tuple[Aggregate, ...]) -> list[Any]:
+            return [each.measure(there if getattr(each, "on_gpu", False) else host) for each in aggregates]
 
         plan = FeaturePlan.fit(specs, KINDS, answer)
-        expected = FeaturePlan.fit(specs, KINDS, lambda requests: [each.measure(host) for each in requests])
+        expected = FeaturePlan.fit(
+            specs, KINDS, lambda aggregates: [each.measure(host) for each in aggregates]
+        )
         made = [array.get() for array in plan.transform(there.columns, ids)]  # type: ignore[attr-defined]
         wanted = expected.transform(host.columns, ids)
     assert plan.to_json() == expected.to_json()

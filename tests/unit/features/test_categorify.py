@@ -2,9 +2,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from serin.features.categorify import Categorify
-from serin.features.column import Column
-from serin.features.murmur3 import hash_ints, hash_strings
+from serin.columns.column import Column
+from serin.columns.hashing import hash_ints, hash_strings
+from serin.features.ops.categorify import Categorify
 from serin.formats.schema import INT64_NULL
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import fit, strings

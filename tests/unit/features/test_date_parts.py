@@ -3,8 +3,8 @@ import datetime as dt
 import numpy as np
 import pytest
 
-from serin.features.column import Column
-from serin.features.date_parts import DateParts
+from serin.columns.column import Column
+from serin.features.ops.date_parts import DateParts
 from serin.formats.schema import INT64_NULL
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serin.features.column import Column
-from serin.features.exact_sums import ExactSums
-from serin.features.limbs import Limb, limbs, square_limbs
+from serin.columns.column import Column
+from serin.columns.limbs import Limb, limbs, square_limbs
+from serin.columns.rounding import nearest_ratio, nearest_ratios, nearest_root
+from serin.columns.superaccumulator import Superaccumulator
+from serin.features.aggregates.aggregate import Aggregate, Answer
+from serin.features.aggregates.exact_sums import ExactSums
+from serin.features.aggregates.sample import Sample
 from serin.features.numbers import Numbers
 from serin.features.plan import FeaturePlan
-from serin.features.requests import Answer, Request
-from serin.features.rounding import nearest_ratio, nearest_ratios, nearest_root
-from serin.features.sample import Sample
-from serin.features.superaccumulator import Superaccumulator
 from tests.fakes.cupy import install
 from tests.unit.features.exact_tables import (
     FEATURES,
@@ -34,14 +34,14 @@ from tests.unit.features.exact_tables import (
 
 
 def answer_in_any_order(pieces: list[Sample], draw: np.random.Generator) -> Answer:
-    def merged(request: Request) -> Any:
-        parts = [request.measure(piece) for piece in pieces]
+    def merged(aggregate: Aggregate) -> Any:
+        parts = [aggregate.measure(piece) for piece in pieces]
         while len(parts) > 1:
             left, right = (parts.pop(draw.integers(len(parts))) for _ in range(2))
-            parts.append(request.merge(left, right))
+            parts.append(aggregate.merge(left, right))
         return parts[0]
 
-    return lambda requests: [merged(request) for request in requests]
+    return lambda aggregates: [merged(aggregate) for aggregate in aggregates]
 
 
 @settings(max_examples=30, deadline=None)

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serin.errors import DataError
-from serin.features.clip import Clip
-from serin.features.fill_median import FillMedian
-from serin.features.normalize import Normalize
-from serin.features.sample import Sample
+from serin.features.aggregates.sample import Sample
+from serin.features.ops.clip import Clip
+from serin.features.ops.fill_median import FillMedian
+from serin.features.ops.normalize import Normalize
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import columns_of, fit

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from serin.columns.hashing import hash_ints
 from serin.errors import DataError
-from serin.features.murmur3 import hash_ints
 from serin.features.plan import FeaturePlan
 from serin.formats.schema import Kind
 from serin.spec.features import FeatureSpec

@@ -1,0 +1,186 @@
+"""Finds rows by key: the matching half of a many-to-one join, on columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.columns.column import Column, any_true, array_module, beside
+
+Positions = npt.NDArray[np.int64]
+_BLOCK = 2**14
+_SMALL, _SPARSE = 2**16, 8  # a grid may have so many steps, or so many for each number on it
+_FEW = 4  # values are few beside a table with so many times more numbers
+_EXACT = 2**52  # differences below this are exact in float64
+_DENSE = 2**24  # up to so many combinations of key values, a table is indexed instead of hashed
+
+
+class KeyIndex:
+    """The rows of a table by one or more key columns. A key with a null in it is never found."""
+
+    def __init__(self, keys: Sequence[Column]) -> None:
+        self._distinct = [_distinct(key) for key in keys]
+        self._grids = [Grid.of(distinct) for distinct in self._distinct]
+        self._sorted = [
+            Sorted.of(distinct) if grid is None else None
+            for distinct, grid in zip(self._distinct, self._grids, strict=True)
+        ]
+        self.keys = tuple(keys)
+        codes = self._combined(keys)
+        rows = np.flatnonzero(codes >= 0)
+        self._rows, self._codes = rows, codes[rows]
+        self._dense: npt.NDArray[np.int64] | None = None
+        size = self._size()
+        if size <= _DENSE:
+            self._dense = np.full(size + 1, -1, np.int64)  # one more: code -1 finds nothing
+            self._dense[self._codes] = rows
+
+    def duplicate(self) -> tuple[int, int] | None:
+        """A row whose key stands more than once, and how often; the first such row. None when all keys differ."""
+        distinct, first, counts = np.unique(self._codes, return_index=True, return_counts=True)
+        if len(distinct) == len(self._codes):
+            return None
+        repeated = np.flatnonzero(counts > 1)
+        choice = repeated[np.argmin(first[repeated])]
+        return int(self._rows[first[choice]]), int(counts[choice])
+
+    def find(self, keys: Sequence[Column]) -> Positions:
+        """For each row of `keys` the position of the row with that key, or -1."""
+        codes = self._combined(keys)
+        if self._dense is not None:
+            return _taken(self._dense, codes)
+        place = _places(codes, pa.array(self._codes))
+        rows: Positions = beside(np.append(self._rows, -1), place)[place]
+        return rows
+
+    def _size(self) -> int:
+        size = 1
+        for distinct in self._distinct:
+            size *= len(distinct)
+        return size
+
+    def _combined(self, keys: Sequence[Column]) -> Positions:
+        codes = [self._codes_of(place, key) for place, key in enumerate(keys)]
+        total = codes[0]
+        for code, distinct in zip(codes[1:], self._distinct[1:], strict=True):
+            code = beside(code, total)
+            missing = (total < 0) | (code < 0)
+            total = total * len(distinct) + code
+            if any_true(missing):
+                total[missing] = -1
+        return total
+
+    def _codes_of(self, place: int, key: Column) -> Positions:
+        grid, ordered = self._grids[place], self._sorted[place]
+        if key.xp is np and grid is not None:
+            return grid.places(key.values)
+        if key.xp is np and ordered is not None and len(key) * _FEW < len(ordered.numbers):
+            return ordered.places(key.values)
+        return _codes(key, self._distinct[place])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sorted:
+    """Many whole numbers in order: few values are found in them sooner than a table of all of them is hashed."""
+
+    numbers: Positions
+    order: Positions
+
+    @classmethod
+    def of(cls, distinct: pa.Array) -> Sorted | None:
+        if len(distinct) < _SMALL or not pa.types.is_int64(distinct.type):
+            return None
+        values = np.asarray(distinct.to_numpy())
+        order = np.argsort(values)
+        return cls(values[order], order)
+
+    def places(self, values: npt.NDArray[Any]) -> Positions:
+        """For each value its place among the numbers, or -1."""
+        near = np.minimum(np.searchsorted(self.numbers, values), len(self.numbers) - 1)
+        return np.where(self.numbers[near] == values, self.order[near], -1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """Whole numbers low, low + step, ... of which a table says which place each has; for hours, days, ids in a row."""
+
+    low: int
+    step: int
+    table: Positions  # one entry more than there are steps: -1, for what is not among them
+
+    @classmethod
+    def of(cls, distinct: pa.Array) -> Grid | None:
+        """A grid with these numbers on it, when it is not much larger than they are many."""
+        if not len(distinct) or not (pa.types.is_int64(distinct.type) or pa.types.is_int8(distinct.type)):
+            return None
+        values = np.asarray(distinct.to_numpy()).astype(np.int64)
+        low, high = int(values.min()), int(values.max())
+        if high - low >= _EXACT:
+            return None
+        step = int(np.gcd.reduce(values - low)) or 1
+        width = (high - low) // step + 1
+        if width > max(_SMALL, _SPARSE * len(values)):
+            return None
+        table = np.full(width + 1, -1, np.int64)
+        table[(values - low) // step] = np.arange(len(values))
+        return cls(low, step, table)
+
+    def places(self, values: npt.NDArray[Any]) -> Positions:
+        """For each value its place among the numbers, or -1."""
+        found = np.empty(len(values), np.int64)
+        outside = len(self.table) - 1
+        for start in range(0, len(values), _BLOCK):
+            # what is below comes out large, or below 0: on the grid is no other number than the right one
+            offset = values[start : start + _BLOCK].astype(np.int64, copy=False) - self.low
+            place = offset if self.step == 1 else np.rint(offset * (1 / self.step)).astype(np.int64)
+            known = (place * self.step == offset) & (place.view(np.uint64) < outside)
+            place = place if known.all() else np.where(known, place, outside)
+            np.take(self.table, place, out=found[start : start + _BLOCK], mode="clip")
+        return found
+
+
+def _distinct(key: Column) -> pa.Array:
+    """The values that occur; none of them null."""
+    if key.kind == "float":
+        raise ValueError("a float is no key")
+    if key.dictionary is not None:
+        return key.dictionary
+    return pc.unique(pa.array(key.values[~key.null]))
+
+
+def _codes(key: Column, distinct: pa.Array) -> Positions:
+    if key.dictionary is None:
+        return _places(key.values, distinct)
+    table = np.append(_positions(pc.index_in(key.dictionary, value_set=distinct)), -1)
+    return _taken(table, key.values)
+
+
+def _taken(table: Positions, places: Any) -> Positions:
+    """The table's entries at these places, where the places are; -1 is the last."""
+    here = array_module(places) is np
+    found: Positions = np.take(table, places, mode="wrap") if here else beside(table, places)[places]
+    return found
+
+
+def _places(values: Any, distinct: pa.Array) -> Positions:
+    """For each value its place among the distinct ones, or -1."""
+    xp = array_module(values)
+    if xp is np:
+        own = pa.array(values)
+        return _positions(pc.index_in(own, value_set=distinct.cast(own.type)))
+    if len(distinct) == 0:
+        return xp.full(len(values), -1, np.int64)  # type: ignore[no-any-return]
+    order = np.asarray(pc.sort_indices(distinct).to_numpy()).astype(np.int64)
+    known = xp.asarray(distinct.to_numpy()[order].astype(np.int64))
+    near = xp.minimum(xp.searchsorted(known, values), len(order) - 1)
+    return xp.where(known[near] == values, xp.asarray(order)[near], np.int64(-1))  # type: ignore[no-any-return]
+
+
+def _positions(found: pa.Array) -> Positions:
+    return np.asarray(found.fill_null(-1).to_numpy(zero_copy_only=False)).astype(np.int64)

@@ -1,0 +1,88 @@
+"""What fits may learn from a column's different values and how often each occurs, without looking at the rows again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from serin.columns.coded import CodedColumn
+from serin.columns.column import Column
+from serin.features.aggregates.aggregate import Aggregate
+from serin.features.aggregates.sample import Sample
+
+Counts = npt.NDArray[np.int64]
+_MANY = 2**18  # entries that are kept side by side; then equal ones are put together
+MOST = 2**20  # different values above which they are no shorter way
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counted:
+    """A column of numbers by value: entries, some of them perhaps several times, and in how many rows each stands."""
+
+    entries: Column
+    counts: Counts
+
+
+class ByValue(Aggregate, Protocol):
+    """An aggregate that looks at the values of one column, row for row, and at nothing else."""
+
+    @property
+    def counted(self) -> str | None:
+        """That column; None when the aggregate looks at more."""
+        ...
+
+    def measure_counted(self, values: Counted) -> Any:
+        """What `measure` gives for a sample in which each entry stands as often as its count says."""
+        ...
+
+
+def counted_column(aggregate: Aggregate) -> str | None:
+    column: str | None = getattr(aggregate, "counted", None)
+    return column
+
+
+def count_values(column: Column) -> Counted | None:
+    """The column by value, when it is kept so."""
+    if not isinstance(column, CodedColumn):
+        return None
+    places, counts = column.places.seen()
+    return Counted(column.of_entries()[places], counts)
+
+
+def measure_sample(aggregate: Aggregate, sample: Sample) -> Any:
+    """What the aggregate measures; by value where that is a shorter way, also for later questions."""
+    column = counted_column(aggregate)
+    counted = None if column is None else count_values(sample.columns[column])
+    return aggregate.measure(sample) if counted is None else counted
+
+
+def add_counted(parts: Sequence[Counted]) -> Counted:
+    """The rows of all parts together."""
+    kind = parts[0].entries.kind
+    values = np.concatenate([part.entries.values for part in parts])
+    counts = np.concatenate([part.counts for part in parts])
+    if len(values) > _MANY:
+        bits = values.view(f"i{values.dtype.itemsize}")  # so that NaN equals NaN
+        distinct, place = np.unique(bits, return_inverse=True)
+        values = distinct.view(values.dtype)
+        counts = np.bincount(place, weights=counts, minlength=len(distinct)).astype(np.int64)
+    return Counted(Column(kind=kind, values=values), counts)
+
+
+def merge_answers(aggregate: Aggregate, left: Any, right: Any) -> Any:
+    """Answers of two pieces as one: both by value as long as that is short, else as the aggregate measures."""
+    if isinstance(left, Counted) and isinstance(right, Counted):
+        both = add_counted([left, right])
+        return both if len(both.counts) <= MOST else answer_counted(aggregate, both)
+    return aggregate.merge(answer_counted(aggregate, left), answer_counted(aggregate, right))
+
+
+def answer_counted(aggregate: Aggregate, answer: Any) -> Any:
+    """What the aggregate measures, where the answer is still by value."""
+    if not isinstance(answer, Counted):
+        return answer
+    return cast("ByValue", aggregate).measure_counted(answer)

@@ -1,0 +1,28 @@
+"""Rows that lie together: what fits measure and what features are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from serin.columns.column import Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """Columns by name. In the ETL also the targets, and ids: rows with the same one are in the same fold, so that none
+    of them learns from another's target. A request has neither.
+
+    The first `training` rows train: what is learnt from their own targets must not come back to them.
+    """
+
+    columns: Mapping[str, Column]
+    fold_ids: npt.NDArray[np.int64] | None = None
+    target: npt.NDArray[np.float32] | None = None
+    training: int = 0
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))

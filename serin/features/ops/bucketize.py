@@ -1,0 +1,73 @@
+"""A number becomes the code of its interval: 0 null, 1 below the first edge, and one more from each edge on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from serin.columns.column import Column, array_module
+from serin.features.aggregates.aggregate import Fit
+from serin.features.aggregates.distribution import Distribution
+from serin.features.filling import float32_of
+from serin.features.fitted import Codes
+from serin.formats.dataset import CategoricalColumn
+from serin.formats.schema import Kind
+from serin.spec import steps as spec
+
+if TYPE_CHECKING:
+    from serin.columns.onnx_graph import GraphBuilder
+
+_INT64 = 7  # onnx.TensorProto.INT64
+
+
+@dataclass(frozen=True, slots=True)
+class Bucketize:
+    """The edges are rising float32 values. An edge belongs to the interval above it."""
+
+    name: ClassVar[str] = "bucketize"
+    edges: tuple[float, ...]
+
+    @classmethod
+    def fit(cls, step: spec.Bucketize, data: Distribution) -> Fit[Bucketize]:
+        if step.edges is not None:
+            return cls(tuple(sorted({float32_of(edge) for edge in step.edges})))
+        assert step.quantiles is not None
+        found = yield from data.quantiles([place / step.quantiles for place in range(1, step.quantiles)])
+        return cls(tuple(sorted(set(found))))  # equal quantiles make one edge
+
+    def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
+        return (CategoricalColumn(name=column, size=2 + len(self.edges)),)
+
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        ends = [f"{edge:g}" for edge in self.edges]
+        return (("null", *(f"{low}..{high}" for low, high in zip(["", *ends], [*ends, ""], strict=True))),)
+
+    def transform(self, column: Column) -> tuple[Codes, ...]:
+        values = column.floats()
+        xp = array_module(values)
+        edges = xp.asarray(np.asarray(self.edges, np.float32))
+        codes = xp.searchsorted(edges, values, side="right").astype(np.int32) + np.int32(1)
+        return (xp.where(xp.isnan(values), np.int32(0), codes),)
+
+    def to_onnx(self, graph: GraphBuilder, values: str, kind: Kind) -> tuple[str, ...]:
+        assert kind == "float"
+        last = graph.constant(np.asarray([1], np.int64), "axis")
+        edges = graph.constant(np.asarray([self.edges], np.float32), "edges")
+        reached = graph.op("GreaterOrEqual", graph.op("Unsqueeze", values, last), edges)
+        count = graph.op("ReduceSum", graph.op("Cast", reached, to=_INT64), last, keepdims=0)
+        code = graph.op("Add", count, graph.constant(np.int64(1), "one"))
+        zero = graph.constant(np.int64(0), "zero")
+        return (graph.op("Where", graph.op("IsNaN", values), zero, code),)
+
+    def describe(self) -> str:
+        shown = ", ".join(f"{edge:g}" for edge in self.edges[:8]) + (", ..." if len(self.edges) > 8 else "")
+        return f"{1 + len(self.edges)} intervals with edges at {shown or 'no value'}; 0 for null"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"edges": list(self.edges)}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Bucketize:
+        return cls(tuple(float(edge) for edge in document["edges"]))

@@ -1,0 +1,136 @@
+"""Values become codes: 0 null, 1 .. buckets out of vocabulary (by hash), then the vocabulary by descending count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.columns.column import Column, array_module
+from serin.columns.hashing import hash_ints, hash_strings
+from serin.columns.label_encoder import label_encoder
+from serin.features.aggregates.aggregate import Fit
+from serin.features.aggregates.value_counts import ValueCounts, ValueTable, merge_tables, span_of
+from serin.features.fitted import Codes
+from serin.features.ops.hash_bucket import bucket_to_onnx
+from serin.formats.dataset import CategoricalColumn
+from serin.formats.schema import INT64_NULL, Kind
+from serin.spec import steps as spec
+
+if TYPE_CHECKING:
+    from serin.columns.onnx_graph import GraphBuilder
+
+_INT64 = 7  # onnx.TensorProto.INT64
+_DENSE = 2**20  # whole numbers within so wide a range are coded by a table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Categorify:
+    name: ClassVar[str] = "categorify"
+    vocabulary: pa.Array  # of strings or int64, by descending count, ties by value (strings: by their bytes)
+    buckets: int
+
+    @property
+    def size(self) -> int:
+        return 1 + self.buckets + len(self.vocabulary)
+
+    @classmethod
+    def fit(cls, step: spec.Categorify | spec.OneHot, columns: Sequence[str]) -> Fit[Categorify]:
+        """One vocabulary for all these columns: a value counts wherever it stands."""
+        counted: tuple[ValueTable, ...] = yield tuple(ValueCounts(column) for column in columns)
+        table = reduce(merge_tables, counted)
+        order = table.commonest_first()
+        order = order[table.counts[order] >= step.min_count][: step.max_size]
+        return cls(table.values.take(pa.array(order)), step.buckets)
+
+    def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
+        return (CategoricalColumn(name=column, size=self.size),)
+
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        buckets = ["<other>"] if self.buckets == 1 else [f"<other {n}>" for n in range(1, 1 + self.buckets)]
+        return (("null", *buckets, *map(str, self.vocabulary.to_pylist())),)
+
+    def transform(self, column: Column) -> tuple[Codes, ...]:
+        xp = array_module(column.values)
+        if column.dictionary is not None:
+            table = np.append(self._codes(column.dictionary), 0).astype(np.int32)
+            if xp is np:  # the code -1 of a null finds the last entry; twice as fast as an index
+                return (np.take(table, column.values, mode="wrap"),)
+            return (xp.asarray(table)[column.values],)
+        values, null = column.values.astype(np.int64, copy=False), column.null
+        if xp is not np:
+            return (self._codes_on_gpu(values, null),)
+        present = values[~null] if null.any() else values
+        codes = np.zeros(len(values), np.int32)
+        codes[~null] = self._codes_of_ints(present)
+        return (codes,)
+
+    def _codes_of_ints(self, values: Any) -> Codes:
+        low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        if high - low >= _DENSE or high - low > 4 * len(values):
+            return self._codes(pa.array(values))
+        dense: Codes = self._codes(pa.array(np.arange(low, high + 1)))[values - low]
+        return dense
+
+    def _codes_on_gpu(self, values: Any, null: Any) -> Codes:
+        """By a table over the values' range, or over the values that occur."""
+        xp = array_module(values)
+        low, high = span_of(values, null)
+        if high < low:
+            nothing: Codes = xp.zeros(len(values), np.int32)
+            return nothing
+        if high - low < _DENSE:
+            table, place = self._codes(pa.array(np.arange(low, high + 1))), xp.where(null, 0, values - low)
+        else:
+            distinct, place = xp.unique(values, return_inverse=True)
+            table = self._codes(pa.array(distinct.get()))
+        codes: Codes = xp.where(null, np.int32(0), xp.asarray(table)[place])
+        return codes
+
+    def _codes(self, values: pa.Array) -> Codes:
+        """One code per value; none of the values null."""
+        place = pc.index_in(values, value_set=self.vocabulary.cast(values.type))
+        known = np.asarray(place.fill_null(-1).to_numpy(zero_copy_only=False)).astype(np.int32)
+        if self.buckets == 1:
+            outside: Any = np.int32(1)
+        else:
+            hashes = hash_strings(values) if pa.types.is_string(values.type) else hash_ints(values.to_numpy())
+            outside = (1 + hashes % np.uint32(self.buckets)).astype(np.int32)
+        return np.where(known < 0, outside, known + np.int32(1 + self.buckets))
+
+    def to_onnx(self, graph: GraphBuilder, values: str, kind: Kind) -> tuple[str, ...]:
+        text = kind == "string"
+        if kind == "bool":
+            values = graph.op("Cast", values, to=_INT64)
+        null: str | int = "" if text else (-1 if kind == "bool" else INT64_NULL)
+        codes = label_encoder(
+            graph,
+            values,
+            keys=[null, *self.vocabulary.to_pylist()],
+            places=[0, *range(1 + self.buckets, self.size)],
+            default=1 if self.buckets == 1 else -1,
+        )
+        if self.buckets == 1:
+            return (codes,)
+        outside = bucket_to_onnx(graph, values, self.buckets)
+        unknown = graph.op("Less", codes, graph.constant(np.int64(0), "zero"))
+        return (graph.op("Where", unknown, outside, codes),)
+
+    def describe(self) -> str:
+        return (
+            f"{len(self.vocabulary)} values in the vocabulary, {self.buckets} code(s) for others, 0 for null"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        kind = "string" if pa.types.is_string(self.vocabulary.type) else "int"
+        return {"buckets": self.buckets, "of": kind, "vocabulary": self.vocabulary.to_pylist()}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Categorify:
+        kind = pa.string() if document["of"] == "string" else pa.int64()
+        return cls(pa.array(document["vocabulary"], kind), int(document["buckets"]))

@@ -1,0 +1,141 @@
+"""Parts of a time (UTC) as codes of fixed size, by integer arithmetic on microseconds; 0 is null."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from serin.columns.column import Column, array_module
+from serin.features.fitted import Codes
+from serin.formats.dataset import CategoricalColumn
+from serin.formats.schema import INT64_NULL, Kind
+
+if TYPE_CHECKING:
+    from serin.columns.onnx_graph import GraphBuilder
+
+PART_SIZES: Mapping[str, int] = {"minute": 60, "hour": 24, "weekday": 7, "day": 31, "month": 12, "quarter": 4}
+_MINUTE, _HOUR, _DAY = 60_000_000, 3_600_000_000, 86_400_000_000
+_BLOCK = 2**14  # rows that stay in the processor's cache from one operation to the next
+_WIDEST = 2**18  # hours or minutes that a table is made for
+# Some 146,000 years before 1970: what is earlier counts as this, so that nothing overflows.
+_EARLIEST = -(2**62)
+
+
+@dataclass(frozen=True, slots=True)
+class DateParts:
+    name: ClassVar[str] = "date_parts"
+    parts: tuple[str, ...]
+
+    def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
+        return tuple(
+            CategoricalColumn(name=f"{column}_{part}", size=1 + PART_SIZES[part]) for part in self.parts
+        )
+
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(("null", *map(str, range(1, 1 + PART_SIZES[part]))) for part in self.parts)
+
+    def transform(self, column: Column) -> tuple[Codes, ...]:
+        xp = array_module(column.values)
+        if xp is np:
+            return self._on_host(column)
+        null = column.null
+        times = xp.maximum(xp.where(null, 0, column.values), _EARLIEST)
+        return tuple(xp.where(null, 0, part_code(part, times)).astype(np.int32) for part in self.parts)
+
+    def _on_host(self, column: Column) -> tuple[Codes, ...]:
+        """The same codes, from a table with an entry per hour (or minute) where the times lie close together."""
+        values = column.values
+        unit = _MINUTE if "minute" in self.parts else _HOUR
+        first, last = (int(values.min()) // unit, int(values.max()) // unit) if len(values) else (0, 0)
+        early = first * unit <= _EARLIEST  # so is a null
+        if early or last - first >= min(_WIDEST, len(values)):
+            return self._in_blocks(column)
+        entries = np.arange(first, last + 1) * unit
+        tables = [part_code(part, entries).astype(np.int32) for part in self.parts]
+        if _in_order(values):  # as most tables are: each entry stands in one stretch of rows
+            counts = np.diff(np.searchsorted(values, entries), append=len(values))
+            return tuple(np.repeat(table, counts) for table in tables)
+        made = tuple(np.empty(len(values), np.int32) for _ in self.parts)
+        for start in range(0, len(values), _BLOCK):
+            places = (values[start : start + _BLOCK] - first * unit) // unit
+            for table, codes in zip(tables, made, strict=True):
+                np.take(table, places, out=codes[start : start + _BLOCK], mode="clip")
+        return made
+
+    def _in_blocks(self, column: Column) -> tuple[Codes, ...]:
+        """Block by block, and from hours in 32 bits where these suffice."""
+        made = tuple(np.empty(len(column), np.int32) for _ in self.parts)
+        start = 0
+        for block in column.blocks(_BLOCK):
+            null = block.null
+            times = np.maximum(np.where(null, 0, block.values), _EARLIEST)
+            hours = times // _HOUR
+            narrow = hours.astype(np.int32) if int(hours.max()) < 2**31 else hours
+            days = narrow // 24
+            for part, codes in zip(self.parts, made, strict=True):
+                if part == "minute":
+                    code = part_code(part, times)
+                else:
+                    code = narrow - days * 24 + 1 if part == "hour" else _code_of_days(part, days)
+                codes[start : start + len(block)] = np.where(null, 0, code)
+            start += len(block)
+        return made
+
+    def to_onnx(self, graph: GraphBuilder, values: str, kind: Kind) -> tuple[str, ...]:  # noqa: ARG002
+        from serin.columns.onnx_graph import Whole  # onnx is loaded only where a graph is built
+
+        zero = graph.constant(np.int64(0), "zero")
+        null = graph.op("Equal", values, graph.constant(np.int64(INT64_NULL), "null"))
+        present = graph.op("Where", null, zero, values)
+        times = Whole(graph, graph.op("Max", present, graph.constant(np.int64(_EARLIEST), "earliest")))
+        return tuple(graph.op("Where", null, zero, part_code(part, times).name) for part in self.parts)
+
+    def describe(self) -> str:
+        return ", ".join(self.parts) + " (UTC)"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"parts": list(self.parts)}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> DateParts:
+        return cls(tuple(document["parts"]))
+
+
+def _in_order(values: npt.NDArray[np.int64]) -> bool:
+    few = values[:_BLOCK]
+    return not (few[1:] < few[:-1]).any() and not (values[1:] < values[:-1]).any()
+
+
+def part_code(part: str, times: Any) -> Any:
+    """1 .. size of the part for times in microseconds since 1970: for arrays and for a graph's tensors alike."""
+    if part == "minute":
+        return times // _MINUTE % 60 + 1
+    if part == "hour":
+        return times // _HOUR % 24 + 1
+    return _code_of_days(part, times // _DAY)
+
+
+def _code_of_days(part: str, days: Any) -> Any:
+    if part == "weekday":  # 1 is Monday; 1970 began on a Thursday
+        return (days + 3) % 7 + 1
+    day, month = _civil(days)
+    if part == "day":
+        return day
+    if part == "month":
+        return month
+    assert part == "quarter", part
+    return (month - 1) // 3 + 1
+
+
+def _civil(days: Any) -> tuple[Any, Any]:
+    """Day of the month and month, in the proleptic Gregorian calendar, counted in eras of 400 years from 0000-03-01."""
+    day_of_era = (days + 719_468) % 146_097
+    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (year_of_era * 365 + year_of_era // 4 - year_of_era // 100)
+    month_from_march = (day_of_year * 5 + 2) // 153
+    day = day_of_year - (month_from_march * 153 + 2) // 5 + 1
+    return day, (month_from_march + 2) % 12 + 1

@@ -1,0 +1,73 @@
+"""Codes become columns of 0 and 1, one for each code but null's: null is 0 in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from serin.errors import DataError
+from serin.features.aggregates.sample import Sample
+from serin.features.codes import CategoricalFeature
+from serin.features.fitted import Floats
+from serin.formats.schema import Kind
+
+if TYPE_CHECKING:
+    from serin.columns.onnx_graph import GraphBuilder
+
+MOST_COLUMNS = 1024
+_FLOAT = 1  # onnx.TensorProto.FLOAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OneHot:
+    name: ClassVar[str] = "one_hot"
+    exact: ClassVar[bool] = True
+    inner: CategoricalFeature
+
+    @classmethod
+    def of(cls, codes: CategoricalFeature) -> OneHot:
+        for output in codes.outputs:
+            if output.size > 1 + MOST_COLUMNS:
+                raise DataError(
+                    f"one_hot of {output.name!r} would make {output.size - 1:,} columns; give it a max_size, "
+                    f"or leave one_hot out and let the network embed the codes (at most {MOST_COLUMNS} columns)",
+                    column=output.name,
+                )
+        return cls(inner=codes)
+
+    @property
+    def columns(self) -> Mapping[str, Kind]:
+        return self.inner.columns
+
+    def outputs(self) -> tuple[str, ...]:
+        labelled = zip(self.inner.outputs, self.inner.step.labels(), strict=True)
+        return tuple(f"{output.name}={label}" for output, labels in labelled for label in labels[1:])
+
+    def transform(self, sample: Sample) -> tuple[Floats, ...]:
+        made = zip(self.inner.outputs, self.inner.transform(sample), strict=True)
+        return tuple(
+            (codes == np.int32(code)).astype(np.float32)
+            for output, codes in made
+            for code in range(1, output.size)
+        )
+
+    def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:
+        made = zip(self.inner.outputs, self.inner.to_onnx(graph, inputs), strict=True)
+        return tuple(
+            graph.op("Cast", graph.op("Equal", codes, graph.constant(np.int64(code), "code")), to=_FLOAT)
+            for output, codes in made
+            for code in range(1, output.size)
+        )
+
+    def describe(self) -> str:
+        return f"{self.inner.describe()}; a column of 0 and 1 for each code but null's"
+
+    def to_json(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any], inner: CategoricalFeature) -> OneHot:  # noqa: ARG003
+        return cls(inner=inner)

@@ -1,0 +1,139 @@
+"""A value becomes the mean target of the training rows that have it, drawn towards the mean of all (smoothing).
+
+A training row is encoded from the other folds' targets, never from its own. Folds go by a hash of the row id; in a
+split by group by that of the group, since its rows are no more independent here than in the splits. What is not
+trained on, a request above all, is encoded from all training rows and needs no target. Null counts as a value. With
+several classes there is one number for each: the share of rows in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.columns.column import array_module, beside
+from serin.columns.rounding import nearest_ratio
+from serin.columns.superaccumulator import Superaccumulator
+from serin.features.aggregates.aggregate import Fit
+from serin.features.aggregates.group_sums import TARGET, GroupSums, GroupTable, folds_of
+from serin.features.aggregates.sample import Sample
+from serin.features.fitted import Floats
+from serin.features.value_table import NumbersByValue
+from serin.formats.schema import Kind
+from serin.spec import steps as spec
+
+if TYPE_CHECKING:
+    from serin.columns.onnx_graph import GraphBuilder
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TargetEncode:
+    """`out_of_fold`: per fold, what its own rows get; known only while the dataset is made, and never written."""
+
+    name: ClassVar[str] = "target_encode"
+    exact: ClassVar[bool] = True
+    inner: ClassVar[None] = None
+    column: str
+    kind: Kind
+    table: NumbersByValue
+    out_of_fold: npt.NDArray[np.float32] | None = None  # [folds, keys + 2, outputs]
+
+    @classmethod
+    def fit(cls, step: spec.TargetEncode, column: str, kind: Kind, classes: int) -> Fit[TargetEncode]:
+        """`classes`: of a target with several; 0 for a binary target or a regression."""
+        sums: GroupTable = yield GroupSums(column, TARGET, step.folds, classes)
+        order = np.append(pc.sort_indices(sums.keys).to_numpy(), len(sums.keys)).astype(np.int64)
+        counts, totals = sums.counts[order], sums.sums[order]
+        all_counts, all_totals = counts.sum(axis=1), totals.sum(axis=1)
+        whole = _smoothed(all_counts, all_totals, step.smoothing)
+        apart = [
+            _smoothed(all_counts - counts[:, fold], all_totals - totals[:, fold], step.smoothing)
+            for fold in range(step.folds)
+        ]
+        keys = sums.keys.take(pa.array(order[:-1]))
+        return cls(column=column, kind=kind, table=NumbersByValue(keys, whole), out_of_fold=np.stack(apart))
+
+    @property
+    def columns(self) -> Mapping[str, Kind]:
+        return {self.column: self.kind}
+
+    def outputs(self) -> tuple[str, ...]:
+        count = self.table.numbers.shape[1]
+        name = f"{self.column}_target"
+        return (name,) if count == 1 else tuple(f"{name}_{label}" for label in range(count))
+
+    def transform(self, sample: Sample) -> tuple[Floats, ...]:
+        places = self.table.places(sample.columns[self.column])
+        xp = array_module(places)
+        numbers = xp.asarray(self.table.numbers)[places]
+        if sample.training:
+            assert self.out_of_fold is not None, (
+                "fitted elsewhere: this plan can serve, not make training rows"
+            )
+            assert sample.fold_ids is not None
+            train = slice(0, sample.training)
+            folds = beside(folds_of(sample.fold_ids[train], len(self.out_of_fold)), places)
+            numbers[train] = xp.asarray(self.out_of_fold)[folds, places[train]]
+        return tuple(xp.ascontiguousarray(numbers[:, place]) for place in range(numbers.shape[1]))
+
+    def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:
+        return self.table.to_onnx(graph, inputs[self.column], self.kind)
+
+    def describe(self) -> str:
+        return f"mean target of {len(self.table.keys)} values; in training from the other folds' rows"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"column": self.column, "kind": self.kind, "table": self.table.to_json()}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any], inner: None = None) -> TargetEncode:  # noqa: ARG003
+        table = NumbersByValue.from_json(document["table"])
+        return cls(column=document["column"], kind=document["kind"], table=table)
+
+
+def _smoothed(
+    counts: npt.NDArray[np.int64], totals: Superaccumulator, smoothing: float
+) -> npt.NDArray[np.float32]:
+    """float32[keys + 2, outputs] from counts [keys + 1] and totals [keys + 1, outputs], the last row for null."""
+    rows = int(counts.sum())
+    every = totals.sum(axis=0)
+    prior = np.asarray(
+        [nearest_ratio(total, rows or 1, every.exponent) for total in every.integers(every.exponent)]
+    )
+    means = _drawn_to_the_mean(counts, totals, every, rows, smoothing)
+    means = np.where(counts[:, None] + smoothing > 0, means, prior.astype(np.float32))
+    return np.concatenate([means[:-1], prior[None].astype(np.float32), means[-1:]]) + np.float32(0)
+
+
+def _drawn_to_the_mean(
+    counts: npt.NDArray[np.int64],
+    totals: Superaccumulator,
+    every: Superaccumulator,
+    rows: int,
+    smoothing: float,
+) -> npt.NDArray[np.float32]:
+    """(total + mean of all * smoothing) / (count + smoothing), rounded once: in float64 where its error cannot show."""
+    weight = counts[:, None] + smoothing
+    weight = np.where(weight > 0, weight, 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        own, drawn = totals.floats(), every.floats() / max(rows, 1) * smoothing
+        means: Float64 = (own + drawn) / weight
+        error = (2.0**-48 * (np.abs(own) + np.abs(drawn)) + 2.0**-1070) / weight
+        low, high = (means - error).astype(np.float32), (means + error).astype(np.float32)
+    made = np.asarray(low)
+    exponent = min(totals.exponent, every.exponent)
+    exact, share = every.integers(exponent), Fraction(smoothing)
+    for row, place in zip(*np.nonzero(low != high), strict=True):
+        total = int(totals[row, place].integers(exponent)[()])
+        mean = (total + Fraction(int(exact[place]), max(rows, 1)) * share) / (int(counts[row]) + share)
+        made[row, place] = nearest_ratio(mean.numerator, mean.denominator, exponent)
+    return made
