@@ -13,6 +13,7 @@ import typer
 from serin import environment
 from serin.commands.output import Json, show, show_json, show_table, when
 from serin.errors import NotFound
+from serin.stack.prefect.login import stack_api
 
 if TYPE_CHECKING:
     from serin.stack.host.state import Stack
@@ -90,7 +91,7 @@ def report_run(
     stack = _stack()
     if stack is None:
         raise NotUp(home=environment.home())
-    show(report(stack.api, run, pictures=pictures))
+    show(report(stack_api(stack), run, pictures=pictures))
 
 
 def _stack() -> Stack | None:
@@ -108,7 +109,7 @@ def _flow_runs(limit: int) -> list[RunEntry]:
     stack = _stack()
     if stack is None:
         return []
-    api, pools = stack.api, () if stack.owns_prefect else POOLS  # others may use it for other things
+    api, pools = stack_api(stack), () if stack.owns_prefect else POOLS  # others may use it for other things
     names = flow_names(api)
     return [
         RunEntry(
@@ -127,10 +128,10 @@ def _flow_run_details(name: str) -> dict[str, Any] | None:
     from serin.stage_keys import notes
 
     stack = _stack()
-    found = flow_runs(stack.api, limit=1, name=name) if stack else []
+    found = flow_runs(stack_api(stack), limit=1, name=name) if stack else []
     if stack is None or not found:
         return None
-    api, run = stack.api, found[0]
+    api, run = stack_api(stack), found[0]
     return {
         "run": run["name"],
         "id": run["id"],

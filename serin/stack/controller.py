@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import signal
 import sys
 import threading
@@ -30,8 +31,11 @@ from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.serving.triton.repository import serving_settings
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
+from serin.stack.host.standing import log_to_stdout
 from serin.stack.wiring import build_gateway, build_releases, request_log
 from serin.store import Store
+
+log = logging.getLogger("serin.stack.controller")  # not __name__, which is __main__ here
 
 TICK_S = 0.5
 LOG_LIMIT_BYTES = 256_000_000
@@ -39,7 +43,7 @@ LOG_LIMIT_BYTES = 256_000_000
 _ROTATE_EVERY_S = 60.0
 
 
-class Door:
+class GatewayRouter:
     """The gateway as a rollout sees it: each route with the addresses and timeouts of the releases behind it."""
 
     def __init__(self, gateway: Gateway, fleet: Fleet, timeouts: Callable[[Release], Timeouts]) -> None:
@@ -90,15 +94,15 @@ def run(home: Path, stop: threading.Event) -> None:
     )  # one: the supervisor is told of one change at a time
     fleet = CombinedFleet(ours, external)
     controller = Controller(
-        router=Door(gateway, fleet, timeouts_of(store, external)),
+        router=GatewayRouter(gateway, fleet, timeouts_of(store, external)),
         fleet=fleet,
         judge=LogJudge(request_log(home), time.time),
         journals=JournalFolder(home),
         versions=CombinedVersions(store, external),
         commands=Inbox(home),
-        say=say,
+        say=log.info,
     )
-    say("the controller has begun")
+    log.info("the controller has begun")
     rotate_at = 0.0
     try:
         while not stop.is_set():
@@ -112,13 +116,13 @@ def run(home: Path, stop: threading.Event) -> None:
                 OSError,
                 SerinError,
             ) as error:  # a decision that could not be recorded was not made: try again
-                say(f"this tick came to nothing: {error}")
+                log.warning("this tick failed: %s", error)
             _follow(gateway)
             stop.wait(max(0.0, TICK_S - (time.monotonic() - began)))
     finally:
         controller.close()
         ours.close()
-    say("the controller has ended")
+    log.info("the controller has ended")
 
 
 def _follow(gateway: Gateway) -> None:
@@ -127,15 +131,11 @@ def _follow(gateway: Gateway) -> None:
         try:
             follow()
         except (OSError, SerinError) as error:
-            say(f"the gateway's guard: {error}")
-
-
-def say(text: str) -> None:
-    sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
-    sys.stdout.flush()
+            log.warning("the gateway's keys and certificates: %s", error)
 
 
 def main() -> None:
+    log_to_stdout()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

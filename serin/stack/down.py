@@ -15,7 +15,7 @@ from serin.stack.host.process_scan import end_processes, group_members, stack_pr
 from serin.stack.host.state import Stack, changing_stack, read_stack, remove_sockets
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes
-from serin.stack.wiring import build_gateway, remove_shared_memory
+from serin.stack.wiring import CONTROLLER, build_gateway, remove_shared_memory
 
 Say = Callable[[str], None]
 
@@ -69,7 +69,7 @@ def _stop_in_order(stack: Stack, say: Say) -> None:
         names = [child.name for child in supervisor.children()]
         releases = _releases(names)
         supervisor.stop(processes.RECONCILER)  # it would queue again what is ended here
-        for name in (processes.CONTROLLER, *(processes.worker_name(pool) for pool in processes.POOLS)):
+        for name in (CONTROLLER, *(processes.worker_name(pool) for pool in processes.POOLS)):
             if name in names:
                 supervisor.request_stop(name)
         if releases:

@@ -7,6 +7,7 @@ it is killed instead, the next one goes on from the journals. Prefect and its wo
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 import threading
@@ -18,14 +19,15 @@ from serin.errors import AlreadyUp, ProcessFailed, SerinError
 from serin.private import make_private
 from serin.serving.envoy.tls import TlsFiles, tls_pair
 from serin.serving.triton.installation import find_request_filter
-from serin.stack.controller import say
 from serin.stack.down import clear_away, take_down
 from serin.stack.guard import key_trouble
 from serin.stack.host.process_scan import start_ticks
+from serin.stack.host.standing import log_to_stdout, stack_environment
 from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.stack.host.supervisor import Supervisor
-from serin.stack.prefect import processes
-from serin.stack.wiring import build_gateway
+from serin.stack.wiring import build_gateway, controller_process
+
+log = logging.getLogger("serin.stack.serve")  # not __name__, which is __main__ here
 
 _READY_S = 30.0
 _LOOK_S = 1.0
@@ -51,22 +53,21 @@ def serve(
             port, address, tls=tls, expert=envoy_file, request_filter=find_request_filter()
         )
         if trouble := key_trouble(home):
-            say(trouble)
+            log.warning(trouble)
         stack = _start(home, port=port, tls=tls is not None)
     try:
         _wait_for_gateway(home, stack)
-        say(f"serving on {address}:{port}")
+        log.info("serving on %s:%d", address, port)
         while not stop.wait(_LOOK_S):
             if not stack.is_alive:
-                log = Supervisor(home).log
-                raise ProcessFailed(name="the supervisor", reason="it has ended", log=log)
+                raise ProcessFailed(name="the supervisor", reason="it has ended", log=Supervisor(home).log)
     finally:
-        take_down(home, say=say)
+        take_down(home, say=log.info)
 
 
 def _start(home: Path, *, port: int, tls: bool) -> Stack:
     supervisor = Supervisor(home)
-    pid = supervisor.launch(processes.stack_environment(home))
+    pid = supervisor.launch(stack_environment(home))
     stack = Stack(
         home=home,
         supervisor_pid=pid,
@@ -78,7 +79,7 @@ def _start(home: Path, *, port: int, tls: bool) -> Stack:
         tls=tls,
     )
     write_stack(stack)
-    for process in (build_gateway(home).process(), processes.controller(home)):
+    for process in (build_gateway(home).process(), controller_process(home)):
         supervisor.start(process)
     return stack
 
@@ -105,6 +106,7 @@ def read_options(arguments: list[str]) -> argparse.Namespace:
 
 def main() -> None:
     options = read_options(sys.argv[1:])
+    log_to_stdout()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

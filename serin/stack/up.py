@@ -23,11 +23,13 @@ from serin.stack.guard import key_trouble
 from serin.stack.host.logs import log_says, log_size, log_tail
 from serin.stack.host.ports import choose_port, port_claims
 from serin.stack.host.process_scan import start_ticks
+from serin.stack.host.standing import stack_environment
 from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes, rest_api
 from serin.stack.prefect.deploy import apply_deployments, make_pools, pool_template
-from serin.stack.wiring import build_gateway
+from serin.stack.prefect.login import stack_api
+from serin.stack.wiring import build_gateway, controller_process
 
 Say = Callable[[str], None]
 
@@ -108,7 +110,7 @@ def _start(
 ) -> Stack:
     began = time.monotonic()
     supervisor = Supervisor(home)
-    pid = supervisor.launch(processes.stack_environment(home))
+    pid = supervisor.launch(stack_environment(home))
     stack = Stack(
         home=home,
         supervisor_pid=pid,
@@ -121,7 +123,7 @@ def _start(
     )
     write_stack(stack)
     gateway = build_gateway(home)
-    decider = processes.controller(home)
+    decider = controller_process(home)
     for process in (gateway.process(), decider):
         supervisor.start(process)
     if prefect_port is not None:
@@ -148,10 +150,10 @@ def _start_workers(supervisor: Supervisor, stack: Stack, say: Say) -> None:
         _wait_for_workers(supervisor, stack)  # they make the pools that deployments need
         names = apply_deployments(stack, settings)
     else:
-        lost = rest_api.close_lost_runs(stack.api, processes.POOLS)
+        lost = rest_api.close_lost_runs(stack_api(stack), processes.POOLS)
         if lost:
             say(f"runs that an earlier stack left unfinished are now marked as crashed: {', '.join(lost)}")
-        make_pools(stack.api)
+        make_pools(stack_api(stack))
         say("starting workers for the pools cpu and gpu, applying deployments")
         with ThreadPoolExecutor(max_workers=1) as side:
             deploying = side.submit(apply_deployments, stack, settings)

@@ -9,11 +9,15 @@ from pathlib import Path
 from serin import environment
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.keys import KeyFile
+from serin.serving.process import Process
 from serin.serving.triton.process import TritonPorts, reclaim_shared_memory
 from serin.serving.triton.releases import Releases
+from serin.stack.host.standing import standing_process
 from serin.stack.host.state import socket_folder
 from serin.stack.host.supervisor import Supervisor
 from serin.store import Store
+
+CONTROLLER = "controller"
 
 
 def request_log(home: Path) -> Path:
@@ -36,6 +40,10 @@ def key_file(home: Path) -> KeyFile:
 
 def build_releases(home: Path) -> Releases:
     return Releases(home / "releases", host=Supervisor(home), store=Store.open())
+
+
+def controller_process(home: Path) -> Process:
+    return standing_process(home, CONTROLLER, "serin.stack.controller")
 
 
 def remove_shared_memory(home: Path) -> int:

@@ -17,7 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from serin.errors import StackError
-from serin.stack.prefect.processes import CONTROLLER, PREFECT, RECONCILER
+from serin.stack.prefect.processes import PREFECT, RECONCILER
+from serin.stack.wiring import CONTROLLER
 from tests.chaos.pipelines import DEVICES, Pipelines, pipelines, wait
 from tests.chaos.strikes import (
     MOMENTS,

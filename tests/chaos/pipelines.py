@@ -32,9 +32,10 @@ from serin.stack.host.process_scan import (
 )
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.host.supervisor import Supervisor
-from serin.stack.prefect.login import make_login
-from serin.stack.prefect.processes import CONTROLLER, POOLS, PREFECT, RECONCILER, prefect_server, worker_name
+from serin.stack.prefect.login import make_login, stack_api
+from serin.stack.prefect.processes import POOLS, PREFECT, RECONCILER, prefect_server, worker_name
 from serin.stack.prefect.rest_api import Api, answers, call
+from serin.stack.wiring import CONTROLLER
 from serin.store import Store
 from tests.fakes.gpus import write_inventory
 from tests.fakes.small_pipeline import small_spec, write_spec
@@ -113,7 +114,7 @@ class Pipelines:
 
     @property
     def api(self) -> Api:
-        return self.foreign or self.stack.api
+        return self.foreign or stack_api(self.stack)
 
     @property
     def parts(self) -> tuple[str, ...]:

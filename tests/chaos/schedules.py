@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.stack.host.state import running_stack
+from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.rest_api import Api, call
 
 _SECONDS = 300.0
@@ -72,7 +73,7 @@ def main() -> None:
         home = Path(folder) / "home"
         serin(home, "up")
         try:
-            api = running_stack(home).api
+            api = stack_api(running_stack(home))
             _plans_and_reacts(api)
             assert "retrain/scheduled" in serin(home, "deploy").split()
             _plans_and_reacts(api)

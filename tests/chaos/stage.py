@@ -31,8 +31,7 @@ from serin.serving.ports import free_ports
 from serin.serving.triton.repository import build_repository
 from serin.stack.host.process_scan import stack_processes
 from serin.stack.host.supervisor import Supervisor
-from serin.stack.prefect import processes
-from serin.stack.wiring import build_gateway, request_log
+from serin.stack.wiring import build_gateway, controller_process, request_log
 from serin.store import Store
 from tests.e2e.serving_stack import good_inputs
 from tests.signals import kill_9
@@ -172,7 +171,7 @@ class Stage:
     @contextmanager
     def other_controller(self, module: str, *arguments: str) -> Iterator[None]:
         """`python -m module` in the controller's place, and the controller again afterwards."""
-        supervisor, ours = Supervisor(self.home), processes.controller(self.home)
+        supervisor, ours = Supervisor(self.home), controller_process(self.home)
         ours = replace(ours, environment=ours.environment | {"SERIN_STORE": str(self.home / "store")})
         supervisor.start(replace(ours, command=(sys.executable, "-m", module, *arguments), folder=Path.cwd()))
         try:

@@ -20,7 +20,7 @@ from serin.rollout.record import JournalFolder
 from serin.rollout.state import Hold, Phase, Rollout
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
-from serin.stack.controller import Door
+from serin.stack.controller import GatewayRouter
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
 from tests.e2e.test_canary_alone import PLAN, Scene, asking
@@ -54,7 +54,7 @@ def scene(fleet: Servers) -> Iterator[Scene]:
     try:
         gateway, port = start_gateway(home, host)
         controller = Controller(
-            router=Door(gateway, fleet, lambda _: Timeouts()),
+            router=GatewayRouter(gateway, fleet, lambda _: Timeouts()),
             fleet=fleet,
             judge=LogJudge(gateway.log),
             journals=JournalFolder(home),

@@ -22,7 +22,7 @@ from serin.rollout.state import Phase, Rollout
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
-from serin.stack.controller import Door
+from serin.stack.controller import GatewayRouter
 from serin.store import Store
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
@@ -108,7 +108,7 @@ def scene() -> Iterator[Scene]:
         external = External(home)
         fleet = CombinedFleet(FakeFleet(), external)
         controller = Controller(
-            router=Door(gateway, fleet, lambda _: Timeouts()),
+            router=GatewayRouter(gateway, fleet, lambda _: Timeouts()),
             fleet=fleet,
             judge=LogJudge(gateway.log),
             journals=JournalFolder(home),

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from serin.errors import PrefectGone
 from serin.stack.host.state import running_stack
 from serin.stack.host.supervisor import Supervisor
+from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.rest_api import call
 from tests.fakes.gpus import write_inventory
 from tests.signals import kill_9
@@ -69,8 +70,8 @@ class Stack:
         """By the server's own interface. One that has too much to do is asked again."""
         for _ in range(_TRIES - 1):
             with suppress(PrefectGone):
-                return call(running_stack(self.home).api, method, path, body)
-        return call(running_stack(self.home).api, method, path, body)
+                return call(stack_api(running_stack(self.home)), method, path, body)
+        return call(stack_api(running_stack(self.home)), method, path, body)
 
     def state(self, run: str) -> str:
         return str(self.call("GET", f"/flow_runs/{run}")["state_type"])

@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from serin.durable import write_secret
-from serin.environment import prefect_credentials, runtime_folder
+from serin.environment import runtime_folder
 from serin.errors import NotUp, StackError
 from serin.stack.host.process_scan import start_ticks
-from serin.stack.prefect.login import read_login
-from serin.stack.prefect.rest_api import Api
 
 _FORMAT = "serin.stack"
 _VERSION = 1
@@ -44,16 +42,6 @@ class Stack:
     @property
     def owns_prefect(self) -> bool:
         return self.prefect_port is not None
-
-    @property
-    def api(self) -> Api:
-        """The Prefect server with the login that our own one asks for; somebody else's is shown what the caller's
-        environment holds for it."""
-        if self.owns_prefect:
-            return Api(self.prefect_api_url, read_login(self.home))
-        shown = prefect_credentials()
-        login, key = shown.get("PREFECT_API_AUTH_STRING"), shown.get("PREFECT_API_KEY")
-        return Api(self.prefect_api_url, login, key)
 
     @property
     def gateway_url(self) -> str:

@@ -15,6 +15,7 @@ from serin.hardware import inventory
 from serin.stack.host.logs import log_tail
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.prefect import rest_api
+from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.processes import POOLS, prefect_environment
 
 _DEPLOY = ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
@@ -47,7 +48,7 @@ def deploy(home: Path) -> list[str]:
         return [f"applied to {url}"]
     settings = prefect_environment(home, stack.prefect_api_url, own=stack.owns_prefect)
     if stack.owns_prefect:
-        make_pools(stack.api)
+        make_pools(stack_api(stack))
     return apply_deployments(stack, settings, again=True)
 
 
@@ -57,12 +58,16 @@ def apply_deployments(stack: Stack, settings: Mapping[str, str], *, again: bool 
     noted = stack.home / "stack" / "deployed.json"
     wanted = {"digest": _digest(environment.application_folder())}
     if not again and stack.owns_prefect and noted.exists() and json.loads(noted.read_text()) == wanted:
-        names = rest_api.deployments(stack.api)
+        names = rest_api.deployments(stack_api(stack))
         if names:
             return names
     _run_prefect(_DEPLOY, settings, stack.home / "logs" / "deploy.log")
     noted.write_text(json.dumps(wanted))
-    return rest_api.deployments(stack.api) if stack.owns_prefect else [f"applied to {stack.prefect_api_url}"]
+    return (
+        rest_api.deployments(stack_api(stack))
+        if stack.owns_prefect
+        else [f"applied to {stack.prefect_api_url}"]
+    )
 
 
 def _run_prefect(arguments: list[str], settings: Mapping[str, str], log: Path) -> None:

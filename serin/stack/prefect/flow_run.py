@@ -19,6 +19,7 @@ from serin.spec.load import load_spec
 from serin.stack.host.process_scan import STACK_MARK, run_processes
 from serin.stack.host.state import Stack, running_stack
 from serin.stack.prefect.follow import ENDED_BADLY, RunLog, begin_run, follow_run
+from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.processes import prefect_environment
 from serin.stack.prefect.reconcile import schedule_again
 from serin.stack.prefect.rest_api import call, flow_runs
@@ -53,11 +54,11 @@ def run_pipeline(
     if not stack.owns_prefect:
         _run_by_prefect(stack, deployment, parameters, tags, what=str(spec), follow=follow, say=say)
         return
-    run = begin_run(stack.api, deployment, parameters, tags=tags)
+    run = begin_run(stack_api(stack), deployment, parameters, tags=tags)
     say(f"{run['name']}: {stack.prefect_ui_url}/runs/flow-run/{run['id']}")
     if follow:
         try:
-            follow_run(stack, run["id"], what=str(spec), log=RunLog(stack.api, run["id"]), say=say)
+            follow_run(stack, run["id"], what=str(spec), log=RunLog(stack_api(stack), run["id"]), say=say)
         except KeyboardInterrupt:
             say(_GOES_ON)
             raise
@@ -92,9 +93,9 @@ def resume_run(home: Path, run: str, *, follow: bool, say: Say) -> None:
     if found["state_type"] not in ENDED_BADLY:
         raise RunNotResumable(run=found["name"], state=str(found["state_name"]).lower())
     _wait_for_leavings(stack, found["id"], say)
-    log = RunLog(stack.api, found["id"])
+    log = RunLog(stack_api(stack), found["id"])
     log.skip()
-    schedule_again(stack.api, found["id"], f"resumed by {environment.user()}")
+    schedule_again(stack_api(stack), found["id"], f"resumed by {environment.user()}")
     say(f"{found['name']} goes on, on {stack.prefect_ui_url}")
     if follow:
         follow_run(stack, found["id"], what=f"run {found['name']!r}", log=log, say=say)
@@ -116,9 +117,11 @@ def _find_run(stack: Stack, run: str) -> dict[str, Any]:
     """The newest of that name, or the one with that id."""
     by = {"id": {"any_": [run]}} if _ID.fullmatch(run) else {"name": {"any_": [run]}}
     body = {"flow_runs": by, "sort": "EXPECTED_START_TIME_DESC", "limit": 1}
-    found: list[dict[str, Any]] = call(stack.api, "POST", "/flow_runs/filter", body)
+    found: list[dict[str, Any]] = call(stack_api(stack), "POST", "/flow_runs/filter", body)
     if not found:
-        raise NotFound(kind="run", name=run, known=[each["name"] for each in flow_runs(stack.api, limit=20)])
+        raise NotFound(
+            kind="run", name=run, known=[each["name"] for each in flow_runs(stack_api(stack), limit=20)]
+        )
     return found[0]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from serin.errors import NotUp, PipelineFailed, PrefectGone
 from serin.stack.host.process_scan import run_processes
 from serin.stack.host.state import Stack
+from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.rest_api import Api, call
 
 Say = Callable[[str], None]
@@ -86,7 +87,7 @@ def follow_run(stack: Stack, run: str, *, what: str, log: RunLog, say: Say) -> N
     while True:
         state = ""
         with suppress(PrefectGone):  # it is being restarted
-            found = call(stack.api, "GET", f"/flow_runs/{run}")
+            found = call(stack_api(stack), "GET", f"/flow_runs/{run}")
             state = "" if may_be_queued_again(found["state"]) else found["state_type"]
             _pass_on(log, say)
         if state == "COMPLETED":

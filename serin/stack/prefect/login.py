@@ -10,8 +10,11 @@ import secrets
 from pathlib import Path
 
 from serin.durable import create_secret
+from serin.environment import prefect_credentials
 from serin.errors import StackError
 from serin.private import make_private
+from serin.stack.host.state import Stack
+from serin.stack.prefect.rest_api import Api
 
 _USER = "serin"
 
@@ -52,3 +55,12 @@ def read_login(home: Path) -> str | None:
     if text.count(":") != 1 or not all(text.split(":")):
         raise StackError(f"{path} holds no login; remove it, and `serin up` makes another", path=str(path))
     return text
+
+
+def stack_api(stack: Stack) -> Api:
+    """The stack's Prefect server with its credentials: the login of our own server, the caller's for another one."""
+    if stack.owns_prefect:
+        return Api(stack.prefect_api_url, read_login(stack.home))
+    shown = prefect_credentials()
+    login, key = shown.get("PREFECT_API_AUTH_STRING"), shown.get("PREFECT_API_KEY")
+    return Api(stack.prefect_api_url, login, key)

@@ -1,4 +1,4 @@
-"""What belongs to a stack, beside the releases: the Prefect server, its workers, the rollout controller."""
+"""The processes of a stack that belong to Prefect: the server, its workers, the reconciler."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from serin import environment
 from serin.durable import write_whole
 from serin.serving.process import Process
-from serin.stack.host.process_scan import STACK_MARK
+from serin.stack.host.standing import stack_environment, standing_process
 from serin.stack.host.state import Stack, stack_name
 from serin.stack.prefect.login import make_login
 
 POOLS = ("cpu", "gpu")
-PREFECT, CONTROLLER, RECONCILER = "prefect", "controller", "reconciler"
+PREFECT, RECONCILER = "prefect", "reconciler"
 
 
 def worker_name(pool: str) -> str:
@@ -29,20 +29,6 @@ def workers_of(home: Path) -> tuple[str, ...]:
 def scratch_folder(home: Path) -> Path:
     """Where workers keep what they need for a run. One that is killed leaves it; `serin down` takes it away."""
     return home / "stack" / "scratch"
-
-
-def stack_environment(home: Path) -> dict[str, str]:
-    """What every process of the stack starts from: the caller's environment, with this home and the stack's mark.
-
-    Without the caller's way into Prefect: a model that is served has no business there."""
-    store = environment.store_url()
-    return environment.child_environment(
-        **dict.fromkeys(environment.prefect_credentials()),
-        SERIN_HOME=str(home),
-        SERIN_STORE=store if "://" in store else str(Path(store).expanduser().absolute()),
-        PYTHONUNBUFFERED="1",
-        **{STACK_MARK: str(home)},
-    )
 
 
 def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str]:
@@ -144,25 +130,9 @@ def prefect_worker(stack: Stack, pool: str, *, template: Path) -> Process:
     )  # fmt: skip
 
 
-def controller(home: Path) -> Process:
-    return _standing(home, CONTROLLER, "serin.stack.controller")
-
-
 def reconciler(stack: Stack) -> Process:
     """With the way into Prefect: of our own server it reads the login, to another it shows what the caller shows."""
     prefect = prefect_environment(stack.home, stack.prefect_api_url, own=False)
-    return _standing(
+    return standing_process(
         stack.home, RECONCILER, "serin.stack.prefect.reconciler", None if stack.owns_prefect else prefect
-    )
-
-
-def _standing(home: Path, name: str, module: str, settings: dict[str, str] | None = None) -> Process:
-    """A module that runs as long as the stack does."""
-    return Process(
-        name=name,
-        command=(sys.executable, "-m", module),
-        environment=stack_environment(home) if settings is None else settings,
-        folder=home,
-        log=home / "logs" / f"{name}.log",
-        stop_s=10.0,
     )

@@ -17,6 +17,7 @@ from serin.errors import SupervisorGone
 from serin.stack.host.process_scan import RunProcesses, end_processes, process_began, run_processes
 from serin.stack.host.state import Stack
 from serin.stack.host.supervisor import Supervisor
+from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.lost_runs import (
     GRACE_S,
     REQUEUES,
@@ -180,7 +181,7 @@ def _has_somebody(left: RunProcesses) -> bool:
 
 def build_reconciler(stack: Stack) -> Reconciler:
     ours = None if stack.owns_prefect else workers_of(stack.home)
-    return Reconciler(stack.home, stack.api, stack_since=stack.since, workers=ours)
+    return Reconciler(stack.home, stack_api(stack), stack_since=stack.since, workers=ours)
 
 
 def _run(found: Mapping[str, Any]) -> Run:

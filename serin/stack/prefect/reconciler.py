@@ -6,6 +6,7 @@ process. It waits for a Prefect server that does not answer.
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
@@ -13,9 +14,11 @@ from pathlib import Path
 
 from serin import environment
 from serin.errors import SerinError, StackError
-from serin.stack.controller import say
+from serin.stack.host.standing import log_to_stdout
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.prefect.reconcile import build_reconciler
+
+log = logging.getLogger("serin.stack.prefect.reconciler")  # not __name__, which is __main__ here
 
 LOOK_S = 5.0
 
@@ -23,22 +26,23 @@ LOOK_S = 5.0
 def run(stack: Stack, stop: threading.Event) -> None:
     """Look until `stop` is set."""
     reconciler = build_reconciler(stack)
-    say("the reconciler has begun")
+    log.info("the reconciler has begun")
     silent = False
     while not stop.is_set():
         try:
             for line in reconciler.look():
-                say(line)
+                log.info(line)
             silent = False
         except (OSError, StackError) as error:
             if not silent:  # once is enough for a server that is being restarted
-                say(f"this look came to nothing: {error}")
+                log.warning("this check failed, the next one follows: %s", error)
             silent = True
         stop.wait(LOOK_S)
-    say("the reconciler has ended")
+    log.info("the reconciler has ended")
 
 
 def main() -> None:
+    log_to_stdout()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

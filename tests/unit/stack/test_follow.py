@@ -64,7 +64,8 @@ class Home:
 
     home: Path
     is_alive: bool = True
-    api: Api = API
+    owns_prefect: bool = False
+    prefect_api_url: str = API.url
     prefect_ui_url: str = "http://nowhere"
 
 

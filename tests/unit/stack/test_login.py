@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from serin.errors import StackError
+from serin.stack.host.standing import stack_environment
 from serin.stack.prefect.login import login_file, make_login, read_login
-from serin.stack.prefect.processes import prefect_environment, prefect_server, stack_environment
+from serin.stack.prefect.processes import prefect_environment, prefect_server
 
 URL = "http://127.0.0.1:4200/api"
 

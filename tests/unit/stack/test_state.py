@@ -29,7 +29,7 @@ from serin.stack.host.state import (
     write_stack,
 )
 from serin.stack.prefect import processes
-from serin.stack.prefect.login import make_login
+from serin.stack.prefect.login import make_login, stack_api
 
 
 def stack(home: Path, pid: int, ticks: int) -> Stack:
@@ -138,9 +138,9 @@ def test_a_stack_shows_its_own_server_its_login_and_another_what_the_caller_has(
     monkeypatch.setenv("PREFECT_API_KEY", "pnu_1")
     own = stack(tmp_path, 1, 1)
     login = make_login(tmp_path)
-    assert (own.api.login, own.api.key) == (login, None)
+    assert (stack_api(own).login, stack_api(own).key) == (login, None)
     foreign = replace(own, prefect_port=None)
-    assert (foreign.api.login, foreign.api.key) == ("ada:lovelace", "pnu_1")
+    assert (stack_api(foreign).login, stack_api(foreign).key) == ("ada:lovelace", "pnu_1")
 
 
 def test_only_a_reconciler_for_another_s_server_is_given_the_caller_s_credentials(

@@ -1,0 +1,43 @@
+"""The environment of the stack's processes, and Serin's own modules that run as long as the stack does."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from serin import environment
+from serin.serving.process import Process
+from serin.stack.host.process_scan import STACK_MARK
+
+
+def stack_environment(home: Path) -> dict[str, str]:
+    """What every process of the stack starts from: the caller's environment, with this home and the stack's mark.
+
+    The caller's credentials for Prefect are left out: a served model must not have them."""
+    store = environment.store_url()
+    return environment.child_environment(
+        **dict.fromkeys(environment.prefect_credentials()),
+        SERIN_HOME=str(home),
+        SERIN_STORE=store if "://" in store else str(Path(store).expanduser().absolute()),
+        PYTHONUNBUFFERED="1",
+        **{STACK_MARK: str(home)},
+    )
+
+
+def standing_process(home: Path, name: str, module: str, settings: dict[str, str] | None = None) -> Process:
+    """`python -m module`, kept running by the stack under `name`."""
+    return Process(
+        name=name,
+        command=(sys.executable, "-m", module),
+        environment=stack_environment(home) if settings is None else settings,
+        folder=home,
+        log=home / "logs" / f"{name}.log",
+        stop_s=10.0,
+    )
+
+
+def log_to_stdout() -> None:
+    """Write the records of Serin's loggers to standard output, one line each with its time. supervisord keeps them."""
+    logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z")
+    logging.getLogger("serin").setLevel(logging.INFO)
