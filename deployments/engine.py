@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin import environment
+from serin.machine import environment
 from serin.stack.host.process_scan import RUN_MARK
 
 APPLICATION = Path(__file__).resolve().parents[1]

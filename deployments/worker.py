@@ -33,7 +33,7 @@ from prefect.workers.process import ProcessWorker
 from websockets.exceptions import WebSocketException
 
 from deployments.engine import APPLICATION, ENGINE, SUPERVISOR, waiting_environment
-from serin import environment
+from serin.machine import environment
 from serin.stack.prefect.processes import scratch_folder
 
 _WAITS = tuple(f"prefect.flow-run.{state}" for state in ("Scheduled", "AwaitingRetry", "Resuming"))

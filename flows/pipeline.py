@@ -5,8 +5,8 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.parameters import Spec, Stage
-from serin.artifacts import Release
 from serin.spec.load import load_spec
+from serin.store.artifacts import Release
 from tasks.etl import build_dataset
 from tasks.export import export_model
 from tasks.outcome import outcome_as_state

@@ -9,8 +9,8 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.parameters import Spec, Stage
-from serin.artifacts import Bundle, Checkpoint, Dataset, Release
 from serin.spec.load import load_spec
+from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
 from tasks.etl import find_dataset
 from tasks.export import find_bundle
 from tasks.needs import etl_needs, export_needs, train_needs

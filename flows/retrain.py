@@ -6,7 +6,7 @@ from typing import Literal
 
 from prefect import flow
 
-from serin.artifacts import Release
+from serin.store.artifacts import Release
 from tasks.outcome import outcome_as_state
 from tasks.retrain import models_to_retrain, retrain_models
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 from prefect.flow_runs import pause_flow_run
 
-from serin.artifacts import Release
+from serin.store.artifacts import Release
 from tasks.approval import Approval, until_answered_elsewhere
 from tasks.outcome import outcome_as_state
 from tasks.roll_out import answer_rollout, begin_rollout, follow_rollout

@@ -6,8 +6,8 @@ from typing import Any
 
 from prefect import flow
 
-from serin.artifacts import Bundle, Checkpoint, Dataset
 from serin.spec.load import load_spec
+from serin.store.artifacts import Bundle, Checkpoint, Dataset
 from tasks.etl import build_dataset
 from tasks.export import export_model
 from tasks.outcome import outcome_as_state

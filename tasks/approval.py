@@ -14,10 +14,10 @@ from prefect.flow_runs import aresume_flow_run
 from prefect.input import RunInput
 from prefect.runtime import flow_run
 
-from serin import environment
-from serin.artifacts import Release
+from serin.machine import environment
 from serin.rollout.state import Hold
 from serin.rollout.status import model_status
+from serin.store.artifacts import Release
 
 
 class Approval(RunInput):

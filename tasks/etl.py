@@ -12,16 +12,16 @@ from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
-from serin import environment
-from serin.artifacts import NO_DATASET, Dataset
 from serin.formats.dataset import read_dataset
-from serin.receipt import Receipt, measure
+from serin.machine import environment
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.stages import EtlSpec
-from serin.stage_keys import note, remember, why
-from serin.stage_results import find_result, keep_result
-from serin.store import Store
+from serin.store.artifacts import NO_DATASET, Dataset
+from serin.store.receipt import Receipt, measure
+from serin.store.stage_keys import note, remember, why
+from serin.store.stage_results import find_result, keep_result
+from serin.store.store import Store
 from tasks.markdown import drawing, receipt_table, table
 from tasks.needs import etl_needs, leased
 from tasks.pictures import bars

@@ -15,17 +15,17 @@ from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
-from serin import environment
-from serin.artifacts import Bundle, Checkpoint, Dataset
 from serin.errors import NotFound
 from serin.formats.bundle import read_manifest
 from serin.formats.trained import RECORD, read_record
-from serin.receipt import Receipt, measure
-from serin.runs import hold_run_of
+from serin.machine import environment
 from serin.spec.pipeline import PipelineSpec
-from serin.stage_keys import StageKey, key_of, note, remember, why
-from serin.stage_results import find_result, keep_result, one_at_a_time
-from serin.store import Store
+from serin.store.artifacts import Bundle, Checkpoint, Dataset
+from serin.store.receipt import Receipt, measure
+from serin.store.runs import hold_run_of
+from serin.store.stage_keys import StageKey, key_of, note, remember, why
+from serin.store.stage_results import find_result, keep_result, one_at_a_time
+from serin.store.store import Store
 from serin.training.place import edition_of, own_code
 from tasks.markdown import drawing, receipt_table, table
 from tasks.needs import export_needs, leased

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.hardware import inventory
-from serin.leases import Lease, lease
+from serin.machine.hardware import inventory
+from serin.machine.leases import Lease, lease
 from serin.spec.data import DataSpec
 from serin.spec.stages import EtlSpec, ExportSpec, ModelSpec, TrainingSpec
 from serin.training.place import devices_wanted

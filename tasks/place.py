@@ -28,9 +28,9 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelling, Crashed
 from pydantic import TypeAdapter
 
-from serin import environment
 from serin.errors import StageFailed, StageLost
-from serin.stage_keys import note, notes
+from serin.machine import environment
+from serin.store.stage_keys import note, notes
 from tasks.retry import error_is_retryable
 
 Result = TypeVar("Result")

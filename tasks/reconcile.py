@@ -8,7 +8,7 @@ import time
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from serin import environment
+from serin.machine import environment
 from serin.stack.host.state import running_stack
 from serin.stack.prefect.lost_runs import STARTING_S
 from serin.stack.prefect.reconcile import build_reconciler

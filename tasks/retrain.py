@@ -6,9 +6,9 @@ import asyncio
 
 from prefect import get_run_logger
 
-from serin.artifacts import Release
 from serin.errors import SerinError
 from serin.spec.pipeline import PipelineSpec
+from serin.store.artifacts import Release
 from tasks.place import run_stage
 from tasks.versions import find_version, live_models
 

@@ -16,10 +16,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 from prefect.runtime import flow_run
 
-from serin import environment
-from serin.artifacts import Release
 from serin.errors import RolloutFailed, RolloutRefused, RolloutUnfinished
 from serin.formats.journal import Decision
+from serin.machine import environment
 from serin.rollout.commands import Command, Kind, ask
 from serin.rollout.drawing import evidence_drawing
 from serin.rollout.plan import Plan
@@ -27,6 +26,7 @@ from serin.rollout.state import Hold, Phase
 from serin.rollout.status import model_status, reader
 from serin.rollout.story import tell
 from serin.spec.stages import RolloutSpec, ServingSpec
+from serin.store.artifacts import Release
 from tasks.approval import Approval
 from tasks.markdown import drawing, table
 from tasks.pictures import curves

@@ -11,11 +11,11 @@ from prefect import get_run_logger, task
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from serin import environment
-from serin.artifacts import Dataset
-from serin.runs import run_folder
+from serin.machine import environment
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.search import with_values
+from serin.store.artifacts import Dataset
+from serin.store.runs import run_folder
 from serin.training.search import SearchResult, search, search_key
 from tasks.markdown import picture, table
 from tasks.retry import error_is_retryable

@@ -14,14 +14,14 @@ from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
-from serin import environment
-from serin.artifacts import Checkpoint, Dataset
-from serin.leases import lease
-from serin.runs import hold_run_of
+from serin.machine import environment
+from serin.machine.leases import lease
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.stage_keys import note, remember, why
-from serin.stage_results import find_result, keep_result, one_at_a_time
-from serin.store import Store
+from serin.store.artifacts import Checkpoint, Dataset
+from serin.store.runs import hold_run_of
+from serin.store.stage_keys import note, remember, why
+from serin.store.stage_results import find_result, keep_result, one_at_a_time
+from serin.store.store import Store
 from serin.training import launch
 from serin.training.place import (
     devices_wanted,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serin.artifacts import Release
 from serin.errors import NotFound
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.store import Store
+from serin.store.artifacts import Release
+from serin.store.store import Store
 
 
 def find_version(model: str, version: int | str | None = None) -> tuple[Release, PipelineSpec]:

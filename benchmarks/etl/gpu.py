@@ -178,7 +178,7 @@ def _ours(table: Path, out: Path, engine: str, say: Callable[[str], None] = lamb
     from serin.etl.build import build_dataset
     from serin.formats.dataset import read_dataset
     from serin.spec.load import load_spec
-    from serin.store import Store
+    from serin.store.store import Store
 
     spec = load_spec(
         {

@@ -12,7 +12,7 @@ from serin.etl.build import build_dataset
 from serin.etl.cuda_cluster import gpu_cluster
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import EtlSpec
-from serin.store import Store
+from serin.store.store import Store
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
 
 FAILURES = (

@@ -11,7 +11,7 @@ from serin.etl.build import build_dataset
 from serin.formats.dataset import read_dataset
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.store import Store
+from serin.store.store import Store
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:

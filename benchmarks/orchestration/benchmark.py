@@ -30,7 +30,7 @@ import yaml
 from benchmarks.child import ContenderFailed
 from benchmarks.machine import machine
 from benchmarks.report import Report
-from serin.store import Store
+from serin.store.store import Store
 
 Say = Callable[[str], None]
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ def make_folds(folder: Path, count: int, say: Callable[[str], None]) -> list[str
     """
     from serin.etl.build import build_dataset
     from serin.spec.load import load_spec
-    from serin.store import Store
+    from serin.store.store import Store
 
     if not (SPEC.parent / "data" / "flights.parquet").exists():
         raise ContenderFailed(

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from onnx import TensorProto, helper, numpy_helper
 
-from serin.artifacts import Bundle
 from serin.formats.bundle import write_manifest
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, write_schema
-from serin.store import Store
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
 
 Columns = dict[str, np.ndarray[Any, Any]]
 

@@ -20,7 +20,6 @@ from benchmarks.serving import model
 from benchmarks.serving.asking import Server, json_documents, plain_bytes, tensors
 from benchmarks.serving.contenders import PACKAGE, PEERS, Peer, bytes_body, protocol_answer, protocol_body
 from benchmarks.serving.proxy import bare_proxy
-from serin.artifacts import ModelRoute, Release
 from serin.errors import ReleaseNotReady
 from serin.serving.children import Children
 from serin.serving.client.load import Closed, run_load
@@ -29,7 +28,8 @@ from serin.serving.ports import free_ports
 from serin.serving.process import Process
 from serin.serving.triton.installation import find_request_filter
 from serin.serving.triton.releases import Releases
-from serin.store import Store
+from serin.store.artifacts import ModelRoute, Release
+from serin.store.store import Store
 
 PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 START_S = 60.0

@@ -26,7 +26,7 @@ import tritonclient.http as http_client
 from traffic import Traffic
 
 from serin.metrics import auc
-from serin.store import Store
+from serin.store.store import Store
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

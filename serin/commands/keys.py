@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin import environment
 from serin.commands.output import Json, say, show, show_json, show_table, when
 from serin.errors import GatewayRejected, SpecError
+from serin.machine import environment
 
 if TYPE_CHECKING:
     from serin.serving.envoy.keys import ApiKey

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from serin import environment
 from serin.commands.output import Json, human_bytes, progress, show, show_json, show_table
 from serin.errors import NotFound, SpecError
+from serin.machine import environment
 
 if TYPE_CHECKING:
-    from serin.artifacts import Bundle
     from serin.formats.schema import InputColumn
-    from serin.store import Store
+    from serin.store.artifacts import Bundle
+    from serin.store.store import Store
 
 Model = Annotated[str, typer.Argument(help="The model's name.")]
 Version = Annotated[str, typer.Argument(help="A number, or live, candidate, previous.")]
@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 def list_models(as_json: Json = False) -> None:
     """Every version, with its aliases and metrics."""
-    from serin.store import Store
+    from serin.store.store import Store
 
     store = Store.open()
     found = []
@@ -57,7 +57,7 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
     """One version: where it came from, what it asks of its clients, how good it is. [default: the newest]"""
     from serin.formats.bundle import read_manifest
     from serin.formats.schema import read_schema
-    from serin.store import Store
+    from serin.store.store import Store
 
     bundle = _bundle(Store.open(), model, version)
     manifest, schema = read_manifest(Path(bundle.path)), read_schema(Path(bundle.path))
@@ -96,7 +96,7 @@ def diff_models(
 ) -> None:
     """What two versions differ in: columns, spec, numbers, origins, files."""
     from serin.formats.bundle_diff import diff_bundles
-    from serin.store import Store
+    from serin.store.store import Store
 
     store = Store.open()
     first, second = (store.bundle(model, version) for version in (left, right))
@@ -123,7 +123,7 @@ def import_model(
     """Take a version, or a team's own Triton repository, under the next number of this store."""
     from serin.export.take_over import import_bundle
     from serin.export.take_repository import import_repository, is_repository
-    from serin.store import Store
+    from serin.store.store import Store
 
     if is_repository(folder):
         if name is None:
@@ -139,7 +139,7 @@ def import_model(
 def verify_model(model: Model, version: Version = "") -> None:
     """Every file of a version is what its manifest says, and nothing else is there. [default: the newest]"""
     from serin.formats.bundle import verify_bundle
-    from serin.store import Store
+    from serin.store.store import Store
 
     bundle = _bundle(Store.open(), model, version)
     manifest = verify_bundle(Path(bundle.path))
@@ -182,8 +182,8 @@ def predict(
 
 def gpus(as_json: Json = False) -> None:
     """The GPUs of this machine, who holds them since when, and who waits for them."""
-    from serin.hardware import inventory
-    from serin.leases import holders, offered_bytes, waiters
+    from serin.machine.hardware import inventory
+    from serin.machine.leases import holders, offered_bytes, waiters
 
     home = environment.home()
     held, waiting, devices = holders(home), waiters(home), inventory()
@@ -226,8 +226,8 @@ def gc(
     as_json: Json = False,
 ) -> None:
     """Old versions, unused datasets, old runs and the leavings of crashes: listed, and removed with --remove."""
-    from serin.retention import Policy, collect_garbage
-    from serin.store import Store
+    from serin.store.retention import Policy, collect_garbage
+    from serin.store.store import Store
 
     store = Store.open()
     if not store.local:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin import environment
 from serin.commands.output import Json, progress, say, show, show_json
 from serin.errors import SpecError
+from serin.machine import environment
 
 if TYPE_CHECKING:
     from serin.spec.pipeline import PipelineSpec

@@ -12,14 +12,14 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from serin import environment
-from serin.artifacts import Bundle
 from serin.errors import RowsUnfit
 from serin.formats.bundle import output_column
 from serin.formats.rows import RowWriter, read_rows, write_rows
 from serin.formats.schema import Schema, read_schema
 from serin.formats.wire import to_wire
-from serin.store import Store
+from serin.machine import environment
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
 
 Say = Callable[[str], None]
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin import environment
 from serin.commands import rollout_story
 from serin.commands.output import Json, say, show, show_json, show_table, when
 from serin.errors import NotFound, RolloutError, RolloutFailed, RolloutRefused
+from serin.machine import environment
 
 if TYPE_CHECKING:
     from serin.rollout.commands import Kind
@@ -193,7 +193,7 @@ def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -
     from serin.rollout.status import model_status
     from serin.serving.external import External, parse_address
     from serin.stack.host.state import running_stack
-    from serin.store import Store
+    from serin.store.store import Store
 
     try:
         addresses = parse_address(stable), parse_address(candidate)
@@ -227,7 +227,7 @@ def _plan_of(spec: Path | None) -> Plan | None:
 
 
 def _plan(model: str, version: int, spec: Path | None) -> Plan | None:
-    from serin.store import Store
+    from serin.store.store import Store
 
     bundle = Store.open().bundle(model, version)
     return _plan_of(spec or Path(bundle.path) / "spec.yaml")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin import environment
 from serin.commands.output import Json, show, show_json, when
 from serin.errors import NotFound
+from serin.machine import environment
 
 if TYPE_CHECKING:
     from serin.formats.journal import Decision

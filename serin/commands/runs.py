@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serin import environment
 from serin.commands.output import Json, show, show_json, show_table, when
 from serin.errors import NotFound
+from serin.machine import environment
 from serin.stack.prefect.login import stack_api
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _flow_runs(limit: int) -> list[RunEntry]:
 
 def _flow_run_details(name: str) -> dict[str, Any] | None:
     from serin.stack.prefect.rest_api import flow_names, flow_runs, run_log
-    from serin.stage_keys import notes
+    from serin.store.stage_keys import notes
 
     stack = _stack()
     found = flow_runs(stack_api(stack), limit=1, name=name) if stack else []
@@ -147,7 +147,7 @@ def _flow_run_details(name: str) -> dict[str, Any] | None:
 
 
 def _trainings() -> list[RunEntry]:
-    from serin.runs import runs
+    from serin.store.runs import runs
 
     found = []
     for name in runs(environment.home()):
@@ -167,7 +167,7 @@ def _trainings() -> list[RunEntry]:
 
 
 def _training_details(name: str) -> dict[str, Any] | None:
-    from serin.runs import runs
+    from serin.store.runs import runs
 
     if name not in runs(environment.home()):
         return None

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin import environment
 from serin.commands.output import Json, progress, show, show_json
+from serin.machine import environment
 
 if TYPE_CHECKING:
     from serin.spec.pipeline import PipelineSpec
@@ -68,8 +68,8 @@ def search(
 
 def search_settings(spec: PipelineSpec, *, say: Say) -> SearchResult:
     from serin.etl.build import build_dataset
-    from serin.runs import run_folder
-    from serin.store import Store
+    from serin.store.runs import run_folder
+    from serin.store.store import Store
     from serin.training.search import search as run_search
     from serin.training.search import search_key
 

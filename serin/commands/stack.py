@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from serin import environment
 from serin.commands.output import Json, progress, show, show_json
+from serin.machine import environment
 
 
 def register(app: typer.Typer) -> None:

@@ -10,14 +10,14 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serin import environment
-from serin.artifacts import NO_DATASET, Bundle, Checkpoint, Dataset
 from serin.errors import NotTrained, Preempted, TrainingRefused
-from serin.leases import lease
-from serin.runs import hold_run_of
+from serin.machine import environment
+from serin.machine.leases import lease
 from serin.spec.pipeline import PipelineSpec
-from serin.stage_results import find_result, keep_result, one_at_a_time
-from serin.store import Store
+from serin.store.artifacts import NO_DATASET, Bundle, Checkpoint, Dataset
+from serin.store.runs import hold_run_of
+from serin.store.stage_results import find_result, keep_result, one_at_a_time
+from serin.store.store import Store
 from serin.training.place import (
     devices_wanted,
     refuse_changed_code,

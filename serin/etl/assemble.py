@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serin.artifacts import Dataset
 from serin.errors import TableEmpty
 from serin.etl.answers import Answers
 from serin.etl.candidates import Candidates
@@ -48,6 +47,7 @@ from serin.formats.shards import count_parts
 from serin.formats.statistics import ColumnStatistics, write_statistics
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
+from serin.store.artifacts import Dataset
 
 Sizes = npt.NDArray[np.int64]  # rows by piece and split
 

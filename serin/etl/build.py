@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.artifacts import Dataset
 from serin.etl.assemble import Assembly
 from serin.etl.attempts import run_with_room
 from serin.etl.checks import judge_freshness
@@ -35,8 +34,9 @@ from serin.formats.shards import row_files
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.stages import EtlSpec
-from serin.stage_keys import StageKey, key_of, made_by, said
-from serin.store import Store
+from serin.store.artifacts import Dataset
+from serin.store.stage_keys import StageKey, key_of, made_by, said
+from serin.store.store import Store
 
 Say = Callable[[str], None]
 _FIT_VERSION = 4  # raised when the same inputs would give other numbers than before

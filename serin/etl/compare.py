@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from serin.artifacts import Dataset
 from serin.errors import CheckFailed
 from serin.etl.checks import Say, settle
 from serin.etl.seal import canonical
@@ -17,7 +16,8 @@ from serin.formats.dataset import STATISTICS
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics, read_statistics
 from serin.spec.checks import CheckSpec
 from serin.spec.data import DataSpec
-from serin.store import Store
+from serin.store.artifacts import Dataset
+from serin.store.store import Store
 
 Floats = npt.NDArray[np.float64]
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from serin import environment
 from serin.errors import ClusterNotUp
 from serin.etl.device import QUICK_COMPILER
+from serin.machine import environment
 
 START_S = 90.0
 _STOP_S = 15.0

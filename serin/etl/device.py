@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from serin import environment
 from serin.columns.column import Column, array_module, on_host
 from serin.errors import GpuUnusable
 from serin.formats.shards import Rows, place_rows, write_at, write_rows
-from serin.hardware import inventory
+from serin.machine import environment
+from serin.machine.hardware import inventory
 from serin.spec.features import FeatureSpec
 from serin.spec.parse_steps import STEPS
 

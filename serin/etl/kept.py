@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from serin.durable import sync
 from serin.etl.seal import canonical
 from serin.formats.dataset import SourceFile
-from serin.stage_keys import made_by
+from serin.machine.durable import sync
+from serin.store.stage_keys import made_by
 
 
 class Kept:

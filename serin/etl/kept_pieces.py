@@ -34,7 +34,7 @@ from serin.etl.target import TargetPart
 from serin.etl.unknown import Unknown
 from serin.formats.dataset import SourceFile
 from serin.spec.data import DataSpec
-from serin.stage_keys import made_by, said
+from serin.store.stage_keys import made_by, said
 
 FORMAT, VERSION = "serin.piece", 1
 T = TypeVar("T")

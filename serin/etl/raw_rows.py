@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from serin.artifacts import Dataset
 from serin.errors import TableEmpty
 from serin.etl.attempts import run_with_room
 from serin.etl.device_read import hold_pieces
@@ -30,6 +29,7 @@ from serin.formats.shards import read_split
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.stages import EtlSpec
+from serin.store.artifacts import Dataset
 
 Ids = npt.NDArray[np.int64]
 _ARROW: Mapping[Kind, pa.DataType] = {

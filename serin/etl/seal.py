@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from serin.durable import sync
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, DatasetDescription, SplitDescription, write_dataset
 from serin.formats.shards import part_files, seal_part
+from serin.machine.durable import sync
 
 _SYNCS_AT_ONCE = 4  # a disk takes several at the price of one
 

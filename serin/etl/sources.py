@@ -23,8 +23,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from serin.errors import SourceMissing, SourceUnreadable
 from serin.etl.source_marks import content_mark
-from serin.file_digests import content_digest
 from serin.formats.dataset import SourceFile
+from serin.store.file_digests import content_digest
 
 _PARQUET = (".parquet", ".parq", ".pq")
 _TEXT = re.compile(r"\.(csv|tsv|jsonl|ndjson|json)(\.(gz|bz2|zst))?$")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from serin.artifacts import Bundle, Checkpoint, Dataset, Release
 from serin.export.card import model_card
 from serin.export.champion import ChampionReport, ReadRows, meet_champion
 from serin.export.fuse import name_model
@@ -26,7 +25,8 @@ from serin.formats.schema import write_schema
 from serin.formats.trained import read_record, read_trained
 from serin.formats.wire import Array, to_wire
 from serin.spec.pipeline import PipelineSpec
-from serin.store import Store
+from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
+from serin.store.store import Store
 
 _SOURCES = 1000  # files that a manifest names; the dataset names all
 

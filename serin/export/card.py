@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serin.artifacts import Release
 from serin.export.champion import ChampionReport
 from serin.export.gate import GateReport
 from serin.features.plan import FeaturePlan
@@ -14,6 +13,7 @@ from serin.formats.dataset import DatasetDescription
 from serin.formats.schema import Schema
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import ModelSpec
+from serin.store.artifacts import Release
 
 _ANSWER = {
     "binary": "`score`: the probability that the target holds, between 0 and 1.",

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from serin.artifacts import Bundle
 from serin.columns.segments import segment_masks
 from serin.errors import BundleBroken, ChampionRefused, DataError, ExportFailed, PredictionFailed, SpecError
 from serin.export.predict import Scorer
@@ -28,7 +27,8 @@ from serin.metrics import paired_bootstrap
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec, read_yaml
 from serin.spec.pipeline import PipelineSpec
-from serin.store import Store
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
 
 RESAMPLES = 1000
 _FEWEST_ROWS = 100

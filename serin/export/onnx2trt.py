@@ -16,7 +16,7 @@ import onnx
 
 from serin.errors import ExportFailed
 from serin.export.session import has_device
-from serin.hardware import inventory
+from serin.machine.hardware import inventory
 
 PROFILE_ROWS = (1, 8, 64)
 _WORKSPACE_BYTES = 1 << 30

@@ -15,7 +15,6 @@ import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serin.artifacts import Bundle, Checkpoint, Release
 from serin.errors import ChampionRefused, ExportFailed, GateFailed
 from serin.export.champion import ChampionReport
 from serin.export.fuse import name_model
@@ -29,7 +28,8 @@ from serin.formats.schema import Schema, read_schema, write_schema
 from serin.formats.trained import read_trained
 from serin.formats.wire import Array, to_wire
 from serin.spec.pipeline import PipelineSpec
-from serin.store import Store
+from serin.store.artifacts import Bundle, Checkpoint, Release
+from serin.store.store import Store
 
 Say = Callable[[str], None]
 

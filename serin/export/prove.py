@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from serin import environment
-from serin.artifacts import Checkpoint
 from serin.columns.segments import segment_masks
 from serin.errors import ExportFailed, GateFailed
 from serin.export.champion import ReadRows
@@ -33,8 +31,10 @@ from serin.formats.runtime import Runtime
 from serin.formats.schema import Schema, outputs_of
 from serin.formats.shards import read_split
 from serin.formats.wire import Array
-from serin.hardware import inventory
+from serin.machine import environment
+from serin.machine.hardware import inventory
 from serin.spec.pipeline import PipelineSpec
+from serin.store.artifacts import Checkpoint
 
 _METRIC_BATCH_ROWS = 8192
 _JUDGED_ROWS = 200_000

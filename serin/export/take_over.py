@@ -7,12 +7,12 @@ from pathlib import Path
 
 import onnx
 
-from serin.artifacts import Bundle, Release
 from serin.export.fuse import name_model
 from serin.export.session import open_session
 from serin.formats.bundle import MANIFEST, read_golden, verify_bundle, write_manifest
 from serin.spec.names import valid_model_name
-from serin.store import Store
+from serin.store.artifacts import Bundle, Release
+from serin.store.store import Store
 
 
 def import_bundle(folder: Path, store: Store, *, name: str | None = None) -> Bundle:

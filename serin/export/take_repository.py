@@ -15,14 +15,14 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serin.artifacts import Bundle, Release
 from serin.errors import ExportFailed
 from serin.export.champion import ChampionReport
 from serin.formats.bundle import GOLDEN, MANIFEST, REPOSITORY, read_golden, write_document, write_manifest
 from serin.formats.schema import FILE as SCHEMA
 from serin.formats.schema import Schema, read_schema
 from serin.spec.names import valid_model_name
-from serin.store import Store
+from serin.store.artifacts import Bundle, Release
+from serin.store.store import Store
 
 _CONFIG = "config.pbtxt"
 _CODE = (".py", ".so", ".pyc")

@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from serin import environment
-from serin.artifacts import Bundle, Checkpoint
 from serin.errors import ExtraMissing
+from serin.machine import environment
+from serin.store.artifacts import Bundle, Checkpoint
 
 Say = Callable[[str], None]
 

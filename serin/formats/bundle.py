@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serin.artifacts import Release
 from serin.errors import BundleBroken, NameInvalid
 from serin.formats.schema import InputColumn, OutputTensor, Schema, read_schema, write_schema
 from serin.formats.wire import Array, to_wire
+from serin.store.artifacts import Release
 
 __all__ = [
     "Golden", "InputColumn", "Manifest", "ManifestFile", "OutputTensor", "Schema", "read_golden", "read_manifest",

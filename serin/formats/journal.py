@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from serin.durable import sync
 from serin.errors import JournalHeld, JournalUnknown
+from serin.machine.durable import sync
 
 FORMAT: Final = "serin.journal"
 VERSION: Final = 1

@@ -18,8 +18,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from serin.durable import begin_sync
 from serin.errors import BundleBroken
+from serin.machine.durable import begin_sync
 
 FORMAT, VERSION = "serin.shard", 1
 PART_ROWS = 2**20

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
-from serin.artifacts import Release
 from serin.rollout.state import (
     CONTROLLER,
     Hold,
@@ -18,6 +17,7 @@ from serin.rollout.state import (
     shift,
 )
 from serin.rollout.verdict import Judgement, Verdict
+from serin.store.artifacts import Release
 
 ReleaseState = Literal["absent", "starting", "ready", "dead"]
 _SETTLE_S: Final = 1.0  # Envoy's workers take new weights a moment after its main thread says it has them

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from serin.artifacts import Endpoint, Release
 from serin.rollout.advance import ReleaseState
 from serin.rollout.ports import Processes
+from serin.store.artifacts import Endpoint, Release
 
 
 class BackgroundFleet:

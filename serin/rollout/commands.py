@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
-from serin.durable import write_whole
 from serin.errors import ControllerSilent, SerinError
+from serin.machine.durable import write_whole
 from serin.rollout.plan import Plan
 from serin.spec.names import valid_model_name
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from serin.artifacts import Release
 from serin.errors import RolloutRefused
 from serin.rollout.commands import Command
 from serin.rollout.plan import Plan
 from serin.rollout.state import Hold, Phase, Rollout, abort, begin_again, move, needs_approval, shift
+from serin.store.artifacts import Release
 
 
 def obey(now: Rollout | None, command: Command, t: float) -> Rollout:

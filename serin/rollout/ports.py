@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.formats.journal import Decision, Keep
 from serin.rollout.advance import ReleaseState
 from serin.rollout.commands import Answer, Command
 from serin.rollout.state import Rollout
 from serin.rollout.verdict import Judgement
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 
 class Router(Protocol):

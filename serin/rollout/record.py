@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serin.artifacts import Release
 from serin.formats.journal import Decision, Journal
 from serin.rollout.plan import Plan
 from serin.rollout.state import Hold, Phase, Rollout
 from serin.rollout.verdict import Verdict
+from serin.store.artifacts import Release
 
 
 def rollout2decision(rollout: Rollout, t: float, *, command: str | None = None) -> Decision:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
-from serin.artifacts import ModelRoute, Release
 from serin.rollout.plan import Plan
 from serin.rollout.verdict import Verdict
+from serin.store.artifacts import ModelRoute, Release
 
 CONTROLLER: Final = "controller"
 

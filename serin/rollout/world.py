@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.rollout.advance import ReleaseState, Seen
 from serin.rollout.ports import Clock, Fleet, Judge, Router, Versions
 from serin.rollout.state import Phase, Rollout
 from serin.rollout.verification import FOREIGN, Beside, Verifications, Verified
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 _REAPPLY_S: Final = (
     5.0  # routes are pushed this often even when nothing changed: the gateway may be a new process

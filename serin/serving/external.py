@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from serin.artifacts import Endpoint, Release
-from serin.durable import write_whole
 from serin.errors import ReleaseNotReady
+from serin.machine.durable import write_whole
 from serin.spec.names import valid_model_name
+from serin.store.artifacts import Endpoint, Release
 
 FORMAT, VERSION = "serin.external", 1
 

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from serin.code_digest import digest_of_module
+from serin.spec.code_digest import digest_of_module
 
 _METHODS = ("transform", "to_onnx", "describe", "to_json", "from_json")
 _FITTING = ("measure", "merge", "fit")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from serin.artifacts import Endpoint, Release
 from serin.errors import RolloutRefused
 from serin.rollout.advance import ReleaseState
 from serin.rollout.ports import Processes, Versions
 from serin.serving.external import External
+from serin.store.artifacts import Endpoint, Release
 
 
 class CombinedFleet:

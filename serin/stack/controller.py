@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from serin import environment
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.errors import ReleaseNotReady, SerinError
 from serin.formats.bundle import REPOSITORY
+from serin.machine import environment
 from serin.rollout.background import BackgroundFleet
 from serin.rollout.commands import Inbox
 from serin.rollout.controller import Controller
@@ -33,7 +32,8 @@ from serin.serving.triton.repository import serving_settings
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
 from serin.stack.host.standing import log_to_stdout
 from serin.stack.wiring import build_gateway, build_releases, request_log
-from serin.store import Store
+from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.store.store import Store
 
 log = logging.getLogger("serin.stack.controller")  # not __name__, which is __main__ here
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from serin.artifacts import Release
 from serin.errors import NameInvalid, NotUp, ServingError, SupervisorGone
 from serin.serving.envoy.gateway import PROCESS_NAME as GATEWAY
 from serin.stack.host.process_scan import end_processes, group_members, stack_processes
@@ -16,6 +15,7 @@ from serin.stack.host.state import Stack, changing_stack, read_stack, remove_soc
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes
 from serin.stack.wiring import CONTROLLER, build_gateway, remove_shared_memory
+from serin.store.artifacts import Release
 
 Say = Callable[[str], None]
 

@@ -14,9 +14,9 @@ import threading
 import time
 from pathlib import Path
 
-from serin import environment
 from serin.errors import AlreadyUp, ProcessFailed, SerinError
-from serin.private import make_private
+from serin.machine import environment
+from serin.machine.private import make_private
 from serin.serving.envoy.tls import TlsFiles, tls_pair
 from serin.serving.triton.installation import find_request_filter
 from serin.stack.down import clear_away, take_down

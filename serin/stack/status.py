@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serin.artifacts import Release
 from serin.errors import NameInvalid, SupervisorGone
 from serin.formats.request_log import read_since
 from serin.monitoring.latency import ReleaseLatency, summarise
@@ -21,6 +20,7 @@ from serin.stack.host.state import Stack, read_stack
 from serin.stack.host.supervisor import Child, Supervisor
 from serin.stack.prefect import rest_api
 from serin.stack.wiring import build_gateway, build_releases, request_log
+from serin.store.artifacts import Release
 
 WINDOW_S = 60.0
 

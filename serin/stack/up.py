@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from serin import environment
 from serin.errors import AlreadyUp, ProcessFailed, StackError
-from serin.private import make_private
+from serin.machine import environment
+from serin.machine.private import make_private
 from serin.serving.envoy.tls import TlsFiles
 from serin.serving.process import Process
 from serin.serving.triton.installation import find_request_filter, find_triton

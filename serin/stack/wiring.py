@@ -6,7 +6,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from serin import environment
+from serin.machine import environment
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.keys import KeyFile
 from serin.serving.process import Process
@@ -15,7 +15,7 @@ from serin.serving.triton.releases import Releases
 from serin.stack.host.standing import standing_process
 from serin.stack.host.state import socket_folder
 from serin.stack.host.supervisor import Supervisor
-from serin.store import Store
+from serin.store.store import Store
 
 CONTROLLER = "controller"
 

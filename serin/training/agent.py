@@ -14,8 +14,8 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from serin import environment
 from serin.errors import Preempted
+from serin.machine import environment
 from serin.training.job import TrainingJob, training_file
 from serin.training.lifeline import die_with_parent
 from serin.training.status import Status, read_status, write_status

@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from serin.durable import sync
 from serin.errors import CheckpointBroken, StoreNotWritable
+from serin.machine.durable import sync
 
 TENSORS, STATE, COMPLETE = "state.safetensors", "state.json", "COMPLETE"
 _LAST = 2

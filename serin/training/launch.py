@@ -19,12 +19,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serin.artifacts import Checkpoint, Dataset
-from serin.durable import write_whole
 from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
-from serin.hardware import Device, inventory
-from serin.receipt import Measurement, Work, measure
+from serin.machine.durable import write_whole
+from serin.machine.hardware import Device, inventory
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.store.artifacts import Checkpoint, Dataset
+from serin.store.receipt import Measurement, Work, measure
 from serin.training.files import only_one
 from serin.training.job import TrainingJob, result_folder, training_file
 from serin.training.machines import Machines, machines_told

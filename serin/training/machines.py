@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serin import environment
 from serin.errors import SpecError
+from serin.machine import environment
 
 _LOCAL = ("localhost", "127.0.0.1")
 

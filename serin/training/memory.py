@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serin.durable import write_whole
+from serin.machine.durable import write_whole
 
 
 class StartAgain(Exception):

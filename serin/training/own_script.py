@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin import environment
 from serin.errors import SpecError
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import Rows, read_split
+from serin.machine import environment
 from serin.training.progress import tell
 
 

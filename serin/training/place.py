@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from serin.artifacts import Dataset
-from serin.code_digest import digest_of_file, digest_of_module
 from serin.errors import CodeChanged
-from serin.hardware import inventory
-from serin.runs import run_folder
+from serin.machine.hardware import inventory
+from serin.spec.code_digest import digest_of_file, digest_of_module
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.stage_keys import StageKey, key_of
+from serin.store.artifacts import Dataset
+from serin.store.runs import run_folder
+from serin.store.stage_keys import StageKey, key_of
 
 _FORMAT = 1  # raise it when the same inputs must give another result
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, BinaryIO
 
-from serin import environment
+from serin.machine import environment
 from serin.training.progress import Follower, describe
 
 _POLL_S = 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from serin.durable import sync
+from serin.machine.durable import sync
 from serin.spec.stages import TrainingSpec
 from serin.training.job import result_folder
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from serin.durable import sync
 from serin.formats.weights import read_weights, write_weights
+from serin.machine.durable import sync
 from serin.spec.stages import ModelSpec
 from serin.training.job import TrainingJob, training_file
 from serin.training.lifeline import die_with_parent

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from serin.durable import sync
+from serin.machine.durable import sync
 from serin.training.job import TrainingJob, result_folder
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from serin.artifacts import Dataset
 from serin.errors import SearchFailed
 from serin.spec.search import SearchSpec
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.store.artifacts import Dataset
 from serin.training.files import only_one
 from serin.training.place import training_key
 from serin.training.search_report import write_report

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from serin.durable import write_whole
+from serin.machine.durable import write_whole
 from serin.training.objective import objective_name
 from serin.training.study import Tried
 

@@ -11,8 +11,8 @@ import psutil
 import torch
 from torch import nn
 
-from serin.durable import write_whole
 from serin.errors import TrainingRefused
+from serin.machine.durable import write_whole
 from serin.models.stages import stages_of
 from serin.models.table import Divisible
 from serin.spec.stages import TrainingSpec

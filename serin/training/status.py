@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from serin.durable import write_whole
+from serin.machine.durable import write_whole
 
 # again: all processes must start anew, with something changed that lies in the run's folder (memory.py)
 State = Literal["done", "preempted", "diverged", "refused", "failed", "again"]

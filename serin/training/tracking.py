@@ -15,11 +15,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from serin import environment
-from serin.artifacts import Checkpoint
-from serin.durable import write_whole
 from serin.errors import ExtraMissing, TrainingRefused
-from serin.receipt import Receipt
+from serin.machine import environment
+from serin.machine.durable import write_whole
+from serin.store.artifacts import Checkpoint
+from serin.store.receipt import Receipt
 from serin.training.files import only_one
 from serin.training.job import TrainingJob
 

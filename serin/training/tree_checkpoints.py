@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.durable import write_whole
 from serin.errors import CheckpointBroken, StoreNotWritable
+from serin.machine.durable import write_whole
 
 _KEPT = 2
 

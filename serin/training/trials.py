@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
-from serin.artifacts import Dataset
 from serin.errors import (
     CodeChanged,
     LeaseUnavailable,
@@ -26,10 +25,11 @@ from serin.errors import (
     TrainingRefused,
     WorkerFailed,
 )
-from serin.hardware import inventory
-from serin.leases import lease
+from serin.machine.hardware import inventory
+from serin.machine.leases import lease
 from serin.spec.search import SearchSpec, with_values
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.store.artifacts import Dataset
 from serin.training.launch import train
 from serin.training.objective import objective, objective_name
 from serin.training.place import own_code

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from serin import environment
 from serin.errors import LossNotFinite, Preempted, SerinError
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import SplitArrays, read_split
 from serin.formats.weights import read_weights
+from serin.machine import environment
 from serin.models.build import build_model
 from serin.models.module import ANY_FAULT
 from serin.models.shape import TableShape, shape_of

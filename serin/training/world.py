@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from serin import environment
+from serin.machine import environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

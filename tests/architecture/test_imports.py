@@ -33,7 +33,7 @@ PURE = [
 ]
 PURE_MAY_IMPORT = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
-    "operator", "statistics", "types", "typing", "zlib", "numpy", "serin.artifacts", "serin.errors", "serin.spec",
+    "operator", "statistics", "types", "typing", "zlib", "numpy", "serin.store.artifacts", "serin.errors", "serin.spec",
     "serin.formats.request", "serin.monitoring.latency",
     *(
         f"serin.rollout.{name}"

@@ -38,7 +38,7 @@ def test_the_wheel_holds_the_core_and_the_application_folder_and_nothing_else(wh
 
 def test_the_installed_wheel_finds_its_application_folder(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    program = "from serin.environment import application_folder; print(application_folder())"
+    program = "from serin.machine.environment import application_folder; print(application_folder())"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": str(tmp_path)},

@@ -19,7 +19,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from serin.leases import holders, lease, waiters
+from serin.machine.leases import holders, lease, waiters
 from tests.fakes.gpus import write_inventory
 from tests.signals import kill_9
 

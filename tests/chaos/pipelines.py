@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from serin.errors import StackError
-from serin.leases import Holder, holders
+from serin.machine.leases import Holder, holders
 from serin.serving.ports import free_ports
 from serin.stack.host.process_scan import (
     RUN_MARK,
@@ -36,7 +36,7 @@ from serin.stack.prefect.login import make_login, stack_api
 from serin.stack.prefect.processes import POOLS, PREFECT, RECONCILER, prefect_server, worker_name
 from serin.stack.prefect.rest_api import Api, answers, call
 from serin.stack.wiring import CONTROLLER
-from serin.store import Store
+from serin.store.store import Store
 from tests.fakes.gpus import write_inventory
 from tests.fakes.small_pipeline import small_spec, write_spec
 from tests.signals import kill_9

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import psutil
 
-from serin.artifacts import Release
 from serin.rollout.plan import Plan
 from serin.rollout.state import Hold, Phase, Rollout
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.stack.host.process_scan import group_members, stack_processes
 from serin.stack.wiring import CONTROLLER
+from serin.store.artifacts import Release
 from tests.chaos.stage import PLAN, Clients, Stage, stage
 from tests.signals import hit, kill_9, send
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from serin.artifacts import Release
 from serin.formats.journal import Decision, last_decision, read_decisions
 from serin.rollout.commands import Command, read_answer, submit
 from serin.rollout.plan import Plan
@@ -32,7 +31,8 @@ from serin.serving.triton.repository import build_repository
 from serin.stack.host.process_scan import stack_processes
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.wiring import build_gateway, controller_process, request_log
-from serin.store import Store
+from serin.store.artifacts import Release
+from serin.store.store import Store
 from tests.e2e.serving_stack import good_inputs
 from tests.signals import kill_9
 from tests.unit.serving import bundles

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serin.stack.host.process_scan import stack_processes
 from serin.stack.prefect.processes import POOLS, worker_name
-from serin.stage_keys import notes
+from serin.store.stage_keys import notes
 from tests.chaos.pipelines import FINAL, Pipelines
 from tests.signals import kill_9
 

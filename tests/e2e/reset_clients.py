@@ -18,9 +18,9 @@ import h2.events
 import h2.exceptions
 import psutil
 
-from serin.artifacts import Release
 from serin.serving.envoy.api_types import SERVICE
 from serin.serving.envoy.gateway import PROCESS_NAME
+from serin.store.artifacts import Release
 from tests.e2e.fuzz_requests import framed, good_frame
 from tests.e2e.serving_stack import Stack
 

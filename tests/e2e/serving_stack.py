@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.formats.request import Request
 from serin.formats.request_log import read_requests
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
@@ -21,7 +20,8 @@ from serin.serving.envoy.tls import TlsFiles
 from serin.serving.ports import free_ports
 from serin.serving.triton.installation import find_request_filter
 from serin.serving.triton.releases import Releases
-from serin.store import Store
+from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import SCHEMA

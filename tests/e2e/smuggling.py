@@ -22,10 +22,10 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.serving.envoy.api_types import SERVICE
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.envoy.keys import KeyFile
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.fuzz_gateway import Http2
 from tests.e2e.fuzz_messages import OTHER, drawn_messages, written
 from tests.e2e.fuzz_messages import Field as WireField

@@ -16,12 +16,12 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from serin.artifacts import ModelRoute, Release
 from serin.serving.envoy.api_types import SERVICE
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.ports import free_ports
 from serin.serving.triton.installation import find_triton
 from serin.serving.triton.process import new_place, reclaim_shared_memory, triton_process
+from serin.store.artifacts import ModelRoute, Release
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import door
 

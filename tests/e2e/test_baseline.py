@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from serin.artifacts import Endpoint, Release
 from serin.formats.request_log import read_since
 from serin.rollout.commands import Command, Inbox, submit
 from serin.rollout.controller import Controller
@@ -21,6 +20,7 @@ from serin.rollout.state import Hold, Phase, Rollout
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.stack.controller import GatewayRouter
+from serin.store.artifacts import Endpoint, Release
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
 from tests.e2e.test_canary_alone import PLAN, Scene, asking

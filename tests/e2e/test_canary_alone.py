@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serin.artifacts import Endpoint, Release
 from serin.rollout.commands import Command, Inbox, submit
 from serin.rollout.controller import Controller
 from serin.rollout.judge import LogJudge
@@ -23,7 +22,8 @@ from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
 from serin.stack.controller import GatewayRouter
-from serin.store import Store
+from serin.store.artifacts import Endpoint, Release
+from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
 from tests.fakes.kserve import MODEL, KServe, serving

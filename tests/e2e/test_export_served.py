@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serin.artifacts import Release
 from serin.errors import ExportFailed, PredictionFailed, VerificationFailed
 from serin.export.build import export_model
 from serin.export.predict import Scorer
@@ -20,7 +19,8 @@ from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema
 from serin.formats.wire import to_wire
 from serin.serving.client.client import predict
 from serin.serving.triton.releases import Releases
-from serin.store import Store
+from serin.store.artifacts import Release
+from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.unit.export.small_dataset import flights, make_trained
 

@@ -15,10 +15,10 @@ import grpc
 import httpx
 import pytest
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.errors import TlsUnfit
 from serin.serving.client.client import predict
 from serin.serving.envoy.gateway import PROCESS_NAME
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.serving_guarded import BODY, INFER, Clients, Door, guarded_gateway
 from tests.e2e.serving_host import wait_for
 from tests.unit.serving import bundles

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from serin.artifacts import Release
 from serin.formats.request_log import read_requests
 from serin.rollout.state import Phase
 from serin.serving.triton.probe import answers
 from serin.serving.triton.release_record import read_record
 from serin.stack.host.process_scan import group_members, start_ticks
 from serin.stack.wiring import key_file
+from serin.store.artifacts import Release
 from tests.chaos.stage import PLAN, Clients, Stage, stage
 from tests.signals import hit
 from tests.unit.serving.bundles import SCHEMA

@@ -24,12 +24,12 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.errors import EnvoyFileUnfit
 from serin.serving.client.client import infer_inputs
 from serin.serving.envoy.api_types import SERVICE
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
 from serin.serving.envoy.routes import Timeouts
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.fuzz_requests import good_frame
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import door

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.formats.request import Request
 from serin.formats.request_log import read_requests
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.envoy.routes import Timeouts
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import door
 

@@ -18,14 +18,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from serin.artifacts import Release
 from serin.errors import PredictionFailed
 from serin.formats.wire import Array
 from serin.serving.client.client import Protocol, predict
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.triton.installation import find_triton
 from serin.serving.triton.releases import Releases
-from serin.store import Store
+from serin.store.artifacts import Release
+from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA

@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 import pytest
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.serving.envoy.api_types import SERVICE
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.triton.installation import find_request_filter
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.fuzz_requests import good_frame
 from tests.e2e.lua_in_envoy import lua_reader
 from tests.e2e.message_readers import compare

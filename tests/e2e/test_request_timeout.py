@@ -5,11 +5,11 @@ from __future__ import annotations
 import http.client
 from concurrent.futures import ThreadPoolExecutor
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.formats.request_log import read_requests
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.envoy.routes import Timeouts
 from serin.spec.stages import ServingSpec
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import door
 from tests.fakes.kserve import serving

@@ -16,13 +16,13 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.errors import GatewayRejected, PredictionFailed, VerificationFailed
 from serin.serving.client.client import Protocol, predict
 from serin.serving.envoy.bootstrap import LOG_FIELDS
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.triton.releases import Releases
-from serin.store import Store
+from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.store.store import Store
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_load import loading, outcome
 from tests.e2e.serving_stack import NO_SUCH, Stack, good_inputs, running_stack

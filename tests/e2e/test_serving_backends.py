@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from serin.artifacts import Bundle, Release
 from serin.errors import PredictionFailed
 from serin.serving.client.client import predict
 from serin.serving.triton.releases import Releases
 from serin.serving.triton.repository import build_repository
-from serin.store import Store
+from serin.store.artifacts import Bundle, Release
+from serin.store.store import Store
 from tests.e2e import stranger
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.unit.serving import bundles

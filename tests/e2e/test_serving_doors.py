@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from serin.artifacts import NO_DATASET, Bundle, Checkpoint, Release
 from serin.commands.stages import make_dataset
 from serin.export.build import export_model
 from serin.export.predict import Scorer
@@ -19,7 +18,8 @@ from serin.formats.bundle import read_golden, read_schema
 from serin.serving.client.client import predict
 from serin.serving.triton.releases import Releases
 from serin.spec.load import load_spec
-from serin.store import Store
+from serin.store.artifacts import NO_DATASET, Bundle, Checkpoint, Release
+from serin.store.store import Store
 from serin.training import trees
 from serin.training.job import TrainingJob
 from tests.e2e.serving_host import ChildHost, wait_for

@@ -11,7 +11,7 @@ from serin.serving.tuning.report import write_report
 from serin.serving.tuning.trials import Settings
 from serin.serving.tuning.tune import Tuner
 from serin.spec.stages import ServingSpec
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.serving import bundles
 
 BEFORE = Settings(instances=1, threads=1, queue_delay_us=2_000, max_batch_rows=64)

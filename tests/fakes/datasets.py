@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from serin.artifacts import Dataset
 from serin.formats.dataset import CategoricalColumn, DatasetDescription, SplitDescription, write_dataset
 from serin.formats.schema import Task
 from serin.formats.shards import Rows, ShardWriter, count_parts
+from serin.store.artifacts import Dataset
 
 SIZES = (7, 40)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from serin import in_use
+from serin.machine import in_use
 
 
 def forget_own_locks() -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.errors import GatewayRejected, ReleaseNotReady, VerificationFailed
 from serin.rollout.advance import ReleaseState
 from serin.rollout.state import Phase, Rollout
 from serin.rollout.verdict import Judgement, Verdict
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 
 @dataclass

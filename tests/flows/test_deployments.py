@@ -13,8 +13,8 @@ import pytest
 import yaml
 from prefect.settings import get_current_settings
 
-from serin import environment
-from serin.environment import application_folder
+from serin.machine import environment
+from serin.machine.environment import application_folder
 from serin.stack.prefect import rest_api
 from serin.stack.prefect.processes import POOLS
 

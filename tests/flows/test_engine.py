@@ -18,7 +18,7 @@ from prefect.settings import get_current_settings
 
 from deployments import engine
 from deployments.engine import APPLICATION, ENGINE, waiting_environment
-from serin import environment
+from serin.machine import environment
 from serin.stack.host.process_scan import RUN_MARK
 from serin.stack.prefect import rest_api
 

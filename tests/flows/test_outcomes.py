@@ -17,7 +17,7 @@ from flows.pipeline import pipeline
 from flows.roll_out import roll_out
 from serin.errors import ControllerSilent, GateFailed, RolloutFailed, StageFailed
 from serin.rollout.verdict import Verdict
-from serin.store import Store
+from serin.store.store import Store
 from tasks.outcome import outcome_as_state
 from tests.fakes.rollout import FakeJudge
 from tests.fakes.running_controller import running_controller

@@ -11,10 +11,10 @@ import pytest
 from prefect.artifacts import Artifact
 
 from flows.pipeline import pipeline
-from serin.artifacts import Release
 from serin.errors import ColumnMissing, SpecError
 from serin.formats.bundle import verify_bundle
-from serin.store import Store
+from serin.store.artifacts import Release
+from serin.store.store import Store
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 
 FIRST = Release(model=NAME, version=1)

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 from prefect.settings import get_current_settings
 
-from serin.environment import application_folder
+from serin.machine.environment import application_folder
 from serin.stack.host.process_scan import start_ticks
 from serin.stack.prefect import lost_runs, reconcile
 from serin.stack.prefect.processes import workers_of

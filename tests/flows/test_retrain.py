@@ -13,9 +13,9 @@ from prefect.events.filters import EventFilter, EventNameFilter
 
 from flows.retrain import retrain
 from flows.watch import watch
-from serin.artifacts import Release
 from serin.errors import NotFound, StageFailed
-from serin.store import Store
+from serin.store.artifacts import Release
+from serin.store.store import Store
 from tasks import retrain as task_module
 from tasks.watch import DATA_CHANGED
 from tests.fakes.small_pipeline import small_spec, write_spec

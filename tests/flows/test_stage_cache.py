@@ -11,12 +11,12 @@ import pytest
 
 from flows.pipeline import pipeline
 from flows.stages import export
-from serin import environment
-from serin.artifacts import Bundle, Checkpoint, Dataset
-from serin.leases import holders
+from serin.machine import environment
+from serin.machine.leases import holders
 from serin.spec.load import load_spec
-from serin.stage_keys import notes
-from serin.store import Store
+from serin.store.artifacts import Bundle, Checkpoint, Dataset
+from serin.store.stage_keys import notes
+from serin.store.store import Store
 from tasks.etl import find_dataset
 from tasks.train import find_checkpoint
 from tests.fakes.small_pipeline import NAME, small_spec

@@ -14,7 +14,7 @@ from prefect.events.filters import EventFilter, EventNameFilter
 
 from flows.watch import watch
 from serin.stack.wiring import request_log
-from serin.store import Store
+from serin.store.store import Store
 from tasks import watch as task_module
 from tasks.watch import BROKEN_PROMISE
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec

@@ -12,7 +12,7 @@ import torch
 from serin.export.build import export_model
 from serin.export.session import FrontAndCore, has_device, open_session
 from serin.formats.bundle import read_golden, verify_bundle
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.export.small_dataset import flights, make_trained
 
 pytestmark = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.hardware import inventory
+from serin.machine.hardware import inventory
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.stack.doctor.gpu_links import examine_links
 from serin.training.launch import train

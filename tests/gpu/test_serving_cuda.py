@@ -18,13 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-from serin.artifacts import Bundle, ModelRoute, Release
 from serin.errors import GpuMemoryShort, TritonMissing
 from serin.export.build import export_model
 from serin.export.session import has_device
 from serin.formats.schema import read_schema
 from serin.formats.wire import to_wire
-from serin.hardware import Nvml, inventory
+from serin.machine.hardware import Nvml, inventory
 from serin.serving.client.client import predict
 from serin.serving.client.load import Closed, model_target, run_load
 from serin.serving.envoy.gateway import PROCESS_NAME
@@ -35,7 +34,8 @@ from serin.serving.tuning.devices import devices_for
 from serin.serving.tuning.report import write_report
 from serin.serving.tuning.requests import parse_mix
 from serin.serving.tuning.tune import Tuner
-from serin.store import Store
+from serin.store.artifacts import Bundle, ModelRoute, Release
+from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import start_gateway
 from tests.unit.export.small_dataset import Trained, flights, make_trained

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from serin.artifacts import Dataset
 from serin.errors import WorkerFailed
 from serin.formats.shards import read_split
 from serin.formats.weights import read_weights
-from serin.hardware import inventory
-from serin.leases import Lease, lease
+from serin.machine.hardware import inventory
+from serin.machine.leases import Lease, lease
 from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.store.artifacts import Dataset
 from serin.training import worker
 from serin.training.job import Choices, TrainingJob
 from serin.training.launch import train

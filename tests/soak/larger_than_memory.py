@@ -23,13 +23,13 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serin.artifacts import Dataset
 from serin.etl.build import build_dataset
 from serin.etl.dask_engine import local_cluster
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import EtlSpec
-from serin.store import Store
+from serin.store.artifacts import Dataset
+from serin.store.store import Store
 
 NUMBERS = [f"n{index}" for index in range(10)]
 GROUP_ROWS = 500_000

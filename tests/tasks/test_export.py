@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from serin.artifacts import Bundle, Checkpoint, Dataset
 from serin.errors import StageStopped
 from serin.export import build
 from serin.formats.trained import RECORD
-from serin.leases import holders
+from serin.machine.leases import holders
 from serin.spec.load import load_spec
+from serin.store.artifacts import Bundle, Checkpoint, Dataset
 from tasks.export import _export, export_model
 from tests.fakes.gpus import pretend_gpus
 from tests.fakes.small_pipeline import small_spec

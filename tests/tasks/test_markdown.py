@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from serin.receipt import measure
+from serin.store.receipt import measure
 from tasks.markdown import drawing, picture, receipt_table, table
 from tasks.pictures import bars, curves
 

@@ -13,9 +13,9 @@ from prefect import flow, get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelling, Crashed, Failed, Pending, Running
 
-from serin.artifacts import Dataset
 from serin.errors import StageFailed, StageLost
-from serin.stage_keys import note, notes
+from serin.store.artifacts import Dataset
+from serin.store.stage_keys import note, notes
 from tasks import place as task_module
 from tasks.place import run_stage
 

@@ -10,7 +10,6 @@ import pytest
 from prefect import flow
 from prefect.artifacts import Artifact
 
-from serin.artifacts import Release
 from serin.errors import ControllerSilent, RolloutFailed, RolloutRefused
 from serin.rollout import commands
 from serin.rollout.commands import Command
@@ -18,6 +17,7 @@ from serin.rollout.state import Phase
 from serin.rollout.status import history, model_status
 from serin.rollout.verdict import Verdict
 from serin.spec.stages import RolloutSpec, ServingSpec
+from serin.store.artifacts import Release
 from tasks import roll_out as task_module
 from tasks.roll_out import roll_out_release
 from tests.fakes.rollout import FakeFleet, FakeJudge

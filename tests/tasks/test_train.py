@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from serin import environment
-from serin.artifacts import Checkpoint, Dataset
 from serin.errors import CodeChanged
-from serin.leases import holders
+from serin.machine import environment
+from serin.machine.leases import holders
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.store.artifacts import Checkpoint, Dataset
 from serin.training.place import devices_wanted, training_folder
 from tasks import train as task_module
 from tasks.train import find_checkpoint, train_model

@@ -14,17 +14,17 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 import serin
-from serin import stage_keys
-from serin.artifacts import Checkpoint, Dataset
-from serin.code_digest import Closure, closure_of_files
 from serin.etl.build import dataset_key
 from serin.formats.dataset import SourceFile
 from serin.formats.trained import RECORD
+from serin.spec.code_digest import Closure, closure_of_files
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
 from serin.spec.parse_steps import STEPS
 from serin.spec.pipeline import PipelineSpec
-from serin.store import Store
+from serin.store import stage_keys
+from serin.store.artifacts import Checkpoint, Dataset
+from serin.store.store import Store
 from serin.training.place import training_parts
 from tasks.export import export_parts
 

@@ -13,7 +13,7 @@ import typer
 
 from serin import cli
 from serin.errors import LeaseUnavailable, Preempted
-from serin.leases import lease
+from serin.machine.leases import lease
 from tests.fakes.gpus import pretend_gpus
 
 # What people and scripts type. A change here breaks somebody: say so in CHANGELOG.md.

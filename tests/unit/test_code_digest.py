@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from serin import code_digest
-from serin.artifacts import Dataset
-from serin.code_digest import digest_of_file, digest_of_module
+from serin.spec import code_digest
+from serin.spec.code_digest import digest_of_file, digest_of_module
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.store.artifacts import Dataset
 from serin.training.place import training_key
 
 DATASET = Dataset(path="", digest="d" * 64, rows={"train": 9})

@@ -18,7 +18,7 @@ from serin.features.plan import FeaturePlan
 from serin.formats.trained import read_record, read_trained
 from serin.models.trees import margins, read_booster, scores
 from serin.spec.load import load_spec
-from serin.store import Store
+from serin.store.store import Store
 from tests.fakes.small_pipeline import small_spec
 
 ROOT = Path(__file__).parents[2]

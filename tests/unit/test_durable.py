@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.durable import write_secret, write_whole
+from serin.machine.durable import write_secret, write_whole
 from serin.stack.prefect.login import login_file, make_login
 
 

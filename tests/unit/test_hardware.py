@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serin.errors import SpecError
-from serin.hardware import Device, inventory
+from serin.machine.hardware import Device, inventory
 from tests.fakes.gpus import pretend_gpus
 
 

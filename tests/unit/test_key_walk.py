@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from serin import code_digest, stage_keys
+from serin.spec import code_digest
 from serin.spec.pipeline import PipelineSpec
+from serin.store import stage_keys
 from tests.unit import key_walk
 from tests.unit.key_walk import ALL, EFFECTS, NOT_DECIDING, NOT_IN, PACKAGE, STAGES
 

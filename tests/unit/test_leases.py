@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from serin.errors import LeaseUnavailable, SpecError
-from serin.leases import SLOTS, holders, lease, waiters
+from serin.machine.leases import SLOTS, holders, lease, waiters
 from tests.fakes.gpus import pretend_gpus
 
 ROOT = Path(__file__).parents[2]
 HOLD = """
 import sys
 from pathlib import Path
-from serin.leases import lease
+from serin.machine.leases import lease
 with lease(int(sys.argv[2]), home=Path(sys.argv[1]), purpose="child", shared=sys.argv[3] == "shared"):
     print("held", flush=True)
     sys.stdin.read()

@@ -16,13 +16,13 @@ import pytest
 from serin.commands.stages import look_at_tables
 from serin.etl.guess import guess_spec
 from serin.etl.raw_rows import read_test_rows
-from serin.private import make_private
-from serin.runs import new_run_id, run_folder
+from serin.machine.private import make_private
 from serin.serving.envoy.keys import KeyFile
 from serin.spec.load import load_spec
 from serin.stack.host.state import socket_folder
 from serin.stack.prefect.login import make_login
-from serin.store import Store
+from serin.store.runs import new_run_id, run_folder
+from serin.store.store import Store
 from tests.fakes.small_pipeline import small_spec
 from tests.unit.etl.trips import build, spec_of
 from tests.unit.serving import bundles

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from serin.hardware import Device
-from serin.receipt import Work, judge, measure
+from serin.machine.hardware import Device
+from serin.store.receipt import Work, judge, measure
 
 
 def test_a_stage_without_devices_is_charged_for_the_cpu_and_its_memory() -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from serin.in_use import unused
-from serin.retention import Garbage, Policy, collect_garbage
-from serin.runs import run_folder
-from serin.store import Store
+from serin.machine.in_use import unused
+from serin.store.retention import Garbage, Policy, collect_garbage
+from serin.store.runs import run_folder
+from serin.store.store import Store
 from tests.fakes.locks import forget_own_locks
 
 KEY, EDITION = "a" * 64, "b" * 64
@@ -30,8 +30,8 @@ USES = {
 PROGRAM = """
 import sys
 from pathlib import Path
-from serin.runs import run_folder
-from serin.store import Store
+from serin.store.runs import run_folder
+from serin.store.store import Store
 from tests.fakes.locks import forget_own_locks
 store, home = Store(sys.argv[1]), Path(sys.argv[2])
 def ready():

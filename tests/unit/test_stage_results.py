@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from serin.artifacts import Bundle, Checkpoint
-from serin.stage_results import find_result, keep_result, one_at_a_time
+from serin.store.artifacts import Bundle, Checkpoint
+from serin.store.stage_results import find_result, keep_result, one_at_a_time
 
 CHECKPOINT = Checkpoint(path="/runs/train-1/result", step=12, metrics={"valid_auc": 0.75})
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from serin.errors import BundleBroken, NameInvalid, NotFound, StoreNotWritable
-from serin.retention import Policy, collect_garbage
-from serin.store import Store
+from serin.store.retention import Policy, collect_garbage
+from serin.store.store import Store
 from tests.fakes.locks import forget_own_locks
 
 KEY, DIGEST = "a" * 64, "b" * 64
@@ -145,7 +145,7 @@ def test_kill_while_publishing_leaves_the_old_or_the_new(tmp_path: Path) -> None
     script = textwrap.dedent("""
         import os, sys
         from pathlib import Path
-        from serin.store import Store
+        from serin.store.store import Store
         moment, count = int(sys.argv[2]), 0
         real = os.fsync
         def fsync(descriptor):

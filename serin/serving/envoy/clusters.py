@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any, Literal
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.serving.envoy.api_types import (
     AGGREGATE,
     HTTP_OPTIONS,
@@ -18,6 +17,7 @@ from serin.serving.envoy.api_types import (
     UPSTREAM_CODEC,
 )
 from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 Document = dict[str, Any]
 Protocol = Literal["http", "grpc"]

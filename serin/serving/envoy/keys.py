@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serin.durable import sync, write_secret
 from serin.errors import KeyFileBroken, KeyRefused
-from serin.private import make_private
+from serin.machine.durable import sync, write_secret
+from serin.machine.private import make_private
 from serin.serving.envoy.guard import asks_for_keys
 from serin.spec.names import valid_model_name
 

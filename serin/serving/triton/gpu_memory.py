@@ -13,11 +13,11 @@ from pathlib import Path
 
 import onnx
 
-from serin import environment
 from serin.errors import GpuMemoryShort
 from serin.formats.bundle import CORE, MODEL, PLAN, REPOSITORY, TREES
-from serin.hardware import Device, Nvml
-from serin.leases import holders, offered_bytes
+from serin.machine import environment
+from serin.machine.hardware import Device, Nvml
+from serin.machine.leases import holders, offered_bytes
 from serin.serving.triton.backends import Choice
 from serin.spec.stages import ServingSpec
 

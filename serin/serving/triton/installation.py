@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin import environment
 from serin.errors import TritonInstallFailed, TritonMissing
+from serin.machine import environment
 from serin.serving.native import onnx_backend
 from serin.serving.native.grpc_cancel_guard import build_cancel_guard, cancel_guard_path
 from serin.serving.native.onnx_backend import NATIVE

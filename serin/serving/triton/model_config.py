@@ -10,13 +10,13 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serin import environment
-from serin.artifacts import Release
 from serin.formats.bundle import Golden
 from serin.formats.schema import InputColumn, OutputTensor, Schema
+from serin.machine import environment
 from serin.serving.triton.backends import PLAN_PROFILE_ROWS
 from serin.serving.triton.warm_up import CPU_ROWS, GPU_ROWS, add_warm_up
 from serin.spec.stages import ServingSpec
+from serin.store.artifacts import Release
 
 SHAPES = environment.application_folder() / "triton_models"
 SHAPE_FOLDER = SHAPES / "onnx_python"

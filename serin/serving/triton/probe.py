@@ -10,8 +10,8 @@ import http.client
 import json
 import math
 
-from serin.artifacts import Release
 from serin.formats.schema import Schema
+from serin.store.artifacts import Release
 
 
 def answers(address: str, release: Release, schema: Schema, *, timeout_s: float = 2.0) -> bool:

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from serin import environment
-from serin.artifacts import Endpoint, Release
+from serin.machine import environment
 from serin.serving.native.grpc_cancel_guard import cancel_guard_variables
 from serin.serving.process import Leavings, Process
 from serin.serving.triton.installation import TritonInstall
+from serin.store.artifacts import Endpoint, Release
 
 _SETTLE_S = 10.0  # one that dies sooner did not come up: the next try waits longer
 _EXIT_S = 3  # for requests under way; there are none when a release was drained first

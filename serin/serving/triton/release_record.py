@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.artifacts import Release
-from serin.durable import write_secret
+from serin.machine.durable import write_secret
 from serin.serving.triton.process import TritonPorts
+from serin.store.artifacts import Release
 
 FORMAT, VERSION = "serin.release", 1
 FILE = "release.json"

@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from serin.artifacts import Bundle, Endpoint, Release
 from serin.errors import NameInvalid, PredictionFailed, ReleaseNotReady, SerinError, VerificationFailed
 from serin.formats.bundle import REPOSITORY, read_golden, read_manifest
 from serin.formats.schema import Schema, read_schema
-from serin.hardware import Device, inventory
+from serin.machine.hardware import Device, inventory
 from serin.serving.client.client import Protocol, predict
 from serin.serving.ports import free_ports, is_free
 from serin.serving.process import ProcessHost
@@ -37,7 +36,8 @@ from serin.serving.triton.repository import (
     choose_for,
     serving_settings,
 )
-from serin.store import Store
+from serin.store.artifacts import Bundle, Endpoint, Release
+from serin.store.store import Store
 
 ReleaseState = Literal["absent", "starting", "ready", "dead"]
 

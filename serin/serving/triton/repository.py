@@ -11,7 +11,6 @@ from google.protobuf import text_format
 from pydantic import ValidationError
 from tritonclient.grpc import model_config_pb2
 
-from serin.artifacts import Bundle, Release
 from serin.errors import BackendRefused, BundleBroken
 from serin.formats.bundle import (
     GOLDEN,
@@ -31,6 +30,7 @@ from serin.serving.triton.submodels import build_parts, contents_of
 from serin.serving.triton.tuned import read_tuned
 from serin.spec.load import read_yaml
 from serin.spec.stages import ServingSpec
+from serin.store.artifacts import Bundle, Release
 
 _BACKEND_OF_PLATFORM = {
     "onnxruntime_onnx": "onnxruntime",

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from serin.artifacts import Bundle
-from serin.durable import write_whole
 from serin.errors import TuningFailed
+from serin.machine.durable import write_whole
+from serin.store.artifacts import Bundle
 
 FILE = "serving.yaml"
 FORMAT, VERSION = "serin.tuned", 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serin.artifacts import Bundle
 from serin.errors import BackendRefused
-from serin.hardware import inventory
+from serin.machine.hardware import inventory
 from serin.serving.triton.backends import Place, Server
 from serin.serving.triton.installation import find_triton
 from serin.serving.triton.repository import choose_for, serving_settings
 from serin.spec.load import read_yaml
+from serin.store.artifacts import Bundle
 
 
 def devices_for(bundle: Bundle) -> tuple[Place, ...]:

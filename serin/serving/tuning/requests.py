@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from serin.artifacts import Bundle
 from serin.errors import TuningFailed
 from serin.formats.bundle import read_golden
 from serin.formats.schema import read_schema
@@ -16,6 +15,7 @@ from serin.serving.client.load import model_target
 from serin.serving.client.load_connections import Target
 from serin.serving.triton.repository import serving_settings
 from serin.spec.load import read_yaml
+from serin.store.artifacts import Bundle
 
 Mix = Mapping[int, float]  # rows in a request: share of the requests, together 1
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import yaml
 
-from serin.artifacts import Bundle
 from serin.formats.bundle import read_manifest, write_manifest
 from serin.serving.client.load import LoadResult
 from serin.serving.triton.backends import Place
 from serin.serving.tuning.requests import Mix
 from serin.spec.load import read_yaml
-from serin.store import Store
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
 
 _FALLEN = 0.9  # of the best requests/s
 

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from serin.artifacts import Bundle, Release
 from serin.errors import BackendRefused, GpuMemoryShort, ReleaseNotReady, TuningFailed
 from serin.formats.bundle import GOLDEN, REPOSITORY
 from serin.formats.runtime import read_runtime
@@ -31,7 +30,8 @@ from serin.serving.triton.tuned import cores
 from serin.serving.tuning.devices import devices_for
 from serin.serving.tuning.requests import ONE_ROW, Mix, mixed_target
 from serin.serving.tuning.trials import Point, Settings, Trial, Tuning, copy_with, falls
-from serin.store import Store
+from serin.store.artifacts import Bundle, Release
+from serin.store.store import Store
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 DELAYS_US = (100, 500, 2_000)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from serin.errors import SerinError
-from serin.hardware import inventory
+from serin.machine.hardware import inventory
 from serin.serving.triton.installation import find_triton, shortcomings
 from serin.stack.doctor.finding import Finding
 from serin.stack.doctor.gpu_links import examine_links

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from serin import environment
+from serin.machine import environment
 from serin.stack.doctor.finding import Finding
 
 QUERY = (

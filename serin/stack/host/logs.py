@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from serin import environment
+from serin.machine import environment
 
 _MASK = "********"
 

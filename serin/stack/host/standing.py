@@ -6,7 +6,7 @@ import logging
 import sys
 from pathlib import Path
 
-from serin import environment
+from serin.machine import environment
 from serin.serving.process import Process
 from serin.stack.host.process_scan import STACK_MARK
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.durable import write_secret
-from serin.environment import runtime_folder
 from serin.errors import NotUp, StackError
+from serin.machine.durable import write_secret
+from serin.machine.environment import runtime_folder
 from serin.stack.host.process_scan import start_ticks
 
 _FORMAT = "serin.stack"

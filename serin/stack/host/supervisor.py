@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.durable import write_secret
 from serin.errors import ProcessFailed, StackError, SupervisorGone, SupervisorRefused
+from serin.machine.durable import write_secret
 from serin.serving.process import Process, ProcessState
 from serin.stack.host import exec_wrapper, supervisord
 from serin.stack.host.process_scan import STACK_MARK, end_processes, group_members

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from serin import environment
 from serin.errors import NotUp, ProcessFailed
-from serin.hardware import inventory
+from serin.machine import environment
+from serin.machine.hardware import inventory
 from serin.stack.host.logs import log_tail
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.prefect import rest_api

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from serin import environment
 from serin.errors import NotFound, NotUp, PipelineFailed, RunNotResumable
+from serin.machine import environment
 from serin.spec.load import load_spec
 from serin.stack.host.process_scan import STACK_MARK, run_processes
 from serin.stack.host.state import Stack, running_stack

@@ -9,10 +9,10 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from serin.durable import create_secret
-from serin.environment import prefect_credentials
 from serin.errors import StackError
-from serin.private import make_private
+from serin.machine.durable import create_secret
+from serin.machine.environment import prefect_credentials
+from serin.machine.private import make_private
 from serin.stack.host.state import Stack
 from serin.stack.prefect.rest_api import Api
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from serin import environment
-from serin.durable import write_whole
+from serin.machine import environment
+from serin.machine.durable import write_whole
 from serin.serving.process import Process
 from serin.stack.host.standing import stack_environment, standing_process
 from serin.stack.host.state import Stack, stack_name

@@ -12,8 +12,8 @@ import sys
 import threading
 from pathlib import Path
 
-from serin import environment
 from serin.errors import SerinError, StackError
+from serin.machine import environment
 from serin.stack.host.standing import log_to_stdout
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.prefect.reconcile import build_reconciler

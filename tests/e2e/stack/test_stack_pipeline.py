@@ -19,11 +19,11 @@ import pytest
 
 from serin.formats.bundle import read_manifest
 from serin.formats.trained import RECORD
-from serin.leases import holders
+from serin.machine.leases import holders
 from serin.stack.host.process_scan import run_processes
 from serin.stack.host.state import running_stack
 from serin.stack.host.supervisor import Supervisor
-from serin.store import Store
+from serin.store.store import Store
 from tests.chaos.pipelines import TRAIN
 from tests.e2e.browser import find_browser, open_browser
 from tests.e2e.whole_stack import Stack, until

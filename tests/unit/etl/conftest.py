@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.etl.flights import write_tables
 
 

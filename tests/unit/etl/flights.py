@@ -15,7 +15,7 @@ from serin.etl.build import build_dataset
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import EtlSpec
-from serin.store import Store
+from serin.store.store import Store
 
 
 def write_tables(folder: Path, rows: int | None = None) -> None:

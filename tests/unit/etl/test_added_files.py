@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serin import stage_keys
 from serin.errors import SourceUnreadable
 from serin.etl import tables
 from serin.spec.pipeline import PipelineSpec
-from serin.store import Store
+from serin.store import stage_keys
+from serin.store.store import Store
 from tests.unit.etl.trips import build, rates, spec_of, trips
 
 FEATURES = [
@@ -196,7 +196,7 @@ from pathlib import Path
 from serin.etl import tables
 from serin.etl.build import build_dataset
 from serin.spec.pipeline import PipelineSpec
-from serin.store import Store
+from serin.store.store import Store
 real = tables.convert
 def convert(file, target):
     if file.path.endswith("2.csv"):

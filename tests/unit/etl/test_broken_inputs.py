@@ -12,7 +12,7 @@ import pytest
 from serin.errors import SerinError, SourceUnreadable, SpecError, TimeUnparsable
 from serin.etl.convert import convert
 from serin.etl.sources import find_files
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.etl.trips import build, spec_of, trips
 
 LINES = [f"{row},{row % 7}.5,word {row}" for row in range(2000)]

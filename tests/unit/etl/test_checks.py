@@ -11,7 +11,7 @@ from serin.etl.build import find_dataset
 from serin.etl.checks import FRESHNESS
 from serin.etl.compare import distance
 from serin.formats.statistics import CategoryStatistics, NumberStatistics
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.etl.trips import START, build, spec_of, trips
 
 

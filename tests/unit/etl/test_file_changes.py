@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from serin import file_digests
 from serin.errors import SourceUnreadable
 from serin.etl import build as building
 from serin.etl.build import build_dataset, current_key, find_dataset
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import EtlSpec
-from serin.store import Store
+from serin.store import file_digests
+from serin.store.store import Store
 
 FIRST, SECOND = (
     "a,b\n" + "".join(f"{row % 7},{row % 2}\n" for row in range(120)),

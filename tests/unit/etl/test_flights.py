@@ -9,13 +9,13 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from serin.artifacts import Dataset
 from serin.etl.build import build_dataset
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import SPLITS, DatasetDescription, read_dataset
 from serin.formats.shards import read_split
 from serin.formats.statistics import NumberStatistics, read_statistics
-from serin.store import Store
+from serin.store.artifacts import Dataset
+from serin.store.store import Store
 from tests.unit.etl.flights import spec_of
 
 

@@ -11,7 +11,7 @@ from serin.etl.build import build_dataset
 from serin.etl.guess import guess_spec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.store import Store
+from serin.store.store import Store
 
 ROWS = 400
 RNG = np.random.default_rng(3)

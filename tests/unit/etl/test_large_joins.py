@@ -9,7 +9,7 @@ import pytest
 
 from serin.errors import JoinNotManyToOne, TableTooLarge
 from serin.spec.pipeline import PipelineSpec
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.etl.trips import START, build, rates, spec_of, trips
 
 FEATURES = [

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from serin.errors import ColumnMissing, LeakFound
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.etl.trips import build, spec_of, trips
 
 

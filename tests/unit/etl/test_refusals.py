@@ -24,7 +24,7 @@ from serin.errors import (
 from serin.etl.build import build_dataset
 from serin.spec.load import load_spec
 from serin.spec.stages import EtlSpec
-from serin.store import Store
+from serin.store.store import Store
 
 ROWS = 60
 MAIN = {

@@ -19,7 +19,7 @@ from serin.etl.tables import cut, open_table
 from serin.formats.dataset import read_dataset
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import EtlSpec
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.etl.trips import build, rates, spec_of, trips
 
 WINDOWS = [

@@ -13,7 +13,7 @@ from serin.etl.glance import Glance
 from serin.etl.relate_target import Bins, relate_to_target
 from serin.etl.report import FILE
 from serin.formats.statistics import NumberStatistics
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.etl.trips import build, spec_of, trips
 
 

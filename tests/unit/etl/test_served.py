@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from serin.export.features2onnx import features2onnx
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, GOLDEN, read_dataset
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.etl.trips import build, spec_of
 
 

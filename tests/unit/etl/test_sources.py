@@ -17,7 +17,7 @@ from serin.formats.shards import read_split
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import EtlSpec
-from serin.store import Store
+from serin.store.store import Store
 
 TABLE = pa.table(
     {

@@ -28,7 +28,7 @@ from serin.formats.schema import Kind, Schema, outputs_of
 from serin.formats.shards import read_split
 from serin.formats.wire import Array, to_wire
 from serin.spec.load import load_spec
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.etl.table_forms import NULL_WORDS, SUFFIXES, random_rows, vocabularies, write_forms
 from tests.unit.etl.trips import build
 from tests.unit.features.random_tables import examples

@@ -14,7 +14,7 @@ from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import read_split
 from serin.spec.load import load_spec
 from serin.spec.stages import EtlSpec
-from serin.store import Store
+from serin.store.store import Store
 
 TABLE = pa.table(
     {

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from serin.artifacts import Checkpoint, Dataset
 from serin.columns.column import Column, column_from_arrow
 from serin.columns.lookup import lookup
 from serin.features.aggregates.sample import Sample
@@ -28,6 +27,7 @@ from serin.models.build import build_model, load_model
 from serin.models.shape import TableShape
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
+from serin.store.artifacts import Checkpoint, Dataset
 
 ROWS = 400
 INPUTS: dict[str, Kind] = {

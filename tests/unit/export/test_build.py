@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from serin.artifacts import Bundle
 from serin.errors import BundleBroken, ExportFailed, GateFailed, RowsUnfit
 from serin.export.build import export_model
 from serin.export.golden import read_golden_rows
@@ -19,7 +18,8 @@ from serin.export.session import FrontAndCore, open_session
 from serin.formats.bundle import read_golden, verify_bundle
 from serin.formats.schema import Schema, Task
 from serin.spec.load import read_yaml
-from serin.store import Store
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
 from tests.unit.export.small_dataset import Trained, flights, make_trained
 
 

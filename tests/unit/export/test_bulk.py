@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import LocalCluster
 
-from serin.artifacts import Bundle
 from serin.commands.predictions import predict_in_bulk
 from serin.errors import EngineFailed, RowsUnfit
 from serin.export.build import export_model
@@ -17,7 +16,8 @@ from serin.export.bulk import find_pieces
 from serin.export.session import open_session, run_in_batches
 from serin.formats.schema import read_schema
 from serin.formats.wire import to_wire
-from serin.store import Store
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
 from tests.unit.export.small_dataset import flights, make_trained
 
 ROWS = 3000

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serin.artifacts import Bundle
 from serin.commands.stages import make_dataset, publish_model, train_model
 from serin.errors import ChampionRefused
 from serin.etl.raw_rows import read_test_rows
@@ -18,7 +17,8 @@ from serin.formats.bundle import read_schema, verify_bundle
 from serin.formats.shards import read_split
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.store import Store
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
 from tests.fakes.small_pipeline import NAME, small_spec
 
 LIVE_TIME = {"epochs": 3, "batch_rows": 64, "learning_rate": 0.02, "seed": 3}

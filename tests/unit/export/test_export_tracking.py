@@ -7,12 +7,12 @@ import onnx
 import pytest
 import yaml
 
-from serin.artifacts import NO_DATASET, Bundle, Checkpoint
 from serin.export.build import export_model
 from serin.export.session import open_session
 from serin.export.tracking import track_bundle
 from serin.formats.bundle import read_golden
-from serin.store import Store
+from serin.store.artifacts import NO_DATASET, Bundle, Checkpoint
+from serin.store.store import Store
 from tests.unit.export.small_dataset import make_trained
 from tests.unit.export.test_own_inputs import picture_model, spec_in, taken_over
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from serin.artifacts import NO_DATASET, Checkpoint
 from serin.errors import ChampionRefused, GateFailed, ModelUnfit, RowsUnfit, SpecError
 from serin.export.build import export_model
 from serin.export.predict import Scorer
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.store import Store
+from serin.store.artifacts import NO_DATASET, Checkpoint
+from serin.store.store import Store
 from serin.training.job import TrainingJob
 from serin.training.take_over import take_over
 

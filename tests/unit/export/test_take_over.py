@@ -11,14 +11,14 @@ import onnx
 import pyarrow as pa
 import pytest
 
-from serin.artifacts import Bundle
 from serin.errors import BundleBroken
 from serin.export.build import export_model
 from serin.export.predict import Scorer
 from serin.export.take_over import import_bundle
 from serin.formats.bundle import read_golden, read_manifest, verify_bundle
 from serin.formats.bundle_diff import diff_bundles
-from serin.store import Store
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
 from tests.unit.export.small_dataset import make_trained
 
 
@@ -78,7 +78,7 @@ PUBLISHER = textwrap.dedent("""
     import os, sys
     from pathlib import Path
     from serin.formats.bundle import write_manifest
-    from serin.store import Store
+    from serin.store.store import Store
     root, moment, count = sys.argv[1], int(sys.argv[2]), 0
     def deadly(real):
         def step(*arguments, **options):

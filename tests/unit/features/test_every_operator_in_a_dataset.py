@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serin.artifacts import Dataset
 from serin.etl.build import build_dataset
 from serin.etl.dask_engine import local_cluster
 from serin.export.features2onnx import features2onnx
@@ -24,7 +23,8 @@ from serin.formats.shards import read_split
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import EtlSpec
-from serin.store import Store
+from serin.store.artifacts import Dataset
+from serin.store.store import Store
 
 OWN = "tests.fakes.own_operators"
 FEATURES: list[dict[str, Any]] = [

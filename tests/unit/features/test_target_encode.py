@@ -17,7 +17,7 @@ from serin.formats.shards import read_split
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
 from serin.spec.stages import EtlSpec
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.features.measured import answer_over, columns_of
 
 KINDS: dict[str, Kind] = {"s": "string"}

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from serin.artifacts import ModelRoute, Release
 from serin.formats.journal import Journal, last_decision
 from serin.rollout.commands import Answer, Command, Inbox, Kind, read_answer, submit
 from serin.rollout.controller import Controller
@@ -15,6 +14,7 @@ from serin.rollout.plan import Plan
 from serin.rollout.record import JournalFolder, decision2rollout
 from serin.rollout.state import Phase, Rollout
 from serin.rollout.verification import Beside, at_once
+from serin.store.artifacts import ModelRoute, Release
 from tests.fakes.rollout import Bomb, FakeClock, FakeFleet, FakeJudge, FakeRouter, FakeVersions, Mined
 
 PLAN = Plan(steps=(5.0, 50.0, 100.0), drain_s=10.0)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from serin.artifacts import ModelRoute, Release
 from serin.rollout.advance import Seen, advance
 from serin.rollout.plan import Mode, Plan
 from serin.rollout.state import Hold, Phase, Rollout
 from serin.rollout.verdict import Judgement, Verdict
+from serin.store.artifacts import ModelRoute, Release
 
 V1, V2 = Release(model="flights", version=1), Release(model="flights", version=2)
 PLAN = Plan(steps=(5.0, 50.0, 100.0), load_s=60.0, drain_s=20.0, unready_s=2.0)

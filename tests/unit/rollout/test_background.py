@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from serin.artifacts import Release
 from serin.errors import ReleaseNotReady
 from serin.rollout.background import BackgroundFleet
+from serin.store.artifacts import Release
 from tests.fakes.rollout import FakeFleet
 
 V1 = Release(model="flights", version=1)

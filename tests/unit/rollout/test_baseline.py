@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from serin.artifacts import ModelRoute, Release
 from serin.errors import NameInvalid
 from serin.formats.request import Request
 from serin.rollout.blocks import columns, cut
@@ -19,6 +18,7 @@ from serin.rollout.state import Hold, Phase
 from serin.rollout.status import model_status
 from serin.rollout.verdict import Verdict
 from serin.spec.stages import RolloutSpec
+from serin.store.artifacts import ModelRoute, Release
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 from tests.unit.rollout.conftest import PLAN, Scene, release
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from serin.artifacts import ModelRoute
 from serin.errors import JournalHeld
 from serin.formats.journal import Journal
 from serin.rollout.commands import Inbox
@@ -14,6 +13,7 @@ from serin.rollout.record import JournalFolder
 from serin.rollout.state import Hold, Phase
 from serin.rollout.status import history
 from serin.rollout.verdict import Verdict
+from serin.store.artifacts import ModelRoute
 from tests.unit.rollout.conftest import PLAN, Scene, release
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from serin.artifacts import Release
 from serin.formats.request import Request
 from serin.rollout.judge import LogJudge
 from serin.rollout.plan import Plan
 from serin.rollout.record import decision2rollout, rollout2decision
 from serin.rollout.state import Phase, Rollout
 from serin.rollout.verdict import Verdict
+from serin.store.artifacts import Release
 from tests.fakes.traffic import Traffic
 
 V1, V2 = Release(model="flights", version=1), Release(model="flights", version=2)

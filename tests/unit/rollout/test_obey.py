@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from serin.artifacts import Release
 from serin.errors import RolloutRefused
 from serin.rollout.commands import Command, Kind
 from serin.rollout.obey import obey
 from serin.rollout.plan import Plan
 from serin.rollout.state import Hold, Phase, Rollout
+from serin.store.artifacts import Release
 
 V1, V2, V3 = (Release(model="flights", version=n) for n in (1, 2, 3))
 PLAN = Plan(steps=(5.0, 50.0, 100.0))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from serin.artifacts import Release
 from serin.errors import RolloutRefused
 from serin.rollout.advance import Seen, advance
 from serin.rollout.commands import Command, Kind
@@ -16,6 +15,7 @@ from serin.rollout.obey import obey
 from serin.rollout.plan import Mode, Plan
 from serin.rollout.state import CONTROLLER, Hold, Phase, Rollout
 from serin.rollout.verdict import Judgement, Verdict
+from serin.store.artifacts import Release
 
 V1, V2 = Release(model="flights", version=1), Release(model="flights", version=2)
 PLAN = Plan(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from serin.artifacts import Release
 from serin.rollout.state import Phase
 from serin.rollout.verdict import Verdict
+from serin.store.artifacts import Release
 from tests.fakes.rollout import FakeFleet
 from tests.unit.rollout.conftest import PLAN, Scene
 

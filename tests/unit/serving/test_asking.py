@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serin.artifacts import ModelRoute
 from serin.errors import GatewayRejected, PredictionFailed, RowsUnfit
 from serin.serving.client.client import Protocol, predict, request_columns
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.ports import free_ports, is_free
+from serin.store.artifacts import ModelRoute
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 

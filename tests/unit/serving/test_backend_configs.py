@@ -9,14 +9,14 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serin.artifacts import Bundle
 from serin.errors import BackendRefused
 from serin.export.onnx2trt import PROFILE_ROWS
 from serin.formats.schema import read_schema
 from serin.serving.triton.backends import PLAN_PROFILE_ROWS, Server
 from serin.serving.triton.repository import build_repository
 from serin.spec.stages import ServingSpec
-from serin.store import Store
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import CAT, MODEL, NUM
 

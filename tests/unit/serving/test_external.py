@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from serin.artifacts import Endpoint, Release
 from serin.errors import ReleaseNotReady
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External, parse_address
 from serin.stack.controller import timeouts_of
-from serin.store import Store
+from serin.store.artifacts import Endpoint, Release
+from serin.store.store import Store
 from tests.fakes.kserve import MODEL, serving
 from tests.unit.serving import bundles
 

@@ -15,7 +15,7 @@ from serin.formats.bundle import Golden, read_golden
 from serin.formats.wire import Array
 from serin.serving.triton.golden_answers import difference_found
 from serin.serving.triton.releases import Releases
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.serving import bundles
 from tests.unit.serving.test_releases import INSTALL, V1, FakeHost
 

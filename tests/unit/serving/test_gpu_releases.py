@@ -15,18 +15,18 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serin.artifacts import Bundle, Release
 from serin.errors import BackendRefused, GpuMemoryShort
 from serin.export.take_repository import import_repository
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, write_schema
-from serin.hardware import Device
-from serin.leases import lease
+from serin.machine.hardware import Device
+from serin.machine.leases import lease
 from serin.serving.triton.backends import Choice
 from serin.serving.triton.gpu_memory import CONTEXT_BYTES, MB, bytes_per_row, estimate_need, reserved_bytes
 from serin.serving.triton.process import new_place, triton_process
 from serin.serving.triton.releases import Releases
 from serin.spec.stages import ServingSpec
-from serin.store import Store
+from serin.store.artifacts import Bundle, Release
+from serin.store.store import Store
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 from tests.unit.serving.test_releases import INSTALL, FakeHost

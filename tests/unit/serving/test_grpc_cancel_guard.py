@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from hpack import Decoder
 
-from serin.artifacts import Release
 from serin.errors import TritonInstallFailed
 from serin.serving.native.grpc_cancel_guard import (
     build_cancel_guard,
@@ -21,6 +20,7 @@ from serin.serving.native.grpc_cancel_guard import (
 )
 from serin.serving.triton.installation import TritonInstall
 from serin.serving.triton.process import new_place, triton_process
+from serin.store.artifacts import Release
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADERS, RESET = 0x1, 0x3

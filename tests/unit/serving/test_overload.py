@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serin.errors import SpecError
-from serin.hardware import memory_bytes
+from serin.machine.hardware import memory_bytes
 from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES, default_connections, default_heap_bytes
 from serin.stack.wiring import build_gateway
 

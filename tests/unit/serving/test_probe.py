@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from serin.artifacts import Release
 from serin.serving.triton import probe
 from serin.serving.triton.probe import answers
+from serin.store.artifacts import Release
 from tests.unit.serving.bundles import SCHEMA
 
 V1 = Release(model="delays", version=1)

@@ -9,14 +9,14 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from serin.artifacts import Release
 from serin.errors import NotFound, ReleaseNotReady, TritonInstallFailed, TritonMissing
 from serin.serving.process import Process, ProcessState
 from serin.serving.triton import installation
 from serin.serving.triton.installation import TritonInstall, find_triton, install_triton, shortcomings
 from serin.serving.triton.process import new_place, reclaim_shared_memory, triton_process
 from serin.serving.triton.releases import Releases
-from serin.store import Store
+from serin.store.artifacts import Release
+from serin.store.store import Store
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 

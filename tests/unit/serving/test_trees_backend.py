@@ -19,7 +19,7 @@ from serin.formats.trained import write_trained
 from serin.models.trees import column_types, joined
 from serin.serving.triton.backends import Server
 from serin.serving.triton.repository import build_repository
-from serin.store import Store
+from serin.store.store import Store
 from tests.unit.export.small_dataset import Trained, make_trained
 
 SERVER = Server(backends=frozenset({"fil", "onnxruntime"}))

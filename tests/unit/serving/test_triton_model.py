@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from serin.artifacts import Release
 from serin.formats.schema import read_schema
 from serin.serving.triton.model_config import Settings, python_config
 from serin.serving.triton.repository import build_repository
 from serin.spec.stages import ServingSpec
-from serin.store import Store
+from serin.store.artifacts import Release
+from serin.store.store import Store
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 from tests.unit.serving.fake_triton import InferenceRequest, Logger, TritonError, load_model

@@ -7,7 +7,6 @@ from xml.etree import ElementTree as ET
 import pytest
 import yaml
 
-from serin.artifacts import Bundle
 from serin.errors import TuningFailed
 from serin.formats.bundle import verify_bundle
 from serin.serving.client.latencies import Latencies
@@ -17,7 +16,8 @@ from serin.serving.triton.tuned import cores, read_tuned, tuned_file
 from serin.serving.tuning.report import findings, values, write_report
 from serin.serving.tuning.trials import Point, Settings, Trial, Tuning, copy_with
 from serin.spec.stages import ServingSpec
-from serin.store import Store
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
 from tests.unit.serving import bundles
 
 ONE = Settings(instances=1, threads=1, queue_delay_us=0, max_batch_rows=1024)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from serin.artifacts import Bundle
 from serin.errors import GpuMemoryShort, TuningFailed
 from serin.serving.client.address import Address
 from serin.serving.client.latencies import Latencies
@@ -23,7 +22,8 @@ from serin.serving.tuning.devices import possible_devices
 from serin.serving.tuning.requests import declared_mix, in_words, mixed_target, parse_mix
 from serin.serving.tuning.trials import Point, Settings, Trial
 from serin.serving.tuning.tune import Tuner
-from serin.store import Store
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
 from tests.unit.serving import bundles
 
 WITH_CUDA = Server(backends=frozenset({"python"}), accelerators=frozenset({"cuda"}))

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from serin.artifacts import Release
 from serin.errors import NotUp
 from serin.serving.triton.process import new_place
 from serin.stack.down import clear_away, take_down
 from serin.stack.host.process_scan import STACK_MARK
 from serin.stack.host.state import socket_folder
 from serin.stack.prefect.processes import scratch_folder
+from serin.store.artifacts import Release
 
 
 def test_nothing_to_end_is_an_error(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serin import environment
+from serin.machine import environment
 from serin.stack.host.logs import mask_secrets
 
 PASSWORD = "xK3-very_secret"

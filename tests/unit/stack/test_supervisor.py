@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from serin.environment import child_environment
 from serin.errors import StackError
+from serin.machine.environment import child_environment
 from serin.serving.process import Leavings, Process
 from serin.stack.host import supervisor as supervisor_module
 from serin.stack.host.process_scan import (

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import torch
 
-from serin.artifacts import Dataset
 from serin.formats.weights import read_weights
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.store.artifacts import Dataset
 from serin.training import worker
 from serin.training.job import TrainingJob
 from serin.training.progress import Follower

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serin.artifacts import Dataset
 from serin.formats.shards import read_split
 from serin.formats.weights import read_weights
 from serin.models.build import load_model
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.store.artifacts import Dataset
 from serin.training.buffers import merged
 from serin.training.evaluate import evaluate
 from serin.training.job import TrainingJob

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from serin.artifacts import Dataset
 from serin.errors import Preempted, SpecError, TrainingRefused, WorkerFailed
 from serin.formats.trained import read_record
 from serin.models.build import load_model
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.store.artifacts import Dataset
 from serin.training import launch
 from serin.training.own_script import this_run
 from tests.fakes.datasets import make_dataset

@@ -60,7 +60,7 @@ def test_the_better_setting_is_chosen_by_the_valid_rows_and_no_test_row_is_looke
 SEARCHES = """
 import sys
 from pathlib import Path
-from serin.artifacts import Dataset
+from serin.store.artifacts import Dataset
 from serin.spec.search import RangeSpec, SearchSpec
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.search import search

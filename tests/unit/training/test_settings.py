@@ -12,11 +12,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from serin.artifacts import Dataset
 from serin.errors import NetworkUnfit, StoreNotWritable, TrainingRefused
 from serin.models.build import build_model, load_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.store.artifacts import Dataset
 from serin.training import checkpoint, launch, prepare, start, worker
 from serin.training.checkpoint import Checkpoints
 from serin.training.class_weights import class_weights

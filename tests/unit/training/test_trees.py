@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serin.artifacts import Dataset
 from serin.errors import ExtraMissing, Preempted, TrainingRefused, WorkerFailed
 from serin.formats.shards import read_split
 from serin.formats.trained import read_trained
 from serin.models.trees import margins, read_booster
 from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.store.artifacts import Dataset
 from serin.training import launch, trees
 from serin.training.job import TrainingJob
 from tests.fakes.datasets import SIZES, make_dataset

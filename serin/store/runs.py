@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from serin.errors import NameInvalid, NotFound
-from serin.in_use import hold_until_exit
-from serin.private import make_private
-from serin.published import touch
+from serin.machine.in_use import hold_until_exit
+from serin.machine.private import make_private
+from serin.store.published import touch
 
 _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from serin import environment
-from serin.hardware import Device
-from serin.usage import CpuWatch, DeviceCost, GpuWatch, Watch
+from serin.machine import environment
+from serin.machine.hardware import Device
+from serin.machine.usage import CpuWatch, DeviceCost, GpuWatch, Watch
 
 _WAITS_FOR_DATA = 0.2  # of the time, from which on the loader is what to look at
 _IDLE_BELOW = 0.3  # busy share of a GPU under which it is fed too slowly
@@ -57,7 +57,7 @@ class Receipt:
     advice: str
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": "serin.receipt", "version": 1, **asdict(self)}
+        return {"format": "serin.store.receipt", "version": 1, **asdict(self)}
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n")

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import psutil
 
-from serin.hardware import Device, Nvml
+from serin.machine.hardware import Device, Nvml
 
 _GPU_SAMPLE_S = 0.25
 _CPU_SAMPLE_S = 0.5

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.durable import write_whole
+from serin.machine.durable import write_whole
 from serin.spec.section import Section
 
 _EVERYWHERE = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from serin import environment
+from serin.machine import environment
 
 Signed = TypeVar("Signed")
 

@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from serin import environment
-from serin.artifacts import Bundle, Dataset
 from serin.errors import BundleBroken, NameInvalid
-from serin.private import make_private
+from serin.machine import environment
+from serin.machine.private import make_private
+from serin.store.artifacts import Bundle, Dataset
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 

@@ -32,14 +32,14 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from serin import environment
-from serin.artifacts import Bundle, Dataset
-from serin.durable import sync, write_whole
 from serin.errors import BundleBroken, NameInvalid, NotFound, StoreNotWritable
-from serin.in_use import hold_until_exit, holding
-from serin.private import make_private
-from serin.published import bundle_at, checked_digest, dataset_at, make_home_of, touch
+from serin.machine import environment
+from serin.machine.durable import sync, write_whole
+from serin.machine.in_use import hold_until_exit, holding
+from serin.machine.private import make_private
 from serin.spec.names import valid_model_name
+from serin.store.artifacts import Bundle, Dataset
+from serin.store.published import bundle_at, checked_digest, dataset_at, make_home_of, touch
 
 _ALIAS = re.compile(r"live|candidate|previous")
 _SYNCS_AT_ONCE = 8

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from serin.durable import write_whole
+from serin.machine.durable import write_whole
 
 Result = TypeVar("Result")
 

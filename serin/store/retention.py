@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.in_use import unused
-from serin.runs import run_lock, runs
-from serin.store import Store
+from serin.machine.in_use import unused
+from serin.store.runs import run_lock, runs
+from serin.store.store import Store
 
 DAY_S = 86400.0
 

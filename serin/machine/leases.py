@@ -23,10 +23,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from serin import environment
 from serin.errors import LeaseUnavailable
-from serin.hardware import Device, inventory
-from serin.signed_locks import is_held, living, sign, signature, take
+from serin.machine import environment
+from serin.machine.hardware import Device, inventory
+from serin.machine.signed_locks import is_held, living, sign, signature, take
 
 SLOTS = 4  # shared leases that one device may have at a time
 
