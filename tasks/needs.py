@@ -84,6 +84,6 @@ def leased(
 
 
 def _data_bytes(data: DataSpec) -> int:
-    from serin.etl.sources import find_files
+    from serin.etl.sources.files import find_files
 
     return sum(file.size for name, url in data.tables.items() for file in find_files(name, url))

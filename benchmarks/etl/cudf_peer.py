@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.etl.outputs import SPLITS, split_ends, write_split
-from serin.etl.device import store_rows
+from serin.etl.engines.device import store_rows
 from serin.formats.shards import Rows
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.etl.sampling import sampled
-from serin.etl.device import memory_pool
+from serin.etl.engines.device import memory_pool
 
 NEEDED = (
     "cupy",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from serin.errors import SerinError
 from serin.etl.build import build_dataset
-from serin.etl.cuda_cluster import gpu_cluster
+from serin.etl.engines.cuda_cluster import gpu_cluster
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import EtlSpec
 from serin.store.store import Store

@@ -48,7 +48,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a pipeline.yaml that is there.")] = False,
 ) -> None:
     """A commented spec from a table: types, target and features guessed and explained."""
-    from serin.etl.guess import guess_spec
+    from serin.draft.guess import guess_spec
 
     path = folder / "pipeline.yaml"
     if path.exists() and not force:

@@ -27,7 +27,7 @@ from serin.training.place import (
 )
 
 if TYPE_CHECKING:
-    from serin.etl.layout import Layout
+    from serin.etl.sources.layout import Layout
     from serin.training.machines import Machines
 
 Say = Callable[[str], None]
@@ -35,10 +35,10 @@ Say = Callable[[str], None]
 
 def look_at_tables(spec: PipelineSpec) -> Layout:
     """The spec held against its tables' real columns; DataError or SpecError for what does not fit."""
-    from serin.etl.kept import Kept
-    from serin.etl.layout import lay_out
-    from serin.etl.sources import find_files
-    from serin.etl.tables import open_table
+    from serin.etl.sources.file_cache import Kept
+    from serin.etl.sources.files import find_files
+    from serin.etl.sources.layout import lay_out
+    from serin.etl.sources.tables import open_table
 
     with (
         Store.open().using_kept() as kept,  # the build that follows need not convert again

@@ -12,23 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.etl.assemble import Assembly
-from serin.etl.attempts import run_with_room
-from serin.etl.checks import judge_freshness
-from serin.etl.compare import family_key, find_previous
-from serin.etl.device_read import hold_pieces
-from serin.etl.engine import Engine
-from serin.etl.kept import Kept, digests_in
-from serin.etl.kept_pieces import Keeping
-from serin.etl.large_joins import load_joins
-from serin.etl.layout import Layout, lay_out
-from serin.etl.progress import Progress
-from serin.etl.relation import LoadedJoin
+from serin.etl.dataset.assemble import Assembly
+from serin.etl.dataset.compare import family_key, find_previous
+from serin.etl.dataset.seal import canonical
+from serin.etl.engines.attempts import run_with_room
+from serin.etl.engines.engine import Engine
+from serin.etl.engines.memory_budget import shared_room
+from serin.etl.engines.progress import Progress
+from serin.etl.relational.checks import judge_freshness
+from serin.etl.relational.gpu_reader import hold_pieces
+from serin.etl.relational.large_joins import load_joins
+from serin.etl.relational.piece_cache import Keeping
+from serin.etl.relational.relation import LoadedJoin
 from serin.etl.report import Heard
-from serin.etl.room import shared_room
-from serin.etl.seal import canonical
-from serin.etl.sources import find_files
-from serin.etl.tables import Piece, Table, open_table, refuse_changed
+from serin.etl.sources.file_cache import Kept, digests_in
+from serin.etl.sources.files import find_files
+from serin.etl.sources.layout import Layout, lay_out
+from serin.etl.sources.tables import Piece, Table, open_table, refuse_changed
 from serin.formats.dataset import FORMAT, VERSION, SourceFile
 from serin.formats.shards import row_files
 from serin.spec.data import DataSpec

@@ -14,15 +14,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from serin.errors import TableEmpty
-from serin.etl.attempts import run_with_room
-from serin.etl.device_read import hold_pieces
-from serin.etl.engine import Engine
-from serin.etl.large_joins import load_joins
-from serin.etl.layout import lay_out
-from serin.etl.relation import Prepared
-from serin.etl.room import shared_room
-from serin.etl.sources import find_files
-from serin.etl.tables import Piece, open_table
+from serin.etl.engines.attempts import run_with_room
+from serin.etl.engines.engine import Engine
+from serin.etl.engines.memory_budget import shared_room
+from serin.etl.relational.gpu_reader import hold_pieces
+from serin.etl.relational.large_joins import load_joins
+from serin.etl.relational.relation import Prepared
+from serin.etl.sources.files import find_files
+from serin.etl.sources.layout import lay_out
+from serin.etl.sources.tables import Piece, open_table
 from serin.formats.raw_rows import RawRows
 from serin.formats.schema import InputColumn, Kind
 from serin.formats.shards import read_split

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.etl.device import usable_gpus
+from serin.etl.engines.device import usable_gpus
 from serin.spec.stages import EtlSpec
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
 from tests.unit.etl.flights import digest

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from serin.columns.column import Column
-from serin.etl.device import usable_gpus
+from serin.etl.engines.device import usable_gpus
 from serin.features.aggregates.exact_sums import ExactSums
 from serin.features.aggregates.group_sums import GroupSums
 from serin.features.aggregates.sample import Sample

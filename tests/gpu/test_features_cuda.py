@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from serin.columns.column import Column
-from serin.etl.device import usable_gpus
+from serin.etl.engines.device import usable_gpus
 from serin.features.aggregates.aggregate import Aggregate
 from serin.features.aggregates.sample import Sample
 from serin.features.plan import FeaturePlan

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serin.etl.build import build_dataset
-from serin.etl.dask_engine import local_cluster
+from serin.etl.engines.dask_engine import local_cluster
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import EtlSpec

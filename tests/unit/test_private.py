@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from serin.commands.stages import look_at_tables
-from serin.etl.guess import guess_spec
+from serin.draft.guess import guess_spec
 from serin.etl.raw_rows import read_test_rows
 from serin.machine.private import make_private
 from serin.serving.envoy.keys import KeyFile

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serin.errors import SourceUnreadable
-from serin.etl import tables
+from serin.etl.sources import tables
 from serin.spec.pipeline import PipelineSpec
 from serin.store import stage_keys
 from serin.store.store import Store

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from serin.errors import SerinError, SourceUnreadable, SpecError, TimeUnparsable
-from serin.etl.convert import convert
-from serin.etl.sources import find_files
+from serin.etl.sources.convert import convert
+from serin.etl.sources.files import find_files
 from serin.store.store import Store
 from tests.unit.etl.trips import build, spec_of, trips
 

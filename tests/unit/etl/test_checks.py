@@ -8,8 +8,8 @@ import pytest
 
 from serin.errors import CheckFailed, SpecError
 from serin.etl.build import find_dataset
-from serin.etl.checks import FRESHNESS
-from serin.etl.compare import distance
+from serin.etl.dataset.compare import distance
+from serin.etl.relational.checks import FRESHNESS
 from serin.formats.statistics import CategoryStatistics, NumberStatistics
 from serin.store.store import Store
 from tests.unit.etl.trips import START, build, spec_of, trips

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from serin.columns.column import Column, any_true, count_true, tally
-from serin.etl.device import HostColumns, OnGpu, gpu_aware, store_rows, take_rescues, to_gpu, to_host
-from serin.etl.device_read import bundle
-from serin.etl.relation import Related
-from serin.etl.tables import Piece
+from serin.etl.engines.device import HostColumns, OnGpu, gpu_aware, store_rows, take_rescues, to_gpu, to_host
+from serin.etl.relational.gpu_reader import bundle
+from serin.etl.relational.relation import Related
+from serin.etl.sources.tables import Piece
 from serin.formats.dataset import SourceFile
 from serin.formats.shards import PART_ROWS, Rows, write_rows
 from tests.fakes import cupy
@@ -74,7 +74,7 @@ def test_rows_leave_a_gpu_for_the_same_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int
 ) -> None:
     module = cupy.install(monkeypatch)
-    monkeypatch.setattr("serin.etl.device._STAGE_BYTES", 64)  # several copies for each file
+    monkeypatch.setattr("serin.etl.engines.device._STAGE_BYTES", 64)  # several copies for each file
     random = np.random.default_rng(1)
     rows = Rows(
         num=random.normal(size=(50, 3)).astype(np.float32),

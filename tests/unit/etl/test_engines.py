@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from serin.errors import EngineFailed, JoinNotManyToOne, TargetUnusable
-from serin.etl import dask_engine
-from serin.etl.dask_engine import DaskEngine, local_cluster
-from serin.etl.device import Gpus
-from serin.etl.engine import Choice, choose_engine, open_engine
-from serin.etl.process_engine import ProcessEngine
+from serin.etl.engines import dask_engine
+from serin.etl.engines.dask_engine import DaskEngine, local_cluster
+from serin.etl.engines.device import Gpus
+from serin.etl.engines.engine import Choice, choose_engine, open_engine
+from serin.etl.engines.process_engine import ProcessEngine
 from serin.spec.stages import EtlSpec
 from tests.unit.etl.flights import digest, spec_of
 
@@ -55,7 +55,7 @@ def test_small_data_needs_no_cluster_and_large_data_gets_one() -> None:
 
 
 def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("serin.etl.dask_engine.CONNECT_S", 0.5)
+    monkeypatch.setattr("serin.etl.engines.dask_engine.CONNECT_S", 0.5)
     choice = Choice(kind="tcp://127.0.0.1:9", workers=1, keep=True, why="")
     with (
         pytest.raises(EngineFailed, match=r"tcp://127\.0\.0\.1:9.*no scheduler answers"),

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from serin.errors import ClusterNotUp, EngineFailed
-from serin.etl.cuda_cluster import gpu_cluster
-from serin.etl.device import Gpus, host_columns
-from serin.etl.engine import choose_engine
+from serin.etl.engines.cuda_cluster import gpu_cluster
+from serin.etl.engines.device import Gpus, host_columns
+from serin.etl.engines.engine import choose_engine
 from serin.spec.load import load_spec
 from serin.spec.stages import EtlSpec
 from tests.fakes import cupy
@@ -20,8 +20,8 @@ ONE_GPU = Gpus(count=1, memory_bytes=2**34)
 
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serin.etl.attempts.usable_gpus", lambda: ONE_GPU)
-    monkeypatch.setattr("serin.etl.engine.memory_pool", nullcontext)
+    monkeypatch.setattr("serin.etl.engines.attempts.usable_gpus", lambda: ONE_GPU)
+    monkeypatch.setattr("serin.etl.engines.engine.memory_pool", nullcontext)
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -91,7 +91,7 @@ def test_several_targets_go_through_a_gpu_unchanged(
 
 
 def test_the_columns_of_steps_that_only_the_host_knows_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serin.etl.device.GPU_STEPS", frozenset({"fill_median", "normalize"}))
+    monkeypatch.setattr("serin.etl.engines.device.GPU_STEPS", frozenset({"fill_median", "normalize"}))
     spec = load_spec(
         {
             "name": "a",
@@ -150,8 +150,8 @@ def test_a_cluster_that_takes_too_long_is_given_up_and_leaves_nothing(tmp_path: 
 def test_a_gpu_that_cupy_cannot_use_is_named_and_only_auto_goes_on_without_it(
     few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    monkeypatch.setattr("serin.etl.attempts.usable_gpus", lambda: ONE_GPU)
-    monkeypatch.setattr("serin.etl.engine.GPU_ROWS", 1)
+    monkeypatch.setattr("serin.etl.engines.attempts.usable_gpus", lambda: ONE_GPU)
+    monkeypatch.setattr("serin.etl.engines.engine.GPU_ROWS", 1)
     cupy.install(monkeypatch).cuda.runtime.memGetInfo = _no_driver
     said: list[str] = []
     if engine == "auto":

@@ -6,9 +6,9 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
+from serin.draft.guess import guess_spec
 from serin.errors import SourceMissing, TargetUnusable
 from serin.etl.build import build_dataset
-from serin.etl.guess import guess_spec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.store import Store

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from serin.errors import SourceUnreadable
-from serin.etl.partitions import Read
-from serin.etl.sources import find_files
-from serin.etl.tables import Table, cut, open_table, read_piece
+from serin.etl.sources.files import find_files
+from serin.etl.sources.partitions import Read
+from serin.etl.sources.tables import Table, cut, open_table, read_piece
 
 ROWS = [{"city": f"c{row % 5}", "size": row if row % 7 else None, "price": row / 4} for row in range(300)]
 TABLE = pa.Table.from_pylist(ROWS)
@@ -78,8 +78,8 @@ def write(folder: Path, name: str) -> Path:
 def test_a_table_is_the_same_in_every_form(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serin.etl.json2parquet._BLOCK_BYTES", 1000)
-    monkeypatch.setattr("serin.etl.csv2parquet._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("serin.etl.sources.json2parquet._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("serin.etl.sources.csv2parquet._BLOCK_BYTES", 1000)
     expected = [TABLE.column(column).to_pylist() for column in ("city", "size", "price")]
     assert values(opened(write(tmp_path, name), tmp_path), "city", "size", "price") == expected
 
@@ -97,7 +97,7 @@ def test_folders_named_key_value_are_columns(tmp_path: Path) -> None:
 
 
 def test_json_types_hold_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serin.etl.json2parquet._BLOCK_BYTES", 200)
+    monkeypatch.setattr("serin.etl.sources.json2parquet._BLOCK_BYTES", 200)
     lines = ['{"a": 1, "t": "2024-01-01"}'] * 50 + ['{"a": 1.5, "t": "soon", "late": true}'] * 2
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     table = opened(tmp_path / "t.jsonl", tmp_path)

@@ -14,15 +14,15 @@ import pytest
 
 from serin.columns.column import Column, column_from_arrow
 from serin.errors import EngineFailed
-from serin.etl import attempts
-from serin.etl.dask_engine import DaskEngine, WorkersLost, local_cluster
-from serin.etl.engine import Choice
-from serin.etl.pieces import cut_pieces
-from serin.etl.process_engine import ProcessEngine
-from serin.etl.room import MIN_ROWS, plan_rows
-from serin.etl.sources import find_files
-from serin.etl.spill import Spilled, spill
-from serin.etl.tables import cut, open_table, read_piece
+from serin.etl.engines import attempts
+from serin.etl.engines.dask_engine import DaskEngine, WorkersLost, local_cluster
+from serin.etl.engines.engine import Choice
+from serin.etl.engines.memory_budget import MIN_ROWS, plan_rows
+from serin.etl.engines.pieces import cut_pieces
+from serin.etl.engines.process_engine import ProcessEngine
+from serin.etl.engines.spill import Spilled, spill
+from serin.etl.sources.files import find_files
+from serin.etl.sources.tables import cut, open_table, read_piece
 from serin.spec.load import load_spec
 from serin.spec.stages import EtlSpec
 from tests.signals import hit
@@ -59,8 +59,8 @@ def test_values_held_on_disk_change_nothing_and_are_removed(
         held.append(spill(value, folder))
         return held[-1]
 
-    monkeypatch.setattr("serin.etl.attempts.choose_engine", without_room)
-    monkeypatch.setattr("serin.etl.process_engine.spill", note)
+    monkeypatch.setattr("serin.etl.engines.attempts.choose_engine", without_room)
+    monkeypatch.setattr("serin.etl.engines.process_engine.spill", note)
     assert digest(spec_of(few_flights), EtlSpec(), tmp_path, 4000) == expected
     assert len(held) > 4
     assert not any(Path(value.path).exists() for value in held)
@@ -79,7 +79,7 @@ def test_when_memory_runs_out_pieces_are_halved_and_it_is_said(
         return real(self, *arguments, **named)
 
     monkeypatch.setattr(ProcessEngine, "collect", collect)
-    monkeypatch.setattr("serin.etl.attempts.MIN_ROWS", 100)
+    monkeypatch.setattr("serin.etl.engines.attempts.MIN_ROWS", 100)
     said: list[str] = []
     assert (
         digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path, 8000, say=said.append) == expected
@@ -135,7 +135,7 @@ def test_a_file_is_written_anew_when_a_group_does_not_fit_and_not_for_the_sake_o
 
 
 def test_a_small_table_in_one_file_is_one_piece_for_each_worker(tmp_path: Path) -> None:
-    from serin.etl.layout import lay_out
+    from serin.etl.sources.layout import lay_out
 
     rows = 5 * 2**16 + 9000
     pq.write_table(
@@ -167,7 +167,7 @@ def test_a_small_table_in_one_file_is_one_piece_for_each_worker(tmp_path: Path) 
 
 
 def test_a_worker_with_little_room_gets_small_pieces(few_flights: Path, tmp_path: Path) -> None:
-    from serin.etl.layout import lay_out
+    from serin.etl.sources.layout import lay_out
 
     spec = spec_of(few_flights)
     tables = {
@@ -226,8 +226,8 @@ def test_workers_with_less_memory_than_the_table_has_run_through(tmp_path: Path,
         pytest.MonkeyPatch.context() as patch,
         larger_than_memory.watched(two_workers) as largest,
     ):
-        patch.setattr("serin.etl.dask_engine.memory_bytes", lambda _: 1)  # as if there were more rows
-        patch.setattr("serin.etl.dask_engine._WORKER_SHARE", 0.05)
+        patch.setattr("serin.etl.engines.dask_engine.memory_bytes", lambda _: 1)  # as if there were more rows
+        patch.setattr("serin.etl.engines.dask_engine._WORKER_SHARE", 0.05)
         patch.setattr("serin.etl.build.shared_room", lambda _: 1_500_000)
         etl = EtlSpec(engine=two_workers.scheduler.address)
         assert digest(spec, etl, tmp_path / "two", say=said.append) == expected
@@ -244,6 +244,6 @@ def test_a_piece_that_ends_every_worker_is_too_large(two_workers: Any, tmp_path:
 
 
 def read_of(column: str, kind: Any) -> Any:
-    from serin.etl.partitions import Read
+    from serin.etl.sources.partitions import Read
 
     return Read(column=column, kind=kind)

@@ -9,7 +9,7 @@ import s3fs
 from moto.server import ThreadedMotoServer
 
 from serin.errors import SourceMissing, SourceUnreadable
-from serin.etl.sources import find_files
+from serin.etl.sources.files import find_files
 from serin.spec.pipeline import PipelineSpec
 from serin.store.store import Store
 from tests.unit.etl.trips import build, rates, spec_of, trips, whole

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from distributed.comm import connect
 
-from serin.etl.dask_engine import DaskEngine, local_cluster
-from serin.etl.process_engine import ProcessEngine
-from serin.etl.progress import Progress
+from serin.etl.engines.dask_engine import DaskEngine, local_cluster
+from serin.etl.engines.process_engine import ProcessEngine
+from serin.etl.engines.progress import Progress
 
 
 def test_a_long_pass_says_how_far_it_is_and_a_quick_one_nothing() -> None:

@@ -8,14 +8,14 @@ import pandas as pd
 import pytest
 
 from serin.errors import JoinNotManyToOne, SpecError, TableEmpty
-from serin.etl.dask_engine import local_cluster
-from serin.etl.groups import AsOfIndex
-from serin.etl.layout import lay_out
-from serin.etl.past import hold_prepared
-from serin.etl.process_engine import ProcessEngine
-from serin.etl.relation import load_join
-from serin.etl.sources import find_files
-from serin.etl.tables import cut, open_table
+from serin.etl.engines.dask_engine import local_cluster
+from serin.etl.engines.process_engine import ProcessEngine
+from serin.etl.relational.global_pass import hold_prepared
+from serin.etl.relational.groups import AsOfIndex
+from serin.etl.relational.relation import load_join
+from serin.etl.sources.files import find_files
+from serin.etl.sources.layout import lay_out
+from serin.etl.sources.tables import cut, open_table
 from serin.formats.dataset import read_dataset
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.stages import EtlSpec
@@ -222,8 +222,10 @@ def test_keys_may_be_looked_at_in_parts_when_memory_is_short(
 ) -> None:
     spec = spec_of(tmp_path, features=features(*NUMBERS), windows=WINDOWS, unique={"by": ["trip", "taxi"]})
     expected = related(spec, tmp_path)
-    monkeypatch.setattr("serin.etl.past.ROW_BYTES", 200)
-    monkeypatch.setattr("serin.etl.past.available_bytes", lambda: 4 * 200 * 150)  # six parts
+    monkeypatch.setattr("serin.etl.relational.global_pass.ROW_BYTES", 200)
+    monkeypatch.setattr(
+        "serin.etl.relational.global_pass.available_bytes", lambda: 4 * 200 * 150
+    )  # six parts
     assert related(spec, tmp_path) == expected
 
 

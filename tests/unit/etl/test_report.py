@@ -9,8 +9,8 @@ import pytest
 
 from serin.columns.column import Column
 from serin.etl.charts import number, percent
-from serin.etl.glance import Glance
-from serin.etl.relate_target import Bins, relate_to_target
+from serin.etl.dataset.relate_target import Bins, relate_to_target
+from serin.etl.dataset.train_sample import Glance
 from serin.etl.report import FILE
 from serin.formats.statistics import NumberStatistics
 from serin.store.store import Store
@@ -71,7 +71,7 @@ def test_a_report_shows_every_column_and_needs_nothing_else(tmp_path: Path, task
 
 def test_a_report_does_not_change_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build(spec_of(tmp_path), Store(str(tmp_path / "one")))
-    monkeypatch.setattr("serin.etl.glance.SAMPLE_ROWS", 100)
+    monkeypatch.setattr("serin.etl.dataset.train_sample.SAMPLE_ROWS", 100)
     assert build(spec_of(tmp_path), Store(str(tmp_path / "two"))).digest == first.digest
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from serin.errors import SourceUnreadable
 from serin.etl.build import build_dataset, current_key
-from serin.etl.partitions import Read
-from serin.etl.sources import find_files
-from serin.etl.tables import cut, open_table, read_piece
+from serin.etl.sources.files import find_files
+from serin.etl.sources.partitions import Read
+from serin.etl.sources.tables import cut, open_table, read_piece
 from serin.formats.dataset import read_dataset
 from serin.formats.shards import read_split
 from serin.spec.load import load_spec
@@ -85,7 +85,9 @@ def test_a_dataset_is_computed_once_until_a_file_changes(tmp_path: Path, store: 
 def test_a_column_whose_later_values_are_wider_is_read_as_what_holds_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serin.etl.csv2parquet._BLOCK_BYTES", 1000)  # types are guessed from the first block
+    monkeypatch.setattr(
+        "serin.etl.sources.csv2parquet._BLOCK_BYTES", 1000
+    )  # types are guessed from the first block
     lines = ["a,b,c,d"] + ["1,2,x,2024-01-01 00:00:00"] * 200 + ["1.5,word,y,2024-01-02 00:00:00"]
     (tmp_path / "wide.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     table = open_table("t", find_files("t", str(tmp_path / "wide.csv")), tmp_path)

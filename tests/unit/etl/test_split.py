@@ -7,11 +7,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serin.columns.column import Column, column_from_arrow
-from serin.etl.groups import group_hashes
-from serin.etl.process_engine import ProcessEngine
-from serin.etl.relation import Prepared
-from serin.etl.split import LEFT_OUT, SplitRule, TimeSplit, hash_split, stratified_split, time_split
-from serin.etl.target import TargetPart
+from serin.etl.dataset.split import LEFT_OUT, SplitRule, TimeSplit, hash_split, stratified_split, time_split
+from serin.etl.engines.process_engine import ProcessEngine
+from serin.etl.relational.groups import group_hashes
+from serin.etl.relational.relation import Prepared
+from serin.etl.relational.target import TargetPart
 from serin.spec.split import SplitSpec
 
 SPLIT = SplitSpec(train=0.7, valid=0.2, test=0.1)
@@ -54,7 +54,7 @@ def test_a_split_by_time_is_a_cut_of_the_rows_sorted_by_time_and_id(
     times: list[int], pieces: int, few_rows: int, in_order: bool
 ) -> None:
     time, rows = np.asarray(sorted(times) if in_order else times, np.int64), np.arange(len(times)) * 3
-    with ProcessEngine(1) as engine, patch("serin.etl.time_ranks.FEW_ROWS", few_rows):
+    with ProcessEngine(1) as engine, patch("serin.etl.dataset.time_ranks.FEW_ROWS", few_rows):
         held = engine.hold(
             lambda cut: piece(rows[cut], time[cut]), np.array_split(np.arange(len(times)), pieces)
         )

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from serin.columns.column import kind_of_type
 from serin.errors import SpecError
-from serin.etl.partitions import Read
-from serin.etl.sources import find_files
-from serin.etl.tables import cut, open_table, read_piece
+from serin.etl.sources.files import find_files
+from serin.etl.sources.partitions import Read
+from serin.etl.sources.tables import cut, open_table, read_piece
 from serin.export.features2onnx import features2onnx
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, read_dataset
@@ -166,7 +166,7 @@ def test_a_file_of_null_words_alone_takes_its_type_from_the_tables_other_files(
 def test_the_type_of_a_column_holds_all_rows_wherever_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str, last: str, kind: Kind, first: Any
 ) -> None:
-    monkeypatch.setattr("serin.etl.csv2parquet._BLOCK_BYTES", 100)
+    monkeypatch.setattr("serin.etl.sources.csv2parquet._BLOCK_BYTES", 100)
     lines = [f"{head},1"] * 60 + [f"{last},1"]
     (tmp_path / "t.csv").write_text("a,b\n" + "\n".join(lines) + "\n")
     found = columns_of(tmp_path, a=kind)["a"]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serin.columns.column import Column, column_from_arrow
-from serin.etl.groups import sampled
-from serin.etl.tells import FEWEST, told_by_nulls, told_by_values
+from serin.etl.dataset.leak_scores import FEWEST, told_by_nulls, told_by_values
+from serin.etl.relational.groups import sampled
 from serin.metrics import auc
 
 RANDOM = np.random.default_rng(4)

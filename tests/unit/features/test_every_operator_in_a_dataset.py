@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from serin.etl.build import build_dataset
-from serin.etl.dask_engine import local_cluster
+from serin.etl.engines.dask_engine import local_cluster
 from serin.export.features2onnx import features2onnx
 from serin.export.gate import check_features
 from serin.export.golden import read_golden_rows

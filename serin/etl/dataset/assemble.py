@@ -1,0 +1,205 @@
+"""From prepared pieces to a dataset's folder: split, look for leaks, fit, write, describe, seal, report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serin.errors import TableEmpty
+from serin.etl.dataset.aggregate_cache import Answers
+from serin.etl.dataset.candidates import Candidates
+from serin.etl.dataset.compare import judge_against
+from serin.etl.dataset.golden import Made, choose_golden
+from serin.etl.dataset.leaks import Ids, collect_ids, judge_leaks
+from serin.etl.dataset.lookups import write_lookup
+from serin.etl.dataset.relate_target import Extent, find_extents, relate_to_target
+from serin.etl.dataset.seal import PartSeals, seal_dataset
+from serin.etl.dataset.split import split_rule
+from serin.etl.dataset.statistics import collect_statistics
+from serin.etl.dataset.train_sample import Glance, take_glance
+from serin.etl.dataset.transform import count_rows, divide, target_ends, write_piece
+from serin.etl.engines.engine import Engine, Held
+from serin.etl.engines.progress import Progress
+from serin.etl.relational.checks import write_freshness
+from serin.etl.relational.relation import LoadedJoin
+from serin.etl.relational.target import check_classes, check_varies
+from serin.etl.relational.totals import Totals, total_up
+from serin.etl.report import Heard, Report, render, shown_target, write_report
+from serin.etl.sources.layout import DerivedLayout, Layout
+from serin.features.plan import FeaturePlan
+from serin.formats.dataset import (
+    GOLDEN,
+    SPLITS,
+    STATISTICS,
+    DatasetDescription,
+    DerivedDescription,
+    SourceFile,
+    SplitDescription,
+)
+from serin.formats.shards import count_parts
+from serin.formats.statistics import ColumnStatistics, write_statistics
+from serin.spec.data import DataSpec
+from serin.spec.features import FeatureSpec
+from serin.store.artifacts import Dataset
+
+Sizes = npt.NDArray[np.int64]  # rows by piece and split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """One build. `previous`: the dataset before this one, which checks may compare with."""
+
+    data: DataSpec
+    features: Sequence[FeatureSpec]
+    layout: Layout
+    joins: Sequence[LoadedJoin]
+    files: Sequence[SourceFile]
+    previous: Dataset | None
+    engine: Engine
+    say: Heard
+    progress: Progress
+
+    def fill(self, held: Held, folder: Path) -> str:
+        """Fills `folder`; the dataset's digest."""
+        totals = total_up(self.data, self.engine, held, self.say)
+        held, sizes = self._split(held, totals)
+        glance = take_glance(self.engine, held, self.layout.kept, rows=totals.rows)
+        self._refuse_constant(held, glance)
+        ids = collect_ids(self.data, self.engine, held)
+        extents = find_extents(self.engine, held, self._times())
+        rows = {name: int(sizes[:, split].sum()) for split, name in enumerate(SPLITS)}
+        answer = Answers(self.engine, held)
+        with ThreadPoolExecutor(1, thread_name_prefix="beside") as beside:  # for what looks at few rows
+            leaks = beside.submit(self._judge_leaks, glance, ids, totals)
+            plan = self._fit(answer, totals)
+            leaks.result()
+            statistics = collect_statistics(plan, answer)
+            judge_against(self.previous, self.data.checks, rows, statistics, self.say)
+            described, lookups = self._describe(plan, totals, rows, folder)
+            telling = beside.submit(self._tell, folder, described, statistics, glance, extents, totals)
+            candidates = self._write_rows(held, plan, folder, sizes, totals)
+            page = telling.result()
+        with PartSeals(folder, described.splits, plan, threads=self.engine.workers) as seals:
+            made = Made(lookups=list(zip(described.lookups, lookups, strict=True)), derived=described.derived)
+            golden = choose_golden(self.layout.inputs, plan, made, candidates)
+            pq.write_table(golden, folder / GOLDEN)
+            digest = seal_dataset(folder, described, plan, lookups, seals.digests())
+        write_report(folder, digest, page)
+        self.say(f"dataset {digest[:12]}: {sum(rows.values()):,} rows written")
+        return digest
+
+    def _times(self) -> list[str]:
+        return [name for name in self.layout.kept if self.layout.kinds[name] == "timestamp"]
+
+    def _split(self, held: Held, totals: Totals) -> tuple[Held, Sizes]:
+        """The pieces with their rows in split order; how many go where. None of the splits is empty."""
+        self.progress.begin("divided into splits")
+        rule = split_rule(self.data, self.engine, held, totals.rows, totals.classes)
+        held = self.engine.then(divide, held, rule, totals.classes)
+        counted = self.engine.collect(count_rows, held, totals.labels)
+        sizes = np.asarray([sizes for sizes, _ in counted])
+        for split, name in enumerate(SPLITS):
+            if not sizes[:, split].any():
+                reason = f"the {name} split got none of {totals.rows} rows; bring more rows or give it a larger share"
+                raise TableEmpty(table=self.data.main, why=reason)
+        check_classes(self.data.target, sum(seen for _, seen in counted), totals.classes)
+        shown = (f"{name} {sizes[:, split].sum():,}" for split, name in enumerate(SPLITS))
+        self.say(", ".join(shown) + " rows")
+        return held, sizes
+
+    def _refuse_constant(self, held: Held, glance: Glance) -> None:
+        """Looks at all training rows only where a sample of them makes it likely that a regression's target never
+        changes."""
+        sample = glance.target.reshape(len(glance.target), -1)
+        varied = len(sample) and (sample != sample[:1]).any(axis=0).all()
+        if self.data.target.task == "regression" and not varied:
+            found = [ends for ends in self.engine.collect(target_ends, held) if ends is not None]
+            low, high = (
+                np.min([ends[0] for ends in found], axis=0),
+                np.max([ends[1] for ends in found], axis=0),
+            )
+            check_varies(self.data.target, np.stack([low, high]))
+
+    def _judge_leaks(self, glance: Glance, ids: Sequence[Ids], totals: Totals) -> None:
+        without = totals.dropped["null_target"]
+        judge_leaks(self.data, self.layout.kept, glance, ids, unknown=totals.unknown, without_target=without)
+
+    def _fit(self, answer: Answers, totals: Totals) -> FeaturePlan:
+        self.progress.begin("measured for the fit")
+        plan = FeaturePlan.fit(self.features, self.layout.kinds, answer, classes=len(totals.classes))
+        self.say(f"fitted {len(plan.numeric)} numeric and {len(plan.categorical)} categorical features")
+        return plan
+
+    def _write_rows(
+        self, held: Held, plan: FeaturePlan, folder: Path, sizes: Sizes, totals: Totals
+    ) -> list[Candidates]:
+        self.progress.begin("made into features and written")
+        starts = (np.cumsum(sizes, axis=0) - sizes).tolist()
+        shared = (plan, str(folder), self.layout.inputs, totals.labels)
+        found = self.engine.collect(write_piece, held, *shared, each=starts)
+        return [each for each in found if each is not None]
+
+    def _describe(
+        self, plan: FeaturePlan, totals: Totals, rows: Mapping[str, int], folder: Path
+    ) -> tuple[DatasetDescription, list[pa.Table]]:
+        """The description, without a digest; and the tables that the model looks things up in, which are written."""
+        gap = {"gap": totals.rows - sum(rows.values())} if self.data.split.gap else {}
+        lookups = [
+            write_lookup(join, self.layout.kinds, folder)
+            for join in self.joins
+            if join.layout in self.layout.lookups
+        ]
+        described = DatasetDescription(
+            task=self.data.target.task,
+            target=self.data.target.expression,
+            targets=self.data.target.names,
+            numeric=plan.numeric,
+            categorical=plan.categorical,
+            classes=tuple(str(each) for each in totals.classes) or None,
+            splits={
+                name: SplitDescription(rows=count, parts=count_parts(count)) for name, count in rows.items()
+            },
+            inputs=self.layout.inputs,
+            lookups=tuple(lookup for lookup, _ in lookups),
+            sources=tuple(self.files),
+            digest="",
+            dropped=totals.dropped | gap,
+            derived=tuple(_describe_derived(each) for each in self.layout.derived if each.served),
+        )
+        return described, [table for _, table in lookups]
+
+    def _tell(
+        self,
+        folder: Path,
+        description: DatasetDescription,
+        statistics: Mapping[str, ColumnStatistics],
+        glance: Glance,
+        extents: Mapping[str, Extent | None],
+        totals: Totals,
+    ) -> str:
+        """Writes what is known of the columns; the report's page, which lacks the digest."""
+        write_statistics(folder / STATISTICS, statistics)
+        write_freshness(folder, totals.newest)
+        label = {"binary": 1, "multiclass": 0, "regression": None}[self.data.target.task]
+        report = Report(
+            description=description,
+            statistics=statistics,
+            bins=relate_to_target(glance, statistics, extents, label),
+            kinds=self.layout.kinds,
+            sources={name: self.data.source_of(name) for name in self.layout.kept},
+            shown=shown_target(self.data.target, totals.classes),
+            share=glance.share,
+            warnings=self.say.warnings,
+        )
+        return render(report)
+
+
+def _describe_derived(layout: DerivedLayout) -> DerivedDescription:
+    return DerivedDescription(name=layout.name, expression=layout.text, kinds=dict(layout.expression.kinds))

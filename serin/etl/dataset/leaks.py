@@ -1,0 +1,109 @@
+"""Finds features that know the answer: before anything is fitted, on a sample that does not depend on the pieces.
+
+Armed by data.time (and data.id for the same thing in two splits). Four signs: a column that orders or names the answer
+almost without fault; one whose nulls do; one that is missing just where the target is; an id in two splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from serin.columns.column import Column
+from serin.errors import LeakFound
+from serin.etl.dataset.leak_scores import told_by_nulls, told_by_values
+from serin.etl.dataset.train_sample import Glance
+from serin.etl.dataset.transform import ID, Divided
+from serin.etl.engines.engine import Engine, Held
+from serin.etl.relational.groups import group_codes, joined
+from serin.etl.relational.unknown import Unknown
+from serin.formats.dataset import SPLITS
+from serin.spec.data import DataSpec
+
+_ALMOST = 0.99
+_NULLS_ALMOST = 0.95
+
+Floats = npt.NDArray[np.float64]
+Ids = list[tuple[Column, npt.NDArray[np.int64]]]  # of each split: ids and rows
+
+
+def judge_leaks(
+    data: DataSpec,
+    columns: Sequence[str],
+    glance: Glance,
+    ids: Sequence[Ids],
+    *,
+    unknown: Sequence[Mapping[str, Unknown]],
+    without_target: int,
+) -> None:
+    """LeakFound with every leak that data.allow_leaks does not name. `ids`: of each piece."""
+    names = [name for name in columns if name not in data.allow_leaks]
+    leaks: list[tuple[str, str]] = []
+    if data.time is not None:
+        for name in names:
+            leaks += _missing_together(name, [part[name] for part in unknown], without_target)
+        known = glance.target.astype(np.float64).reshape(len(glance.target), -1)
+        for name in names:
+            told = (_tells(name, glance.columns[name], target, data.target.task) for target in known.T)
+            leaks += [leak for each in told for leak in each][:1]  # one target that it knows is enough
+    if data.id is not None and data.id not in data.allow_leaks:
+        leaks += _on_both_sides(data.id, ids)
+    if leaks:
+        raise LeakFound(leaks=leaks)
+
+
+def collect_ids(data: DataSpec, engine: Engine, held: Held) -> list[Ids]:
+    """What data.id names in each of the divided pieces; nothing when there is no id, or it may stand where it likes."""
+    if data.id is None or data.id in data.allow_leaks:
+        return []
+    return engine.collect(ids_by_split, held)
+
+
+def ids_by_split(divided: Divided) -> Ids:
+    """For each split its ids and rows."""
+    spans = [divided.span(split) for split in range(len(SPLITS))]
+    return [(divided.columns[ID][span], divided.rows[span]) for span in spans]
+
+
+def _on_both_sides(name: str, parts: Sequence[Ids]) -> Iterator[tuple[str, str]]:
+    flat = [(column, rows, split) for part in parts for split, (column, rows) in enumerate(part)]
+    ids = joined([column for column, _, _ in flat])
+    rows = np.concatenate([own for _, own, _ in flat])
+    splits = np.concatenate([np.full(len(own), split) for _, own, split in flat])
+    codes = group_codes([ids])
+    order = np.lexsort((rows, splits, codes))
+    crossing = (codes[order][1:] == codes[order][:-1]) & (splits[order][1:] != splits[order][:-1])
+    crossing &= ~np.asarray(ids.null)[order][1:]
+    places = np.flatnonzero(crossing)
+    if len(places):
+        first, second = order[places[0]], order[places[0] + 1]
+        value = ids[first : first + 1].to_arrow().to_pylist()[0]
+        text = (
+            f"names the same thing in two splits {len(places):,} times: {value!r} is in {SPLITS[splits[first]]} "
+            f"(row {rows[first]}) and in {SPLITS[splits[second]]} (row {rows[second]}); split: {{kind: group, "
+            f"group: {name}}} keeps such rows together"
+        )
+        yield name, text
+
+
+def _missing_together(name: str, parts: Sequence[Unknown], without: int) -> Iterator[tuple[str, str]]:
+    rows, null, both = (sum(each) for each in zip(*parts, strict=True))
+    if without and null >= max(10, 0.001 * rows) and both > 0.8 * without and both > 0.5 * null:
+        text = f"is missing in {both:,} of the {without:,} rows whose target is missing: it seems to be filled after"
+        yield name, f"{text} the event"
+
+
+def _tells(name: str, column: Column, target: Floats, task: str) -> Iterator[tuple[str, str]]:
+    null = np.asarray(column.null)
+    if null.any():
+        strength = 0.0 if null.all() else told_by_nulls(null, target, task)
+        if strength > _NULLS_ALMOST:
+            why = f"is null or not as the target goes ({strength:.3f}): it seems to be filled after the event"
+            yield name, why
+            return
+        column, target = column[~null], target[~null]
+    strength = told_by_values(column, target, task)
+    if strength > _ALMOST:
+        yield name, f"alone gives the target almost without fault ({strength:.3f} of 1)"

@@ -1,0 +1,173 @@
+"""How the target goes with each column, bin by bin over the training rows: what the data report shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.columns.coded import CodedColumn, compact
+from serin.columns.column import Column
+from serin.etl.dataset.train_sample import Glance
+from serin.etl.engines.device import gpu_aware
+from serin.etl.engines.engine import Engine, Held
+from serin.etl.relational.target import first_target
+from serin.formats.schema import INT64_NULL
+from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
+
+if TYPE_CHECKING:
+    from serin.etl.dataset.transform import Divided
+
+Floats = npt.NDArray[np.float64]
+Extent = tuple[int, int]
+_SHOWN = 10  # commonest values
+_BINS = 32  # of numbers, about equally many rows in each
+_TIMES = 48  # bins of a time, equally long
+_WHOLE = 80  # whole numbers within so wide a range get a bin each: years, hours, marks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bins:
+    """Rows and target by bin. The last bin holds nulls; of categories, the one before it all other values."""
+
+    edges: Floats | None  # of numbers and times
+    values: tuple[str | int, ...]  # of categories
+    rows: Floats
+    target: Floats  # sums
+    squares: Floats
+    whole: bool = False  # of numbers: a bin for each whole number, which is its middle
+
+    def means(self) -> Floats:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(self.target / self.rows)
+
+    def explained(self) -> float:
+        """Which share of the target's variance the bins explain; a bin of few rows explains less than it seems to."""
+        total = self.rows.sum()
+        mean = self.target.sum() / max(total, 1)
+        variance = float(self.squares.sum() / max(total, 1) - mean**2)
+        used = self.rows > 0
+        between = float((self.rows[used] * (self.means()[used] - mean) ** 2).sum() / max(total, 1))
+        chance = variance * (used.sum() - 1) / max(total, 1)
+        return max(0.0, min(1.0, (between - chance) / variance)) if variance > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """How a column is cut: by edges, or by values."""
+
+    edges: Floats | None
+    values: tuple[str | int, ...]
+    whole: bool = False
+
+
+def relate_to_target(
+    glance: Glance,
+    statistics: Mapping[str, ColumnStatistics],
+    extents: Mapping[str, Extent | None],
+    label: int | None,
+) -> dict[str, Bins]:
+    """`extents`: of columns that are times. `label`: the class whose share is shown; None: the target itself."""
+    plans = {name: _plan(each, glance.columns[name]) for name, each in statistics.items()}
+    for name, extent in extents.items():
+        if extent is not None:
+            plans[name] = _Plan(np.linspace(extent[0], extent[1] + 1, _TIMES + 1), ())
+    target = first_target(glance.target).astype(np.float64)
+    if label is not None:
+        target = (target == label).astype(np.float64)
+    made = {}
+    for name, plan in plans.items():
+        count, sums, squares = _count(glance.columns[name], plan, target, same=label is not None)
+        made[name] = Bins(
+            edges=plan.edges, values=plan.values, rows=count, target=sums, squares=squares, whole=plan.whole
+        )
+    return made
+
+
+def find_extents(engine: Engine, held: Held, times: Sequence[str]) -> dict[str, Extent | None]:
+    """The first and the last moment of times, over the training rows of divided pieces; None when there is none."""
+    parts = engine.collect(extent, held, tuple(times)) if times else []
+    found: dict[str, Extent | None] = {}
+    for name in times:
+        known = [part[name] for part in parts if part[name] is not None]
+        found[name] = (min(low for low, _ in known), max(high for _, high in known)) if known else None
+    return found
+
+
+@gpu_aware
+def extent(divided: Divided, names: Sequence[str]) -> dict[str, Extent | None]:
+    found: dict[str, Extent | None] = {}
+    for name in names:
+        values = divided.columns[name].values[divided.span(0)]
+        low = int(values.min()) if len(values) else 0
+        if low == INT64_NULL:  # the smallest of all
+            values = values[values != INT64_NULL]
+            low = int(values.min()) if len(values) else 0
+        found[name] = (low, int(values.max())) if len(values) else None
+    return found
+
+
+def _plan(statistics: ColumnStatistics, column: Column) -> _Plan:
+    if isinstance(statistics, CategoryStatistics):
+        return _Plan(None, statistics.values[:_SHOWN])
+    assert isinstance(statistics, NumberStatistics)
+    each = _each_whole(column)
+    if each is not None:
+        return _Plan(each, (), whole=True)
+    ends = np.cumsum(statistics.counts)
+    if not len(ends) or ends[-1] == 0:
+        return _Plan(np.asarray([0.0, 1.0]), ())
+    wanted = np.searchsorted(ends, np.linspace(0, ends[-1], _BINS + 1)[1:])
+    places = np.unique(np.minimum(wanted, len(ends) - 1)) + 1
+    return _Plan(np.asarray([statistics.edges[0], *(statistics.edges[place] for place in places)]), ())
+
+
+def _each_whole(column: Column) -> Floats | None:
+    """Edges around every whole number of the column's range, when it holds no others and the range is narrow."""
+    few = column.of_entries()[column.places.seen()[0]] if isinstance(column, CodedColumn) else column
+    numbers = few.values[~few.null].astype(np.float64)
+    if not len(numbers):
+        return None
+    low, high = float(numbers.min()), float(numbers.max())
+    if not high - low <= _WHOLE or (numbers != np.rint(numbers)).any():
+        return None
+    return np.arange(low, high + 2) - 0.5
+
+
+def _count(column: Column, plan: _Plan, target: Floats, *, same: bool) -> tuple[Floats, Floats, Floats]:
+    """Rows, sums and squares of the target by bin. `same`: a target is its own square."""
+    if plan.edges is not None:
+        bins, size = _bins(column, plan.edges), len(plan.edges)  # one bin more: nulls
+    else:
+        bins, size = _places(column, plan.values), len(plan.values) + 2
+    null = column.null
+    if null.any():
+        bins = np.where(null, size - 1, bins)
+    rows = np.bincount(bins, minlength=size).astype(np.float64)
+    sums: Floats = np.bincount(bins, weights=target, minlength=size).astype(np.float64, copy=False)
+    if same:
+        return rows, sums, sums
+    return rows, sums, np.bincount(bins, weights=target**2, minlength=size).astype(np.float64, copy=False)
+
+
+def _bins(column: Column, edges: Floats) -> npt.NDArray[np.int64]:
+    """By comparing with the edges, or, where values lie close together, once per value."""
+    coded = compact(column)
+    numbers = coded.entries if isinstance(coded, CodedColumn) else column.values
+    places = np.searchsorted(edges[1:-1], numbers.astype(np.float64), side="right")
+    return np.take(places, coded.places.rows) if isinstance(coded, CodedColumn) else places
+
+
+def _places(column: Column, values: tuple[str | int, ...]) -> npt.NDArray[np.int64]:
+    """Each row's place among the values; the place after them for all others."""
+    if column.dictionary is None:
+        found = pc.index_in(pa.array(column.values.astype(np.int64)), value_set=pa.array(values, pa.int64()))
+        return np.asarray(found.fill_null(len(values)).to_numpy(zero_copy_only=False)).astype(np.int64)
+    texts = pa.array([str(value) for value in values], pa.string())
+    entries = pc.index_in(column.dictionary, value_set=texts).fill_null(len(values))
+    return np.append(entries.to_numpy(zero_copy_only=False), len(values))[column.values].astype(np.int64)

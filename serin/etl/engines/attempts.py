@@ -1,0 +1,101 @@
+"""Runs a build where there is room for it. When memory does not suffice: smaller pieces, then the host, and on it goes.
+
+Results do not depend on engine or pieces, so a second attempt gives what the first would have given.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from serin.errors import ClusterNotUp, EngineFailed, GpuUnusable
+from serin.etl.engines.device import Gpus, usable_gpus
+from serin.etl.engines.engine import Choice, Engine, choose_engine, open_engine
+from serin.etl.engines.memory_budget import (
+    MIN_ROWS,
+    available_bytes,
+    needed_bytes,
+    plan_gpu_rows,
+    plan_rows,
+    row_bytes,
+)
+from serin.etl.engines.pieces import cut_pieces
+from serin.etl.engines.process_engine import available_cores
+from serin.etl.sources.layout import Layout
+from serin.etl.sources.tables import Piece, Table
+from serin.spec.stages import EtlSpec
+
+T = TypeVar("T")
+_ROWS = (2**16, 2**19)  # least and most rows of a piece on the host
+_GPU_HALVINGS = 2  # then the host
+
+
+def run_with_room(
+    run: Callable[[Engine, Sequence[Piece], int], T],
+    *,
+    table: Table,
+    layout: Layout,
+    etl: EtlSpec,
+    scratch: Path,
+    say: Callable[[str], None],
+    piece_rows: int | None = None,
+) -> T:
+    """`run` on the engine that suits spec, machine and table; again, with smaller pieces, whenever memory runs out.
+    It is given the engine, the pieces, and how many rows may be worked on at once."""
+    gpus = usable_gpus() if etl.engine in ("auto", "cuda", "dask-cuda") else Gpus(count=0, memory_bytes=0)
+    needed = needed_bytes(layout, table)
+    choice = choose_engine(etl, rows=table.rows, needed_bytes=needed, free_bytes=available_bytes(), gpus=gpus)
+    halvings = 0
+    while True:
+        say(f"engine {choice.kind} ({choice.why})")
+        held = scratch / "held"
+        held.mkdir()
+        try:
+            with open_engine(choice, held) as engine:
+                rows = piece_rows or _planned(layout, table, engine)
+                rows = max(1, rows >> halvings)
+                fitting = 0 if piece_rows or halvings else engine.room_bytes // row_bytes(layout, table)
+                pieces = cut_pieces(table, layout.reads, rows, scratch, fitting)
+                result = run(engine, pieces, rows)
+                if rescued := engine.rescues():
+                    say(f"the GPU was full {rescued} times; the host did the work of those pieces")
+                return result
+        except GpuUnusable as error:
+            if etl.engine != "auto":
+                raise
+            say(f"{error}; going on without it")
+            free, none = available_bytes(), Gpus(count=0, memory_bytes=0)
+            choice = choose_engine(etl, rows=table.rows, needed_bytes=needed, free_bytes=free, gpus=none)
+        except ClusterNotUp as error:
+            say(f"{error}; going on with one GPU")
+            why = "no cluster came up"
+            choice = replace(choice, kind="cuda", workers=available_cores(), why=why)
+        except MemoryError as error:
+            say(f"memory did not suffice for pieces of {rows:,} rows ({type(error).__name__}: {error})")
+            choice, halvings = _smaller(choice, rows, halvings, error)
+        finally:
+            shutil.rmtree(held)
+
+
+def _planned(layout: Layout, table: Table, engine: Engine) -> int:
+    if engine.gpu:
+        return plan_gpu_rows(layout, table, room_bytes=engine.room_bytes, gpus=engine.gpus)
+    least, most = _ROWS
+    return plan_rows(
+        layout, table, room_bytes=engine.room_bytes, workers=engine.workers, least=least, most=most
+    )
+
+
+def _smaller(choice: Choice, rows: int, halvings: int, error: MemoryError) -> tuple[Choice, int]:
+    """What to try next: pieces of half the size, kept on disk; after a GPU's last try, the host."""
+    if "cuda" in choice.kind and (halvings >= _GPU_HALVINGS or rows <= MIN_ROWS):
+        return replace(choice, kind="process", keep=False, why="the GPU has too little memory"), 0
+    if rows <= MIN_ROWS:
+        raise EngineFailed(
+            engine=choice.kind,
+            reason=f"even {rows:,} rows at a time are too many for the memory here ({error})",
+        ) from error
+    return replace(choice, keep=False, why="smaller pieces, kept on disk"), halvings + 1

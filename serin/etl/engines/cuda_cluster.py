@@ -1,0 +1,107 @@
+"""A Dask cluster with one worker per GPU, in a process of its own: whatever happens there, the ETL can go on.
+
+python -m serin.etl.engines.cuda_cluster WORKERS FOLDER     runs until its standard input ends
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from serin.errors import ClusterNotUp
+from serin.etl.engines.device import QUICK_COMPILER
+from serin.machine import environment
+
+START_S = 90.0
+_STOP_S = 15.0
+_ADDRESS = "address"
+_LOG = "log.txt"
+# A worker that died and is not back after 15 s, as on a busy machine, is given up by Dask for good: work would wait for
+# ever once that has happened to all of them.
+LOST_WORKERS_COME_BACK = {"distributed.deploy.lost-worker-timeout": "1 day"}
+_THREADS = 2  # per worker: one prepares what the GPU does next while the other waits for it
+
+
+@contextmanager
+def gpu_cluster(workers: int, folder: Path, start_s: float = START_S) -> Iterator[str]:
+    """The scheduler's address. ClusterNotUp when there is none after `start_s`; nothing is left behind then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environment.prefer(*QUICK_COMPILER)
+    path = os.pathsep.join(each for each in sys.path if each)  # workers find what this process finds
+    with (folder / _LOG).open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "serin.etl.engines.cuda_cluster", str(workers), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment.child_environment(PYTHONPATH=path, PYTHONUNBUFFERED="1"),
+            start_new_session=True,
+        )
+    try:
+        yield _address(process, folder, start_s)
+    finally:
+        _end(process)
+
+
+def _address(process: subprocess.Popen[bytes], folder: Path, start_s: float) -> str:
+    deadline = time.monotonic() + start_s
+    while not (folder / _ADDRESS).exists():
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(0.1)
+            raise ClusterNotUp(reason=f"its process ended with code {code}: {_last_words(folder)}")
+        if time.monotonic() > deadline:
+            raise ClusterNotUp(reason=f"it was not up after {start_s:g} s: {_last_words(folder)}")
+    return (folder / _ADDRESS).read_text(encoding="utf-8")
+
+
+def _last_words(folder: Path) -> str:
+    lines = (folder / _LOG).read_text(encoding="utf-8", errors="replace").split("\n")
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1][-300:] if said else "it said nothing"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Lets it end by itself; one that does not is killed with its workers."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def main(workers: int, folder: Path) -> None:
+    import dask
+    from dask_cuda import LocalCUDACluster
+
+    with (
+        dask.config.set(LOST_WORKERS_COME_BACK | {"temporary-directory": str(folder)}),
+        LocalCUDACluster(
+            n_workers=workers,
+            threads_per_worker=_THREADS,
+            rmm_async=True,  # takes what is used, no more
+            rmm_allocator_external_lib_list=["cupy"],
+            local_directory=str(folder),
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.ERROR,
+        ) as cluster,
+    ):
+        written = folder / f"{_ADDRESS}.new"
+        written.write_text(cluster.scheduler_address, encoding="utf-8")
+        written.rename(folder / _ADDRESS)
+        sys.stdin.buffer.read()  # until whoever started this lets go, or dies
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

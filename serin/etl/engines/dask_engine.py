@@ -1,0 +1,229 @@
+"""The engine of a Dask cluster: a local one that is started here, or one whose scheduler the user names.
+
+Workers and this process must see the same file system: the store, and the tables when they are local files. A worker
+that dies takes nothing with it that cannot be made again: what tasks share lies in files, not in workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dask
+import distributed
+from distributed.client import FutureCancelledError
+from distributed.comm.core import CommClosedError
+from distributed.scheduler import KilledWorker
+
+from serin.errors import ClusterNotUp, EngineFailed
+from serin.etl.engines.cuda_cluster import LOST_WORKERS_COME_BACK, gpu_cluster
+from serin.etl.engines.device import OnGpu, free_gpu_bytes, take_rescues, usable_gpus
+from serin.etl.engines.process_engine import available_cores
+from serin.etl.engines.progress import untold
+from serin.etl.engines.spill import Spilled, loaded, spill
+
+_LocalCluster: Any = distributed.LocalCluster
+_Client: Any = distributed.Client
+_as_completed: Any = distributed.as_completed
+_log = logging.getLogger(__name__)
+CONNECT_S = 10.0
+_FAN_IN = 4  # partial results merged at once: they are all in one worker then
+_WORKER_SHARE = 0.15  # of what a worker has free: Dask stops giving it work at 0.8, and ends it at 0.95
+
+
+class WorkersLost(MemoryError):
+    """A piece ended every worker it was given to: it is too large for them."""
+
+
+@contextmanager
+def local_cluster(workers: int, worker_bytes: int | str = "auto", *, closed: bool = True) -> Iterator[Any]:
+    """A client of a cluster of processes on this machine, one thread each, reachable from this machine only. What
+    workers put on disk is in a folder that only their owner may enter; Dask's own in /tmp is open to all users.
+
+    `closed`: it takes nobody but this client, by certificates that are made for it and kept in memory. Whoever may
+    talk to a scheduler may run code on its workers, and any user of the machine can reach its port.
+
+    EngineFailed when one of them died while it was started: later Dask starts another."""
+    begun = done = False
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="serin-dask-", ignore_cleanup_errors=True) as folder,
+            dask.config.set(LOST_WORKERS_COME_BACK | {"temporary-directory": folder}),
+            _LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                memory_limit=worker_bytes,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",  # any free port; none at all is not offered
+                silence_logs=logging.ERROR,
+                security=closed or None,
+            ) as cluster,
+            _Client(cluster, set_as_default=False) as client,
+        ):
+            begun = True
+            yield client
+            done = True
+    except RuntimeError as error:
+        if begun:
+            raise
+        raise EngineFailed(engine="dask", reason=f"a worker died while it was started ({error})") from error
+    except TimeoutError as error:
+        if not done:
+            raise
+        _log.warning("the work is done, but the Dask cluster did not close in time (%s)", error)
+
+
+@contextmanager
+def cuda_cluster(workers: int, scratch: Path) -> Iterator[Any]:
+    """A client of one process per GPU of this machine, each with a memory pool of its own for cupy and cuDF."""
+    with (
+        gpu_cluster(workers, scratch / "gpu-cluster") as address,
+        _Client(address, set_as_default=False, timeout=CONNECT_S) as client,
+    ):
+        try:
+            client.wait_for_workers(workers, timeout=CONNECT_S)
+        except TimeoutError as error:
+            raise ClusterNotUp(reason=str(error)) from error
+        yield client
+
+
+@contextmanager
+def connect(address: str) -> Iterator[Any]:
+    """A client of the scheduler at `address`."""
+    try:
+        client = _Client(address, set_as_default=False, timeout=CONNECT_S)
+    except OSError as error:
+        raise EngineFailed(engine=address, reason=f"no scheduler answers ({error})") from error
+    with client:
+        yield client
+
+
+def every_worker_has_a_gpu(client: Any) -> bool:
+    """One each, as dask-cuda gives them."""
+    found = client.run(usable_gpus).values()
+    return bool(found) and all(gpus.count == 1 for gpus in found)
+
+
+def memory_bytes(client: Any) -> int:
+    """What all workers together may use."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return sum(worker["memory_limit"] or 2**62 for worker in workers)
+
+
+class DaskEngine:
+    """`keep`: what is held stays in the workers' memory; else it goes to files in `scratch`."""
+
+    def __init__(self, client: Any, *, scratch: Path, keep: bool = True, gpu: bool = False) -> None:
+        self._client = client
+        client.forward_logging(
+            "distributed", level=logging.WARNING
+        )  # told here, not in a file of a worker's machine
+        self.tell: Callable[[int, int], None] = untold
+        self._scratch = str(scratch)
+        self._keep = keep
+        self.gpu = gpu
+        self.gpus = len(client.nthreads()) if gpu else 0
+        self.workers = max(1, sum(client.nthreads().values()), available_cores() if gpu else 0)
+        self.room_bytes = _room(client)
+        if gpu:
+            self.room_bytes = min(self.room_bytes, min(client.run(free_gpu_bytes).values()) // 4)
+
+    def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
+        return self._held(function, [(item,) for item in items], shared)
+
+    def then(self, function: Callable[..., Any], held: Sequence[Any], *shared: Any) -> list[Any]:
+        values = self._held(self._safe(function), [(value,) for value in held], shared)
+        for value in held:
+            if isinstance(value, Spilled):
+                value.remove()
+        return values
+
+    def collect(
+        self,
+        function: Callable[..., Any],
+        held: Sequence[Any],
+        *shared: Any,
+        each: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        pairs = [(value,) for value in held] if each is None else list(zip(held, each, strict=True))
+        return self._gather(self._submit(_apply, self._safe(function), pairs, shared))
+
+    def reduce(
+        self,
+        function: Callable[..., Any],
+        merge: Callable[[Any, Any], Any],
+        held: Sequence[Any],
+        *shared: Any,
+    ) -> Any:
+        futures = self._submit(_apply, self._safe(function), [(value,) for value in held], shared)
+        while len(futures) > 1:
+            groups = [futures[start : start + _FAN_IN] for start in range(0, len(futures), _FAN_IN)]
+            futures = [self._client.submit(_merge_all, merge, *group, pure=False) for group in groups]
+        return self._gather(futures)[0]
+
+    def rescues(self) -> int:
+        return sum(self._client.run(take_rescues).values()) if self.gpu else 0
+
+    def _safe(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return OnGpu(function) if self.gpu else function
+
+    def _held(
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], shared: tuple[Any, ...]
+    ) -> list[Any]:
+        if self._keep:
+            return self._submit(_apply, function, arguments, shared)
+        return self._gather(self._submit(_apply_and_spill, function, arguments, shared))
+
+    def _submit(
+        self,
+        apply: Callable[..., Any],
+        function: Callable[..., Any],
+        arguments: Sequence[tuple[Any, ...]],
+        shared: tuple[Any, ...],
+    ) -> list[Any]:
+        placed = self._client.submit(loaded, spill(shared, self._scratch), pure=False)
+        return [
+            self._client.submit(apply, function, self._scratch, placed, *own, pure=False) for own in arguments
+        ]
+
+    def _gather(self, futures: list[Any]) -> list[Any]:
+        try:
+            for done, _ in enumerate(_as_completed(futures, loop=self._client.loop), 1):
+                self.tell(done, len(futures))
+            return list(self._client.gather(futures))
+        except KilledWorker as error:
+            raise WorkersLost(str(error)) from error
+        except (CommClosedError, FutureCancelledError) as error:
+            raise EngineFailed(engine="dask", reason=f"the scheduler is gone ({error})") from error
+
+
+def _apply(function: Callable[..., Any], _: str, shared: tuple[Any, ...], *own: Any) -> Any:
+    return function(*(loaded(value) for value in own), *shared)
+
+
+def _apply_and_spill(
+    function: Callable[..., Any], scratch: str, shared: tuple[Any, ...], *own: Any
+) -> Spilled:
+    return spill(_apply(function, scratch, shared, *own), scratch)
+
+
+def _merge_all(merge: Callable[[Any, Any], Any], *parts: Any) -> Any:
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = merge(merged, part)
+    return merged
+
+
+def _room(client: Any) -> int:
+    """Bytes for a piece in the smallest worker."""
+    rooms = []
+    for worker in client.scheduler_info(n_workers=-1)["workers"].values():
+        limit = worker["memory_limit"] or 2**62
+        free = limit - worker["metrics"].get("memory", 0)
+        rooms.append(int(max(free, limit // 8) * _WORKER_SHARE / max(1, worker["nthreads"])))
+    return min(rooms, default=2**28)

@@ -1,0 +1,224 @@
+"""What rows decide about each other: which of several equal ones stays, and windows over the past.
+
+Keys, times and values of all rows come together here, a part of the keys at a time when memory is short; the results
+lie in files that every piece maps, by row id. So neither pieces nor parts nor the engine show.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.columns.column import Column, null_of
+from serin.etl.engines.engine import Engine, Held
+from serin.etl.engines.memory_budget import available_bytes
+from serin.etl.relational.groups import Int64, group_codes, joined, key_hashes
+from serin.etl.relational.large_joins import Join, hold_related
+from serin.etl.relational.piece_cache import Keeping, kept_or_made
+from serin.etl.relational.relation import LoadedJoin, Prepared, Related, finish, prepare, relate
+from serin.etl.relational.windows import look_back
+from serin.etl.sources.layout import Layout
+from serin.etl.sources.tables import Piece
+from serin.formats.schema import INT64_NULL, Kind
+from serin.spec.data import DataSpec
+from serin.spec.relation import UniqueSpec, WindowSpec
+
+ROW_BYTES = 200  # what a row takes while it is looked at: keys, times, values, their order and the results
+
+
+class Part(NamedTuple):
+    """The rows whose keys' hash, divided by `parts`, leaves `number`."""
+
+    number: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MadeColumn:
+    file: str  # one value per row of the main table
+    kind: Kind
+    dictionary: pa.Array | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Past:
+    """`kept`: a file that says for each row of the main table whether it stays; None: all do."""
+
+    columns: Mapping[str, MadeColumn]
+    kept: str | None
+
+
+def hold_prepared(
+    engine: Engine,
+    pieces: Sequence[Piece],
+    data: DataSpec,
+    layout: Layout,
+    joins: Sequence[Join],
+    scratch: Path,
+    keeping: Keeping | None = None,
+) -> Held:
+    """The prepared pieces, held by the engine. `keeping`: where pieces are found again, and kept."""
+    whole = [join for join in joins if isinstance(join, LoadedJoin)]
+    if len(whole) < len(joins):
+        held = hold_related(engine, pieces, layout, joins, scratch)
+    elif data.unique is None and not layout.windows:
+        return engine.hold(prepare_or_find, pieces, data, layout, whole, keeping)
+    else:
+        held = engine.hold(relate_or_find, pieces, layout, whole, keeping)
+    if data.unique is None and not layout.windows:
+        return engine.then(finish, held, data, layout)
+    rows = max(piece.first_row + piece.rows for piece in pieces)
+    everyone = _Everyone(engine=engine, held=held, data=data, total=rows, scratch=scratch)
+    past = _look_at_all(everyone, layout)
+    return engine.then(finish_with_past, held, data, layout, past)
+
+
+def prepare_or_find(
+    piece: Piece, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin], keeping: Keeping | None
+) -> Prepared:
+    return kept_or_made(keeping, piece, lambda: prepare(piece, data, layout, joins), Prepared)
+
+
+def relate_or_find(
+    piece: Piece, layout: Layout, joins: Sequence[LoadedJoin], keeping: Keeping | None
+) -> Related:
+    return kept_or_made(keeping, piece, lambda: relate(piece, layout, joins), Related)
+
+
+def finish_with_past(related: Related, data: DataSpec, layout: Layout, past: Past) -> Prepared:
+    columns, rows, dropped = dict(related.columns), related.rows, dict(related.dropped)
+    if past.kept is not None:
+        keep = np.load(past.kept, mmap_mode="r")[rows]
+        dropped["duplicate"] = len(rows) - int(keep.sum())
+        columns, rows = {name: column[keep] for name, column in columns.items()}, rows[keep]
+    for name, made in past.columns.items():
+        values = np.asarray(np.load(made.file, mmap_mode="r")[rows])
+        columns[name] = Column(kind=made.kind, values=values, dictionary=made.dictionary)
+    return finish(Related(columns=columns, rows=rows, dropped=dropped), data, layout)
+
+
+def some_columns(
+    related: Related, names: Sequence[str], by: Sequence[str], part: Part, kept: str | None
+) -> tuple[Int64, dict[str, Column]]:
+    """The rows of this piece that stay and whose keys belong to the part, with these columns."""
+    rows = related.rows
+    chosen = np.ones(len(rows), bool) if kept is None else np.asarray(np.load(kept, mmap_mode="r")[rows])
+    if part.parts > 1:
+        keys = [related.columns[name] for name in by]
+        chosen &= key_hashes(keys) % part.parts == part.number if keys else part.number == 0
+    return rows[chosen], {name: related.columns[name][chosen] for name in names}
+
+
+def texts_of(related: Related, names: Sequence[str]) -> list[pa.Array]:
+    return [related.columns[name].dictionary for name in names]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Everyone:
+    """All rows, seen a part of the keys at a time, so that no more is in memory than there is room for."""
+
+    engine: Engine
+    held: Held
+    data: DataSpec
+    total: int
+    scratch: Path
+
+    def parts(self) -> list[Part]:
+        number = max(1, -(-self.total * ROW_BYTES // max(available_bytes() // 4, 1)))
+        return [Part(each, number) for each in range(number)]
+
+    def columns(
+        self, names: Sequence[str], by: Sequence[str], part: Part, kept: str | None
+    ) -> tuple[Int64, dict[str, Column]]:
+        parts = self.engine.collect(some_columns, self.held, tuple(names), tuple(by), part, kept)
+        rows = np.concatenate([own for own, _ in parts])
+        return rows, {name: joined([own[name] for _, own in parts]) for name in names}
+
+    def unique(self, unique: UniqueSpec) -> str:
+        """The file that says which rows stay."""
+        file = self._new_file()
+        kept = np.lib.format.open_memmap(file, mode="w+", dtype=np.bool_, shape=(self.total,))
+        time = self.data.time
+        for part in self.parts():
+            names = dict.fromkeys([*unique.by, *([time] if time else [])])
+            rows, columns = self.columns(tuple(names), unique.by, part, None)
+            kept[rows] = keep_one(unique, columns, columns[time].values if time else None, rows)
+        kept.flush()
+        return str(file)
+
+    def window(
+        self, window: WindowSpec, kinds: Mapping[str, Kind], kept: str | None
+    ) -> dict[str, MadeColumn]:
+        """One file for each column of the window."""
+        time = self.data.time
+        assert time is not None
+        read = [column.column for column in window.columns.values() if column.column is not None]
+        names = tuple(dict.fromkeys([*window.by, time, *read]))
+        texts = {name: self._texts(name) for name in names if kinds[name] == "string"}
+        made: dict[str, MadeColumn] = {}
+        files: dict[str, Any] = {}
+        for part in self.parts():
+            rows, columns = self.columns(names, window.by, part, kept)
+            columns |= {name: _with_dictionary(columns[name], texts[name]) for name in texts}
+            for name, column in look_back(window, columns, columns[time].values).items():
+                if name not in made:
+                    file = self._new_file()
+                    made[name] = MadeColumn(file=str(file), kind=column.kind, dictionary=column.dictionary)
+                    dtype = column.values.dtype
+                    files[name] = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=(self.total,))
+                    files[name][:] = null_of(column.kind)
+                files[name][rows] = column.values
+        for file in files.values():
+            file.flush()
+        return made
+
+    def _new_file(self) -> Path:
+        return self.scratch / f"{uuid.uuid4().hex}.npy"  # never one that somebody still maps
+
+    def _texts(self, name: str) -> pa.Array:
+        """Every text of a column, each once."""
+        parts = self.engine.collect(texts_of, self.held, (name,))
+        return pc.unique(pa.concat_arrays([texts for (texts,) in parts]))
+
+
+def _look_at_all(everyone: _Everyone, layout: Layout) -> Past:
+    unique = everyone.data.unique
+    kept = None if unique is None else everyone.unique(unique)
+    made: dict[str, MadeColumn] = {}
+    for window in layout.windows:
+        made |= everyone.window(window, layout.kinds, kept)
+    return Past(columns=made, kept=kept)
+
+
+def _with_dictionary(column: Column, texts: pa.Array) -> Column:
+    """The same texts as codes into another dictionary."""
+    assert column.dictionary is not None
+    place = pc.index_in(column.dictionary, value_set=texts).to_numpy(zero_copy_only=False)
+    codes = np.append(place, -1).astype(np.int32)
+    return Column(kind="string", values=codes[column.values], dictionary=texts)
+
+
+def keep_one(
+    unique: UniqueSpec, columns: Mapping[str, Column], times: Int64 | None, rows: Int64
+) -> npt.NDArray[np.bool_]:
+    """Of rows with equal keys, the first or the last by time; ties by row id; one without a time only if none has."""
+    codes = group_codes([columns[name] for name in unique.by])
+    if times is None:
+        times = np.zeros(len(rows), np.int64)
+    elif unique.keep == "first":
+        times = np.where(times == INT64_NULL, np.iinfo(np.int64).max, times)
+    order = np.lexsort((rows, times, codes))
+    edge = codes[order][1:] != codes[order][:-1]
+    ends = np.ones(1, bool)
+    chosen = np.concatenate([ends, edge] if unique.keep == "first" else [edge, ends])
+    keep = np.zeros(len(rows), bool)
+    keep[order[chosen[: len(order)]]] = True
+    return keep

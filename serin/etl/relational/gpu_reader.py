@@ -1,0 +1,252 @@
+"""Pieces prepared on a GPU: read there, joined, filtered and given their target there.
+
+cuDF decodes numbers and times on the GPU itself; text is read on the host, as codes into a dictionary, which costs
+less than making text of it anywhere, and so is whatever cuDF cannot read as the host does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.columns.column import Column
+from serin.etl.engines.device import host_columns, to_gpu
+from serin.etl.engines.engine import Engine, Held
+from serin.etl.engines.process_engine import available_cores
+from serin.etl.relational.global_pass import hold_prepared
+from serin.etl.relational.large_joins import Join
+from serin.etl.relational.piece_cache import Keeping
+from serin.etl.relational.relation import LoadedJoin, Prepared, finish, relate_columns
+from serin.etl.sources.files import open_parquet
+from serin.etl.sources.layout import Layout
+from serin.etl.sources.partitions import Read
+from serin.etl.sources.tables import Piece, read_piece
+from serin.formats.schema import INT64_NULL
+from serin.spec.data import DataSpec
+from serin.spec.features import FeatureSpec
+
+Say = Callable[[str], None]
+_HOST_ROWS = 2**18  # that a thread reads at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """Neighbouring pieces, of one file or of several, that a GPU works on as one."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def first_row(self) -> int:
+        return self.pieces[0].first_row
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+
+def bundle(pieces: Sequence[Piece], rows: int) -> list[Bundle]:
+    """The pieces, in order, in bundles of at most so many rows; a piece is never cut."""
+    bundles: list[list[Piece]] = []
+    for piece in pieces:
+        if bundles and sum(each.rows for each in bundles[-1]) + piece.rows <= rows:
+            bundles[-1].append(piece)
+        else:
+            bundles.append([piece])
+    return [Bundle(pieces=tuple(own)) for own in bundles]
+
+
+def hold_pieces(
+    engine: Engine,
+    pieces: Sequence[Piece],
+    data: DataSpec,
+    features: Sequence[FeatureSpec],
+    layout: Layout,
+    joins: Sequence[Join],
+    scratch: Path,
+    *,
+    rows: int,
+    say: Say,
+    keeping: Keeping | None = None,
+) -> Held:
+    """The prepared pieces, held by the engine; on its GPU when it has one. `rows`: how many go there at once."""
+    if not engine.gpu:
+        if keeping is not None and (there := keeping.count(pieces)):
+            say(f"{there} of {len(pieces)} pieces were found as an earlier build left them")
+        return hold_prepared(engine, pieces, data, layout, joins, scratch, keeping)
+    whole = [join for join in joins if isinstance(join, LoadedJoin)]
+    if data.unique is not None or layout.windows or len(whole) < len(joins):
+        why = (
+            "data.unique, data.windows and tables too large to be joined at once need the rows of all pieces"
+        )
+        say(f"on the host: relational work, since {why}")
+        small = [part for each in pieces for part in _parts(each)]
+        return engine.then(to_gpu, hold_prepared(engine, small, data, layout, joins, scratch))
+    for note in _host_work(features, layout):
+        say(f"on the host: {note}")
+    return engine.hold(prepare_on_gpu, bundle(pieces, rows), data, layout, whole)
+
+
+def _host_work(features: Sequence[FeatureSpec], layout: Layout) -> Iterator[str]:
+    """What is done there although the rows are on a GPU."""
+    own = host_columns(features)
+    if own:
+        yield f"the own steps of {', '.join(own)}"
+    as_of = [join.spec.table for join in layout.joins if join.time is not None]
+    if as_of:
+        yield f"finding the rows of {', '.join(as_of)} as of a time"
+
+
+def prepare_on_gpu(piece: Bundle, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin]) -> Prepared:
+    """What `prepare` makes of the pieces, on the GPU; MemoryError when it is too small for them."""
+    import cupy
+
+    columns = read_on_gpu(piece, layout.reads)
+    rows = cupy.arange(piece.first_row, piece.first_row + piece.rows, dtype=np.int64)
+    return finish(relate_columns(columns, rows, layout, joins), data, layout)
+
+
+def read_on_gpu(piece: Bundle, reads: Sequence[Read]) -> dict[str, Column]:
+    """The columns of a bundle, all on the GPU."""
+    types = {each.file: _types(each) for each in piece.pieces}
+    there = [read for read in reads if all(_decodable(own.get(read.column), read) for own in types.values())]
+    columns: dict[str, Column] = {}
+    if there and importlib.util.find_spec("cudf") is not None:
+        try:
+            columns = _decode(piece, there, types)
+        except (
+            OSError,
+            RuntimeError,
+            ValueError,
+        ):  # the host can say what is wrong with the file, if anything
+            columns = {}
+    left = tuple(read for read in reads if read.column not in columns)
+    return {**columns, **_upload(piece, left)} if left else columns
+
+
+def _types(piece: Piece) -> dict[str, pa.DataType]:
+    """What the file itself holds; nothing where cuDF is not to read it."""
+    if "://" in piece.file.path:
+        return {}
+    schema = open_parquet(piece.file).schema_arrow
+    given = {key for key, _ in piece.file.partition}
+    return {name: own for name, own in zip(schema.names, schema.types, strict=True) if name not in given}
+
+
+def _decodable(arrow: pa.DataType | None, read: Read) -> bool:
+    """Whether cuDF gives the values that the host would read."""
+    if arrow is None or read.kind == "string":
+        return False
+    if read.kind == "timestamp":
+        return bool(pa.types.is_timestamp(arrow) and arrow.unit in ("us", "ns"))
+    if pa.types.is_boolean(arrow):
+        return read.kind == "bool"
+    whole = pa.types.is_integer(arrow) and not pa.types.is_uint64(arrow)
+    if read.kind == "int":
+        return bool(whole)
+    return read.kind == "float" and bool(whole or pa.types.is_float32(arrow) or pa.types.is_float64(arrow))
+
+
+def _decode(
+    piece: Bundle, reads: Sequence[Read], types: Mapping[Any, Mapping[str, pa.DataType]]
+) -> dict[str, Column]:
+    """By cuDF; files whose columns have the same types in one go."""
+    import cudf
+    import cupy
+
+    names = [read.column for read in reads]
+    parts: dict[str, list[Any]] = {name: [] for name in names}
+    for _, own in groupby(piece.pieces, lambda each: [types[each.file][name] for name in names]):
+        groups: dict[str, list[int]] = {}
+        for each in own:
+            groups.setdefault(each.file.path, []).extend(each.groups)
+        frame = cudf.read_parquet(
+            list(groups),
+            columns=names,
+            row_groups=list(groups.values()),
+            use_pandas_metadata=False,
+            dataset_kwargs={"partitioning": None},  # what folders mean is known already
+        )
+        for read in reads:
+            parts[read.column].append(_values(frame[read.column], read))
+            del frame[read.column]
+    return {
+        read.column: Column(
+            kind=read.kind,
+            values=parts[read.column][0]
+            if len(parts[read.column]) == 1
+            else cupy.concatenate(parts[read.column]),
+        )
+        for read in reads
+    }
+
+
+def _values(series: Any, read: Read) -> Any:
+    """The arrays that `column_from_arrow` would make, from a cuDF column."""
+    import cupy
+
+    scale = 1000 if str(series.dtype).startswith("datetime64[ns") else 1
+    if read.kind in ("bool", "timestamp"):
+        series = series.astype("int8" if read.kind == "bool" else "int64")
+    missing: Any = np.int8(-1)
+    null = series.isna().values if series.has_nulls else None
+    values = (series if null is None else series.fillna(0)).values
+    if read.kind == "float":
+        missing = np.float64("nan")
+        if values.dtype.kind != "f":  # as the host does: by way of float64
+            values = values.astype(np.float64)
+            read = replace(read, exact=False)
+        if not (read.exact and values.dtype == np.float64):
+            values, missing = values.astype(np.float32, copy=False), np.float32("nan")
+    elif read.kind in ("int", "timestamp"):
+        values, missing = values.astype(np.int64, copy=False), np.int64(INT64_NULL)
+        values = values // scale if scale > 1 else values
+    return values if null is None else cupy.where(null, missing, values)
+
+
+def _upload(piece: Bundle, reads: tuple[Read, ...]) -> dict[str, Column]:
+    """Read by the host, in threads, and brought to the GPU."""
+    small = [part for each in piece.pieces for part in _parts(each)]
+    with ThreadPoolExecutor(available_cores(), thread_name_prefix="to-gpu") as pool:
+        parts = list(pool.map(lambda part: read_piece(part, reads), small))
+    return {read.column: _joined([part.pop(read.column) for part in parts]) for read in reads}
+
+
+def _parts(piece: Piece) -> Iterator[Piece]:
+    """The piece's row groups, small ones together."""
+    if piece.rows <= _HOST_ROWS:
+        yield piece
+        return
+    sizes = open_parquet(piece.file).metadata
+    first, groups, rows = piece.first_row, [], 0
+    for group in piece.groups:
+        groups.append(group)
+        rows += sizes.row_group(group).num_rows
+        if rows >= _HOST_ROWS or group == piece.groups[-1]:
+            yield replace(piece, groups=tuple(groups), first_row=first, rows=rows)
+            first, groups, rows = first + rows, [], 0
+
+
+def _joined(parts: Sequence[Column]) -> Column:
+    """The parts of a column as one, on the GPU; texts with one dictionary."""
+    import cupy
+
+    if parts[0].dictionary is None:
+        return Column(
+            kind=parts[0].kind, values=cupy.concatenate([cupy.asarray(part.values) for part in parts])
+        )
+    texts = pc.unique(pa.concat_arrays([part.dictionary for part in parts]))
+    codes = []
+    for part in parts:
+        place = pc.index_in(part.dictionary, value_set=texts).to_numpy(zero_copy_only=False)
+        table = cupy.asarray(np.append(place, -1).astype(np.int32))
+        codes.append(table[cupy.asarray(part.values)])
+    return Column(kind="string", values=cupy.concatenate(codes), dictionary=texts)

@@ -1,0 +1,211 @@
+"""Tables to be joined that are larger than the memory there is for them: cut by their keys, joined a part at a time.
+
+A row and its partner have the same key, so they are in the same part; which part, and how many, never shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serin.columns.column import Column, null_of, take
+from serin.errors import TableTooLarge
+from serin.etl.engines.engine import Engine, Held
+from serin.etl.engines.memory_budget import partner_bytes
+from serin.etl.engines.pieces import cut_pieces
+from serin.etl.engines.process_engine import available_cores
+from serin.etl.engines.spill import Spilled, spill
+from serin.etl.relational.groups import joined as join_columns
+from serin.etl.relational.groups import key_hashes
+from serin.etl.relational.relation import LoadedJoin, Related, join_tables, load_join, relate_columns
+from serin.etl.sources.files import find_files
+from serin.etl.sources.layout import JoinLayout, Layout
+from serin.etl.sources.partitions import Read
+from serin.etl.sources.tables import Piece, Table, open_table, read_piece
+from serin.formats.schema import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartedJoin:
+    """A table by the hash of its keys, in one file per part; None where no key falls."""
+
+    layout: JoinLayout
+    parts: tuple[Table | None, ...]
+
+
+Join = LoadedJoin | PartedJoin
+
+
+def load_joins(
+    layout: Layout,
+    tables: Mapping[str, Table],
+    *,
+    room_bytes: int,
+    scratch: Path,
+    say: Callable[[str], None],
+) -> list[Join]:
+    """Each table to be joined: in memory when it fits into `room_bytes`, else cut into parts that do."""
+
+    def load(join: JoinLayout) -> Join:
+        return _load(join, tables[join.spec.table], layout.lookups, room_bytes, scratch)
+
+    together = sum(partner_bytes(join, tables[join.spec.table]) for join in layout.joins) <= room_bytes
+    threads = min(len(layout.joins), available_cores()) if together else 1
+    with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="join") as pool:
+        joins = list(pool.map(load, layout.joins))
+    for join in joins:
+        if isinstance(join, PartedJoin):
+            say(
+                f"{join.layout.spec.table} is joined in {len(join.parts)} parts, since memory does not hold it"
+            )
+    return joins
+
+
+def _load(
+    join: JoinLayout, table: Table, lookups: Collection[JoinLayout], room_bytes: int, scratch: Path
+) -> Join:
+    needed = partner_bytes(join, table)
+    if needed <= room_bytes:
+        return load_join(join, table)
+    if join in lookups:
+        advice = "a lookup travels inside the model, whole: name fewer columns, or use source: request"
+        raise TableTooLarge(table=table.name, needed=needed, room=room_bytes, advice=advice)
+    if not join.keys:
+        advice = "joined by time alone it cannot be cut: give the join a key (`on`), or name fewer columns"
+        raise TableTooLarge(table=table.name, needed=needed, room=room_bytes, advice=advice)
+    return _cut_by_key(join, table, -(-needed // max(room_bytes, 1)), scratch)
+
+
+def _cut_by_key(join: JoinLayout, table: Table, count: int, scratch: Path) -> PartedJoin:
+    folder = scratch / f"{table.name}-by-key-{count}"
+    if not folder.exists():
+        folder.mkdir()
+        rows = max(1, table.rows // (2 * count))
+        schema = pa.schema([(read.column, _type(read)) for read in join.reads])
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(pq.ParquetWriter(folder / f"{part}.parquet", schema, compression="lz4"))
+                for part in range(count)
+            ]
+            for piece in cut_pieces(table, join.reads, rows, scratch):
+                _write_parts(read_piece(piece, join.reads), join, schema, writers)
+    made = [_part(table.name, folder / f"{part}.parquet", folder) for part in range(count)]
+    return PartedJoin(layout=join, parts=tuple(made))
+
+
+def _write_parts(
+    columns: Mapping[str, Column], join: JoinLayout, schema: pa.Schema, writers: Sequence[pq.ParquetWriter]
+) -> None:
+    part_of = key_hashes([columns[key.column] for key in join.keys]) % len(writers)
+    for part, writer in enumerate(writers):
+        own = take(columns, part_of == part)
+        arrays = [own[field.name].to_arrow().cast(field.type) for field in schema]
+        if len(arrays[0]):
+            writer.write_table(pa.table(arrays, schema))
+
+
+def _part(name: str, path: Path, scratch: Path) -> Table | None:
+    return open_table(name, find_files(name, str(path)), scratch) if pq.read_metadata(path).num_rows else None
+
+
+def _type(read: Read) -> pa.DataType:
+    if read.kind == "float":
+        return pa.float64() if read.exact else pa.float32()
+    kinds: dict[Kind, pa.DataType] = {
+        "int": pa.int64(), "bool": pa.bool_(), "string": pa.string(), "timestamp": pa.timestamp("us", "UTC"),
+    }  # fmt: skip
+    return kinds[read.kind]
+
+
+def hold_related(
+    engine: Engine, pieces: Sequence[Piece], layout: Layout, joins: Sequence[Join], scratch: Path
+) -> Held:
+    """What `relate` makes of the pieces, with the joins one after the other, part by part."""
+    held = engine.hold(read_rows, pieces, layout)
+    for join in joins:
+        if isinstance(join, LoadedJoin):
+            held = engine.then(join_whole, held, join)
+            continue
+        found: dict[int, list[Spilled]] = {}
+        for number, table in enumerate(join.parts):
+            if table is not None:
+                shared = (load_join(join.layout, table), number, len(join.parts), str(scratch))
+                for first_row, part in engine.collect(find_partners, held, *shared):
+                    found.setdefault(first_row, []).append(part)
+        held = engine.then(put_partners, held, join.layout, found, layout.kinds)
+        for part in (part for parts in found.values() for part in parts):
+            part.remove()
+    return engine.then(relate_joined, held, layout)
+
+
+def read_rows(piece: Piece, layout: Layout) -> Related:
+    rows = np.arange(piece.first_row, piece.first_row + piece.rows, dtype=np.int64)
+    return Related(columns=read_piece(piece, layout.reads), rows=rows, dropped={"no_partner": 0})
+
+
+def join_whole(related: Related, join: LoadedJoin) -> Related:
+    columns, rows = join_tables(related.columns, related.rows, [join])
+    return _fewer(related, columns, rows)
+
+
+def find_partners(
+    related: Related, join: LoadedJoin, number: int, count: int, scratch: str
+) -> tuple[int, Spilled]:
+    """The places of the rows that have a partner in this part, and its columns, in a file; named by the first row."""
+    spec = join.layout.spec
+    used = {key: related.columns[key] for key in (*spec.on, *([spec.as_of.column] if spec.as_of else []))}
+    places = np.flatnonzero(key_hashes([used[key] for key in spec.on]) % count == number)
+    inner = replace(join, layout=replace(join.layout, spec=spec.model_copy(update={"how": "inner"})))
+    joined, places = join_tables(take(used, places), places, [inner])
+    columns = {name: _few_texts(joined[name]) for name in join.columns}
+    first_row = int(related.rows[0]) if len(related.rows) else -1
+    return first_row, spill((places, columns), scratch)
+
+
+def put_partners(
+    related: Related, join: JoinLayout, found: Mapping[int, Sequence[Spilled]], kinds: Mapping[str, Kind]
+) -> Related:
+    """The rows with what all parts found for them."""
+    parts = [part.load() for part in found[int(related.rows[0]) if len(related.rows) else -1]]
+    places = np.concatenate([own for own, _ in parts])
+    columns = dict(related.columns)
+    for name in join.columns.values():
+        values = join_columns([own[name] for _, own in parts])
+        all_rows = np.full(len(related.rows), null_of(kinds[name]), values.values.dtype)
+        all_rows[places] = values.values
+        columns[name] = Column(kind=values.kind, values=all_rows, dictionary=values.dictionary)
+    if join.spec.how == "left":
+        return replace(related, columns=columns)
+    keep = np.zeros(len(related.rows), bool)
+    keep[places] = True
+    return _fewer(related, take(columns, keep), related.rows[keep])
+
+
+def relate_joined(related: Related, layout: Layout) -> Related:
+    """Derived columns and the filter, after the joins."""
+    done = relate_columns(related.columns, related.rows, layout, [])
+    return replace(done, dropped={**done.dropped, "no_partner": related.dropped["no_partner"]})
+
+
+def _fewer(related: Related, columns: Mapping[str, Column], rows: Any) -> Related:
+    lost = related.dropped["no_partner"] + len(related.rows) - len(rows)
+    return Related(columns=columns, rows=rows, dropped={"no_partner": lost})
+
+
+def _few_texts(column: Column) -> Column:
+    """A column on its own; a text's dictionary holds no more than what is used."""
+    values = np.asarray(column.values)
+    if column.dictionary is None:
+        return Column(kind=column.kind, values=values)
+    used, codes = np.unique(values, return_inverse=True)
+    nulls = int((used < 0).sum())
+    texts = column.dictionary.take(pa.array(used[nulls:], pa.int64()))
+    return Column(kind="string", values=(codes - nulls).astype(np.int32), dictionary=texts)

@@ -1,0 +1,216 @@
+"""Pieces after the relational work that a row decides for itself, kept in files for the next build.
+
+A piece depends on its file, on the tables it is joined with and on the data section: on no other file of its table, and
+on no step of a feature. So files that are added, and features that are changed, leave it as it is. The files hold plain
+arrays and JSON; one that is not what its checksum says is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import shutil
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from serin.columns.coded import CodedColumn, Places
+from serin.columns.column import Column
+from serin.etl.dataset.seal import canonical
+from serin.etl.relational.checks import CheckCounts
+from serin.etl.relational.relation import Prepared, Related
+from serin.etl.relational.target import TargetPart
+from serin.etl.relational.unknown import Unknown
+from serin.etl.sources.file_cache import entry_name, put_entry
+from serin.etl.sources.files import origin_of
+from serin.etl.sources.layout import Layout
+from serin.etl.sources.tables import Piece
+from serin.formats.dataset import SourceFile
+from serin.spec.data import DataSpec
+from serin.store.stage_keys import made_by, said
+
+FORMAT, VERSION = "serin.piece", 1
+T = TypeVar("T")
+_ALIGN = 64
+_FIELDS: dict[type, tuple[str, ...]] = {
+    kind: tuple(field.name for field in fields(kind))
+    for kind in (Column, Prepared, Related, TargetPart, CheckCounts)
+} | {CodedColumn: ("kind", "entries", "places"), Places: ("rows",), Unknown: Unknown._fields}
+_KINDS = {kind.__name__: kind for kind in _FIELDS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """Where the pieces of one pipeline are kept, and what all of them depend on."""
+
+    folder: str
+    base: str
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        family: str,
+        data: DataSpec,
+        layout: Layout,
+        partners: Sequence[SourceFile],
+        *,
+        again: bool = False,
+    ) -> Keeping:
+        """`family`: the pipeline's own. Pieces of it that depend on anything else are removed: they are of no use. With
+        `again` all of them are."""
+        document = {
+            "version": VERSION,
+            "made_by": made_by("etl"),
+            "data": said(data),
+            "columns": [layout.kinds, layout.kept, [[r.column, r.kind, r.exact] for r in layout.reads]],
+            "partners": [[file.table, file.path, file.size, file.content] for file in partners],
+        }
+        base = hashlib.sha256(canonical(document)).hexdigest()
+        own = folder / "pieces" / family[:16]
+        for other in own.iterdir() if own.is_dir() else ():
+            if again or other.name != base:
+                shutil.rmtree(other, ignore_errors=True)
+        return cls(folder=str(own / base), base=base)
+
+    def path(self, piece: Piece) -> Path:
+        file = origin_of(piece.file)
+        origin = [file.path, file.size, file.content, file.partition]
+        groups = [
+            Path(piece.file.path).name,
+            piece.groups,
+        ]  # of the file itself, or of one it was rewritten to
+        return Path(self.folder) / entry_name([origin, groups, piece.first_row, piece.rows])
+
+    def count(self, pieces: Sequence[Piece]) -> int:
+        """How many of the pieces are there."""
+        return sum(self.path(piece).exists() for piece in pieces)
+
+
+def kept_or_made(keeping: Keeping | None, piece: Piece, make: Callable[[], T], kind: type[T]) -> T:
+    """The piece as it was kept, else as `make` makes it now; it is kept then, when there is room for it."""
+    if keeping is None:
+        return make()
+    path = keeping.path(piece)
+    with suppress(OSError):  # most often: it is not there
+        found = read_piece_file(path)
+        if isinstance(found, kind):
+            path.touch()  # still of use
+            return found
+        path.unlink()
+    made = make()
+    with suppress(OSError):
+        put_entry(path, lambda temporary: write_piece_file(temporary, made))
+    return made
+
+
+def write_piece_file(path: Path, value: Any) -> None:
+    buffers: list[Any] = []
+    tree = _Writer(buffers).written(value)
+    checksum = 0
+    for buffer in buffers:
+        checksum = zlib.crc32(buffer, checksum)
+    sizes = [memoryview(buffer).nbytes for buffer in buffers]
+    header = {"format": FORMAT, "version": VERSION, "tree": tree, "sizes": sizes, "checksum": checksum}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for buffer in buffers:
+            file.write(bytes(-file.tell() % _ALIGN))
+            file.write(buffer)
+        file.write(bytes(_ALIGN))  # never an empty end: a mapping has no place for an empty buffer there
+
+
+def read_piece_file(path: Path) -> Any:
+    """The value; its arrays are mapped from the file, private when written to. None when the file is not whole."""
+    try:
+        with path.open("rb") as file:
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        at = 8 + int.from_bytes(mapped[:8], "little")
+        header = json.loads(bytes(mapped[8:at]))
+        if (header["format"], header["version"]) != (FORMAT, VERSION):
+            return None
+        buffers, checksum = [], 0
+        for size in header["sizes"]:
+            at += -at % _ALIGN
+            buffers.append(mapped[at : at + size])
+            checksum = zlib.crc32(buffers[-1], checksum)
+            at += size
+        return _Reader(buffers).read(header["tree"]) if checksum == header["checksum"] else None
+    except (ValueError, KeyError, TypeError, IndexError, pa.ArrowException):
+        return None
+
+
+class _Writer:
+    """Values as JSON; arrays go to `buffers`. What is shared is written once."""
+
+    def __init__(self, buffers: list[Any]) -> None:
+        self._buffers = buffers
+        self._seen: dict[int, int] = {}
+
+    def written(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, np.ndarray):
+            self._buffers.append(np.ascontiguousarray(value).data.cast("B") if value.size else b"")
+            return {"array": len(self._buffers) - 1, "dtype": value.dtype.str, "shape": value.shape}
+        if isinstance(value, pa.Array):
+            return {"arrow": self._arrow(value)}
+        if type(value) in _FIELDS:
+            return self._object(value)
+        if isinstance(value, Mapping):
+            return {"map": [[name, self.written(each)] for name, each in value.items()]}
+        assert isinstance(value, tuple | list), type(value)
+        return {"tuple" if isinstance(value, tuple) else "list": [self.written(each) for each in value]}
+
+    def _object(self, value: Any) -> Any:
+        if id(value) in self._seen:
+            return {"same": self._seen[id(value)]}
+        content = [self.written(getattr(value, name)) for name in _FIELDS[type(value)]]
+        self._seen[id(value)] = len(self._seen)
+        return {"object": type(value).__name__, "fields": content}
+
+    def _arrow(self, value: pa.Array) -> int:
+        sink = pa.BufferOutputStream()
+        batch = pa.record_batch([value], ["values"])
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        self._buffers.append(sink.getvalue())
+        return len(self._buffers) - 1
+
+
+class _Reader:
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self._buffers = buffers
+        self._seen: list[Any] = []
+
+    def read(self, tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        if "array" in tree:
+            flat = np.frombuffer(self._buffers[tree["array"]], tree["dtype"])
+            return flat.reshape(tree["shape"])
+        if "arrow" in tree:
+            return (
+                pa.ipc.open_stream(pa.py_buffer(self._buffers[tree["arrow"]])).read_all()[0].combine_chunks()
+            )
+        if "same" in tree:
+            return self._seen[tree["same"]]
+        if "object" in tree:
+            kind = _KINDS[tree["object"]]
+            content = [self.read(each) for each in tree["fields"]]
+            made = kind(**dict(zip(_FIELDS[kind], content, strict=True)))
+            self._seen.append(made)
+            return made
+        if "map" in tree:
+            return {name: self.read(each) for name, each in tree["map"]}
+        return tuple(map(self.read, tree["tuple"])) if "tuple" in tree else list(map(self.read, tree["list"]))

@@ -1,0 +1,90 @@
+"""Work on single files that the next build finds again: a file's own content decides it, and nothing else does.
+
+An entry is named by what it was made from, appears whole or not at all, and is never changed; so a build that finds it
+makes what a build without it makes. `serin gc` removes what no build has asked for in a while.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from serin.etl.dataset.seal import canonical
+from serin.formats.dataset import SourceFile
+from serin.machine.durable import sync
+from serin.store.stage_keys import made_by
+
+
+class Kept:
+    """The entries in a folder; `found` and `made` count those that were asked for. `digests` remembers what was
+    hashed. With `again` no entry is believed: each is made once more."""
+
+    def __init__(self, folder: Path, digests: Path, *, again: bool = False) -> None:
+        self._folder, self.digests, self._again = folder, digests, again
+        self._lock = threading.Lock()
+        self.found = 0
+        self.made = 0
+
+    @classmethod
+    def converted(cls, folder: Path, *, again: bool = False) -> Self:
+        """The files that were converted, in a store's folder of what is kept."""
+        return cls(folder / "converted", digests_in(folder), again=again)
+
+    def usable(self) -> bool:
+        """Whether anything can be kept here."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return False
+        return os.access(self._folder, os.W_OK)
+
+    def file(self, made_from: Any, make: Callable[[Path], None]) -> Path:
+        """The entry made from this (anything JSON can say); `make` writes it to a path when it is not there."""
+        path = self._folder / entry_name(made_from)
+        if path.exists() and not self._again:
+            path.touch()  # still of use
+            self._count(found=1)
+            return path
+
+        def make_and_sync(temporary: Path) -> None:
+            make(temporary)
+            sync(temporary)
+
+        put_entry(path, make_and_sync)
+        self._count(made=1)
+        return path
+
+    def _count(self, *, found: int = 0, made: int = 0) -> None:
+        with self._lock:
+            self.found += found
+            self.made += made
+
+
+def entry_name(made_from: Any) -> str:
+    return hashlib.sha256(canonical(made_from)).hexdigest()
+
+
+def put_entry(path: Path, make: Callable[[Path], None]) -> None:
+    """The file that `make` writes, at `path` when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"half-{secrets.token_hex(8)}")
+    try:
+        make(temporary)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def conversion_of(file: SourceFile) -> Any:
+    """What a converted file is made from: the file as it is, and the code and libraries that read it."""
+    return ["converted", made_by("etl"), file.path, file.size, file.content]
+
+
+def digests_in(kept: Path) -> Path:
+    """Where a store's folder of what is kept remembers the digests of files."""
+    return kept / "digests"

@@ -1,0 +1,218 @@
+"""Finds the files behind a table's path: local or any fsspec URL; one file, a folder with all below it, or a glob.
+
+Folders named key=value add a column to the files below them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+
+from serin.errors import SourceMissing, SourceUnreadable
+from serin.etl.sources.source_marks import content_mark
+from serin.formats.dataset import SourceFile
+from serin.store.file_digests import content_digest
+
+_PARQUET = (".parquet", ".parq", ".pq")
+_TEXT = re.compile(r"\.(csv|tsv|jsonl|ndjson|json)(\.(gz|bz2|zst))?$")
+_ARROW = (".arrow", ".feather", ".ipc", ".arrows")
+_PARTITION = re.compile(r"([^=/]+)=([^/]*)")
+_REMOTE = (
+    ("aiohttp", "ClientError"),
+    ("azure.core.exceptions", "AzureError"),
+    ("botocore.exceptions", "BotoCoreError"),
+    ("google.auth.exceptions", "GoogleAuthError"),
+)
+
+_HASHED_AT_ONCE = 4
+_FOOTERS = 64  # that are kept
+_footers: dict[SourceFile, pq.FileMetaData] = {}  # as they were when each file was opened last, oldest first
+_footers_lock = threading.Lock()
+
+Format = Literal["parquet", "csv", "json", "arrow"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCopy(SourceFile):
+    """What a file was rewritten to, for reading; whoever speaks to people names the origin."""
+
+    origin: SourceFile
+
+
+def origin_of(file: SourceFile) -> SourceFile:
+    """The file as the user knows it."""
+    return origin_of(file.origin) if isinstance(file, LocalCopy) else file
+
+
+def local_copy(path: Path, origin: SourceFile) -> LocalCopy:
+    """The file at `path`, which holds the rows of `origin`."""
+    status = path.stat()
+    return LocalCopy(
+        table=origin.table,
+        path=str(path),
+        size=status.st_size,
+        modified=str(status.st_mtime_ns),
+        partition=origin.partition,
+        origin=origin,
+    )
+
+
+def find_files(table: str, url: str, digests: Path | None = None) -> tuple[SourceFile, ...]:
+    """The table's files in the order of their names. With `digests`, the folder that remembers what was hashed, each
+    says what tells later whether it has changed (`content`)."""
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+        if not isinstance(system, LocalFileSystem):
+            system.invalidate_cache()  # a listing of an earlier call
+        root, paths = _expand(system, path)
+
+        def describe(each: str) -> SourceFile:
+            return _describe(table, system, each, _partition(each.removeprefix(root)), digests)
+
+        if digests is None or not isinstance(system, LocalFileSystem):
+            return tuple(map(describe, paths))
+        with ThreadPoolExecutor(min(_HASHED_AT_ONCE, len(os.sched_getaffinity(0)))) as threads:
+            return tuple(threads.map(describe, paths))
+    except FileNotFoundError:
+        raise SourceMissing(table=table, path=url) from None
+    except ImportError as error:
+        raise SourceUnreadable(table=table, path=url, reason=_missing_package(url, error)) from error
+    except remote_errors(OSError, ValueError) as error:
+        raise SourceUnreadable(table=table, path=url, reason=str(error)) from error
+
+
+def format_of(path: str) -> Format | None:
+    """By the file's ending; None when it says nothing."""
+    name = path.lower()
+    if name.endswith(_PARQUET):
+        return "parquet"
+    if name.endswith(_ARROW):
+        return "arrow"
+    text = _TEXT.search(name)
+    if text is None:
+        return None
+    return "csv" if text[1] in ("csv", "tsv") else "json"
+
+
+def compression_of(path: str) -> str | None:
+    """What a text file is packed with, in the words of pyarrow."""
+    text = _TEXT.search(path.lower())
+    return {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}.get(text[3]) if text else None
+
+
+def open_file(path: str) -> Any:
+    """A file as Arrow reads it: mapped when it is local."""
+    system, inner = fsspec.core.url_to_fs(path)
+    if isinstance(system, LocalFileSystem):
+        return pa.memory_map(inner)
+    return system.open(inner, "rb")
+
+
+def open_parquet(file: SourceFile, dictionary: Iterable[str] = ()) -> pq.ParquetFile:
+    """`dictionary`: the columns that are read as codes into a dictionary. The footer of a file that was opened before
+    without them is not parsed again."""
+    try:
+        texts = list(dictionary)
+        known = _footers.get(file) if texts else None
+        opened = pq.ParquetFile(
+            open_file(file.path), metadata=known, read_dictionary=texts, page_checksum_verification=True
+        )
+        if not texts:
+            _keep_footer(file, opened.metadata)
+        return opened
+    except FileNotFoundError:
+        raise SourceMissing(table=file.table, path=file.path) from None
+    except remote_errors() as error:
+        raise SourceUnreadable(table=file.table, path=file.path, reason=str(error)) from error
+    except (OSError, pa.ArrowException) as error:
+        raise SourceUnreadable(
+            table=file.table,
+            path=file.path,
+            reason=f"it is no whole Parquet file ({error}); write it again, or give it the ending of what it is "
+            "(.csv, .jsonl, .arrow)",
+        ) from error
+
+
+def _keep_footer(file: SourceFile, footer: pq.FileMetaData) -> None:
+    with _footers_lock:
+        _footers.pop(file, None)
+        _footers[file] = footer
+        while len(_footers) > _FOOTERS:
+            del _footers[next(iter(_footers))]
+
+
+def remote_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """What the object stores in use raise besides OSError (no credentials, no endpoint that answers), and `others`."""
+    own = (getattr(sys.modules[module], name) for module, name in _REMOTE if module in sys.modules)
+    return (*others, *own)
+
+
+def _missing_package(url: str, error: ImportError) -> str:
+    package = "pip install 'serin[s3]'" if url.startswith(("s3:", "s3a:")) else "install that package"
+    return f"{error}; {package} where tables are read (with Dask: on the workers too)"
+
+
+def _expand(system: Any, path: str) -> tuple[str, list[str]]:
+    """The files, in order of their names, and what all their names start with."""
+    root = path
+    if any(sign in path for sign in "*?[") and not system.exists(path):
+        found = [each for each in system.glob(path) if not system.isdir(each)]
+        root = re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0]
+    elif system.isdir(path):
+        found = [
+            each for each in system.find(path) if format_of(each) and not _hidden(each.removeprefix(path))
+        ]
+    else:
+        found = [path] if system.exists(path) else []
+        root = path.rpartition("/")[0]
+    if not found:
+        raise FileNotFoundError(path)
+    return root, sorted(found)
+
+
+def _hidden(path: str) -> bool:
+    return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))
+
+
+def _partition(path: str) -> tuple[tuple[str, str], ...]:
+    """The key=value folders of a path, as pairs."""
+    matches = [_PARTITION.fullmatch(part) for part in path.split("/")[:-1]]
+    return tuple((unquote(match[1]), unquote(match[2])) for match in matches if match)
+
+
+def _describe(
+    table: str, system: Any, path: str, partition: tuple[tuple[str, str], ...], digests: Path | None
+) -> SourceFile:
+    if isinstance(system, LocalFileSystem):
+        status = Path(path).stat()
+        return SourceFile(
+            table=table,
+            path=path,
+            size=status.st_size,
+            modified=str(status.st_mtime_ns),
+            partition=partition,
+            content="" if digests is None else content_digest(Path(path), digests),
+        )
+    information = system.info(path)
+    mark = content_mark(information)
+    return SourceFile(
+        table=table,
+        path=system.unstrip_protocol(path),
+        size=int(information.get("size") or 0),
+        modified=mark,
+        partition=partition,
+        content=mark,
+    )

@@ -1,0 +1,231 @@
+"""A table as the ETL reads it: Parquet files with a common set of columns, cut into pieces of whole row groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from serin.columns.column import Column, column_from_arrow, kind_of_type
+from serin.errors import DataError, SourceUnreadable, TableEmpty, TimeUnparsable
+from serin.etl.sources.convert import convert
+from serin.etl.sources.file_cache import Kept, conversion_of
+from serin.etl.sources.files import find_files, format_of, local_copy, open_parquet, origin_of, remote_errors
+from serin.etl.sources.odd_texts import odd_text
+from serin.etl.sources.partitions import Read, partition_types, split_reads
+from serin.etl.sources.undecided import decided, is_undecided, types_of
+from serin.formats.dataset import SourceFile
+
+_CONVERTED_AT_ONCE = 4  # each with its blocks in memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    file: SourceFile
+    index: int
+    first_row: int  # position in the table
+    rows: int
+    bytes: int  # unpacked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    name: str
+    types: Mapping[str, pa.DataType]
+    groups: tuple[RowGroup, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Neighbouring row groups of one file."""
+
+    file: SourceFile
+    groups: tuple[int, ...]
+    first_row: int
+    rows: int
+
+
+def open_table(name: str, files: Sequence[SourceFile], scratch: Path, kept: Kept | None = None) -> Table:
+    """The table's columns and row groups, from the files' footers. What is no Parquet is converted first: into `kept`,
+    where it is found the next time, else into `scratch`.
+
+    All files have the same columns. Where one has whole numbers and another fractions, the column is fractions; a
+    column that holds nothing in one file has its type from the others.
+    """
+    types: dict[str, pa.DataType] = {}
+    undecided: set[str] = set()
+    groups: list[RowGroup] = []
+    first_row = 0
+    folders = partition_types(files)
+    for number, (given, file) in enumerate(zip(files, _as_parquet(name, files, scratch, kept), strict=True)):
+        footer = open_parquet(file)
+        schema = footer.schema_arrow
+        twice = [name for name in schema.names if schema.names.count(name) > 1]
+        if twice:
+            reason = f"two columns are called {twice[0]!r}; rename one of them"
+            raise SourceUnreadable(table=name, path=given.path, reason=reason)
+        undecided |= {field.name for field in schema if is_undecided(field)}
+        own = types_of(schema) | folders
+        types = _common(types, own, file, files[number - 1].path if number else "")
+        for index in range(footer.metadata.num_row_groups):
+            group = footer.metadata.row_group(index)
+            groups.append(
+                RowGroup(
+                    file=file,
+                    index=index,
+                    first_row=first_row,
+                    rows=group.num_rows,
+                    bytes=group.total_byte_size,
+                )
+            )
+            first_row += group.num_rows
+    if first_row == 0:
+        raise TableEmpty(table=name, why=f"{files[0].path} holds none")
+    filled = tuple(group for group in groups if group.rows)
+    return Table(name=name, types=decided(types, undecided), groups=filled)
+
+
+def cut(table: Table, piece_rows: int) -> list[Piece]:
+    """The table in pieces of about `piece_rows` rows, in order; a row group is never cut."""
+    pieces: list[list[RowGroup]] = []
+    for group in table.groups:
+        last = pieces[-1] if pieces else []
+        if last and last[0].file == group.file and sum(each.rows for each in last) + group.rows <= piece_rows:
+            last.append(group)
+        else:
+            pieces.append([group])
+    return [
+        Piece(
+            file=groups[0].file,
+            groups=tuple(group.index for group in groups),
+            first_row=groups[0].first_row,
+            rows=sum(group.rows for group in groups),
+        )
+        for groups in pieces
+    ]
+
+
+def read_piece(piece: Piece, reads: Iterable[Read]) -> dict[str, Column]:
+    """The columns of a piece. Text is read as codes into a dictionary; DataError names what does not fit its kind."""
+    constants, wanted = split_reads(piece.file, tuple(reads), piece.rows)
+    texts = [read.column for read in wanted if read.kind in ("string", "timestamp")]
+    file = open_parquet(piece.file, texts)
+    try:
+        table = file.read_row_groups(
+            list(piece.groups), columns=[read.column for read in wanted], use_threads=False
+        )
+    except remote_errors(OSError, pa.ArrowException) as error:
+        rows = f"rows {piece.first_row} to {piece.first_row + piece.rows - 1} of the table: {error}"
+        path = origin_of(piece.file).path
+        raise SourceUnreadable(table=piece.file.table, path=path, reason=rows) from error
+    return constants | {read.column: _column(table, read, piece) for read in wanted}
+
+
+def _column(table: pa.Table, read: Read, piece: Piece) -> Column:
+    values = table.column(read.column)
+    if read.kind != "string" and is_undecided(table.schema.field(read.column)):
+        return column_from_arrow(pa.nulls(len(values)), read.kind)
+    if read.exact and pa.types.is_float64(values.type):
+        combined = values.combine_chunks() if values.num_chunks else pa.array([], pa.float64())
+        return Column(kind="float", values=combined.to_numpy(zero_copy_only=False))
+    try:
+        return column_from_arrow(values, read.kind)
+    except (pa.ArrowException, ValueError) as error:
+        if read.kind == "timestamp":
+            raise _unparsable(values, read.column, piece) from error
+        path = origin_of(piece.file).path
+        raise DataError(
+            f"{path} (table {piece.file.table!r}): column {read.column!r} is no {read.kind}: {error}",
+            table=piece.file.table,
+            column=read.column,
+        ) from error
+
+
+def _unparsable(values: pa.ChunkedArray, column: str, piece: Piece) -> TimeUnparsable:
+    plain = values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
+    path = origin_of(piece.file).path
+    for row, text in enumerate(plain.to_pylist()):
+        try:
+            column_from_arrow(pa.array([text]), "timestamp")
+        except (pa.ArrowException, ValueError):
+            return TimeUnparsable(column=column, example=str(text), path=path, row=piece.first_row + row)
+    return TimeUnparsable(column=column, example="some values name a zone and some do not", path=path)
+
+
+def _as_parquet(
+    name: str, files: Sequence[SourceFile], scratch: Path, kept: Kept | None
+) -> Iterator[SourceFile]:
+    """The files, or what they were converted to, in order; a few are converted at a time."""
+
+    def parquet(numbered: tuple[int, SourceFile]) -> SourceFile:
+        number, file = numbered
+        if format_of(file.path) in ("parquet", None):
+            return file
+        if kept is not None and file.content and kept.usable():
+            make = partial(_convert_whole, file, kept.digests)
+            return local_copy(kept.file(conversion_of(file), make), file)
+        target = scratch / f"{name}-{number}.parquet"
+        convert(file, target)
+        return local_copy(target, file)
+
+    with ThreadPoolExecutor(min(_CONVERTED_AT_ONCE, len(os.sched_getaffinity(0)))) as threads:
+        yield from threads.map(parquet, enumerate(files))
+
+
+def _convert_whole(file: SourceFile, digests: Path, target: Path) -> None:
+    """What is kept must be of the file as it was found, and of nothing that came after."""
+    convert(file, target)
+    refuse_changed([file], find_files(file.table, file.path, digests))
+
+
+def refuse_changed(files: Iterable[SourceFile], now: Iterable[SourceFile]) -> None:
+    """SourceUnreadable for a file that is not what it was when it was found, or is gone."""
+    contents = {file.path: file.content for file in now}
+    for file in files:
+        if file.content and contents.get(file.path) != file.content:
+            reason = "it changed while it was read; run again when it is whole"
+            raise SourceUnreadable(table=file.table, path=file.path, reason=reason)
+
+
+def _common(
+    left: dict[str, pa.DataType], right: dict[str, pa.DataType], file: SourceFile, before: str
+) -> dict[str, pa.DataType]:
+    """The columns, each with a type that holds what every file has."""
+    if not left:
+        return right
+    odd = [name for name in (*left, *right) if (name in left) != (name in right)]
+    if odd:
+        here = origin_of(file).path
+        has, lacks = (here, before) if odd[0] in right else (before, here)
+        reason = (
+            f"column {odd[0]!r} is in {has} and not in {lacks}; give all files of a table the same columns, "
+            "or name fewer files"
+        )
+        raise SourceUnreadable(table=file.table, path=here, reason=reason)
+    return {name: _wider(name, left[name], right[name], file) for name in left}
+
+
+def _wider(name: str, left: pa.DataType, right: pa.DataType, file: SourceFile) -> pa.DataType:
+    kinds = {kind_of_type(left), kind_of_type(right)}
+    if pa.types.is_null(right) or (len(kinds) == 1 and not pa.types.is_null(left)):
+        return left
+    if pa.types.is_null(left):
+        return right
+    if kinds == {"int", "float"}:
+        return pa.float64()
+    why = odd_text(file, name)
+    raise SourceUnreadable(
+        table=file.table,
+        path=origin_of(file).path,
+        reason=f"column {name!r} is {right} here and {left} in the files before{f' ({why})' if why else ''}; "
+        "give all files of a table the same types",
+    )

@@ -1,0 +1,168 @@
+"""Which columns the spec uses, who uses them, and of what kind each is: before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from serin.columns.column import kind_of_type
+from serin.columns.derived import Typed, typed
+from serin.errors import ColumnClash, ColumnMissing, DataError, SpecError
+from serin.etl.relational.windows import window_kind
+from serin.etl.sources.tables import Table
+from serin.expressions import ExpressionError, parse
+from serin.formats.schema import Kind
+from serin.spec.data import DataSpec
+from serin.spec.features import FeatureSpec
+
+Made = Mapping[str, tuple[str, str]]  # name after the joins -> (table, column there)
+
+
+def find_uses(
+    data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str, Table]
+) -> tuple[dict[str, str], Made]:
+    """Every column that anything needs -> the key of the spec that names it first; and what the joins make."""
+    made = _joined_names(data, tables)
+    uses = _uses(data, features)
+    main = tables[data.main]
+    windows = [name for window in data.windows for name in window.make]
+    for key, names in (("derived", data.derived), ("windows", windows)):
+        for name in names:
+            if name in main.types:
+                problem = f"{main.name!r} has a column {name!r} already; rename the new one"
+                raise SpecError(where="data", problems=[(f"data.{key}", problem)])
+    known = [*main.types, *made, *data.derived, *windows]
+    for name, user in [*uses.items(), *((name, "data.allow_leaks") for name in data.allow_leaks)]:
+        if name not in known:
+            raise ColumnMissing(column=name, table=main.name, used_by=user, known=known)
+    return uses, made
+
+
+def _uses(data: DataSpec, features: Sequence[FeatureSpec]) -> dict[str, str]:
+    uses: dict[str, str] = {}
+
+    def add(user: str, *columns: str | None) -> None:
+        for column in columns:
+            if column is not None:
+                uses.setdefault(column, user)
+
+    def add_derived() -> None:
+        for name in reversed(data.derived):  # a derived column reads only what stands before it
+            if name in uses:
+                add(f"data.derived.{name}", *data.reads(name))
+
+    for index, feature in enumerate(features):
+        add(f"features[{index}].columns", *feature.columns)
+        add(f"features[{index}].steps", *feature.inputs)
+    add("data.target", *data.target.columns)
+    for key, named in _named(data):
+        add(key, named)
+    add_derived()
+    for index, window in enumerate(data.windows):
+        for name, column in window.columns.items():
+            if name in uses:
+                add(f"data.windows[{index}]", *window.by, column.column)
+    add_derived()  # those that windows read
+    return uses
+
+
+def _named(data: DataSpec) -> Iterator[tuple[str, str | None]]:
+    """The columns that keys of the data section name by themselves."""
+    yield from (("data.time", data.time), ("data.id", data.id), ("data.split.group", data.split.group))
+    yield from (("data.where", column) for column in (parse(data.where).columns if data.where else ()))
+    yield from (("data.unique.by", column) for column in (data.unique.by if data.unique else ()))
+    yield from ((f"data.checks[{index}]", check.column) for index, check in enumerate(data.checks))
+    for index, join in enumerate(data.joins):
+        yield from ((f"data.joins[{index}].on", column) for column in join.on)
+        yield f"data.joins[{index}].as_of", join.as_of.column if join.as_of else None
+
+
+def _joined_names(data: DataSpec, tables: Mapping[str, Table]) -> dict[str, tuple[str, str]]:
+    made: dict[str, tuple[str, str]] = {}
+    main = tables[data.main]
+    for index, join in enumerate(data.joins):
+        there = tables[join.table].types
+        for key in join.on:
+            _require(key, there, join.table, f"data.joins[{index}].on")
+        if join.as_of is not None:
+            _require(join.as_of.partner, there, join.table, f"data.joins[{index}].as_of")
+        for column, name in join.columns.items():
+            _require(column, there, join.table, f"data.joins[{index}].columns")
+            if name in main.types:
+                raise ColumnClash(column=name, tables=(main.name, join.table))
+            made[name] = (join.table, column)
+    return made
+
+
+def _require(column: str, known: Iterable[str], table: str, user: str) -> None:
+    if column not in known:
+        raise ColumnMissing(column=column, table=table, used_by=user, known=known)
+
+
+def kind_in(table: Table, column: str) -> Kind:
+    """The kind of a table's column; DataError when nothing can be made of its type."""
+    arrow: pa.DataType = table.types[column]
+    kind = kind_of_type(arrow)
+    if kind is None:
+        raise DataError(
+            f"table {table.name!r}: column {column!r} has type {arrow}, which nothing can be made of; store it "
+            "as a number, a text, a bool or a timestamp, or leave it out",
+            table=table.name,
+            column=column,
+        )
+    return kind
+
+
+class Kinds:
+    """The kinds of all columns in use; text that is used as a time, or joined with one, is a time."""
+
+    def __init__(
+        self, data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str, Table], made: Made
+    ) -> None:
+        self._data = data
+        self._tables = tables
+        self._made = made
+        self._windows = {
+            name: (index, column)
+            for index, window in enumerate(data.windows)
+            for name, column in window.columns.items()
+        }
+        self._times: set[Any] = {column for feature in features for column in feature.times} | {data.time}
+        self._times |= {join.as_of.column for join in data.joins if join.as_of}
+        self._found: dict[str, Kind] = {}
+
+    def __getitem__(self, name: str) -> Kind:
+        if name not in self._found:
+            self._found[name] = self._kind(name)
+        return self._found[name]
+
+    def typed(self, key: str, text: str) -> Typed:
+        """The expression over the columns; SpecError with `key` when they do not fit it."""
+        try:
+            return typed(text, {name: self[name] for name in parse(text).columns})
+        except ExpressionError as error:
+            problem = (key, f"{text!r}: {error}")
+            raise SpecError(where="data does not fit the tables", problems=[problem]) from error
+
+    def _kind(self, name: str) -> Kind:
+        data = self._data
+        if name in data.derived:
+            return self.typed(f"data.derived.{name}", data.derived[name]).kind
+        if name in self._windows:
+            index, column = self._windows[name]
+            try:
+                return window_kind(column, None if column.column is None else self[column.column])
+            except ValueError as error:
+                problem = (f"data.windows[{index}].make.{name}", str(error))
+                raise SpecError(where="data does not fit the tables", problems=[problem]) from error
+        table, column_there = self._made.get(name, (data.main, name))
+        kind = kind_in(self._tables[table], column_there)
+        return "timestamp" if kind == "string" and self._is_time(name) else kind
+
+    def _is_time(self, name: str) -> bool:
+        return name in self._times or any(
+            name in join.on and kind_in(self._tables[join.table], name) == "timestamp"
+            for join in self._data.joins
+        )
