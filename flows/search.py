@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.parameters import Spec
 from serin.spec.load import load_search_spec
-from serin.training.search import SearchResult
+from serin.training.search.search import SearchResult
 from tasks.etl import build_dataset
 from tasks.outcome import outcome_as_state
 from tasks.search import search_settings

@@ -26,7 +26,7 @@ from serin.store.runs import hold_run_of
 from serin.store.stage_keys import StageKey, key_of, note, remember, why
 from serin.store.stage_results import find_result, keep_result, one_at_a_time
 from serin.store.store import Store
-from serin.training.place import edition_of, own_code
+from serin.training.launch.run_dir import edition_of, own_code
 from tasks.markdown import drawing, receipt_table, table
 from tasks.needs import export_needs, leased
 from tasks.pictures import bars

@@ -13,7 +13,7 @@ from serin.machine.hardware import inventory
 from serin.machine.leases import Lease, lease
 from serin.spec.data import DataSpec
 from serin.spec.stages import EtlSpec, ExportSpec, ModelSpec, TrainingSpec
-from serin.training.place import devices_wanted
+from serin.training.launch.run_dir import devices_wanted
 
 _GPU_BYTES = 64_000_000  # of Parquet; what is smaller is done before a GPU has begun
 _GROWS = 4  # times its size on disk, a table takes on a GPU while it is worked on

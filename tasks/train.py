@@ -22,15 +22,15 @@ from serin.store.runs import hold_run_of
 from serin.store.stage_keys import note, remember, why
 from serin.store.stage_results import find_result, keep_result, one_at_a_time
 from serin.store.store import Store
-from serin.training import launch
-from serin.training.place import (
+from serin.training.launch import launcher
+from serin.training.launch.progress import progress_file
+from serin.training.launch.run_dir import (
     devices_wanted,
     refuse_changed_code,
     training_folder,
     training_key,
     training_parts,
 )
-from serin.training.progress import progress_file
 from tasks.markdown import drawing, receipt_table, table
 from tasks.pictures import curves
 from tasks.retry import error_is_retryable
@@ -116,7 +116,7 @@ def _train(
                 thinned(say) as less,
                 following(lambda: logs.glob("attempt-*.log"), less, label=rank_line),
             ):
-                checkpoint = launch.train(
+                checkpoint = launcher.train(
                     model, training, dataset, folder=folder, devices=held.ids, stop=stop, say=less
                 )
         keep_result(home, "train", key.digest, checkpoint)

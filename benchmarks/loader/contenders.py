@@ -14,8 +14,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 from benchmarks.training.networks import device, finish
 from benchmarks.training.table import NUMERIC, read_table
 from serin.formats.shards import SplitArrays
-from serin.training.loader import Loader
-from serin.training.tables import ResidentTable
+from serin.training.data.loader import Loader
+from serin.training.data.tables import ResidentTable
 
 Columns = tuple[Tensor, Tensor, Tensor]
 _made: dict[str, Any] = {}

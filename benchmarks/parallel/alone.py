@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.training.ours import train
-from serin.training.world import World
+from serin.training.parallel.ranks import World
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:

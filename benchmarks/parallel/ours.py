@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.parallel.ranks import lap as lap_of_all
 from benchmarks.training.ours import train
-from serin.training.world import World
+from serin.training.parallel.ranks import World
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.child import ROOT
-from serin.training.world import World, open_world
+from serin.training.parallel.ranks import World, open_world
 
 _ENDS_S = 20
 _open: dict[str, Any] = {}

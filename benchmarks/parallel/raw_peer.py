@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.parallel.ranks import lap as lap_of_all
 from benchmarks.training.networks import Network, finish
 from benchmarks.training.table import read_table
-from serin.training.world import World
+from serin.training.parallel.ranks import World
 
 _tables: dict[str, tuple[torch.Tensor, ...]] = {}
 

@@ -12,9 +12,9 @@ import torch
 from serin.formats.shards import read_split
 from serin.models.build import load_model
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training import worker
-from serin.training.job import TrainingJob
-from serin.training.world import World
+from serin.training.engine import worker
+from serin.training.launch.job import TrainingJob
+from serin.training.parallel.ranks import World
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:

@@ -14,15 +14,15 @@ from serin.formats.shards import SplitArrays
 from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training.batch_size import choose_threads
-from serin.training.job import Choices, TrainingJob
-from serin.training.learner import Learner
-from serin.training.loader import Loader
-from serin.training.loop import Loop
-from serin.training.losses import loss_of
-from serin.training.start import products_of
-from serin.training.tables import ResidentTable
-from serin.training.world import World
+from serin.training.data.loader import Loader
+from serin.training.data.tables import ResidentTable
+from serin.training.engine.autotune import products_of
+from serin.training.engine.batch_size import choose_threads
+from serin.training.engine.learner import Learner
+from serin.training.engine.loop import Loop
+from serin.training.launch.job import Choices, TrainingJob
+from serin.training.parallel.losses import loss_of
+from serin.training.parallel.ranks import World
 
 _tables: dict[str, ResidentTable] = {}
 

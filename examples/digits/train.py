@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from serin.training.own_script import ScriptRun, this_run
+from serin.training.foreign.own_script import ScriptRun, this_run
 
 STOPPED = 75  # "saved; run me again"
 

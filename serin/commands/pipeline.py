@@ -170,7 +170,7 @@ def train(
 ) -> None:
     """A dataset to trained weights. Goes on where an earlier call stopped; exit code 75 means: run me again."""
     from serin.commands.stages import trace_training, train_model
-    from serin.training.machines import machines_told
+    from serin.training.launch.machines import machines_told
 
     if profile:
         trace = trace_training(_load(spec), say=progress())

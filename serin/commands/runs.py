@@ -183,7 +183,7 @@ def _training_details(name: str) -> dict[str, Any] | None:
 
 
 def _training_state(folder: Path) -> str:
-    from serin.training.status import read_status
+    from serin.training.launch.status import read_status
 
     if (folder / "result").is_dir() or (folder / "result.json").is_file():  # the latter is a search's
         return "done"
@@ -199,7 +199,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _last_lines(path: Path) -> list[str]:
-    from serin.training.progress import describe
+    from serin.training.launch.progress import describe
 
     if not path.exists():
         return []

@@ -12,8 +12,8 @@ from serin.machine import environment
 
 if TYPE_CHECKING:
     from serin.spec.pipeline import PipelineSpec
-    from serin.training.search import SearchResult
-    from serin.training.trials import Say
+    from serin.training.search.search import SearchResult
+    from serin.training.search.trials import Say
 
 SpecFile = Annotated[
     Path, typer.Argument(help="The pipeline's YAML file, with a section `search`.", metavar="SPEC")
@@ -36,7 +36,7 @@ def search(
 ) -> None:
     """Try what `search.space` allows; write the spec with the best of it. Goes on where an earlier call stopped."""
     from serin.spec.load import load_search_spec
-    from serin.training.chosen_spec import write_chosen
+    from serin.training.search.chosen_spec import write_chosen
 
     loaded = load_search_spec(spec)
     assert loaded.search is not None
@@ -71,7 +71,7 @@ def search_settings(spec: PipelineSpec, *, say: Say) -> SearchResult:
     from serin.store.runs import run_folder
     from serin.store.store import Store
     from serin.training.search import search as run_search
-    from serin.training.search import search_key
+    from serin.training.search.search import search_key
 
     assert spec.search is not None
     home = environment.home()

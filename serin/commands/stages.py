@@ -18,7 +18,7 @@ from serin.store.artifacts import NO_DATASET, Bundle, Checkpoint, Dataset
 from serin.store.runs import hold_run_of
 from serin.store.stage_results import find_result, keep_result, one_at_a_time
 from serin.store.store import Store
-from serin.training.place import (
+from serin.training.launch.run_dir import (
     devices_wanted,
     refuse_changed_code,
     training_folder,
@@ -28,7 +28,7 @@ from serin.training.place import (
 
 if TYPE_CHECKING:
     from serin.etl.sources.layout import Layout
-    from serin.training.machines import Machines
+    from serin.training.launch.machines import Machines
 
 Say = Callable[[str], None]
 
@@ -64,7 +64,7 @@ def make_dataset(spec: PipelineSpec, *, fresh: bool = False, say: Say) -> Datase
 
 def train_model(spec: PipelineSpec, *, machines: Machines | None = None, say: Say) -> Checkpoint:
     """Trained weights, from where an earlier call or run stopped. GPUs are leased for the time it takes."""
-    from serin.training.launch import train
+    from serin.training.launch.launcher import train
 
     dataset, home = make_dataset(spec, say=say), environment.home()
     asked = training_parts(spec.model, spec.training, dataset)
@@ -87,7 +87,7 @@ def train_model(spec: PipelineSpec, *, machines: Machines | None = None, say: Sa
 
 def trace_training(spec: PipelineSpec, *, say: Say) -> Path:
     """A trace of a few steps, made by a training of its own that ends with it."""
-    from serin.training.launch import train
+    from serin.training.launch.launcher import train
 
     dataset, home = make_dataset(spec, say=say), environment.home()
     folder = training_folder(home, spec.model, spec.training, dataset, attempt=secrets.token_hex(4))

@@ -152,7 +152,7 @@ def machines() -> tuple[str, str | None]:
 
 
 def script_variables() -> dict[str, str] | None:
-    """What a training script was given (serin/training/script.py); None outside of one."""
+    """What a training script was given (serin/training/launch/script.py); None outside of one."""
     if "SERIN_OUTPUT" not in os.environ:
         return None
     return {name: value for name, value in os.environ.items() if name.startswith("SERIN_")}

@@ -75,9 +75,9 @@ def test_a_decision_opens_and_prints_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "never"),
     [
-        ("serin.training.worker", {"prefect", "pandas", "dask", "mlflow", "optuna"}),
-        ("serin.training.launch", {"prefect", "torch", "mlflow", "optuna"}),
-        ("serin.training.search", {"prefect", "torch", "mlflow", "optuna"}),
+        ("serin.training.engine.worker", {"prefect", "pandas", "dask", "mlflow", "optuna"}),
+        ("serin.training.launch.launcher", {"prefect", "torch", "mlflow", "optuna"}),
+        ("serin.training.search.search", {"prefect", "torch", "mlflow", "optuna"}),
         ("serin.stack.controller", {"prefect", "torch", "pandas", "dask"}),
         ("serin.cli", {"prefect", "torch", "pandas", "dask", "matplotlib"}),
     ],

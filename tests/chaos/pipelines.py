@@ -50,7 +50,7 @@ TRAIN = """
 import fcntl, json, os, sys, time
 import numpy as np, onnx
 from onnx import TensorProto, helper, numpy_helper
-from serin.training.own_script import this_run
+from serin.training.foreign.own_script import this_run
 run = this_run()
 saved = run.checkpoints / "step.json"
 if os.environ.get("RANK", "0") != "0":  # has nothing to do, and is there to be killed

@@ -156,7 +156,7 @@ def test_a_run_that_was_being_cancelled_is_cancelled(reconciler: Reconciler, api
 
 def test_what_a_dead_run_left_behind_is_ended(reconciler: Reconciler, api: Api, home: Path) -> None:
     run = begin(api, "RUNNING")
-    with process(home, run, "serin.training.worker") as orphan:
+    with process(home, run, "serin.training.engine.worker") as orphan:
         said = reconciler.look()
         assert f"ended 1 process(es) that run {run} has left behind" in said
         assert orphan.wait(10) != 0

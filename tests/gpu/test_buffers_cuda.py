@@ -11,11 +11,11 @@ import torch
 from serin.formats.shards import read_split
 from serin.models.build import load_model
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training import worker
-from serin.training.evaluate import evaluate
-from serin.training.job import TrainingJob
-from serin.training.tables import open_table
-from serin.training.world import World
+from serin.training.data.tables import open_table
+from serin.training.engine import worker
+from serin.training.engine.evaluate import evaluate
+from serin.training.launch.job import TrainingJob
+from serin.training.parallel.ranks import World
 from tests.fakes.datasets import SIZES, make_dataset
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")

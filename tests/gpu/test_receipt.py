@@ -10,7 +10,7 @@ import pytest
 from serin.machine.hardware import inventory
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.stack.doctor.gpu_links import examine_links
-from serin.training.launch import train
+from serin.training.launch.launcher import train
 from tests.fakes.datasets import make_dataset
 
 torch = pytest.importorskip("torch")

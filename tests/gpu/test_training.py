@@ -23,15 +23,15 @@ from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.training import worker
-from serin.training.job import Choices, TrainingJob
-from serin.training.launch import train
-from serin.training.learner import Learner
-from serin.training.losses import loss_of
-from serin.training.progress import Follower
-from serin.training.stream import StreamLoader
-from serin.training.tables import Batch, MappedTable, ResidentTable
-from serin.training.world import World, open_world
+from serin.training.data.stream import StreamLoader
+from serin.training.data.tables import Batch, MappedTable, ResidentTable
+from serin.training.engine import worker
+from serin.training.engine.learner import Learner
+from serin.training.launch.job import Choices, TrainingJob
+from serin.training.launch.launcher import train
+from serin.training.launch.progress import Follower
+from serin.training.parallel.losses import loss_of
+from serin.training.parallel.ranks import World, open_world
 from tests.fakes.datasets import SIZES, make_dataset
 from tests.signals import hit
 

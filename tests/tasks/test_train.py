@@ -15,7 +15,7 @@ from serin.machine import environment
 from serin.machine.leases import holders
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
-from serin.training.place import devices_wanted, training_folder
+from serin.training.launch.run_dir import devices_wanted, training_folder
 from tasks import train as task_module
 from tasks.train import find_checkpoint, train_model
 

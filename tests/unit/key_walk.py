@@ -25,7 +25,7 @@ from serin.spec.pipeline import PipelineSpec
 from serin.store import stage_keys
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.store import Store
-from serin.training.place import training_parts
+from serin.training.launch.run_dir import training_parts
 from tasks.export import export_parts
 
 STAGES = ("etl", "train", "export")

@@ -14,7 +14,7 @@ from serin.spec import code_digest
 from serin.spec.code_digest import digest_of_file, digest_of_module
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.training.place import training_key
+from serin.training.launch.run_dir import training_key
 
 DATASET = Dataset(path="", digest="d" * 64, rows={"train": 9})
 NET = "import ours.layers\nfrom beside import width\nclass Net: ...\n"

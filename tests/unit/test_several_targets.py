@@ -20,9 +20,9 @@ from serin.formats.shards import read_split
 from serin.metrics import auc, rmse
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.training import trees, worker
-from serin.training.job import TrainingJob
-from serin.training.world import World
+from serin.training.engine import trees, worker
+from serin.training.launch.job import TrainingJob
+from serin.training.parallel.ranks import World
 from tests.fakes.small_pipeline import small_spec
 
 LATE = {"late": "hours > 30", "very_late": "hours > 38"}

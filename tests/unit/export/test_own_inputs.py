@@ -17,8 +17,8 @@ from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import NO_DATASET, Checkpoint
 from serin.store.store import Store
-from serin.training.job import TrainingJob
-from serin.training.take_over import take_over
+from serin.training.foreign.take_over import take_over
+from serin.training.launch.job import TrainingJob
 
 RANDOM = np.random.default_rng(3)
 WEIGHTS = RANDOM.normal(size=(12, 3)).astype(np.float32)

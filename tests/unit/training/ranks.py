@@ -12,8 +12,8 @@ from pathlib import Path
 WAIT_S = 500.0
 NOT_WRITABLE = 28
 SLOW_TO_LOAD = (
-    "serin.training.worker",
-    "serin.training.agent",
+    "serin.training.engine.worker",
+    "serin.training.launch.agent",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
@@ -45,9 +45,9 @@ def train_rank(job_json: str, folder: Path, stop_at: int | None, killed_at: int 
     """One rank of a training on the CPU. The last rank alone asks to stop, after so many looks, or kills itself with -9
     in the middle of a step."""
     from serin.errors import Preempted
-    from serin.training import worker
-    from serin.training.job import TrainingJob
-    from serin.training.world import open_world
+    from serin.training.engine import worker
+    from serin.training.launch.job import TrainingJob
+    from serin.training.parallel.ranks import open_world
 
     looks = iter(range(10**9 if stop_at is None else stop_at))
     with open_world(gpu=False) as world:
@@ -76,8 +76,8 @@ def train_with_small_files(job_json: str, folder: Path, largest_bytes: int) -> N
 
 def _die_in_step(number: int) -> None:
     """Before the weights change in the step with this number (from 0, over all epochs)."""
-    from serin.training.loop import Loop
-    from serin.training.updates import Updates
+    from serin.training.engine.loop import Loop
+    from serin.training.engine.optimizer import Updates
 
     take_step, apply = Loop._take_step, Updates.apply
 
@@ -92,9 +92,9 @@ def _die_in_step(number: int) -> None:
 
 def train_several(jobs: dict[str, str], folder: Path) -> None:
     """One rank of several trainings on the CPU, one after the other, each in its folder."""
-    from serin.training import worker
-    from serin.training.job import TrainingJob
-    from serin.training.world import open_world
+    from serin.training.engine import worker
+    from serin.training.launch.job import TrainingJob
+    from serin.training.parallel.ranks import open_world
 
     with open_world(gpu=False) as world:
         for name, job_json in jobs.items():

@@ -18,11 +18,11 @@ import torch
 from serin.formats.weights import read_weights
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.training import worker
-from serin.training.job import TrainingJob
-from serin.training.progress import Follower
-from serin.training.status import Status
-from serin.training.world import World
+from serin.training.engine import worker
+from serin.training.launch.job import TrainingJob
+from serin.training.launch.progress import Follower
+from serin.training.launch.status import Status
+from serin.training.parallel.ranks import World
 
 MODEL = ModelSpec(hidden=(64, 32), dropout=0.1)
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))

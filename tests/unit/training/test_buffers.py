@@ -18,10 +18,10 @@ from serin.formats.weights import read_weights
 from serin.models.build import load_model
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.training.buffers import merged
-from serin.training.evaluate import evaluate
-from serin.training.job import TrainingJob
-from serin.training.tables import open_table
+from serin.training.data.tables import open_table
+from serin.training.engine.evaluate import evaluate
+from serin.training.launch.job import TrainingJob
+from serin.training.parallel.buffers import merged
 from tests.fakes.datasets import SIZES, make_dataset
 from tests.unit.training.ranks import run_ranks, train_rank, train_several
 from tests.unit.training.runs import ALONE, assert_same_bits, made

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from serin.errors import CheckpointBroken, StoreNotWritable
-from serin.training.checkpoint import Checkpoints, Position
+from serin.training.results.checkpoint import Checkpoints, Position
 
 
 def save(folder: Path, *steps: int, best: dict[int, int] | None = None) -> Checkpoints:

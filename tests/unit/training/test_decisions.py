@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training.batch_size import (
+from serin.training.engine.batch_size import (
     candidate_batch_rows,
     choose_batch_rows,
     choose_threads,
     measure_batch_rows,
     scaled_rate,
 )
-from serin.training.evaluate import goodness
-from serin.training.job import TrainingJob
-from serin.training.memory import smaller_parts
-from serin.training.precision import Precision, candidates, choose_precision, refuse_precision
-from serin.training.schedule import learning_rate_at
-from serin.training.strategy import Weight, choose_strategy
+from serin.training.engine.evaluate import goodness
+from serin.training.engine.memory import smaller_parts
+from serin.training.engine.precision import Precision, candidates, choose_precision, refuse_precision
+from serin.training.engine.schedule import learning_rate_at
+from serin.training.launch.job import TrainingJob
+from serin.training.parallel.strategy import Weight, choose_strategy
 
 
 def test_the_learning_rate_warms_up_to_its_peak_and_falls_to_nearly_nothing() -> None:

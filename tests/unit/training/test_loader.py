@@ -8,9 +8,9 @@ import torch
 
 from serin.errors import BundleBroken
 from serin.formats.shards import SplitArrays
-from serin.training.loader import Loader
-from serin.training.stream import BLOCK_ROWS, StreamLoader
-from serin.training.tables import MappedTable, ResidentTable, open_table
+from serin.training.data.loader import Loader
+from serin.training.data.stream import BLOCK_ROWS, StreamLoader
+from serin.training.data.tables import MappedTable, ResidentTable, open_table
 
 CPU = torch.device("cpu")
 ROWS = 1003

@@ -14,8 +14,8 @@ from serin.errors import Preempted, TrainingRefused
 from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training import start
-from serin.training.updates import Updates
+from serin.training.engine import autotune
+from serin.training.engine.optimizer import Updates
 from tests.fakes.datasets import make_dataset
 from tests.unit.training.runs import ALONE, assert_same_bits, train_here
 
@@ -38,7 +38,7 @@ def test_the_batch_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest
     assert chosen["batch_rows"] in (256, 512)
     assert chosen["batch_reason"].startswith("rows/s by rows per step: 256: ")
     assert chosen["learning_rate"] == training.learning_rate
-    monkeypatch.setattr(start, "measure_batch_rows", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(autotune, "measure_batch_rows", lambda *_: pytest.fail("measured again"))
     train_here(SMALL, training, dataset, tmp_path / "run")
     assert choices(tmp_path / "run") == chosen
     monkeypatch.undo()

@@ -16,7 +16,7 @@ from serin.formats.weights import read_weights
 from serin.models.stages import assign_stages
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.training.job import TrainingJob
+from serin.training.launch.job import TrainingJob
 from tests.fakes.datasets import make_dataset
 from tests.unit.training.ranks import run_ranks, train_rank, train_several
 

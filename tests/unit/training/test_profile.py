@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training import worker
-from serin.training.job import TrainingJob
-from serin.training.progress import Follower
-from serin.training.world import World
+from serin.training.engine import worker
+from serin.training.launch.job import TrainingJob
+from serin.training.launch.progress import Follower
+from serin.training.parallel.ranks import World
 from tests.fakes.datasets import make_dataset
 
 

@@ -18,9 +18,9 @@ import pytest
 
 from serin.errors import Preempted, SpecError, WorkerFailed
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training import launch
-from serin.training.checkpoint import Checkpoints
-from serin.training.machines import Machines
+from serin.training.launch import launcher
+from serin.training.launch.machines import Machines
+from serin.training.results.checkpoint import Checkpoints
 from tests.fakes.datasets import make_dataset
 from tests.signals import hit
 from tests.unit.training.ranks import NOT_WRITABLE, run_ranks, train_rank, train_with_small_files
@@ -92,11 +92,11 @@ def test_one_process_that_was_told_to_stop_and_then_killed_ends_with_the_same_we
         epochs=8, batch_rows=50, learning_rate=3e-3, precision="fp32", checkpoint_every_steps=20
     )
     with pytest.raises(Preempted) as stopped, at_the_next_checkpoint(folder, ask_this_process_to_stop):
-        launch.train(MODEL, training, dataset, folder=folder)
+        launcher.train(MODEL, training, dataset, folder=folder)
     request.getfixturevalue("warm")  # the first was started as every worker is
     with pytest.raises(WorkerFailed, match="SIGKILL"), at_the_next_checkpoint(folder, hit):
-        launch.train(MODEL, training, dataset, folder=folder)
-    launch.train(MODEL, training, dataset, folder=folder)
+        launcher.train(MODEL, training, dataset, folder=folder)
+    launcher.train(MODEL, training, dataset, folder=folder)
     train_here(MODEL, seldom_saved(training), dataset, reference)
 
     resumed_at = [record["step"] for record in records(folder, "started")]
@@ -137,7 +137,7 @@ def test_two_processes_without_enough_memory_are_started_again_with_smaller_part
     said: list[str] = []
     hungry = {"precision": "fp32", "epochs": 2, "batch_rows": 100, "processes": 2}
     model = ModelSpec(module=f"{tmp_path / 'net.py'}:Net", options={"limit": 25})
-    launch.train(model, TrainingSpec(**hungry), dataset, folder=folder, say=said.append)
+    launcher.train(model, TrainingSpec(**hungry), dataset, folder=folder, say=said.append)
     frugal = job_of(model, TrainingSpec(**hungry, accumulate=2), dataset).model_dump_json()
     assert run_ranks(2, train_rank, frugal, reference, None) == [0, 0]
     assert any("out of memory: 25 rows at a time from now on, still 100 in a step" in line for line in said)
@@ -165,7 +165,7 @@ def test_two_machines_meet_and_end_with_the_same_weights_when_one_loses_its_work
 
         def launcher() -> None:
             try:
-                ended.append(launch.train(MODEL, training, dataset, folder=folder, machines=machines))
+                ended.append(launcher.train(MODEL, training, dataset, folder=folder, machines=machines))
             except WorkerFailed as error:
                 ended.append(error)
 

@@ -13,15 +13,15 @@ from serin.formats.trained import read_record
 from serin.models.build import load_model
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.training import launch
-from serin.training.own_script import this_run
+from serin.training.foreign.own_script import this_run
+from serin.training.launch import launcher
 from tests.fakes.datasets import make_dataset
 
 # A linear model by least squares, written as ONNX without any framework: starts in a second.
 FIT = """
 import numpy as np, onnx
 from onnx import helper, numpy_helper, TensorProto
-from serin.training.own_script import this_run
+from serin.training.foreign.own_script import this_run
 run = this_run()
 train = run.split("train")
 weights, *_ = np.linalg.lstsq(train.num, train.target - 0.5, rcond=None)
@@ -62,7 +62,7 @@ def test_a_script_that_leaves_no_model_is_told_what_is_missing(
     tmp_path: Path, dataset: Dataset, text: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        launch.train(script(tmp_path / "own", text), TrainingSpec(), dataset, folder=tmp_path / "run")
+        launcher.train(script(tmp_path / "own", text), TrainingSpec(), dataset, folder=tmp_path / "run")
     assert not (tmp_path / "run" / "result").exists()
 
 
@@ -98,12 +98,12 @@ def test_a_script_is_stopped_killed_and_taken_up_again_with_what_it_saved(
             stop.set()
 
     with pytest.raises(Preempted):
-        launch.train(model, training, dataset, folder=folder, stop=stop, say=stop_when_ready)
+        launcher.train(model, training, dataset, folder=folder, stop=stop, say=stop_when_ready)
     with pytest.raises(WorkerFailed, match="SIGKILL"):
-        launch.train(model, training, dataset, folder=folder)
+        launcher.train(model, training, dataset, folder=folder)
     with pytest.raises(Preempted):
-        launch.train(model, training, dataset, folder=folder)
-    checkpoint = launch.train(model, training, dataset, folder=folder)
+        launcher.train(model, training, dataset, folder=folder)
+    checkpoint = launcher.train(model, training, dataset, folder=folder)
 
     assert checkpoint.metrics["mine"] == 3
     assert checkpoint.metrics["test_auc"] > 0.6
@@ -137,7 +137,7 @@ def test_weights_with_a_factory_become_what_a_module_would_have_left(
         "        return self.layers(num)\n"
     )
 
-    checkpoint = launch.train(model, TrainingSpec(), dataset, folder=tmp_path / "run")
+    checkpoint = launcher.train(model, TrainingSpec(), dataset, folder=tmp_path / "run")
 
     network = load_model(Path(checkpoint.path))
     assert read_record(checkpoint.path).model.kind == "module"
@@ -159,7 +159,7 @@ def test_several_processes_are_ranks_of_torchrun_and_75_means_run_again(
     )
 
     with pytest.raises(Preempted):
-        launch.train(model, TrainingSpec(processes=2), dataset, folder=tmp_path / "run")
+        launcher.train(model, TrainingSpec(processes=2), dataset, folder=tmp_path / "run")
 
     seen = {file.name for file in (tmp_path / "run" / "checkpoints").iterdir()}
     assert seen  # the first to end may take the other one with it
@@ -167,14 +167,14 @@ def test_several_processes_are_ranks_of_torchrun_and_75_means_run_again(
 
 
 def test_an_onnx_file_is_measured_and_taken_as_it_is(tmp_path: Path, dataset: Dataset) -> None:
-    fitted = launch.train(
+    fitted = launcher.train(
         script(tmp_path / "own", "leave()"), TrainingSpec(), dataset, folder=tmp_path / "run"
     )
     file = tmp_path / "run" / "output" / "model.onnx"
 
-    taken = launch.train(ModelSpec(onnx=str(file)), TrainingSpec(), dataset, folder=tmp_path / "taken")
+    taken = launcher.train(ModelSpec(onnx=str(file)), TrainingSpec(), dataset, folder=tmp_path / "taken")
     with pytest.raises(TrainingRefused, match="there is no such file"):
-        launch.train(ModelSpec(onnx=str(file) + "x"), TrainingSpec(), dataset, folder=tmp_path / "none")
+        launcher.train(ModelSpec(onnx=str(file) + "x"), TrainingSpec(), dataset, folder=tmp_path / "none")
 
     assert taken.metrics == fitted.metrics
 
@@ -188,4 +188,4 @@ def test_a_script_started_by_hand_says_how_it_is_started(monkeypatch: pytest.Mon
 
 def test_a_script_that_is_not_there_is_refused(tmp_path: Path, dataset: Dataset) -> None:
     with pytest.raises(TrainingRefused, match="no file"):
-        launch.train(ModelSpec(script="nowhere.py"), TrainingSpec(), dataset, folder=tmp_path / "run")
+        launcher.train(ModelSpec(script="nowhere.py"), TrainingSpec(), dataset, folder=tmp_path / "run")

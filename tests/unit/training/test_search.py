@@ -18,10 +18,10 @@ from serin.spec.load import load_spec, read_yaml
 from serin.spec.search import RangeSpec, SearchSpec, fold_splits
 from serin.spec.split import SplitSpec
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training.chosen_spec import write_chosen
 from serin.training.search import search
-from serin.training.study import Study
-from serin.training.trials import share_devices
+from serin.training.search.chosen_spec import write_chosen
+from serin.training.search.study import Study
+from serin.training.search.trials import share_devices
 from tests.fakes.datasets import make_dataset
 from tests.unit.training.warm import WarmProcess, warm  # noqa: F401 (a fixture)
 
@@ -63,7 +63,7 @@ from pathlib import Path
 from serin.store.artifacts import Dataset
 from serin.spec.search import RangeSpec, SearchSpec
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training.search import search
+from serin.training.search.search import search
 folder = Path(sys.argv[1])
 search(ModelSpec(hidden=(8,)), TrainingSpec(epochs=4000, batch_rows=500, checkpoint_every_steps=20),
        SearchSpec(space={"training.learning_rate": RangeSpec(log=(1e-3, 1e-2))}, trials=1, pruner="none"),
@@ -162,7 +162,7 @@ def test_a_search_ends_when_its_code_changes(tmp_path: Path, monkeypatch: pytest
         script.write_text("import sys, os\n")
         raise LossNotFinite(step=1, value=0.0, folder=folder)
 
-    monkeypatch.setattr("serin.training.trials.train", edit_and_diverge)
+    monkeypatch.setattr("serin.training.search.trials.train", edit_and_diverge)
     dataset = make_dataset(tmp_path / "data", rows=SMALL)
     spec = SearchSpec(space=SPACE, trials=4)
     with pytest.raises(CodeChanged, match="run it again"):

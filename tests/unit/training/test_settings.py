@@ -17,14 +17,16 @@ from serin.models.build import build_model, load_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.training import checkpoint, launch, prepare, start, worker
-from serin.training.checkpoint import Checkpoints
-from serin.training.class_weights import class_weights
-from serin.training.job import TrainingJob
-from serin.training.losses import loss_of
-from serin.training.schedule import epochs_since_best, learning_rate_at
-from serin.training.updates import by_row_pays
-from serin.training.world import World
+from serin.training.data.class_weights import class_weights
+from serin.training.engine import autotune, step_autotune, worker
+from serin.training.engine.optimizer import by_row_pays
+from serin.training.engine.schedule import epochs_since_best, learning_rate_at
+from serin.training.launch import launcher
+from serin.training.launch.job import TrainingJob
+from serin.training.parallel.losses import loss_of
+from serin.training.parallel.ranks import World
+from serin.training.results import checkpoint
+from serin.training.results.checkpoint import Checkpoints
 from tests.fakes.datasets import make_dataset
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
@@ -117,7 +119,7 @@ def test_every_network_learns_and_is_read_back(tmp_path: Path, dataset: Dataset,
 
 
 def test_rows_that_a_step_did_not_use_are_not_touched() -> None:
-    from serin.training.updates import Updates
+    from serin.training.engine.optimizer import Updates
 
     network = build_model(SMALL, TableShape(numeric=1, sizes=(5, 7), outputs=1))
     updates = Updates(network, TrainingSpec(), ALONE, by_row=True)
@@ -191,7 +193,7 @@ def test_a_network_that_raises_in_the_middle_is_refused_and_not_tried_again(
     with pytest.raises(
         TrainingRefused, match="Late raises ValueError: cannot cope with these rows"
     ) as refused:
-        launch.train(own(tmp_path, "Late"), TrainingSpec(epochs=1), dataset, folder=tmp_path / "run")
+        launcher.train(own(tmp_path, "Late"), TrainingSpec(epochs=1), dataset, folder=tmp_path / "run")
     assert not refused.value.retryable
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from serin.errors import Preempted
 from serin.spec.stages import TrainingSpec
-from serin.training import loop
-from serin.training.learner import Learner
-from serin.training.loader import Loader
-from serin.training.prepare import Ready, ready_step
-from serin.training.stretch import Stretch
+from serin.training.data.loader import Loader
+from serin.training.engine import loop
+from serin.training.engine.cuda_graphs import Stretch
+from serin.training.engine.learner import Learner
+from serin.training.engine.step_autotune import Ready, ready_step
 from tests.fakes.datasets import make_dataset
 from tests.unit.training.runs import MODEL, records, train_here
 from tests.unit.training.test_loader import loader

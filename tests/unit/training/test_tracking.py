@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training.job import TrainingJob
-from serin.training.launch import train
-from serin.training.tracking import tracked
+from serin.training.launch.job import TrainingJob
+from serin.training.launch.launcher import train
+from serin.training.launch.tracking import tracked
 from tests.fakes.datasets import make_dataset
 
 MODEL = ModelSpec(hidden=(8,))

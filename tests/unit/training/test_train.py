@@ -14,9 +14,10 @@ import torch
 from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
 from serin.models.build import load_model
 from serin.spec.stages import TrainingSpec
-from serin.training import launch, worker
-from serin.training.files import only_one
-from serin.training.status import Status
+from serin.training.engine import worker
+from serin.training.launch import launcher
+from serin.training.launch.run_lock import only_one
+from serin.training.launch.status import Status
 from tests.fakes.datasets import make_dataset
 from tests.unit.training.runs import ALONE, MODEL, is_alive, job_of, made, records, train_here
 
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 
 LEASHED = """
 import os, sys
-from serin.training.lifeline import die_with_parent
+from serin.machine.parent_death import die_with_parent
 die_with_parent(os.getppid())
 print(os.getpid(), flush=True)
 sys.stdin.read()
@@ -53,10 +54,10 @@ def test_a_process_on_the_leash_dies_with_its_parent() -> None:
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     dataset, training = make_dataset(tmp_path / "dataset"), TrainingSpec(epochs=1)
     folder = tmp_path / "run"
-    launch._begin(job_of(MODEL, training, dataset), made(folder))
+    launcher._begin(job_of(MODEL, training, dataset), made(folder))
     worker.train(job_of(MODEL, training, dataset), folder, ALONE, lambda: False)
     said: list[str] = []
-    checkpoint = launch.train(MODEL, training, dataset, folder=folder, say=said.append)
+    checkpoint = launcher.train(MODEL, training, dataset, folder=folder, say=said.append)
     assert said == [f"already trained: {folder / 'result'}"]
     assert set(checkpoint.metrics) == {"valid_auc", "valid_logloss", "test_auc", "test_logloss"}
 
@@ -108,16 +109,16 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(tmp_path: Pat
 def test_how_the_processes_ended_becomes_an_error(
     status: Status | None, stop_asked: bool, error: type[Exception], tmp_path: Path
 ) -> None:
-    end = launch._End(status=status, exit_code=1, stop_asked=stop_asked, log=tmp_path / "log")
+    end = launcher._End(status=status, exit_code=1, stop_asked=stop_asked, log=tmp_path / "log")
     with pytest.raises(error):
-        launch._outcome(tmp_path, end)
+        launcher._outcome(tmp_path, end)
 
 
 def test_a_folder_with_another_training_is_refused_with_what_differs(tmp_path: Path) -> None:
     dataset, folder = make_dataset(tmp_path / "dataset"), made(tmp_path / "run")
-    launch._begin(job_of(MODEL, TrainingSpec(), dataset), folder)
+    launcher._begin(job_of(MODEL, TrainingSpec(), dataset), folder)
     with pytest.raises(TrainingRefused, match="seed: 0 -> 1"):
-        launch.train(MODEL, TrainingSpec(seed=1), dataset, folder=folder)
+        launcher.train(MODEL, TrainingSpec(seed=1), dataset, folder=folder)
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
@@ -126,12 +127,12 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         only_one(folder / "launch.lock", wait_s=0),
         pytest.raises(TrainingRefused, match="another process is training"),
     ):
-        launch.train(MODEL, TrainingSpec(), make_dataset(tmp_path / "dataset"), folder=folder)
+        launcher.train(MODEL, TrainingSpec(), make_dataset(tmp_path / "dataset"), folder=folder)
 
 
 def test_more_processes_than_leased_gpus_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingRefused, match="one GPU each, but 1 leased: GPU-a"):
-        launch.train(
+        launcher.train(
             MODEL,
             TrainingSpec(processes=2),
             make_dataset(tmp_path / "dataset"),

@@ -14,8 +14,9 @@ from serin.formats.trained import read_trained
 from serin.models.trees import margins, read_booster
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.training import launch, trees
-from serin.training.job import TrainingJob
+from serin.training.engine import trees
+from serin.training.launch import launcher
+from serin.training.launch.job import TrainingJob
 from tests.fakes.datasets import SIZES, make_dataset
 from tests.signals import hit
 from tests.unit.training.runs import at_the_next_checkpoint, records
@@ -88,10 +89,10 @@ def test_a_killed_training_goes_on_before_a_damaged_checkpoint_and_ends_with_the
     many = PLAIN.model_copy(update={"rounds": 200})  # so that it is not done before it can be killed
 
     with pytest.raises(WorkerFailed, match="SIGKILL"), at_the_next_checkpoint(folder, hit):
-        launch.train(many, training, dataset, folder=folder)
+        launcher.train(many, training, dataset, folder=folder)
     newest = max((folder / "checkpoints").glob("step-*/COMPLETE")).parent  # not one it died in the middle of
     (newest / "trees.ubj").write_bytes((newest / "trees.ubj").read_bytes()[:-7])
-    checkpoint = launch.train(many, training, dataset, folder=folder)
+    checkpoint = launcher.train(many, training, dataset, folder=folder)
     trees.train(job_for(many, dataset), reference, never)
 
     assert any("going back to the one before" in record["text"] for record in records(folder, "note"))
@@ -111,7 +112,7 @@ def test_the_metrics_are_those_of_the_trees_that_were_written(tmp_path: Path, ta
     record, content = read_trained(folder / "result")
     test = read_split(dataset.path, "test").whole()
     found = margins(read_booster(content), test.num, test.cat, SIZES)
-    metrics = launch._checkpoint(folder).metrics
+    metrics = launcher._checkpoint(folder).metrics
     assert record.task == task
     match task:
         case "binary":
@@ -128,7 +129,7 @@ def test_it_stops_when_the_valid_rows_no_longer_gain_and_keeps_the_best_round(tm
 
     status = trees.train(job_for(ModelSpec(kind="xgboost", rounds=400), dataset, patience=5), folder, never)
 
-    best = launch._checkpoint(folder).step
+    best = launcher._checkpoint(folder).step
     assert best + 5 == status.step < 400
     assert read_booster(trees_of(folder)).num_boosted_rounds() == best
 
@@ -154,7 +155,7 @@ def test_rows_that_xgboost_cannot_take_are_refused_with_its_words(tmp_path: Path
     assert "XGBoost: " in status.reason
     assert "inf" in status.reason
     with pytest.raises(TrainingRefused, match="all cores in one process"):
-        launch.train(PLAIN, TrainingSpec(processes=2), dataset, folder=tmp_path / "two")
+        launcher.train(PLAIN, TrainingSpec(processes=2), dataset, folder=tmp_path / "two")
 
 
 def test_without_xgboost_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import pytest
 
-from serin.training import processes
+from serin.training.launch import processes
 from tests.unit.training.ranks import SLOW_TO_LOAD
 
 

@@ -1,0 +1,264 @@
+"""What a run decides when it begins, from the spec, the hardware and short measurements; kept when it is resumed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import torch
+from torch import nn
+
+from serin.errors import TrainingRefused
+from serin.machine.durable import write_whole
+from serin.models.stages import stages_of
+from serin.models.table import Divisible
+from serin.spec.stages import TrainingSpec
+from serin.training.data.tables import Batch, MappedTable, ResidentTable
+from serin.training.engine.batch_size import (
+    candidate_batch_rows,
+    choose_threads,
+    measure_batch_rows,
+    scaled_rate,
+)
+from serin.training.engine.learner import Learner
+from serin.training.engine.memory import StartAgain, batch_limit, limit_batch
+from serin.training.engine.optimizer import by_row_pays, category_tables
+from serin.training.engine.precision import candidates, refuse_precision
+from serin.training.engine.step import CapturedStep, seconds_per_step
+from serin.training.engine.step_autotune import undone
+from serin.training.launch.job import Choices, TrainingJob, choices_file
+from serin.training.parallel.pipeline import unowned_weights
+from serin.training.parallel.ranks import World
+from serin.training.parallel.strategy import Strategy, Weight, choose_strategy
+
+_OPTIMIZER_NUMBERS = {"adamw": 2, "sgd": 1, "adagrad": 1}  # beside each weight and its gradient
+_LEAST_PARTS_PER_RANK = 2  # of a pipeline: fewer, and most ranks wait most of the time
+_MEASURED_S = 0.1
+
+
+def read_choices(folder: Path) -> Choices | None:
+    file = choices_file(folder)
+    return Choices.model_validate_json(file.read_bytes()) if file.exists() else None
+
+
+def first_choices(
+    job: TrainingJob, folder: Path, world: World, network: nn.Module, rows: int, kept: Choices | None
+) -> Choices:
+    """How the network is shared out, and the candidates' largest batch: enough to build a learner. `kept`: what an
+    earlier attempt chose, which stays, as far as this hardware allows."""
+    training, device = job.training, _device(world)
+    refused = refuse_precision(training.precision, world.device)
+    if refused:
+        raise TrainingRefused(folder=folder, reason=refused)
+    by_row = kept.by_row if kept else _by_row(training, network, _largest(job, world, rows))
+    try:
+        strategy, why = _strategy(training, network, world, by_row=by_row, kept=kept)
+    except ValueError as error:
+        raise TrainingRefused(folder=folder, reason=str(error)) from error
+    shares = world.size if strategy in ("ddp", "fsdp") else 1
+    if kept:
+        where: dict[str, object] = {"strategy": strategy, "strategy_reason": why, "ranks": world.size}
+        if strategy == "pipeline" and kept.parts < world.size:  # was none before
+            where["parts"] = _parts(training, strategy, kept.batch_rows, world, folder)
+        return _taken_up(kept, training, world, folder, shares).model_copy(update=where)
+    sizes = _sizes(job, world, rows, shares, folder)
+    if not sizes:
+        reason = f"{rows} training rows do not fill {shares} process(es)"
+        raise TrainingRefused(folder=folder, reason=reason)
+    return Choices(
+        batch_rows=sizes[-1],
+        steps_per_epoch=rows // sizes[-1],
+        precision=_precision(training, world),
+        precision_reason="" if training.precision == "auto" else "asked for",
+        threads=threads_for(network, sizes[-1] // shares, world),
+        device=device,
+        torch=torch.__version__,
+        ranks=world.size,
+        strategy=strategy,
+        strategy_reason=why,
+        by_row=by_row,
+        parts=_parts(training, strategy, sizes[-1], world, folder),
+    )
+
+
+def _taken_up(kept: Choices, training: TrainingSpec, world: World, folder: Path, shares: int) -> Choices:
+    """The choices of an earlier attempt, here. The rows per step stay, whoever shares them now."""
+    if kept.batch_rows % shares:
+        counts = [count for count in range(1, 65) if kept.batch_rows % count == 0]
+        reason = (
+            f"the run has {kept.batch_rows} rows per step, which do not divide over {world.size} processes; "
+            f"these do: {', '.join(map(str, counts))}"
+        )
+        raise TrainingRefused(folder=folder, reason=reason)
+    if kept.device == _device(world):
+        return kept
+    fresh = {"device": _device(world), "precision": _precision(training, world), "step": "auto"}
+    return kept.model_copy(update=fresh)  # what was measured there says nothing here
+
+
+def final_choices(
+    job: TrainingJob,
+    folder: Path,
+    choices: Choices,
+    learner: Learner,
+    table: ResidentTable | MappedTable,
+    products: Callable[[int], int],
+) -> Choices:
+    """With the batch measured, and what follows from it. The first rank writes it down."""
+    world, training = learner.world, job.training
+    shares = learner.spread.rows.size
+    sizes = _sizes(job, world, table.rows, shares, folder)
+    cores = _cores(world)
+    with undone(learner):
+        batch_rows, why = measure_batch_rows(
+            sizes, lambda size: _seconds(learner, table, size, folder, cores, products)
+        )
+    rate = scaled_rate(
+        training.learning_rate, batch_rows, optimizer=training.optimizer, chosen=training.batch_rows == "auto"
+    )
+    made = choices.model_copy(
+        update={
+            "batch_rows": batch_rows,
+            "batch_reason": why if training.batch_rows == "auto" else "asked for",
+            "steps_per_epoch": table.rows // batch_rows,
+            "learning_rate": rate,
+            "threads": choose_threads(products(batch_rows // shares), cores=cores),
+            "parts": _parts(training, choices.strategy, batch_rows, world, folder),
+        }
+    )
+    if world.first:
+        write_choices(folder, made)
+    return made
+
+
+def write_choices(folder: Path, choices: Choices) -> None:
+    write_whole(choices_file(folder), choices.model_dump_json(indent=1) + "\n")
+
+
+def products_of(network: nn.Module) -> Callable[[int], int]:
+    """Multiplications of a step of so many rows, roughly: forward and twice that backward."""
+    linear = sum(layer.weight.numel() for layer in network.modules() if isinstance(layer, nn.Linear))
+    return lambda rows: 3 * rows * linear
+
+
+def threads_for(network: nn.Module, rows: int, world: World) -> int:
+    return choose_threads(products_of(network)(rows), cores=_cores(world))
+
+
+def _seconds(
+    learner: Learner,
+    table: ResidentTable | MappedTable,
+    size: int,
+    folder: Path,
+    cores: int,
+    products: Callable[[int], int],
+) -> float | None:
+    """Per step of `size` rows over all ranks; None when it does not fit. With several ranks that ends the attempt:
+    the others may be waiting for this one in the middle of a step."""
+    world, rows = learner.world, size // learner.spread.rows.size
+    torch.set_num_threads(choose_threads(products(rows), cores=cores))
+    try:
+        batch = table.slice(0, rows)
+        run = _captured(learner, batch) if world.device.type == "cuda" and learner.may_capture else None
+        return seconds_per_step(lambda: (run or learner.step)(batch), world, within_s=_MEASURED_S)
+    except torch.OutOfMemoryError as error:
+        learner.updates.clear()
+        if world.size > 1:
+            limit_batch(folder, size)
+            raise StartAgain(
+                f"out of memory with {size:,} rows per step: smaller ones from now on"
+            ) from error
+        torch.cuda.empty_cache()
+        return None
+
+
+def _captured(learner: Learner, batch: Batch) -> CapturedStep | None:
+    """None when a graph cannot hold it; ready_step() then says why."""
+    try:
+        return CapturedStep(learner.step, batch)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        torch.cuda.synchronize(learner.world.device)
+        torch.cuda.empty_cache()
+        return None
+
+
+def _sizes(job: TrainingJob, world: World, rows: int, shares: int, folder: Path) -> list[int]:
+    return candidate_batch_rows(
+        job.training.batch_rows, rows=rows, ranks=shares, device=_device(world), limit=batch_limit(folder)
+    )
+
+
+def _largest(job: TrainingJob, world: World, rows: int) -> int:
+    sizes = candidate_batch_rows(job.training.batch_rows, rows=rows, ranks=world.size, device=_device(world))
+    return max(sizes, default=1)
+
+
+def _precision(training: TrainingSpec, world: World) -> Literal["auto", "fp32", "tf32", "bf16", "fp16"]:
+    """Auto stays open only where there is something to measure."""
+    return (
+        "fp32" if training.precision == "auto" and len(candidates(world.device)) == 1 else training.precision
+    )
+
+
+def _parts(training: TrainingSpec, strategy: Strategy, batch_rows: int, world: World, folder: Path) -> int:
+    if strategy != "pipeline":
+        return training.accumulate
+    least = _LEAST_PARTS_PER_RANK * world.size
+    wanted = max(training.accumulate, world.size)
+    fitting = [parts for parts in range(wanted, batch_rows + 1) if batch_rows % parts == 0]
+    if not fitting:
+        reason = (
+            f"{batch_rows} rows per step do not go through a pipeline of {world.size} in parts of equal size"
+        )
+        raise TrainingRefused(folder=folder, reason=reason)
+    return next((parts for parts in fitting if parts >= least), fitting[-1])
+
+
+def _strategy(
+    training: TrainingSpec, network: nn.Module, world: World, *, by_row: bool, kept: Choices | None
+) -> tuple[Strategy, str]:
+    if kept and training.strategy == "auto" and kept.ranks == world.size:
+        return kept.strategy, kept.strategy_reason
+    numbers = {name: weight.numel() for name, weight in network.named_parameters()}
+    each = 4 * (2 + _OPTIMIZER_NUMBERS[training.optimizer])
+    memory = psutil.virtual_memory().total // world.size
+    if world.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(world.device).total_memory
+    stages = stages_of(network)
+    if training.strategy == "pipeline" and stages and unowned_weights(network):
+        raise ValueError(
+            f"training.strategy=pipeline: {unowned_weights(network)[0]} lies in none of the stages"
+        )
+    weight = Weight(
+        state=each * sum(numbers.values()),
+        largest=4 * max(numbers.values(), default=0),
+        device=memory,
+        ranks=world.size,
+        cuts=isinstance(network, Divisible) and bool(network.cuts(world.size)),
+        stages=0 if unowned_weights(network) else len(stages),
+    )
+    return choose_strategy(training.strategy, weight, by_row=by_row)
+
+
+def _by_row(training: TrainingSpec, network: nn.Module, batch_rows: int) -> bool:
+    """Are the category tables large enough to be updated row by row? Only where every rank has whole ones."""
+    if training.strategy not in ("auto", "ddp"):
+        return False
+    if training.embedding_updates != "auto":
+        return training.embedding_updates == "rows"
+    return any(
+        by_row_pays(len(table.weight), batch_rows * len(table.offsets)) for table in category_tables(network)
+    )
+
+
+def _cores(world: World) -> int:
+    return max(1, len(os.sched_getaffinity(0)) // world.local_size)
+
+
+def _device(world: World) -> Literal["cpu", "cuda"]:
+    return "cuda" if world.device.type == "cuda" else "cpu"

@@ -1,0 +1,36 @@
+"""Stretches of steps between which the host has nothing to do, in one launch each. Where steps are short, it is the
+launches that take the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from serin.training.data.loader import Loader
+
+_RATES = 1024  # brought to the device at a time
+
+
+class Many(Protocol):
+    count: int
+
+    def __call__(self, rows: Tensor, rates: Tensor) -> Tensor: ...
+
+
+class Stretch:
+    def __init__(self, many: Many, loader: Loader, device: torch.device) -> None:
+        self._many, self._loader, self._device = many, loader, device
+        self.count = many.count
+        self._first, self._rates = 0, torch.empty(0)
+
+    def run(self, step: int, rate_at: Callable[[int], float]) -> Tensor:
+        """The losses of the `count` steps from `step` on, which lie in one epoch."""
+        at = step - self._first
+        if at < 0 or at + self.count > len(self._rates):
+            ahead = min(_RATES, self._loader.steps_per_epoch - step % self._loader.steps_per_epoch)
+            self._rates = torch.tensor([rate_at(step + number) for number in range(ahead)]).to(self._device)
+            self._first, at = step, 0
+        return self._many(self._loader.rows_of_many(step, self.count), self._rates[at : at + self.count])

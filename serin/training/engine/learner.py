@@ -1,0 +1,55 @@
+"""What learns on one rank, put together: the network shared out, its optimizer, the step, the state to be saved."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from serin.spec.stages import TrainingSpec
+from serin.training.engine.activation_checkpoint import recompute_parts
+from serin.training.engine.optimizer import Updates
+from serin.training.engine.precision import Precision, candidates
+from serin.training.engine.state import RunState
+from serin.training.engine.step import Step
+from serin.training.launch.job import Choices
+from serin.training.parallel.losses import Loss
+from serin.training.parallel.parallelize import Spread
+from serin.training.parallel.pipeline import Pipeline
+from serin.training.parallel.ranks import World
+
+
+class Learner:
+    """Made of a network on the host; afterwards it is on the ranks' devices, whole or in parts."""
+
+    def __init__(
+        self, network: nn.Module, training: TrainingSpec, choices: Choices, loss: Loss, world: World
+    ) -> None:
+        self.network, self.world, self.wanted_step = network, world, training.step
+        if training.gradient_checkpointing:
+            recompute_parts(network)
+        self.updates = Updates(network, training, world, by_row=choices.by_row, strategy=choices.strategy)
+        piped = choices.strategy == "pipeline" and world.size > 1
+        self.spread = Pipeline(network, world) if piped else Spread(network, choices.strategy, world)
+        self.updates.begin(network)
+        self.state = RunState(self.spread, self.updates, seed=training.seed)
+        precision = _first(world) if choices.precision == "auto" else choices.precision
+        self.step = Step(
+            self.spread, self.updates, loss, precision=precision, world=world, parts=choices.parts
+        )
+
+    @property
+    def may_capture(self) -> bool:
+        return self.wanted_step in ("auto", "captured") and not self.why_not_captured
+
+    @property
+    def why_not_captured(self) -> str:
+        """Reasons that need not be tried."""
+        if self.world.device.type != "cuda":
+            return "only a GPU can capture a step"
+        if self.world.size > 1 and self.spread.strategy != "ddp":
+            return f"a step of {self.spread.strategy} talks to other processes in the middle of its layers"
+        return ""
+
+
+def _first(world: World) -> Precision:
+    """Until it is measured: TF32 where there is such a thing, as most runs will have it in the end."""
+    return "tf32" if "tf32" in candidates(world.device) else "fp32"

@@ -1,0 +1,300 @@
+"""The training loop of one rank: steps, epochs, checkpoints; stops when asked to and goes on exactly where it stopped.
+
+The host waits for the device only when the ranks talk (about twice a second), at the end of an epoch and for a
+checkpoint; never in a plain step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from serin.errors import LossNotFinite, Preempted, TrainingRefused
+from serin.formats.schema import Task
+from serin.training.data.loader import Loader
+from serin.training.data.stream import StreamLoader
+from serin.training.data.tables import Batch, MappedTable, ResidentTable
+from serin.training.engine.autotune import write_choices
+from serin.training.engine.cuda_graphs import Stretch
+from serin.training.engine.evaluate import evaluate, goodness
+from serin.training.engine.learner import Learner
+from serin.training.engine.memory import StartAgain, smaller_parts
+from serin.training.engine.precision import matrix_products
+from serin.training.engine.profile import profiled
+from serin.training.engine.reporter import Reporter
+from serin.training.engine.schedule import epochs_since_best, learning_rate_at
+from serin.training.engine.step_autotune import Ready, ready_step
+from serin.training.launch.job import Choices, TrainingJob
+from serin.training.results.checkpoint import Checkpoints, EpochRecord, Position
+
+_TALK_EVERY_S = 0.5
+_SAVE_EVERY_S = 60.0  # when checkpoint_every_steps is auto; the end of an epoch is saved always
+_LONGEST_WINDOW = 1024  # steps between two talks
+_LOSS_UNIT = 2.0**-40
+
+
+class Loop:
+    def __init__(
+        self,
+        *,
+        job: TrainingJob,
+        choices: Choices,
+        task: Task,
+        targets: tuple[str, ...] = (),
+        learner: Learner,
+        loader: Loader | StreamLoader,
+        valid: ResidentTable | MappedTable | None,
+        folder: Path,
+        stop_asked: Callable[[], bool],
+    ) -> None:
+        self._training, self.choices, self._task, self._folder = job.training, choices, task, folder
+        self._targets = targets
+        self._profile = job.profile
+        self._loader, self._valid, self._stop_asked = loader, valid, stop_asked
+        self.learner, self._world = learner, learner.world
+        self._reporter = Reporter(folder, self._world, epochs=job.training.epochs)
+        self.checkpoints = Checkpoints(folder)
+        self.steps = choices.steps_per_epoch * job.training.epochs
+        self.position = Position(ranks=self._world.size)
+        self.first_step = self.step = 0
+        self.work_s = 0.0
+        self._run: Callable[[Tensor | Batch], Tensor] = learner.step
+        self._losses = torch.zeros(_LONGEST_WINDOW, device=self._world.device)  # since the last talk
+        self._filled = 0
+        self._talk_at = 1
+        self._saved_at = self._window_began = time.perf_counter()
+
+    def run(self) -> None:
+        """Until all epochs are done, or enough of them. Preempted when asked to stop, with everything saved."""
+        self.learner.state.begin()
+        ready = self._ready()
+        with matrix_products(ready.precision):
+            self._resume()
+            self._window_began = time.perf_counter()
+            self.step = self.first_step
+            if not self._enough():
+                ahead = self.steps - self.step
+                with profiled(self._profile, self._folder, self._world, ahead) as step_done:
+                    self._go(ready, step_done)
+        self.checkpoints.finish()
+
+    def load_best(self, step: int) -> None:
+        """The network as it was at the end of the best epoch."""
+        self.learner.state.load_weights(self.checkpoints.read(step))
+
+    def evaluate(self, table: ResidentTable | MappedTable) -> dict[str, float]:
+        """The metrics of a split with the weights as they are, the same on all ranks."""
+        spread = self.learner.spread
+        return self._world.share(evaluate(spread.scorer, table, self._task, spread.rows, self._targets))
+
+    @property
+    def data_wait_share(self) -> float:
+        return self._loader.wait_s / self.work_s if self.work_s else 0.0
+
+    def _go(self, ready: Ready, step_done: Callable[[], None]) -> None:
+        if ready.stretch is None or self._profile:
+            for rows in ready.feed(self.step, self.steps):
+                self._take_step(rows)
+                step_done()
+                if self._after(self.step):
+                    return
+            return
+        assert isinstance(self._loader, Loader)
+        while self.step < self.steps:
+            if self._undisturbed() >= ready.stretch.count:
+                self._take_steps(ready.stretch)
+            else:
+                self._take_step(self._loader.rows_of(self.step))
+            if self._after(self.step):
+                return
+
+    def _undisturbed(self) -> int:
+        """Steps until there is something else to do."""
+        due = [self._talk_at, (self.step // self.choices.steps_per_epoch + 1) * self.choices.steps_per_epoch]
+        every = self._training.checkpoint_every_steps
+        if every != "auto":
+            due.append((self.step // every + 1) * every)
+        return min(due) - self.step
+
+    def _ready(self) -> Ready:
+        """The step as it was chosen when the run began; chosen now when it begins."""
+        wanted, ready = self._training.step, None
+        while ready is None:
+            decided = self.choices.step != "auto"
+            kind = self.choices.step if decided else wanted
+            try:
+                ready = ready_step(self.learner, self._loader, kind, self.choices.precision)
+            except torch.OutOfMemoryError as error:  # while steps are timed
+                rows = self.choices.batch_rows // self.learner.spread.rows.size
+                self._take_smaller_parts(rows, error)
+        if decided and ready.kind != self.choices.step:
+            self._reporter.note(
+                f"the step is {ready.kind} now, no longer {self.choices.step}: {ready.reason}"
+            )
+        elif not decided and wanted not in ("auto", ready.kind):
+            self._reporter.note(f"the step is {ready.kind}: {ready.reason}")
+        if not decided:
+            self._choose(step=ready.kind, step_reason=ready.reason)
+        if self.choices.precision == "auto":
+            self._choose(precision=ready.precision, precision_reason=ready.precision_reason)
+        self._run = ready.run
+        return ready
+
+    def _choose(self, **changes: object) -> None:
+        self.choices = self.choices.model_copy(update=changes)
+        if self._world.first:
+            write_choices(self._folder, self.choices)
+
+    def _rate_at(self, step: int) -> float:
+        return learning_rate_at(
+            step,
+            steps=self.steps,
+            peak=self.choices.learning_rate or self._training.learning_rate,
+            schedule=self._training.schedule,
+            goodness=self._goodness(),
+        )
+
+    def _take_steps(self, stretch: Stretch) -> None:
+        losses = stretch.run(self.step, self._rate_at)
+        self._losses[self._filled : self._filled + stretch.count].copy_(losses)
+        self._filled += stretch.count
+        self.step += stretch.count
+
+    def _take_step(self, rows: Tensor | Batch) -> None:
+        self.learner.updates.set_rate(self._rate_at(self.step))
+        while True:
+            try:
+                self._losses[self._filled].copy_(self._run(rows))
+                self._filled += 1
+                self.step += 1
+                return
+            except torch.OutOfMemoryError as error:
+                self._take_smaller_parts(len(rows if isinstance(rows, Tensor) else rows.target), error)
+
+    def _take_smaller_parts(self, count: int, error: BaseException) -> None:
+        """The same step, of `count` rows here, in twice as many parts."""
+        step = self.learner.step
+        parts = smaller_parts(step.parts, count)
+        if parts is None:
+            reason = (
+                f"out of memory with {count // step.parts} rows at a time; training.gradient_checkpointing: true, "
+                "a smaller network or more GPUs (training.strategy) need less"
+            )
+            raise TrainingRefused(folder=self._folder, reason=reason) from error
+        still = f"still {self.choices.batch_rows:,} in a step"
+        text = f"out of memory: {count // parts:,} rows at a time from now on, {still}"
+        smaller = {"parts": parts, "step": "eager", "step_reason": "out of memory"}
+        if self._world.size > 1:
+            write_choices(
+                self._folder, self.choices.model_copy(update=smaller)
+            )  # whoever notices it, writes it
+            raise StartAgain(text) from error
+        step.parts = parts
+        self.learner.updates.clear()
+        self._run = step
+        if self._world.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._choose(**smaller)
+        self._reporter.note(text)
+
+    def _goodness(self) -> list[float]:
+        return [goodness(epoch.metrics) for epoch in self.position.epochs if epoch.metrics]
+
+    def _enough(self) -> bool:
+        """Has it waited long enough for a better epoch?"""
+        patience = self._training.patience
+        return patience is not None and epochs_since_best(self._goodness()) >= patience
+
+    def _after(self, step: int) -> bool:
+        """Talk, save, stop where it is due. True when there is no need to go on."""
+        every = self._training.checkpoint_every_steps
+        epoch_ends = step % self.choices.steps_per_epoch == 0
+        save_asked = every != "auto" and step % every == 0
+        alone_and_asked = self._world.size == 1 and self._stop_asked()  # with others it takes a talk to agree
+        if not (epoch_ends or save_asked or alone_and_asked or step >= self._talk_at):
+            return False
+        stop, save_due = self._talk(step)
+        if epoch_ends:
+            self._end_epoch(step)
+        elif stop or save_asked or save_due:
+            self._save(step)
+        enough = epoch_ends and self._enough()
+        if enough and step < self.steps:
+            self._reporter.note(
+                f"stopped after {len(self.position.epochs)} epochs: no better one in the last few"
+            )
+        if stop and step < self.steps and not enough:
+            self.checkpoints.finish()
+            raise Preempted(step=step, folder=self._folder)
+        self._window_began = time.perf_counter()
+        return enough
+
+    def _talk(self, step: int) -> tuple[bool, bool]:
+        """Look at the losses since the last talk, agree with the other ranks: (stop now?, save now?)."""
+        losses = self._world.mean(self._losses[: self._filled].tolist())  # each rank knows its own rows'
+        now = time.perf_counter()
+        self.work_s += now - self._window_began
+        for ago, loss in zip(range(len(losses) - 1, -1, -1), losses, strict=True):
+            if not math.isfinite(loss):
+                raise LossNotFinite(step=step - ago, value=str(loss), folder=self._folder / "checkpoints")
+        loss_sum = self.position.loss_sum + sum(int(loss / _LOSS_UNIT) for loss in losses)
+        self.position = self.position.model_copy(update={"loss_sum": loss_sum})
+        self._filled = 0
+        seconds_per_step = (now - self._window_began) / len(losses)
+        ahead = min(_LONGEST_WINDOW, max(1, int(_TALK_EVERY_S / max(seconds_per_step, 1e-6))))
+        auto_save = self._training.checkpoint_every_steps == "auto" and now - self._saved_at > _SAVE_EVERY_S
+        asked = [self._stop_asked(), auto_save and self._world.first, ahead * self._world.first]
+        stop, save_due, ahead = self._world.agree([int(value) for value in asked])
+        self._talk_at = step + ahead
+        self._reporter.steps(step, self.steps, losses, now - self._window_began, self.choices)
+        return bool(stop), bool(save_due)
+
+    def _end_epoch(self, step: int) -> None:
+        per_epoch = self.choices.steps_per_epoch
+        self.learner.state.bring_buffers_together()
+        found = self._measure(step)
+        loss = self.position.loss_sum * _LOSS_UNIT / per_epoch
+        record = EpochRecord(epoch=step // per_epoch, step=step, loss=loss, metrics=found)
+        before = next((past for past in self.position.epochs if past.step == self.position.best_step), None)
+        best = before is None or not found or goodness(found) > goodness(before.metrics)
+        self.position = self.position.model_copy(
+            update={
+                "loss_sum": 0,
+                "epochs": (*self.position.epochs, record),
+                "best_step": step if best else self.position.best_step,
+            }
+        )
+        self._reporter.epoch(record, best=best)
+        self._save(step)
+
+    def _measure(self, step: int) -> dict[str, float]:
+        try:
+            return {} if self._valid is None else self.evaluate(self._valid)
+        except FloatingPointError as error:
+            raise LossNotFinite(step=step, value="nan", folder=self._folder / "checkpoints") from error
+
+    def _save(self, step: int) -> None:
+        self.position = self.position.model_copy(update={"step": step, "ranks": self._world.size})
+        self._saved_at = time.perf_counter()
+        copies = self.learner.state.collect()
+        if self._world.first:
+            self.checkpoints.save(self.position, copies, lambda: self._reporter.checkpoint(step))
+
+    def _resume(self) -> None:
+        saved = self.checkpoints.newest(self._reporter.note)
+        self._world.wait_for_all()  # nobody may tidy up while another still reads
+        if self._world.first:
+            self.checkpoints.clear_scratch()
+        if saved is not None:
+            self.position, self.first_step = saved.position, saved.position.step
+            if not self.learner.state.restore(saved):
+                self._reporter.note(
+                    "resumed on other hardware: the run goes on, but not bit for bit as it would have"
+                )
+        self._talk_at = self.first_step + 1
+        self._reporter.started(self.first_step, self._loader.rows, self.choices)

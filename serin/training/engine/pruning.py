@@ -1,0 +1,74 @@
+"""Takes whole hidden units out of a trained network, the weakest first: a smaller network, not one with zeros in it.
+
+`python -m serin.training.engine.pruning FOLDER PARENT_PID`, started by the launcher when a training with `training.prune` is
+done. Leaves `pruned/start/` with the cut weights; they are then trained on as a run of its own in `pruned/`.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from serin.formats.weights import read_weights, write_weights
+from serin.machine.durable import sync
+from serin.machine.parent_death import die_with_parent
+from serin.spec.stages import ModelSpec
+from serin.training.launch.job import TrainingJob, training_file
+from serin.training.launch.pruned import start_folder
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    die_with_parent(int(sys.argv[2]))
+    job = TrainingJob.model_validate_json(training_file(folder).read_bytes())
+    assert job.training.prune is not None
+    trained = read_weights(folder / "result")
+    model, state = prune(trained.model.model, trained.state, job.training.prune.share)
+    record = trained.model.model_copy(update={"model": model}).model_dump(exclude={"weights_sha256"})
+    place = start_folder(folder)
+    scratch = place.with_name(".start")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    write_weights(scratch, state, record)
+    scratch.rename(place)
+    sync(place.parent)
+
+
+def prune(model: ModelSpec, state: Mapping[str, Tensor], share: float) -> tuple[ModelSpec, dict[str, Tensor]]:
+    """`state` without `share` of the units of each hidden layer, and the model it now belongs to.
+
+    A unit counts as much as the weights into it times those out of it: what one of them lacks the other cannot make
+    up for. Of mlp and dcn; what is beside their hidden layers stays as it is.
+    """
+    cut = {name: tensor.clone() for name, tensor in state.items()}
+    layers = [name.removesuffix(".weight") for name in state if _is_hidden(name)]
+    layers.sort(key=lambda name: int(name.rpartition(".")[2]))
+    hidden = []
+    for position, layer in enumerate(layers):
+        after = layers[position + 1] if position + 1 < len(layers) else "head"
+        units = len(cut[f"{layer}.bias"])
+        beside = cut[f"{after}.weight"].shape[1] - units  # a dcn's head sees its crosses first
+        out = cut[f"{after}.weight"][:, beside:]
+        weight = cut[f"{layer}.weight"].norm(dim=1) * out.norm(dim=0)
+        keep = max(1, math.ceil(units * (1 - share)))
+        kept = torch.sort(torch.topk(weight, keep).indices).values
+        cut[f"{layer}.weight"] = cut[f"{layer}.weight"][kept]
+        cut[f"{layer}.bias"] = cut[f"{layer}.bias"][kept]
+        columns = torch.cat([torch.arange(beside), beside + kept])
+        cut[f"{after}.weight"] = cut[f"{after}.weight"][:, columns]
+        hidden.append(keep)
+    return model.model_copy(update={"hidden": tuple(hidden)}), cut
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith("layers.") and name.endswith(".weight")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""One optimizer step: rows through the network, gradients back, weights changed.
+
+Plain (eager), with the network compiled, or captured whole as a CUDA graph: gather, forward, backward, clipping and
+update are then one launch. Neither kind waits for the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from copy import copy
+
+import torch
+from torch import Tensor
+
+from serin.training.data.tables import Batch
+from serin.training.engine.optimizer import Updates
+from serin.training.engine.precision import Precision, computing
+from serin.training.parallel.losses import Loss
+from serin.training.parallel.parallelize import Spread
+from serin.training.parallel.ranks import World
+
+_WARM_UPS = 3
+_WARM_UPS_WITH_OTHERS = 11  # DDP looks at the first ten and sorts its buckets
+_MEASURED_STEPS = 20
+_WORTH_IT = 1.02  # times as fast as eager, or the simpler way is taken
+
+
+class Step:
+    """The eager step. `parts`: into how many the rows are cut on their way through the network. `gather` makes a batch
+    of row numbers, where a step is given those."""
+
+    def __init__(
+        self,
+        spread: Spread,
+        updates: Updates,
+        loss: Loss,
+        *,
+        precision: Precision,
+        world: World,
+        parts: int = 1,
+    ) -> None:
+        self.updates = updates
+        self.parts = parts
+        self.gather: Callable[[Tensor], Batch] | None = None
+        self.world = world
+        self._spread, self._loss = spread, loss
+        self.set_precision(precision)
+
+    def set_precision(self, precision: Precision) -> None:
+        self.precision = precision
+        self.updates.scale_losses(precision == "fp16")
+
+    def __call__(self, rows: Tensor | Batch) -> Tensor:
+        """The mean loss of the rows, still on the device."""
+        self.updates.clear()
+        batch = self._batch(rows)
+        loss = self._spread.learn(
+            batch.cut(self.parts),
+            self._loss,
+            lambda: computing(self.precision, self.world.device),
+            self.updates.scale,
+        )
+        self.updates.apply()
+        return loss
+
+    def _batch(self, rows: Tensor | Batch) -> Batch:
+        if isinstance(rows, Batch):
+            return rows
+        assert self.gather is not None
+        return self.gather(rows)
+
+    def buffer_places(self) -> dict[str, int]:
+        """Where in memory the network's buffers are."""
+        return {name: buffer.data_ptr() for name, buffer in self._spread.network.named_buffers()}
+
+    def compiled(self) -> Step:
+        """The same step with its forward and backward compiled, at the first call."""
+        made = copy(self)
+        made._spread = self._spread.compiled()  # noqa: SLF001
+        return made
+
+
+class CapturedStep:
+    """The step as one CUDA graph, over row numbers or a batch that always lie in the same place."""
+
+    def __init__(self, step: Step, example: Tensor | Batch) -> None:
+        self.updates = step.updates
+        self._graph = torch.cuda.CUDAGraph()
+        self._place = example.clone()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS_WITH_OTHERS if step.world.group else _WARM_UPS):
+                step(self._place)
+            self.updates.clear()
+        torch.cuda.current_stream().wait_stream(side)
+        places = step.buffer_places()
+        # Threads that bring rows go on meanwhile: what they do must not count as part of this stream.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._loss = step(self._place)
+        replaced = sorted(name for name, place in step.buffer_places().items() if places.get(name) != place)
+        if replaced:  # every replay would read the old tensor
+            raise RuntimeError(
+                f"the buffer {replaced[0]} is replaced in a step; change it in place, by copy_()"
+            )
+
+    def __call__(self, rows: Tensor | Batch) -> Tensor:
+        self._place.copy_(rows)  # type: ignore[arg-type]
+        self._graph.replay()
+        return self._loss
+
+
+class CapturedSteps:
+    """Several steps one after the other as one CUDA graph, for steps so short that launching them takes its share.
+    Made after one step was captured, which has warmed everything up."""
+
+    def __init__(self, step: Step, example: Tensor, count: int) -> None:
+        self.count = count
+        self._rows = example.expand(count, -1).contiguous()
+        self._rates = torch.zeros(count, device=example.device)
+        self._losses = torch.zeros(count, device=example.device)
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.current_stream().synchronize()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            for number in range(count):
+                step.updates.copy_rate(self._rates[number])
+                self._losses[number].copy_(step(self._rows[number]))
+
+    def __call__(self, rows: Tensor, rates: Tensor) -> Tensor:
+        """The losses of `count` steps over rows [count, n] with a rate each."""
+        self._rows.copy_(rows)
+        self._rates.copy_(rates)
+        self._graph.replay()
+        return self._losses
+
+
+def seconds_per_step(
+    step: Callable[[], Tensor], world: World, *, within_s: float | None = None, steps: int = _MEASURED_STEPS
+) -> float:
+    """Over a few steps, after one that does not count; the slowest rank's, the same on all of them. `within_s`: as many
+    as that is enough for, at least two. On a CPU the fastest counts, since others may be at work there."""
+    first = _timed(step, world, 1)
+    if within_s is not None:
+        (first_ns,) = world.agree([int(first * 1e9)])
+        steps = max(2, min(steps, int(within_s * 1e9 / max(1, first_ns))))
+    gpu = world.device.type == "cuda"
+    seconds = _timed(step, world, steps) if gpu else min(_timed(step, world, 1) for _ in range(steps))
+    (nanoseconds,) = world.agree([int(seconds * 1e9)])
+    return nanoseconds / 1e9
+
+
+def _timed(step: Callable[[], Tensor], world: World, steps: int) -> float:
+    """Seconds per step."""
+    _finish(world.device)
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    _finish(world.device)
+    return (time.perf_counter() - began) / steps
+
+
+def capture_pays(eager_s: float, captured_s: float) -> bool:
+    return eager_s > _WORTH_IT * captured_s
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

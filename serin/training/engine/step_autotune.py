@@ -1,0 +1,175 @@
+"""Which kind of step a run gets, in which numbers: measured once when it begins, the same when it is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from serin.training.data.loader import Loader
+from serin.training.data.stream import StreamLoader
+from serin.training.data.tables import Batch
+from serin.training.engine.cuda_graphs import Stretch
+from serin.training.engine.learner import Learner
+from serin.training.engine.precision import Precision, candidates, choose_precision, matrix_products
+from serin.training.engine.step import CapturedStep, CapturedSteps, Step, capture_pays, seconds_per_step
+from serin.training.parallel.buffers import buffers_kept
+from serin.training.parallel.dtensors import fill, full
+
+_SHORT_S = 1e-3
+_AT_ONCE = 8
+
+Kind = Literal["eager", "captured", "compiled"]
+Feed = Callable[[int, int], Iterator[Tensor | Batch]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A step and what feeds it: batches, or row numbers for one that gathers them itself."""
+
+    run: Callable[[Tensor | Batch], Tensor]
+    feed: Feed
+    kind: Kind
+    reason: str
+    precision: Precision
+    precision_reason: str = ""
+    stretch: Stretch | None = None  # for many steps at once
+
+
+def ready_step(
+    learner: Learner,
+    loader: Loader | StreamLoader,
+    kind: Literal["auto"] | Kind,
+    precision: Literal["auto"] | Precision,
+) -> Ready:
+    """The step as wanted; eager, with the reason, where that cannot be. Leaves weights and randomness as they were.
+
+    `auto` captures on a GPU when that is faster there. It never compiles: that takes longer than most runs here last.
+    """
+    learner.step.gather = loader.take if isinstance(loader, Loader) else None
+    with undone(learner):
+        trial = _Trial(learner, loader)
+        chosen, why = (precision, "") if precision != "auto" else trial.choose_precision(kind)
+        learner.step.set_precision(chosen)
+        with matrix_products(chosen):
+            run, feed, found, reason = trial.prepare(kind)
+            stretch = trial.stretch(run)
+    return Ready(
+        run=run,
+        feed=feed,
+        kind=found,
+        reason=reason,
+        precision=chosen,
+        precision_reason=why,
+        stretch=stretch,
+    )
+
+
+class _Trial:
+    """Steps that are tried on the first rows, for what they would cost."""
+
+    def __init__(self, learner: Learner, loader: Loader | StreamLoader) -> None:
+        self._learner, self._step, self._world, self._loader = learner, learner.step, learner.world, loader
+        self._batches: Feed = loader.batches
+        self._rows: Feed = loader.row_numbers if isinstance(loader, Loader) else loader.batches
+
+    def choose_precision(self, kind: Literal["auto"] | Kind) -> tuple[Precision, str]:
+        seconds: dict[Precision, float] = {}
+        for precision in candidates(self._world.device):
+            self._step.set_precision(precision)
+            with matrix_products(precision):
+                run, *_ = self.prepare(kind, sure=True)
+                example = self._example()
+                seconds[precision] = seconds_per_step(partial(run, example), self._world)
+        return choose_precision(seconds, on_cpu=self._world.device.type == "cpu")
+
+    def prepare(
+        self, kind: Literal["auto"] | Kind, *, sure: bool = False
+    ) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Kind, str]:
+        """`sure`: captured when it can be, without a look at whether that pays."""
+        match kind:
+            case "eager":
+                return self._eager("asked for")
+            case "compiled":
+                return self._compiled()
+            case "auto" | "captured":
+                if self._learner.why_not_captured:
+                    return self._eager(self._learner.why_not_captured)
+                return self._captured(sure=sure or kind == "captured")
+
+    def stretch(self, run: Callable[[Tensor | Batch], Tensor]) -> Stretch | None:
+        """Several captured steps at once, where one is short and nobody else takes part in it."""
+        example = self._example()
+        alone = isinstance(run, CapturedStep) and not self._world.group
+        if not alone or not isinstance(self._loader, Loader) or not isinstance(example, Tensor):
+            return None
+        if seconds_per_step(partial(run, example), self._world) > _SHORT_S:
+            return None
+        try:
+            many = CapturedSteps(self._step, example, min(_AT_ONCE, self._loader.steps_per_epoch))
+        except RuntimeError:  # out of memory, most likely: one at a time is as good
+            torch.cuda.synchronize(self._world.device)
+            torch.cuda.empty_cache()
+            return None
+        return Stretch(many, self._loader, self._world.device)
+
+    def _eager(self, reason: str) -> tuple[Step, Feed, Kind, str]:
+        return self._step, self._batches, "eager", reason
+
+    def _captured(self, *, sure: bool) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Kind, str]:
+        example, captured, failure = self._example(), None, ""
+        try:
+            captured = CapturedStep(self._step, example)
+        except RuntimeError as error:  # what torch raises for whatever a graph cannot hold
+            torch.cuda.synchronize(self._world.device)
+            torch.cuda.empty_cache()
+            failure = _first_line(error)
+        (failed,) = self._world.agree([int(captured is None)])
+        if captured is None or failed:
+            return self._eager(f"cannot be captured: {failure or 'another process could not'}")
+        if sure:
+            return captured, self._rows, "captured", "asked for"
+        captured_s = seconds_per_step(lambda: captured(example), self._world)
+        eager_s = seconds_per_step(lambda: self._step(example), self._world)
+        reason = f"captured {captured_s * 1e3:.3f} ms, eager {eager_s * 1e3:.3f} ms per step"
+        if not capture_pays(eager_s, captured_s):
+            return self._eager(reason)
+        return captured, self._rows, "captured", reason
+
+    def _compiled(self) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Kind, str]:
+        try:
+            compiled = self._step.compiled()
+            compiled(next(iter(self._batches(0, 1))))
+        except RuntimeError as error:  # no compiler, or a network that cannot be traced
+            return self._eager(f"cannot be compiled: {_first_line(error)}")
+        return compiled, self._batches, "compiled", "asked for"
+
+    def _example(self) -> Tensor | Batch:
+        return next(iter(self._rows(0, 1)))
+
+
+@contextmanager
+def undone(learner: Learner) -> Iterator[None]:
+    """What is tried in the block changes nothing."""
+    network = learner.network
+    state = {name: tensor for name, tensor in network.state_dict().items() if not tensor.is_meta}
+    before = {name: full(tensor).clone() for name, tensor in state.items()}
+    try:
+        # Non-persistent buffers are not in the state.
+        with buffers_kept(network), torch.random.fork_rng(learner.world.gpus):
+            yield
+    finally:
+        for name, tensor in network.state_dict().items():
+            if name in before:
+                fill(tensor, before[name])
+        learner.updates.clear()
+        learner.updates.forget()
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,61 @@
+"""torchrun, on a leash: dies with the launcher, and writes down which rank failed first and how.
+
+`python -m serin.training.launch.agent FOLDER PROCESSES LAUNCHER_PID [torchrun's options]`. torchrun itself tells its parent
+only "1".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from serin.errors import Preempted
+from serin.machine import environment
+from serin.machine.parent_death import die_with_parent
+from serin.training.launch.job import TrainingJob, training_file
+from serin.training.launch.status import Status, read_status, write_status
+
+
+def main() -> None:
+    folder, processes, launcher, options = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]
+    die_with_parent(launcher)
+    script = TrainingJob.model_validate_json(training_file(folder).read_bytes()).model.script
+    worker = ["-m", "serin.training.engine.worker", str(folder), str(os.getpid())]
+    if script is not None:
+        worker = ["-m", "serin.training.foreign.script_rank", str(os.getpid()), script]
+    try:
+        run.main([*options, *_named_lines(folder), "--nproc-per-node", processes, *worker])
+    except SignalException:
+        sys.exit(1)
+    except ChildFailedError as error:
+        if read_status(folder) is None:  # the worker could not say it itself
+            rank, failure = error.get_first_failure()
+            reason = str(failure.message).strip().splitlines()[:1]
+            stopped = script is not None and failure.exitcode == Preempted.exit_code
+            write_status(
+                folder,
+                Status(
+                    state="preempted" if stopped else "failed",
+                    rank=rank,
+                    exit_code=failure.exitcode,
+                    reason="".join(reason),
+                ),
+            )
+        sys.exit(1)
+
+
+def _named_lines(folder: Path) -> list[str]:
+    """What a rank writes comes out with its number before each line; torchrun keeps it in files of its own first."""
+    environment.prefer("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank ${rank}] ")
+    ranks = folder / "logs" / "ranks"
+    ranks.mkdir(parents=True, exist_ok=True)
+    return ["--tee", "3", "--log-dir", str(ranks)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""training.json: all that a worker is told. Written by launch, validated again by every rank. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from serin.spec.section import Section
+from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.training.parallel.strategy import Strategy
+
+# Change how a run goes, not where it ends up: a run may be resumed with other values of these.
+_FREE = frozenset({"processes", "strategy", "gradient_checkpointing", "checkpoint_every_steps"})
+
+
+class TrainingJob(Section):
+    format: Literal["serin.training"] = "serin.training"
+    version: Literal[1] = 1
+    model: ModelSpec
+    training: TrainingSpec
+    dataset: str  # folder
+    dataset_digest: str
+    processes: int  # ranks on this machine
+    gpu: bool  # one GPU per rank, else all ranks on the CPU
+    profile: bool = False  # is a trace of a few steps written?
+    test: bool = True  # are the test rows looked at, at the end? Not by what is chosen among
+
+    def differences(self, other: TrainingJob) -> list[str]:
+        """What would make `other` end with other weights, as 'training.seed: 0 -> 1'."""
+        mine, theirs = self._identity(), other._identity()
+        return [f"{key}: {mine[key]} -> {theirs[key]}" for key in mine if mine[key] != theirs[key]]
+
+    @property
+    def digest(self) -> str:
+        """The same for what ends with the same weights."""
+        return hashlib.sha256(json.dumps(self._identity(), default=str).encode()).hexdigest()[:16]
+
+    def _identity(self) -> dict[str, Any]:
+        training = self.training.model_dump(exclude=set(_FREE))
+        return {
+            **{f"model.{key}": value for key, value in self.model.model_dump().items()},
+            **{f"training.{key}": value for key, value in training.items()},
+            "dataset": self.dataset_digest,
+        }
+
+
+class Choices(Section):
+    """choices.json: what 'auto' came to when the run began. Kept when it is resumed, maybe on another machine."""
+
+    format: Literal["serin.training.choices"] = "serin.training.choices"
+    version: Literal[1] = 1
+    batch_rows: int  # per step, all ranks together
+    batch_reason: str = ""
+    steps_per_epoch: int
+    learning_rate: float | None = None  # at its peak; None: as the spec says
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"  # auto: not decided yet
+    precision_reason: str = ""
+    threads: int  # per rank; part of what makes CPU runs equal bit for bit
+    ranks: int = 1
+    strategy: Strategy = "ddp"
+    strategy_reason: str = ""
+    by_row: bool = False  # are category tables updated row by row?
+    parts: int = 1  # in which a rank's rows go through the network
+    step: Literal["auto", "eager", "captured", "compiled"] = "auto"  # auto: not decided yet
+    step_reason: str = ""
+    device: Literal["cpu", "cuda"]
+    torch: str
+
+
+def training_file(folder: Path) -> Path:
+    return folder / "training.json"
+
+
+def choices_file(folder: Path) -> Path:
+    return folder / "choices.json"
+
+
+def result_folder(folder: Path) -> Path:
+    return folder / "result"

@@ -1,0 +1,276 @@
+"""Starts the training processes, follows them, and turns how they ended into a Checkpoint or an error. No torch here.
+
+Everything of a run lies in its folder: training.json, choices.json, progress.jsonl, status.json, receipt.json,
+logs/, checkpoints/, result/. A second call with the same settings goes on where the first one was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
+from serin.machine.durable import write_whole
+from serin.machine.hardware import Device, inventory
+from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.store.artifacts import Checkpoint, Dataset
+from serin.store.receipt import Measurement, Work, measure
+from serin.training.launch.job import TrainingJob, result_folder, training_file
+from serin.training.launch.machines import Machines, machines_told
+from serin.training.launch.processes import run_process
+from serin.training.launch.programs import programs, pruning_program
+from serin.training.launch.progress import Follower
+from serin.training.launch.pruned import fine_tuning, is_published, pruned_run, publish_pruned, start_folder
+from serin.training.launch.run_lock import only_one
+from serin.training.launch.script import last_words, prepare_script, script_status
+from serin.training.launch.status import Status, read_status, status_file
+from serin.training.launch.tracking import tracked
+
+
+def train(
+    model: ModelSpec,
+    training: TrainingSpec,
+    dataset: Dataset,
+    *,
+    folder: Path,
+    devices: tuple[str, ...] = (),
+    stop: threading.Event | None = None,
+    test: bool = True,
+    profile: bool = False,
+    machines: Machines | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    hear: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> Checkpoint:
+    """Trained weights, from scratch or from where an earlier call in `folder` stopped.
+
+    `devices` are the leased GPUs, one process each; none means the CPU. Raises Preempted when it was told to stop
+    and has saved, WorkerFailed when a process died: both mean that calling again goes on. LossNotFinite and
+    TrainingRefused mean that it would not help. It is told to stop by SIGTERM when it runs in the main thread, and by
+    `stop` anywhere. Without `test` the test rows are not looked at. With
+    `profile` a trace of a few steps is written to trace.json. `say` gets progress as text, `hear` as records.
+    `machines` is what the environment says when it is not given.
+    """
+    folder, machines = folder.absolute(), machines or machines_told()
+    folder.mkdir(parents=True, exist_ok=True)
+    job = _job(model, training, dataset, devices, folder, test=test, profile=profile)
+    alone = machines.count == 1  # others have launchers in the same folder
+    with only_one(folder / "launch.lock", wait_s=0) if alone else nullcontext():
+        _begin(job, folder)
+        if result_folder(folder).exists():
+            say(f"already trained: {result_folder(folder)}")
+            return _with_pruned(job, folder, dataset, devices, machines, stop, say)
+        with tracked(job, folder, say) as tracker:
+
+            def heard(record: dict[str, Any]) -> None:
+                hear(record)
+                tracker.hear(record)
+
+            with measure("train", _described(devices[: job.processes])) as measurement:
+                stop, look_at = stop or threading.Event(), measurement.watch.look_at
+                end = _run(job, folder, devices, machines, stop, say, heard, look_at)
+                while alone and end.status is not None and end.status.state == "again" and not stop.is_set():
+                    say(end.status.reason)
+                    end = _run(job, folder, devices, machines, stop, say, heard, look_at)
+                _fill(measurement, end.status, devices)
+            assert measurement.receipt is not None
+            measurement.receipt.write(folder / f"receipt{_mark(machines)}.json")
+            checkpoint = _outcome(folder, end)
+            tracker.end(checkpoint, measurement.receipt)
+        return _with_pruned(job, folder, dataset, devices, machines, stop, say)
+
+
+def _with_pruned(
+    job: TrainingJob,
+    folder: Path,
+    dataset: Dataset,
+    devices: tuple[str, ...],
+    machines: Machines,
+    stop: threading.Event | None,
+    say: Callable[[str], None],
+) -> Checkpoint:
+    """The finished training, with a smaller network beside its own where that was asked for."""
+    if job.training.prune is None or is_published(folder):
+        return _checkpoint(folder)
+    if machines.count > 1:
+        raise TrainingRefused(folder=folder, reason="training.prune works on one machine; train without it")
+    stop, log = stop or threading.Event(), folder / "logs" / "pruning.log"
+    if not start_folder(folder).exists():
+        say(f"pruning: {job.training.prune.share:.0%} of the hidden units are taken out")
+        with log.open("wb") as output:
+            command = pruning_program(folder)
+            code, asked = run_process(
+                command, {}, output, Follower(folder), stop, say, lambda _: None, lambda _: None
+            )
+        if asked:
+            raise Preempted(step=_last_saved_step(folder), folder=folder)
+        if code:
+            raise WorkerFailed(rank=0, exit_code=code, log=log, reason=last_words(log))
+    smaller = ModelSpec.model_validate(json.loads((start_folder(folder) / "model.json").read_text())["model"])
+    train(
+        smaller, fine_tuning(job.training), dataset, folder=pruned_run(folder), devices=devices, stop=stop,
+        test=job.test, machines=machines, say=lambda line: say(f"pruned: {line}"),
+    )  # fmt: skip
+    publish_pruned(folder)
+    return _checkpoint(folder)
+
+
+def _mark(machines: Machines) -> str:
+    """Sets apart what the launchers of several machines write into one folder."""
+    return "" if machines.count == 1 else f"-{socket.gethostname()}-{os.getpid()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """How the processes ended: `status` is what they could say themselves."""
+
+    status: Status | None
+    exit_code: int
+    stop_asked: bool
+    log: Path
+
+
+def _job(
+    model: ModelSpec,
+    training: TrainingSpec,
+    dataset: Dataset,
+    devices: tuple[str, ...],
+    folder: Path,
+    *,
+    test: bool = True,
+    profile: bool = False,
+) -> TrainingJob:
+    processes = training.processes if training.processes != "auto" else max(1, len(devices))
+    if devices and processes > len(devices):
+        reason = (
+            f"training.processes={processes}, one GPU each, but {len(devices)} leased: {', '.join(devices)}"
+        )
+        raise TrainingRefused(folder=folder, reason=reason)
+    return TrainingJob(
+        model=model,
+        training=training,
+        dataset=str(Path(dataset.path).absolute()) if dataset.path else "",
+        dataset_digest=dataset.digest,
+        processes=processes,
+        gpu=bool(devices),
+        test=test,
+        profile=profile,
+    )
+
+
+def _begin(job: TrainingJob, folder: Path) -> None:
+    """Writes training.json; refuses a folder whose training would end with other weights."""
+    file = training_file(folder)
+    if file.exists():
+        try:
+            differences = TrainingJob.model_validate_json(file.read_bytes()).differences(job)
+        except ValidationError as error:
+            raise TrainingRefused(
+                folder=folder, reason=f"{file.name} there cannot be read: {error}"
+            ) from error
+        if differences:
+            reason = (
+                f"a training with other settings lies there ({'; '.join(differences)}); use another folder"
+            )
+            raise TrainingRefused(folder=folder, reason=reason)
+    write_whole(file, job.model_dump_json(indent=1) + "\n")
+
+
+def _run(
+    job: TrainingJob,
+    folder: Path,
+    devices: tuple[str, ...],
+    machines: Machines,
+    stop: threading.Event,
+    say: Callable[[str], None],
+    hear: Callable[[dict[str, Any]], None],
+    began: Callable[[int], None],
+) -> _End:
+    """Start the processes, pass their progress on, wait for their end. Leaves none behind, however it is left."""
+    log = _next_log(folder, _mark(machines))
+    status_file(folder).unlink(missing_ok=True)
+    follower = Follower(folder)
+    # Empty on purpose without a lease: a GPU that is not ours is not seen.
+    settings = {"CUDA_VISIBLE_DEVICES": ",".join(devices[: job.processes]), "PYTHONUNBUFFERED": "1"}
+    if job.model.kind == "script":
+        settings |= prepare_script(job, folder)
+    exit_code, asked = 0, False
+    with log.open("wb") as output:
+        for command in programs(job, folder, machines):
+            exit_code, asked = run_process(command, settings, output, follower, stop, say, hear, began)
+            if exit_code or asked:
+                break
+    status = read_status(folder)
+    if job.model.kind == "script" and status is None:
+        status = script_status(exit_code, log)
+    return _End(status=status, exit_code=exit_code, stop_asked=asked, log=log)
+
+
+def _outcome(folder: Path, end: _End) -> Checkpoint:
+    status = end.status
+    state = status.state if status else "preempted" if end.stop_asked else "failed"
+    if status is None:
+        status = Status(state=state, exit_code=end.exit_code, reason=_how_it_ended(end.exit_code))
+    match state:
+        case "done":
+            return _checkpoint(folder)
+        case "preempted":
+            raise Preempted(step=_last_saved_step(folder), folder=folder)
+        case "diverged":
+            raise LossNotFinite(step=status.step, value=status.loss, folder=folder / "checkpoints")
+        case "refused":
+            raise TrainingRefused(folder=folder, reason=status.reason)
+        case "failed" | "again":
+            raise WorkerFailed(
+                rank=status.rank, exit_code=status.exit_code, log=end.log, reason=status.reason
+            )
+
+
+def _how_it_ended(exit_code: int) -> str:
+    return f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else "ended without a word"
+
+
+def _checkpoint(folder: Path) -> Checkpoint:
+    result = result_folder(folder)
+    state = json.loads((result / "state.json").read_text())
+    metrics = json.loads((result / "metrics.json").read_text())["metrics"]
+    return Checkpoint(path=str(result), step=state["step"], metrics=metrics)
+
+
+def _last_saved_step(folder: Path) -> int:
+    saved = (folder / "checkpoints").glob("step-*/COMPLETE")
+    return max((int(place.parent.name.removeprefix("step-")) for place in saved), default=0)
+
+
+def _next_log(folder: Path, mark: str) -> Path:
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    return logs / f"attempt-{len(list(logs.glob('attempt-*.log'))) + 1:03d}{mark}.log"
+
+
+def _described(devices: tuple[str, ...]) -> list[Device]:
+    known = {device.id: device for device in inventory()} if devices else {}
+    return [known.get(device, Device(id=device, name="GPU", memory_bytes=0)) for device in devices]
+
+
+def _fill(measurement: Measurement, status: Status | None, devices: tuple[str, ...]) -> None:
+    if status is not None and status.state == "done":
+        measurement.rows, measurement.work_s = status.rows, status.work_s
+        measurement.data_wait_share = status.data_wait_share
+        measurement.peak_bytes = dict(zip(devices, status.peak_bytes, strict=False))
+        if status.flops and status.peak_flops_per_s and status.peak_bytes_per_s:
+            measurement.work = Work(
+                flops=status.flops,
+                bytes=status.moved_bytes,
+                peak_flops_per_s=status.peak_flops_per_s,
+                peak_bytes_per_s=status.peak_bytes_per_s,
+            )

@@ -1,0 +1,97 @@
+"""One process of a training, followed to its end: its progress passed on, told to stop when that is asked. No torch."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, BinaryIO
+
+from serin.machine import environment
+from serin.training.launch.progress import Follower, describe
+
+_POLL_S = 0.05
+_SAVES_IN_S = 45.0  # after SIGTERM; torchrun itself gives its workers 30
+
+
+def run_process(
+    command: list[str],
+    settings: dict[str, str],
+    output: BinaryIO,
+    follower: Follower,
+    stop: threading.Event,
+    say: Callable[[str], None],
+    hear: Callable[[dict[str, Any]], None],
+    began: Callable[[int], None],
+) -> tuple[int, bool]:
+    """The process's exit code, and whether it was told to stop."""
+    process = start_process(command, environment.child_environment(**settings), output)
+    began(process.pid)
+    asked = False
+    try:
+        with sigterm_sets(stop):
+            while not _ended(process, _POLL_S):
+                _pass_on(follower, say, hear)
+                if stop.is_set() and not asked:
+                    asked = True
+                    process.terminate()  # a worker saves; torchrun tells its workers
+    finally:
+        _end_now(process)
+    _pass_on(follower, say, hear)
+    return process.returncode, asked
+
+
+def start_process(command: list[str], variables: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the workers'
+    )
+
+
+@contextmanager
+def sigterm_sets(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM to us means: save and stop. Only a main thread can listen."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    before = signal.signal(signal.SIGTERM, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ended(agent: subprocess.Popen[bytes], wait_s: float) -> bool:
+    try:
+        agent.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _end_now(agent: subprocess.Popen[bytes]) -> None:
+    """Does nothing to one that has ended. The workers die with the agent, which they watch."""
+    if agent.poll() is None:
+        agent.terminate()
+        if not _ended(agent, _SAVES_IN_S):
+            agent.kill()
+            agent.wait()
+
+
+def _pass_on(follower: Follower, say: Callable[[str], None], hear: Callable[[dict[str, Any]], None]) -> None:
+    for record in follower.read():
+        hear(record)
+        line = describe(record)
+        if line:
+            say(line)

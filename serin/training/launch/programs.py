@@ -1,0 +1,46 @@
+"""Which processes a training is made of, one after the other, by the kind of model. No torch here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from serin.errors import TrainingRefused
+from serin.training.launch.job import TrainingJob
+from serin.training.launch.machines import Machines
+
+Command = list[str]
+
+
+def programs(job: TrainingJob, folder: Path, machines: Machines) -> list[Command]:
+    """Each begins when the one before ended well. All die with this process."""
+    place, parent = str(folder), str(os.getpid())
+    # One process needs no torchrun above it, which would import torch a second time.
+    alone = job.processes == machines.count == 1
+    torchrun = _module("agent", place, str(job.processes), parent, *machines.torchrun_options(job.digest))
+    take_over = _module("take_over", place, parent)
+    match job.model.kind:
+        case "xgboost":
+            if job.processes > 1:
+                reason = "XGBoost uses all cores in one process; take training.processes out, or set it to 1"
+                raise TrainingRefused(folder=folder, reason=reason)
+            return [_module("trees", place, parent)]
+        case "script":
+            assert job.model.script is not None
+            if not Path(job.model.script).is_file():
+                reason = f"model.script: no file {job.model.script}; its path is relative to the spec's file"
+                raise TrainingRefused(folder=folder, reason=reason)
+            return [_module("script_rank", parent, job.model.script) if alone else torchrun, take_over]
+        case "onnx":
+            return [take_over]
+        case _:
+            return [_module("worker", place, parent) if alone else torchrun]
+
+
+def pruning_program(folder: Path) -> Command:
+    return _module("pruning", str(folder), str(os.getpid()))
+
+
+def _module(name: str, *arguments: str) -> Command:
+    return [sys.executable, "-m", f"serin.training.{name}", *arguments]

@@ -1,0 +1,51 @@
+"""Where a pruned network lies beside the one it was cut from, and how it is trained on. No torch here."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from serin.machine.durable import sync
+from serin.spec.stages import TrainingSpec
+from serin.training.launch.job import result_folder
+
+PRUNED = "pruned"
+_GENTLER = 0.5  # of the learning rate: the weights are good already
+
+
+def pruned_run(folder: Path) -> Path:
+    """The run folder in which the cut network is trained on."""
+    return folder / PRUNED
+
+
+def start_folder(folder: Path) -> Path:
+    """The weights a run begins with instead of fresh ones."""
+    return start_of(pruned_run(folder))
+
+
+def start_of(run: Path) -> Path:
+    return run / "start"
+
+
+def is_published(folder: Path) -> bool:
+    return (result_folder(folder) / PRUNED).exists()
+
+
+def publish_pruned(folder: Path) -> None:
+    """`result/pruned/`: the result of the second run, whole or not at all."""
+    result = result_folder(folder)
+    scratch = result / f".{PRUNED}"
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(result_folder(pruned_run(folder)), scratch)
+    scratch.rename(result / PRUNED)
+    sync(result)
+
+
+def fine_tuning(training: TrainingSpec) -> TrainingSpec:
+    assert training.prune is not None
+    changes = {
+        "epochs": training.prune.epochs,
+        "learning_rate": training.learning_rate * _GENTLER,
+        "prune": None,
+    }
+    return training.model_copy(update=changes)

@@ -1,0 +1,144 @@
+"""A training's metrics to MLflow as well, when MLFLOW_TRACKING_URI says where. The worker knows nothing of it.
+
+progress.jsonl has them all in any case: an MLflow that does not answer is told once, and the training goes on. It is
+spoken to from a thread of its own, so that a slow server holds nothing up. A resumed training goes on with its run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from serin.errors import ExtraMissing, TrainingRefused
+from serin.machine import environment
+from serin.machine.durable import write_whole
+from serin.store.artifacts import Checkpoint
+from serin.store.receipt import Receipt
+from serin.training.launch.job import TrainingJob
+from serin.training.launch.run_lock import only_one
+
+_ENDS_IN_S = 30.0  # what is still to be sent then is left
+_LONGEST_VALUE = 6000  # characters of a parameter that MLflow takes
+
+Say = Callable[[str], None]
+Call = Callable[["Client"], None]
+Client = Any  # mlflow's own, which brings no types
+
+
+class Tracker:
+    """Takes records and results as they come; does nothing where no MLflow is named."""
+
+    def hear(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def end(self, checkpoint: Checkpoint, receipt: Receipt | None) -> None:
+        pass
+
+
+@contextmanager
+def tracked(job: TrainingJob, folder: Path, say: Say) -> Iterator[Tracker]:
+    """A tracker for the block. A block that fails leaves an MLflow run that is marked as failed."""
+    uri = environment.mlflow_tracking_uri()
+    if uri is None:
+        yield Tracker()
+        return
+    if importlib.util.find_spec("mlflow") is None:
+        raise ExtraMissing(package="mlflow-skinny", extra="mlflow")
+    with ExitStack() as held:
+        try:
+            held.enter_context(only_one(folder / "mlflow.lock", wait_s=0))
+        except TrainingRefused:  # another machine's launcher tells it all
+            yield Tracker()
+            return
+        tracker = _MlflowTracker(uri, job, folder, say)
+        try:
+            yield tracker
+        except BaseException:
+            tracker.close("FAILED")
+            raise
+        tracker.close("FINISHED")
+
+
+class _MlflowTracker(Tracker):
+    def __init__(self, uri: str, job: TrainingJob, folder: Path, say: Say) -> None:
+        self._uri, self._job, self._folder, self._say = uri, job, folder, say
+        self._run = ""
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._send, name="mlflow", daemon=True)
+        self._calls.put(self._begin)
+        self._thread.start()
+
+    def hear(self, record: Mapping[str, Any]) -> None:
+        match record["event"]:
+            case "epoch":
+                self._put(record["metrics"], record["step"], record["t"])
+            case "step":
+                found = {"step_loss": record["loss"], "rows_per_s": record["rows_per_s"]}
+                self._put(found, record["step"], record["t"])
+
+    def end(self, checkpoint: Checkpoint, receipt: Receipt | None) -> None:
+        found = dict(checkpoint.metrics)
+        if receipt is not None:
+            known = {
+                "seconds": receipt.seconds,
+                "mfu": receipt.mfu,
+                "joules": receipt.joules,
+                "cost": receipt.cost,
+            }
+            found |= {f"receipt.{name}": value for name, value in known.items() if value is not None}
+        self._put({f"best.{name}": value for name, value in found.items()}, checkpoint.step, None)
+
+    def close(self, state: str) -> None:
+        self._calls.put(lambda client: client.set_terminated(self._run, state))
+        self._calls.put(None)
+        self._thread.join(_ENDS_IN_S)
+
+    def _put(self, metrics: Mapping[str, float], step: int, when: float | None) -> None:
+        moment = None if when is None else int(when * 1000)
+
+        def call(client: Client) -> None:
+            for name, value in metrics.items():
+                client.log_metric(self._run, name, float(value), timestamp=moment, step=step)
+
+        self._calls.put(call)
+
+    def _send(self) -> None:
+        from mlflow.exceptions import MlflowException  # here, because it takes seconds to import
+        from mlflow.tracking import MlflowClient
+
+        client = None
+        while (call := self._calls.get()) is not None:
+            try:
+                client = client or MlflowClient(tracking_uri=self._uri)
+                call(client)
+            except (MlflowException, OSError) as error:  # requests' errors are OSErrors
+                first = next(iter(str(error).splitlines()), type(error).__name__)
+                self._say(
+                    f"MLflow does not take the metrics: {first}; they are in {self._folder}/progress.jsonl"
+                )
+                return
+
+    def _begin(self, client: Client) -> None:
+        """The training's own run, made once; its id lies in the training's folder."""
+        file = self._folder / "mlflow.json"
+        if file.exists():
+            self._run = json.loads(file.read_text())["run"]
+            client.update_run(self._run, "RUNNING")
+            return
+        name = environment.mlflow_experiment()
+        experiment = client.get_experiment_by_name(name)
+        known = experiment.experiment_id if experiment else client.create_experiment(name)
+        run = client.create_run(
+            known, run_name=self._folder.name, tags={"serin.dataset": self._job.dataset_digest}
+        )
+        self._run = run.info.run_id
+        write_whole(file, json.dumps({"format": "serin.mlflow", "version": 1, "run": self._run}) + "\n")
+        for section in ("model", "training"):
+            for key, value in getattr(self._job, section).model_dump(mode="json").items():
+                client.log_param(self._run, f"{section}.{key}", json.dumps(value)[:_LONGEST_VALUE])

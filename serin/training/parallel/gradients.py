@@ -1,0 +1,75 @@
+"""What happens to gradients before they change weights: scaled back, looked over, clipped, all of it on the device.
+
+Ranks may hold the same gradients, pieces of them (DTensors), or those of other layers: a norm is over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from serin.training.parallel.dtensors import local, sharded
+from serin.training.parallel.ranks import World
+from serin.training.parallel.strategy import Strategy
+
+_FIRST_SCALE = 2.0**16
+_STEPS_UNTIL_DOUBLED = 1000
+
+
+class LossScale:
+    """Keeps fp16 gradients within what fp16 can say: the loss is multiplied, gradients are divided again. A step whose
+    gradients are not finite is left out and the factor halved; after a thousand good ones it is doubled."""
+
+    def __init__(self, world: World, strategy: Strategy) -> None:
+        self._apart = strategy != "ddp" and world.size > 1
+        self.factor = torch.empty((), device=world.device)
+        self._good = torch.zeros((), dtype=torch.int32, device=world.device)
+        self.overflow = torch.zeros((), device=world.device)  # 1.0: the last gradients were not finite
+        self.reset()
+
+    def reset(self) -> None:
+        self.factor.fill_(_FIRST_SCALE)
+        self._good.zero_()
+
+    @torch.no_grad()
+    def take_back(self, gradients: Sequence[Tensor]) -> None:
+        """Divides, in place. All become zero when one of any rank is not finite."""
+        mine = [local(gradient) for gradient in gradients]
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(mine)])  # noqa: SLF001
+        self.overflow.copy_(~torch.isfinite(norms.sum()))
+        if self._apart:
+            dist.all_reduce(self.overflow, op=dist.ReduceOp.MAX)
+        bad = self.overflow.bool()
+        for gradient in mine:
+            gradient.div_(self.factor).masked_fill_(bad, 0.0)
+        self._good.add_(1).masked_fill_(bad, 0)
+        grown = self._good >= _STEPS_UNTIL_DOUBLED
+        self.factor.mul_(torch.where(bad, 0.5, torch.where(grown, 2.0, 1.0)))
+        self._good.masked_fill_(grown, 0)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"factor": self.factor, "good": self._good}
+
+
+@torch.no_grad()
+def clip_gradients(weights: Iterable[nn.Parameter], limit: float, world: World, strategy: Strategy) -> None:
+    """All of them together are no longer than `limit` afterwards."""
+    if strategy in ("ddp", "fsdp") or not world.group:
+        nn.utils.clip_grad_norm_(weights, limit)
+        return
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    apart = torch.zeros((), device=world.device)  # squares of what other ranks do not have ...
+    same = torch.zeros((), device=world.device)  # ... and of what they all have
+    for gradient in gradients:
+        square = local(gradient).float().square().sum()
+        if strategy == "pipeline" or sharded(gradient):
+            apart += square
+        else:
+            same += square
+    dist.all_reduce(apart)
+    factor = (limit / ((apart + same).sqrt() + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        local(gradient).mul_(factor)

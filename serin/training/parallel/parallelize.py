@@ -1,0 +1,140 @@
+"""A network over the ranks: alone, DDP, FSDP2 or tensor parallel. (pipeline.py has the pieces one after the other.)
+
+DDP and FSDP ranks each take their share of a step's rows. With tensor parallel all ranks work on the same rows, each
+with its part of every layer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from serin.models.table import Cut, Divisible
+from serin.training.data.tables import Batch
+from serin.training.parallel.gradients import LossScale
+from serin.training.parallel.losses import Loss
+from serin.training.parallel.ranks import World
+from serin.training.parallel.strategy import Strategy
+
+Computing = Callable[[], AbstractContextManager[object]]
+
+
+class Spread:
+    """`rows`: the ranks among which a step's rows are divided. `scorer`: the network as an evaluation calls it."""
+
+    def __init__(self, network: nn.Module, strategy: Strategy, world: World) -> None:
+        self.network, self.strategy, self.world = network, strategy, world
+        self.rows = world if strategy in ("ddp", "fsdp") else world.apart()
+        self.scorer = network
+        self._forward: Callable[[Tensor, Tensor], Tensor] = _placed(network, strategy, world)
+
+    def learn(
+        self, pieces: Sequence[Batch], loss: Loss, computing: Computing, scale: LossScale | None
+    ) -> Tensor:
+        """Forward and backward over pieces of equal size; the gradients of their mean loss, which it returns."""
+        total: Tensor | None = None
+        for number, piece in enumerate(pieces):
+            with self._shared_at_the_last(number + 1 == len(pieces)):
+                with computing():
+                    found = loss(self._forward(piece.num, piece.cat), piece.target)
+                    found = found / len(pieces) if len(pieces) > 1 else found
+                torch.autograd.backward(found if scale is None else found * scale.factor)
+            total = found.detach() if total is None else total + found.detach()
+        assert total is not None
+        return total
+
+    def compiled(self) -> Spread:
+        """The same with its forward and backward compiled, at the first call."""
+        made = copy(self)
+        made._forward = torch.compile(self._forward)  # noqa: SLF001
+        return made
+
+    def unite(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the ranks hold of a state, put together; all must ask. Here every rank has all of it."""
+        return tensors
+
+    def _shared_at_the_last(self, last: bool) -> AbstractContextManager[object]:
+        """Gradients are averaged over the ranks once, not for every piece."""
+        sync = getattr(self._forward, "set_requires_gradient_sync", None)  # FSDP's
+        if sync is not None:
+            sync(last)
+        if last or not isinstance(self._forward, DistributedDataParallel):
+            return nullcontext()
+        return self._forward.no_sync()
+
+
+def _placed(network: nn.Module, strategy: Strategy, world: World) -> nn.Module:
+    """The network as a step calls it, on its devices. What is cut never lies whole on one of them."""
+    if not world.group:
+        return network.to(world.device)
+    match strategy:
+        case "fsdp":
+            return _sharded(network, world)
+        case "tensor":
+            return _cut(network, world)
+        case _:
+            return _averaged(network.to(world.device), world)
+
+
+def _averaged(network: nn.Module, world: World) -> nn.Module:
+    gpu = world.device.type == "cuda"
+    # Where its step is to be captured, DDP must be made on another stream than the default one.
+    side = torch.cuda.Stream() if gpu else None  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings(), torch.cuda.stream(side) if side else nullcontext():
+        # Deprecated in torch 2.13 for a name that 2.11 does not have. buffers.py merges buffers, not DDP.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        wrapped = DistributedDataParallel(
+            network,
+            device_ids=[world.device] if gpu else None,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+    if side:
+        torch.cuda.current_stream().wait_stream(side)
+    return wrapped
+
+
+def _sharded(network: nn.Module, world: World) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh  # costs a start that most runs need not pay
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for one in getattr(network, "members", (network,)):
+        for part in (*getattr(one, "blocks", ()), getattr(one, "categories", None)):
+            if isinstance(part, nn.Module):
+                fully_shard(part, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    return network.to(world.device)
+
+
+def _cut(network: nn.Module, world: World) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        ParallelStyle,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    def style(cut: Cut) -> ParallelStyle:
+        match cut:
+            case "table":
+                return RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+            case "outputs":
+                return ColwiseParallel()
+            case "outputs_gathered":
+                return ColwiseParallel(output_layouts=Replicate())
+            case "inputs":
+                return RowwiseParallel()
+
+    assert isinstance(network, Divisible)
+    plan = {name: style(cut) for name, cut in network.cuts(world.size).items()}
+    parallelize_module(network, init_device_mesh(world.device.type, (world.size,)), plan)
+    return network.to(world.device)  # what was not cut; the rest is there already

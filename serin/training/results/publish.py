@@ -1,0 +1,52 @@
+"""The end of every training: its result folder, whole or not at all. No torch here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from serin.machine.durable import sync
+from serin.training.launch.job import TrainingJob, result_folder
+
+
+def publish_result(
+    folder: Path,
+    *,
+    fill: Callable[[Path], None],
+    job: TrainingJob,
+    step: int,
+    steps: int,
+    choices: dict[str, Any],
+    metrics: dict[str, float],
+    epochs: Sequence[dict[str, Any]] = (),
+) -> None:
+    """`result/{model.json, metrics.json, state.json}` and the model itself, which `fill` puts into a folder.
+
+    `step`: where the model was best, `steps`: how many were done.
+    """
+    scratch, final = folder / ".result", result_folder(folder)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    fill(scratch)
+    _write(scratch / "metrics.json", "serin.metrics", metrics=metrics, epochs=list(epochs))
+    _write(
+        scratch / "state.json",
+        "serin.training.results.result",
+        step=step,
+        steps=steps,
+        dataset=job.dataset_digest,
+        training=job.training.model_dump(mode="json"),
+        choices=choices,
+    )
+    for file in filter(Path.is_file, scratch.rglob("*")):
+        sync(file)
+    scratch.rename(final)
+    sync(folder)
+
+
+def _write(path: Path, form: str, **content: object) -> None:
+    text = json.dumps({"format": form, "version": 1, **content}, indent=1, allow_nan=False)
+    path.write_text(text + "\n")
