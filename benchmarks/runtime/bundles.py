@@ -115,7 +115,7 @@ def core_of_bundle(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _write_plain(weights: Path, path: Path) -> None:
     """The network as anybody exports it: torch's exporter, with the sigmoid."""
-    from serin.export.torch2onnx import torch2onnx
+    from serin.export.convert.torch2onnx import torch2onnx
     from serin.formats.weights import read_weights
     from serin.models.build import load_model
     from serin.models.shape import TableShape

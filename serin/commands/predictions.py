@@ -60,7 +60,7 @@ def predict_in_bulk(
 
     `rows`: a file, a folder of files or a glob. `out`: a file, or a folder (without a suffix) for a file per piece.
     """
-    from serin.export.bulk import find_pieces, score_into_folder, score_pieces
+    from serin.export.score.bulk import find_pieces, score_into_folder, score_pieces
 
     pieces, folder = find_pieces(rows), Path(bundle.path)
     count = workers or len(os.sched_getaffinity(0))

@@ -12,13 +12,13 @@ import pyarrow as pa
 
 from serin.export.card import model_card
 from serin.export.champion import ChampionReport, ReadRows, meet_champion
-from serin.export.fuse import name_model
-from serin.export.golden import write_golden
+from serin.export.convert.fuse import name_model
+from serin.export.gate.golden import write_golden
 from serin.export.own_inputs import export_own_inputs
-from serin.export.predict import BATCH_ROWS
-from serin.export.prove import Proven, prove_model
+from serin.export.score.predict import BATCH_ROWS
 from serin.export.session import open_session, run_in_batches
 from serin.export.tracking import track_bundle
+from serin.export.validate import Proven, prove_model
 from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES, write_document, write_manifest
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
 from serin.formats.schema import write_schema

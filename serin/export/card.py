@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.export.champion import ChampionReport
-from serin.export.gate import GateReport
+from serin.export.gate.gate import GateReport
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DatasetDescription
 from serin.formats.schema import Schema

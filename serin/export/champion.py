@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from serin.columns.segments import segment_masks
 from serin.errors import BundleBroken, ChampionRefused, DataError, ExportFailed, PredictionFailed, SpecError
-from serin.export.predict import Scorer
-from serin.export.quality import HIGHER_IS_BETTER, METRICS
+from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
+from serin.export.score.predict import Scorer
 from serin.formats.raw_rows import RawRows
 from serin.formats.schema import Schema
 from serin.formats.wire import Array

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from serin.errors import ChampionRefused, ExportFailed, GateFailed
 from serin.export.champion import ChampionReport
-from serin.export.fuse import name_model
-from serin.export.gate import GateReport, batch_sizes
-from serin.export.golden import tile
-from serin.export.quality import HIGHER_IS_BETTER, METRICS
+from serin.export.convert.fuse import name_model
+from serin.export.gate.gate import GateReport, batch_sizes
+from serin.export.gate.golden import tile
+from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
 from serin.export.session import open_session, run_in_batches
 from serin.export.tracking import track_bundle
 from serin.formats.bundle import GOLDEN, MODEL, output_column, write_document, write_manifest

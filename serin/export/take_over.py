@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from serin.export.fuse import name_model
+from serin.export.convert.fuse import name_model
 from serin.export.session import open_session
 from serin.formats.bundle import MANIFEST, read_golden, verify_bundle, write_manifest
 from serin.spec.names import valid_model_name

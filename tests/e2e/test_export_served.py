@@ -13,7 +13,7 @@ import pytest
 
 from serin.errors import ExportFailed, PredictionFailed, VerificationFailed
 from serin.export.build import export_model
-from serin.export.predict import Scorer
+from serin.export.score.predict import Scorer
 from serin.export.take_repository import import_repository
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, read_schema, write_schema
 from serin.formats.wire import to_wire

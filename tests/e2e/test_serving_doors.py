@@ -13,7 +13,7 @@ import pytest
 
 from serin.commands.stages import make_dataset
 from serin.export.build import export_model
-from serin.export.predict import Scorer
+from serin.export.score.predict import Scorer
 from serin.formats.bundle import read_golden, read_schema
 from serin.serving.client.client import predict
 from serin.serving.triton.releases import Releases

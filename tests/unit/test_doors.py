@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from serin.columns.column import column_from_arrow
 from serin.commands.stages import publish_model, train_model
-from serin.export.predict import Scorer
+from serin.export.score.predict import Scorer
 from serin.features.plan import FeaturePlan
 from serin.formats.trained import read_record, read_trained
 from serin.models.trees import margins, read_booster, scores

@@ -12,8 +12,8 @@ import torch
 
 from serin.commands.stages import make_dataset, publish_model, train_model
 from serin.errors import LeakFound, SpecError, TargetUnusable
-from serin.export.network import read_network
-from serin.export.predict import Scorer
+from serin.export.convert.network import read_network
+from serin.export.score.predict import Scorer
 from serin.export.session import open_session
 from serin.formats.dataset import read_dataset
 from serin.formats.shards import read_split

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pandas as pd
 import pyarrow.parquet as pq
 
-from serin.export.features2onnx import features2onnx
+from serin.export.convert.features2onnx import features2onnx
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, GOLDEN, read_dataset
 from serin.store.store import Store

@@ -5,10 +5,10 @@ import onnx
 from onnx import helper
 
 from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
-from serin.export.court import Court, TestRows
-from serin.export.features2onnx import FeatureGraph
-from serin.export.golden import GoldenRows
-from serin.export.network import Network, graph_network
+from serin.export.convert.features2onnx import FeatureGraph
+from serin.export.convert.network import Network, graph_network
+from serin.export.gate.golden import GoldenRows
+from serin.export.variants.context import Court, TestRows
 from serin.formats.schema import Schema, Task, input_columns, outputs_of
 from serin.spec.stages import ExportSpec
 

@@ -12,8 +12,8 @@ import torch
 
 from serin.errors import BundleBroken, ExportFailed, GateFailed, RowsUnfit
 from serin.export.build import export_model
-from serin.export.golden import read_golden_rows
-from serin.export.predict import Scorer, score_file, score_table
+from serin.export.gate.golden import read_golden_rows
+from serin.export.score.predict import Scorer, score_file, score_table
 from serin.export.session import FrontAndCore, open_session
 from serin.formats.bundle import read_golden, verify_bundle
 from serin.formats.schema import Schema, Task

@@ -12,7 +12,7 @@ from distributed import LocalCluster
 from serin.commands.predictions import predict_in_bulk
 from serin.errors import EngineFailed, RowsUnfit
 from serin.export.build import export_model
-from serin.export.bulk import find_pieces
+from serin.export.score.bulk import find_pieces
 from serin.export.session import open_session, run_in_batches
 from serin.formats.schema import read_schema
 from serin.formats.wire import to_wire

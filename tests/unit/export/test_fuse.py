@@ -5,8 +5,8 @@ from onnx import helper
 
 from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.errors import ExportFailed
-from serin.export.features2onnx import FeatureGraph
-from serin.export.fuse import fuse, name_model
+from serin.export.convert.features2onnx import FeatureGraph
+from serin.export.convert.fuse import fuse, name_model
 from serin.export.session import open_session
 from serin.formats.schema import Schema, Task, input_columns, outputs_of
 

@@ -9,11 +9,11 @@ from onnx import helper
 
 from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.errors import GateFailed
-from serin.export.features2onnx import FeatureGraph
-from serin.export.fuse import fuse
-from serin.export.gate import batch_sizes, check_features, check_metric, check_scores
-from serin.export.golden import GoldenRows
-from serin.export.network import Network, torch_reference
+from serin.export.convert.features2onnx import FeatureGraph
+from serin.export.convert.fuse import fuse
+from serin.export.convert.network import Network, torch_reference
+from serin.export.gate.gate import batch_sizes, check_features, check_metric, check_scores
+from serin.export.gate.golden import GoldenRows
 from serin.formats.schema import Schema, Task, input_columns, outputs_of
 
 ROWS = 20

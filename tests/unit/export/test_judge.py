@@ -4,11 +4,11 @@ import numpy as np
 import onnx
 import pytest
 
-from serin.export.int8 import to_int8
-from serin.export.judge import _choose, judge_variants
-from serin.export.judged import Judged
-from serin.export.network import Network
-from serin.export.variants import Unavailable, Variant
+from serin.export.convert.network import Network
+from serin.export.gate.variant_result import Judged
+from serin.export.variants.build import Unavailable, Variant
+from serin.export.variants.choose import _choose, judge_variants
+from serin.export.variants.int8 import to_int8
 from tests.unit.export.small_court import (
     copy_of,
     rows_of,

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from serin.errors import ChampionRefused, GateFailed, ModelUnfit, RowsUnfit, SpecError
 from serin.export.build import export_model
-from serin.export.predict import Scorer
+from serin.export.score.predict import Scorer
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import NO_DATASET, Checkpoint

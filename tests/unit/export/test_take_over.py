@@ -13,7 +13,7 @@ import pytest
 
 from serin.errors import BundleBroken
 from serin.export.build import export_model
-from serin.export.predict import Scorer
+from serin.export.score.predict import Scorer
 from serin.export.take_over import import_bundle
 from serin.formats.bundle import read_golden, read_manifest, verify_bundle
 from serin.formats.bundle_diff import diff_bundles

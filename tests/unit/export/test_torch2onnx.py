@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from serin.errors import ExportFailed, GateFailed
+from serin.export.convert.torch2onnx import torch2onnx
 from serin.export.session import open_session
-from serin.export.torch2onnx import torch2onnx
 from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec

@@ -7,8 +7,8 @@ import pytest
 import xgboost
 
 from serin.errors import ExportFailed
+from serin.export.convert.trees2onnx import parse_trees, trees2onnx
 from serin.export.session import open_session
-from serin.export.trees2onnx import parse_trees, trees2onnx
 from serin.formats.schema import Task
 from serin.models.shape import TableShape
 from serin.models.trees import column_types, joined, margins

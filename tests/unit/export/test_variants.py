@@ -6,14 +6,14 @@ import onnx
 import pytest
 import torch
 
-from serin.export.flops import count_flops
-from serin.export.fp16 import large_nodes
-from serin.export.judge import judge_variants
-from serin.export.network import Network
-from serin.export.onnx2trt import missing_tensorrt
+from serin.export.convert.network import Network
+from serin.export.convert.onnx2trt import missing_tensorrt
+from serin.export.convert.torch2onnx import torch2onnx
 from serin.export.session import open_session
-from serin.export.torch2onnx import torch2onnx
-from serin.export.variants import Unavailable, Variant, build_variants
+from serin.export.variants.build import Unavailable, Variant, build_variants
+from serin.export.variants.choose import judge_variants
+from serin.export.variants.flops import count_flops
+from serin.export.variants.fp16 import large_nodes
 from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec

@@ -13,9 +13,9 @@ import pytest
 
 from serin.etl.build import build_dataset
 from serin.etl.engines.dask_engine import local_cluster
-from serin.export.features2onnx import features2onnx
-from serin.export.gate import check_features
-from serin.export.golden import read_golden_rows
+from serin.export.convert.features2onnx import features2onnx
+from serin.export.gate.gate import check_features
+from serin.export.gate.golden import read_golden_rows
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import read_dataset
 from serin.formats.schema import Schema, outputs_of

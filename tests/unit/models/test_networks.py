@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serin.errors import SpecError
-from serin.export.torch2onnx import torch2onnx
+from serin.export.convert.torch2onnx import torch2onnx
 from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.load import load_spec

@@ -10,7 +10,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serin.errors import BackendRefused
-from serin.export.onnx2trt import PROFILE_ROWS
+from serin.export.convert.onnx2trt import PROFILE_ROWS
 from serin.formats.schema import read_schema
 from serin.serving.triton.backends import PLAN_PROFILE_ROWS, Server
 from serin.serving.triton.repository import build_repository

@@ -21,11 +21,11 @@ import numpy as np
 import onnx
 
 from serin.errors import GateFailed
-from serin.export.golden import GoldenRows, tile
-from serin.export.inner import with_tensors
-from serin.export.judged import Judged
-from serin.export.network import Network
-from serin.export.quality import answers, measure
+from serin.export.convert.network import Network
+from serin.export.gate.golden import GoldenRows, tile
+from serin.export.gate.intermediate_tensors import with_tensors
+from serin.export.gate.quality import answers, measure
+from serin.export.gate.variant_result import Judged
 from serin.export.session import open_session, run_in_batches
 from serin.formats.runtime import Runtime
 from serin.formats.schema import Schema, Task

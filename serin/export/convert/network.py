@@ -15,9 +15,9 @@ import onnx
 import torch
 
 from serin.errors import ExportFailed
+from serin.export.convert.torch2onnx import torch2onnx
+from serin.export.convert.trees2onnx import parse_trees, trees2onnx
 from serin.export.session import open_session
-from serin.export.torch2onnx import torch2onnx
-from serin.export.trees2onnx import parse_trees, trees2onnx
 from serin.formats.dataset import DatasetDescription
 from serin.formats.trained import ModelRecord, read_record, read_trained
 from serin.formats.weights import read_weights

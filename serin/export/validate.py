@@ -14,17 +14,17 @@ import onnx
 from serin.columns.segments import segment_masks
 from serin.errors import ExportFailed, GateFailed
 from serin.export.champion import ReadRows
-from serin.export.court import Court, Entry, TestRows, front_and_core
-from serin.export.features2onnx import FeatureGraph, features2onnx
-from serin.export.fuse import fuse
-from serin.export.gate import Batch, GateReport, batch_sizes, check_features, check_metric, check_scores
-from serin.export.golden import GoldenRows, read_golden_rows, tile
-from serin.export.judge import judge_variants
-from serin.export.latency import race, thread_counts
-from serin.export.network import Network, read_network
-from serin.export.onnx2trt import engine_of
+from serin.export.convert.features2onnx import FeatureGraph, features2onnx
+from serin.export.convert.fuse import fuse
+from serin.export.convert.network import Network, read_network
+from serin.export.convert.onnx2trt import engine_of
+from serin.export.gate.gate import Batch, GateReport, batch_sizes, check_features, check_metric, check_scores
+from serin.export.gate.golden import GoldenRows, read_golden_rows, tile
 from serin.export.session import Device, has_device, open_session, run_in_batches
-from serin.export.variants import CALIBRATION_ROWS, build_variants
+from serin.export.variants.build import CALIBRATION_ROWS, build_variants
+from serin.export.variants.choose import judge_variants
+from serin.export.variants.context import Court, Entry, TestRows, front_and_core
+from serin.export.variants.latency import race, thread_counts
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, DatasetDescription
 from serin.formats.runtime import Runtime

@@ -8,13 +8,13 @@ from typing import Any
 
 import onnx
 
-from serin.export.features2onnx import FeatureGraph
-from serin.export.fuse import core_of, fuse
-from serin.export.golden import GoldenRows
-from serin.export.onnx2trt import provider_options
-from serin.export.quality import METRICS
+from serin.export.convert.features2onnx import FeatureGraph
+from serin.export.convert.fuse import core_of, fuse
+from serin.export.convert.onnx2trt import provider_options
+from serin.export.gate.golden import GoldenRows
+from serin.export.gate.quality import METRICS
 from serin.export.session import Device, FrontAndCore, Runs, open_session
-from serin.export.variants import Variant
+from serin.export.variants.build import Variant
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
 from serin.spec.stages import ExportSpec

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from serin.export.inner import float_tensors, run_with_inner
+from serin.export.gate.intermediate_tensors import float_tensors, run_with_inner
 from serin.formats.wire import Array
 
 LARGEST = 1024.0  # up to here float16's steps are below one part in a thousand of 1

@@ -16,7 +16,7 @@ import onnx
 from onnx import helper
 
 from serin.errors import ExportFailed
-from serin.export.inner import run_with_inner
+from serin.export.gate.intermediate_tensors import run_with_inner
 from serin.export.session import RUNTIME_ERRORS, Device, open_session
 from serin.formats.wire import Array
 

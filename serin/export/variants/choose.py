@@ -17,16 +17,16 @@ from functools import partial
 import numpy as np
 
 from serin.errors import ExportFailed
-from serin.export.court import Court, Entry, enter
-from serin.export.diverge import first_divergence
-from serin.export.flops import count_flops
-from serin.export.gate import batch_sizes
-from serin.export.golden import GoldenRows, tile
-from serin.export.judged import Judged
-from serin.export.latency import HOPELESS, race
-from serin.export.quality import answers, loss, measure
+from serin.export.gate.gate import batch_sizes
+from serin.export.gate.golden import GoldenRows, tile
+from serin.export.gate.quality import answers, loss, measure
+from serin.export.gate.variant_result import Judged
 from serin.export.session import RUNTIME_ERRORS, open_session, run_in_batches
-from serin.export.variants import Unavailable, Variant
+from serin.export.variants.build import Unavailable, Variant
+from serin.export.variants.context import Court, Entry, enter
+from serin.export.variants.first_divergence import first_divergence
+from serin.export.variants.flops import count_flops
+from serin.export.variants.latency import HOPELESS, race
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
 

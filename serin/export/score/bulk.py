@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serin.errors import EngineFailed, RowsUnfit
-from serin.export.predict import Scorer
+from serin.export.score.predict import Scorer
 from serin.formats.rows import RowWriter, read_rows
 
 _PARQUET = (".parquet", ".pq")

@@ -13,7 +13,7 @@ from onnx import compose, helper
 
 from serin.columns.onnx_graph import ELEMENT_OF_DTYPE
 from serin.errors import ExportFailed
-from serin.export.features2onnx import FeatureGraph, free_prefix
+from serin.export.convert.features2onnx import FeatureGraph, free_prefix
 from serin.formats.schema import Schema
 
 

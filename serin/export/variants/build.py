@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import onnx
 
-from serin.export.fp16 import to_fp16
-from serin.export.int8 import to_int8, to_int8_dynamic
-from serin.export.network import Network
-from serin.export.onnx2trt import missing_tensorrt
+from serin.export.convert.network import Network
+from serin.export.convert.onnx2trt import missing_tensorrt
 from serin.export.session import Device
-from serin.export.small_tables import to_small_tables
+from serin.export.variants.fp16 import to_fp16
+from serin.export.variants.int8 import to_int8, to_int8_dynamic
+from serin.export.variants.int8_embeddings import to_small_tables
 from serin.formats.wire import Array
 
 CALIBRATION_ROWS = 2048
