@@ -15,8 +15,8 @@ from prefect.input import RunInput
 from prefect.runtime import flow_run
 
 from serin.machine import environment
-from serin.rollout.state import Hold
-from serin.rollout.status import model_status
+from serin.rollout.decide.state import Hold
+from serin.rollout.run.status import model_status
 from serin.store.artifacts import Release
 
 

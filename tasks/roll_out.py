@@ -17,13 +17,13 @@ from prefect.events import emit_event
 from prefect.runtime import flow_run
 
 from serin.errors import RolloutFailed, RolloutRefused, RolloutUnfinished
-from serin.formats.journal import Decision
+from serin.formats.serving.journal import Decision
 from serin.machine import environment
-from serin.rollout.commands import Command, Kind, ask
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Hold, Phase
 from serin.rollout.drawing import evidence_drawing
-from serin.rollout.plan import Plan
-from serin.rollout.state import Hold, Phase
-from serin.rollout.status import model_status, reader
+from serin.rollout.run.commands import Command, Kind, ask
+from serin.rollout.run.status import model_status, reader
 from serin.rollout.story import tell
 from serin.spec.stages import RolloutSpec, ServingSpec
 from serin.store.artifacts import Release

@@ -14,12 +14,12 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.sorting import ArtifactSort
 from prefect.events import emit_event
 
-from serin.formats.request import Request
-from serin.formats.request_log import read_since
+from serin.formats.serving.request import Request
+from serin.formats.serving.request_log import read_since
 from serin.machine import environment
 from serin.machine.durable import write_whole
 from serin.monitoring.latency import ReleaseLatency, summarise
-from serin.monitoring.slo import Breach, breaches
+from serin.monitoring.objectives import Breach, breaches
 from serin.stack.wiring import request_log
 from serin.store.store import Store
 from tasks.markdown import picture, table

@@ -10,9 +10,10 @@ import numpy as np
 from benchmarks.rollout.peers import undecided
 from benchmarks.rollout.scenarios import Array, Scenario
 from benchmarks.rollout.simulate import PROMISED, TICK_S, Cell, Second, Traffic
-from serin.rollout import betting, guards
-from serin.rollout.plan import Plan
-from serin.rollout.verdict import PASS_AT
+from serin.evidence import e_process
+from serin.rollout.decide import guards
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.verdict import PASS_AT
 
 PLAN = Plan(slo_ms=110.0)  # everything as a spec that says nothing about its rollout has it
 EQUAL = Scenario(name="equal", null=True, slower=1.0)
@@ -56,7 +57,7 @@ class Promotion(Traffic):
         return self.promoted
 
     def _decide(self, now: int, seen: Second) -> None:
-        """As serin/rollout/verdict.py has it."""
+        """As serin/rollout/decide/verdict.py has it."""
         warm = self._warm_s >= self._plan.warmup_s
         total = self._bet(seen)
         self._compared += seen.requests * warm
@@ -77,5 +78,5 @@ class Promotion(Traffic):
 
     def _proven(self) -> Array:
         names = [guards.reversed_name(quantile) for quantile in guards.proven_quantiles(self._plan)]
-        worths = np.array([betting.worth(self._owned[name]) for name in names])
+        worths = np.array([e_process.worth(self._owned[name]) for name in names])
         return np.asarray((worths >= self._plan.promote_at).all(axis=0))

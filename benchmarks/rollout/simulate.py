@@ -10,10 +10,11 @@ import numpy as np
 
 from benchmarks.rollout.peers import MINUTE_S, P95, Flagger, Kayenta, PerRequest, undecided
 from benchmarks.rollout.scenarios import MARGIN, Array, Scenario, World
-from serin.rollout import betting, guards
-from serin.rollout.guards import Arms
-from serin.rollout.histogram import WIDTH, quantile_bins, slower_than
-from serin.rollout.plan import Plan
+from serin.evidence import e_process
+from serin.evidence.histogram import WIDTH, quantile_bins, slower_than
+from serin.rollout.decide import guards
+from serin.rollout.decide.guards import Arms
+from serin.rollout.decide.plan import Plan
 
 ALPHA = 0.01
 PLAN = Plan(false_rollback=ALPHA, margin=MARGIN, bad_margin=2 * MARGIN, slo_ms=110.0)
@@ -64,7 +65,7 @@ class Traffic:
         self._memory = np.zeros((cell.runs, _BINS))
         self._weights = guards.weights(plan)
         self._owned = {
-            name: betting.start(cell.runs)
+            name: e_process.start(cell.runs)
             for name in (*self._weights, *(guards.reversed_name(q) for q in guards.proven_quantiles(plan)))
         }
         self._warm_s = np.zeros(cell.runs)
@@ -106,7 +107,7 @@ class Traffic:
         return Second(arms=arms, plain=self._counted(run, log_ms), stable=stable, requests=candidate)
 
     def _bet(self, seen: Second) -> Array:
-        """What all guards own together after a second, as the evidence has it (serin/rollout/evidence.py)."""
+        """What all guards own together after a second, as the evidence has it (serin/rollout/decide/evidence.py)."""
         warm, arms = self._warm_s >= self._plan.warmup_s, seen.arms
         self._warm_s += seen.requests > 0
         if not warm.all():
@@ -123,7 +124,7 @@ class Traffic:
         self._memory = guards.remember(self._memory, seen.stable)
         total: Array = np.zeros(self._cell.runs)
         for name, weight in self._weights.items():
-            total += weight * betting.worth(self._owned[name])
+            total += weight * e_process.worth(self._owned[name])
         return total
 
     def _forget(self, chosen: Array) -> None:
@@ -151,7 +152,7 @@ class Traffic:
 
     @staticmethod
     def _allowed(log_ms: Array, margin: float, tolerance_ms: float) -> Array:
-        """Without what a candidate may be slower (serin/rollout/histogram.py)."""
+        """Without what a candidate may be slower (serin/evidence/histogram.py)."""
         less: Array = log_ms - math.log1p(margin)
         if tolerance_ms:
             less = np.minimum(less, np.log(np.maximum(np.exp(log_ms) - tolerance_ms, 1e-9)))

@@ -17,9 +17,9 @@ from serin.errors import NotFound, RolloutError, RolloutFailed, RolloutRefused
 from serin.machine import environment
 
 if TYPE_CHECKING:
-    from serin.rollout.commands import Kind
-    from serin.rollout.plan import Plan
-    from serin.rollout.status import ModelStatus
+    from serin.rollout.decide.plan import Plan
+    from serin.rollout.run.commands import Kind
+    from serin.rollout.run.status import ModelStatus
 
 Model = Annotated[str, typer.Argument(help="The model's name.")]
 Why = Annotated[str, typer.Option("--why", help="A reason, for the journal.")]
@@ -161,7 +161,7 @@ def back(
 def _tell(
     kind: Kind, model: str, *, version: int | None = None, plan: Plan | None = None, why: str = ""
 ) -> None:
-    from serin.rollout.commands import Command, ask
+    from serin.rollout.run.commands import Command, ask
     from serin.stack.host.state import running_stack
 
     home = running_stack(environment.home()).home
@@ -190,7 +190,7 @@ def _request_timeout_s(given: str | None, spec: Path | None) -> float | None:
 
 def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -> int:
     """Both servers known, the stable one live; the candidate's version."""
-    from serin.rollout.status import model_status
+    from serin.rollout.run.status import model_status
     from serin.serving.external import External, parse_address
     from serin.stack.host.state import running_stack
     from serin.store.store import Store
@@ -217,7 +217,7 @@ def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -
 
 
 def _plan_of(spec: Path | None) -> Plan | None:
-    from serin.rollout.plan import Plan
+    from serin.rollout.decide.plan import Plan
     from serin.spec.load import load_spec
 
     if spec is None:
@@ -235,7 +235,7 @@ def _plan(model: str, version: int, spec: Path | None) -> Plan | None:
 
 def _follow(model: str, *, returning: bool = False) -> None:
     """Print each decision once; RolloutFailed when the rollout ended in a rollback that nobody asked for."""
-    from serin.rollout.status import model_status, reader
+    from serin.rollout.run.status import model_status, reader
 
     home = environment.home()
     known = model_status(home, model)
@@ -257,7 +257,7 @@ def _follow(model: str, *, returning: bool = False) -> None:
 
 
 def _end(model: str, rollout: str, *, returning: bool = False) -> None:
-    from serin.rollout.status import history
+    from serin.rollout.run.status import history
 
     (now,), home = _statuses(model), environment.home()
     if now.rollout.phase != "promoted" and not returning:
@@ -268,8 +268,8 @@ def _end(model: str, rollout: str, *, returning: bool = False) -> None:
 
 
 def _statuses(model: str | None) -> list[ModelStatus]:
-    from serin.rollout.status import model_status
-    from serin.rollout.status import status as all_statuses
+    from serin.rollout.run.status import model_status
+    from serin.rollout.run.status import status as all_statuses
 
     if model is None:
         return all_statuses(environment.home())

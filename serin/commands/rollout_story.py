@@ -14,9 +14,9 @@ from serin.errors import NotFound
 from serin.machine import environment
 
 if TYPE_CHECKING:
-    from serin.formats.journal import Decision
-    from serin.rollout.plan import Plan
-    from serin.rollout.replay import Replay
+    from serin.formats.serving.journal import Decision
+    from serin.rollout.decide.plan import Plan
+    from serin.rollout.run.replay import Replay
 
 Model = Annotated[str, typer.Argument(help="The model's name.")]
 Which = Annotated[
@@ -72,7 +72,7 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Judge the stored requests of a rollout again, second by second, with other settings. Changes nothing."""
-    from serin.rollout.replay import replay as judge_again
+    from serin.rollout.run.replay import replay as judge_again
     from serin.stack.wiring import request_log
 
     decisions = _decisions(model, rollout)
@@ -103,8 +103,8 @@ def _changed(
 
 
 def _decisions(model: str, rollout: str | None) -> list[Decision]:
-    from serin.rollout.record import decision2rollout
-    from serin.rollout.status import history, model_status
+    from serin.rollout.run.record import decision2rollout
+    from serin.rollout.run.status import history, model_status
 
     home = environment.home()
     now = model_status(home, model)

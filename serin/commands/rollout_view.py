@@ -18,14 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from serin.commands.output import when
-from serin.formats.journal import Decision
-from serin.rollout.evidence import Evidence
-from serin.rollout.guards import latency_name
-from serin.rollout.histogram import bands_us, quantiles_us
-from serin.rollout.judge import LogJudge
-from serin.rollout.record import decision2rollout
-from serin.rollout.state import Phase, Rollout
-from serin.rollout.status import reader
+from serin.evidence.histogram import bands_us, quantiles_us
+from serin.formats.serving.journal import Decision
+from serin.rollout.decide.evidence import Evidence
+from serin.rollout.decide.guards import latency_name
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.record import decision2rollout
+from serin.rollout.run.status import reader
 from serin.rollout.story import Point, point, tell
 
 if TYPE_CHECKING:

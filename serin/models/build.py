@@ -10,9 +10,9 @@ from torch import nn
 from serin.formats.weights import read_weights
 from serin.models.dcn import Dcn
 from serin.models.ensemble import Ensemble
+from serin.models.foreign.module import OwnNetwork
 from serin.models.ft_transformer import FtTransformer
 from serin.models.mlp import Mlp
-from serin.models.module import OwnNetwork
 from serin.models.shape import TableShape
 from serin.models.state import load_state
 from serin.spec.stages import ModelSpec

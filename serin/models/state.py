@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from serin.models.module import OwnNetwork
+from serin.models.foreign.module import OwnNetwork
 
 
 def state_of(network: nn.Module) -> dict[str, Tensor]:

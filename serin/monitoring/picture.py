@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from serin.formats.request import Request
+from serin.formats.serving.request import Request
 
 _COLOURS: Final = {"stable": "#1f5fa8", "baseline": "#6c8fb5", "candidate": "#d9731a", "pinned": "#7a7a7a"}
 _MORE: Final = ("#2a8c6a", "#8a4fa3", "#b0413e", "#8c7a1f")

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from serin.rollout.betting import Array
-from serin.rollout.guards import latency_name
-from serin.rollout.histogram import bands_us, quantiles_us, upper_us
+from serin.evidence.e_process import Array
+from serin.evidence.histogram import bands_us, quantiles_us, upper_us
+from serin.rollout.decide.guards import latency_name
 from serin.rollout.story import Point, Story
 
 STABLE, CANDIDATE, ALARM, INK, FAINT = "#1f5fa8", "#d9731a", "#b3261e", "#22272e", "#d8dde3"

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
-from serin.formats.journal import Decision
+from serin.formats.serving.journal import Decision
+from serin.rollout.decide.state import Phase
 from serin.rollout.drawing import ALARM, GOOD, INK, evidence_drawing, latency_drawing, proof_drawing
-from serin.rollout.state import Phase
 from serin.rollout.story import Story
 
 _STYLE: Final = f"""

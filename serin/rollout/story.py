@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from serin.formats.journal import Decision
-from serin.rollout.betting import Array
-from serin.rollout.evidence import Evidence
-from serin.rollout.plan import Plan
-from serin.rollout.record import decision2rollout
-from serin.rollout.state import Rollout
-from serin.rollout.verdict import Verdict, Weighed, weigh
+from serin.evidence.e_process import Array
+from serin.formats.serving.journal import Decision
+from serin.rollout.decide.evidence import Evidence
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Rollout
+from serin.rollout.decide.verdict import Verdict, Weighed, weigh
+from serin.rollout.run.record import decision2rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

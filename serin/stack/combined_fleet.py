@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from serin.errors import RolloutRefused
-from serin.rollout.advance import ReleaseState
-from serin.rollout.ports import Processes, Versions
+from serin.rollout.decide.advance import ReleaseState
+from serin.rollout.run.ports import Processes, Versions
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
 

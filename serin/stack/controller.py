@@ -19,12 +19,12 @@ from pathlib import Path
 from serin.errors import ReleaseNotReady, SerinError
 from serin.formats.bundle import REPOSITORY
 from serin.machine import environment
-from serin.rollout.background import BackgroundFleet
-from serin.rollout.commands import Inbox
-from serin.rollout.controller import Controller
-from serin.rollout.judge import LogJudge
-from serin.rollout.ports import Fleet
-from serin.rollout.record import JournalFolder
+from serin.rollout.run.background import BackgroundFleet
+from serin.rollout.run.commands import Inbox
+from serin.rollout.run.controller import Controller
+from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.ports import Fleet
+from serin.rollout.run.record import JournalFolder
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External

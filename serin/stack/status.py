@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import NameInvalid, SupervisorGone
-from serin.formats.request_log import read_since
+from serin.formats.serving.request_log import read_since
 from serin.monitoring.latency import ReleaseLatency, summarise
-from serin.rollout.status import ModelStatus, ReleaseStatus
-from serin.rollout.status import status as rollout_statuses
+from serin.rollout.run.status import ModelStatus, ReleaseStatus
+from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
 from serin.stack.combined_fleet import CombinedFleet
 from serin.stack.guard import Guard, read_guard

@@ -29,12 +29,12 @@ PURE = [
         )
     ),
     *(f"serin/monitoring/{name}.py" for name in ("latency", "slo")),
-    "serin/formats/request.py",
+    "serin/formats/serving/request.py",
 ]
 PURE_MAY_IMPORT = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
     "operator", "statistics", "types", "typing", "zlib", "numpy", "serin.store.artifacts", "serin.errors", "serin.spec",
-    "serin.formats.request", "serin.monitoring.latency",
+    "serin.formats.serving.request", "serin.monitoring.latency",
     *(
         f"serin.rollout.{name}"
         for name in ("betting", "blocks", "evidence", "guards", "histogram", "plan", "state", "verdict")

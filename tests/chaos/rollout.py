@@ -19,8 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from serin.rollout.plan import Plan
-from serin.rollout.state import Hold, Phase, Rollout
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Hold, Phase, Rollout
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.stack.host.process_scan import group_members, stack_processes
 from serin.stack.wiring import CONTROLLER

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from serin.formats.journal import Decision, last_decision, read_decisions
-from serin.rollout.commands import Command, read_answer, submit
-from serin.rollout.plan import Plan
-from serin.rollout.record import decision2rollout
-from serin.rollout.state import Phase, Rollout
+from serin.formats.serving.journal import Decision, last_decision, read_decisions
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.commands import Command, read_answer, submit
+from serin.rollout.run.record import decision2rollout
 from serin.serving.ports import free_ports
 from serin.serving.triton.repository import build_repository
 from serin.stack.host.process_scan import stack_processes

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.formats.request import Request
-from serin.formats.request_log import read_requests
+from serin.formats.serving.request import Request
+from serin.formats.serving.request_log import read_requests
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.envoy.tls import TlsFiles

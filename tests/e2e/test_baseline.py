@@ -11,12 +11,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from serin.formats.request_log import read_since
-from serin.rollout.commands import Command, Inbox, submit
-from serin.rollout.controller import Controller
-from serin.rollout.judge import LogJudge
-from serin.rollout.record import JournalFolder
-from serin.rollout.state import Hold, Phase, Rollout
+from serin.formats.serving.request_log import read_since
+from serin.rollout.decide.state import Hold, Phase, Rollout
+from serin.rollout.run.commands import Command, Inbox, submit
+from serin.rollout.run.controller import Controller
+from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.record import JournalFolder
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.stack.controller import GatewayRouter

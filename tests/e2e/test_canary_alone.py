@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serin.rollout.commands import Command, Inbox, submit
-from serin.rollout.controller import Controller
-from serin.rollout.judge import LogJudge
-from serin.rollout.plan import Plan
-from serin.rollout.record import JournalFolder
-from serin.rollout.state import Phase, Rollout
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.commands import Command, Inbox, submit
+from serin.rollout.run.controller import Controller
+from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.record import JournalFolder
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions

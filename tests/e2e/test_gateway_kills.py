@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from serin.formats.request_log import read_requests
-from serin.rollout.state import Phase
+from serin.formats.serving.request_log import read_requests
+from serin.rollout.decide.state import Phase
 from serin.serving.triton.probe import answers
 from serin.serving.triton.release_record import read_record
 from serin.stack.host.process_scan import group_members, start_ticks

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from serin.formats.request import Request
-from serin.formats.request_log import read_requests
+from serin.formats.serving.request import Request
+from serin.formats.serving.request_log import read_requests
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.envoy.routes import Timeouts
 from serin.store.artifacts import Endpoint, ModelRoute, Release

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 from concurrent.futures import ThreadPoolExecutor
 
-from serin.formats.request_log import read_requests
+from serin.formats.serving.request_log import read_requests
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.envoy.routes import Timeouts
 from serin.spec.stages import ServingSpec

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serin.errors import GatewayRejected, ReleaseNotReady, VerificationFailed
-from serin.rollout.advance import ReleaseState
-from serin.rollout.state import Phase, Rollout
-from serin.rollout.verdict import Judgement, Verdict
+from serin.rollout.decide.advance import ReleaseState
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.decide.verdict import Judgement, Verdict
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from serin.rollout.commands import Inbox
-from serin.rollout.controller import Controller
-from serin.rollout.record import JournalFolder
+from serin.rollout.run.commands import Inbox
+from serin.rollout.run.controller import Controller
+from serin.rollout.run.record import JournalFolder
 from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter, FakeVersions
 
 

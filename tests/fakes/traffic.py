@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serin.formats.request import Request
+from serin.formats.serving.request import Request
 
 STABLE, CANDIDATE = "flights-v1", "flights-v2"
 

@@ -16,7 +16,7 @@ from prefect.logging.handlers import APILogHandler
 from flows.pipeline import pipeline
 from flows.roll_out import roll_out
 from serin.errors import ControllerSilent, GateFailed, RolloutFailed, StageFailed
-from serin.rollout.verdict import Verdict
+from serin.rollout.decide.verdict import Verdict
 from serin.store.store import Store
 from tasks.outcome import outcome_as_state
 from tests.fakes.rollout import FakeJudge

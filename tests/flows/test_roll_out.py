@@ -15,8 +15,8 @@ from prefect.flow_runs import resume_flow_run
 from flows import roll_out as flow_module
 from flows.roll_out import roll_out
 from serin.errors import NotFound, RolloutFailed
-from serin.rollout.commands import Command, Kind, ask
-from serin.rollout.status import history, model_status
+from serin.rollout.run.commands import Command, Kind, ask
+from serin.rollout.run.status import history, model_status
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.fakes.running_controller import running_controller

@@ -11,11 +11,11 @@ from prefect import flow
 from prefect.artifacts import Artifact
 
 from serin.errors import ControllerSilent, RolloutFailed, RolloutRefused
-from serin.rollout import commands
-from serin.rollout.commands import Command
-from serin.rollout.state import Phase
-from serin.rollout.status import history, model_status
-from serin.rollout.verdict import Verdict
+from serin.rollout.decide.state import Phase
+from serin.rollout.decide.verdict import Verdict
+from serin.rollout.run import commands
+from serin.rollout.run.commands import Command
+from serin.rollout.run.status import history, model_status
 from serin.spec.stages import RolloutSpec, ServingSpec
 from serin.store.artifacts import Release
 from tasks import roll_out as task_module

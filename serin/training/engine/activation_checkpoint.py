@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from serin.models.ensemble import Ensemble
-from serin.models.module import OwnNetwork
+from serin.models.foreign.module import OwnNetwork
 from serin.models.stages import stages_of
 from serin.training.parallel.buffers import buffers_kept, fill_buffers
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from serin.models.module import ANY_FAULT
+from serin.models.foreign.module import ANY_FAULT
 from serin.models.shape import TableShape
 from serin.models.table import CategoryTable
 from serin.training.engine.precision import Precision, computing, matrix_products

@@ -25,7 +25,7 @@ from serin.formats.weights import read_weights
 from serin.machine import environment
 from serin.machine.parent_death import die_with_parent
 from serin.models.build import build_model
-from serin.models.module import ANY_FAULT
+from serin.models.foreign.module import ANY_FAULT
 from serin.models.shape import TableShape, shape_of
 from serin.models.state import load_state
 from serin.training.data.class_weights import class_weights

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from serin.errors import ModelUnfit
 from serin.formats.schema import write_schema
 from serin.formats.trained import GRAPH, write_trained
-from serin.models.own_graph import load_graph
-from serin.models.own_inputs import golden_table, own_schema, read_golden_arrays, with_answer
-from serin.models.run_graph import RunningGraph
+from serin.models.foreign.own_graph import load_graph
+from serin.models.foreign.own_inputs import golden_table, own_schema, read_golden_arrays, with_answer
+from serin.models.foreign.run_graph import RunningGraph
 from serin.training.launch.job import TrainingJob
 from serin.training.launch.script import output_folder, own_metrics
 from serin.training.results.publish import publish_result

@@ -89,8 +89,8 @@ def _record(model: ModelSpec, shape: TableShape, data: DatasetDescription, file:
 def _graph(
     job: TrainingJob, data: DatasetDescription, what: str, file: Path
 ) -> tuple[Callable[[Path], None], Ask]:
-    from serin.models.own_graph import as_network, load_graph
-    from serin.models.run_graph import RunningGraph
+    from serin.models.foreign.own_graph import as_network, load_graph
+    from serin.models.foreign.run_graph import RunningGraph
 
     shape = shape_of(data)
     graph = as_network(load_graph(file, what), shape, data.task, answer=job.model.answer, what=what)

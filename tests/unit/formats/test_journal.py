@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from serin.errors import JournalHeld, JournalUnknown
-from serin.formats.journal import Decision, Journal, JournalReader, last_decision, read_decisions
+from serin.formats.serving.journal import Decision, Journal, JournalReader, last_decision, read_decisions
 from tests.signals import hit
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from serin.formats.request import Request
-from serin.formats.request_log import START, Offset, find_offset, read_requests, read_since
+from serin.formats.serving.request import Request
+from serin.formats.serving.request_log import START, Offset, find_offset, read_requests, read_since
 
 
 def line(t: float, **changes: Any) -> str:

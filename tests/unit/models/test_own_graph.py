@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from serin.errors import ModelUnfit
 from serin.formats.schema import Task
-from serin.models.own_graph import as_network, load_graph
-from serin.models.run_graph import RunningGraph
+from serin.models.foreign.own_graph import as_network, load_graph
+from serin.models.foreign.run_graph import RunningGraph
 from serin.models.shape import TableShape
 
 SHAPE = TableShape(numeric=2, sizes=(5,), outputs=1)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from serin.formats.request import Request
+from serin.formats.serving.request import Request
 from serin.monitoring.latency import ReleaseLatency, summarise
-from serin.monitoring.slo import breaches
+from serin.monitoring.objectives import breaches
 
 
 def request(t: float = 100.0, ms: float | None = 5.0, **changes: Any) -> Request:

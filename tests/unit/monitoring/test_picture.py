@@ -8,7 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from serin.formats.request import Request
+from serin.formats.serving.request import Request
 from serin.monitoring.picture import latency_picture
 
 

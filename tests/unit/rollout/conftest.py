@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from serin.formats.journal import Journal, last_decision
-from serin.rollout.commands import Answer, Command, Inbox, Kind, read_answer, submit
-from serin.rollout.controller import Controller
-from serin.rollout.plan import Plan
-from serin.rollout.record import JournalFolder, decision2rollout
-from serin.rollout.state import Phase, Rollout
-from serin.rollout.verification import Beside, at_once
+from serin.formats.serving.journal import Journal, last_decision
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.commands import Answer, Command, Inbox, Kind, read_answer, submit
+from serin.rollout.run.controller import Controller
+from serin.rollout.run.record import JournalFolder, decision2rollout
+from serin.rollout.run.verification import Beside, at_once
 from serin.store.artifacts import ModelRoute, Release
 from tests.fakes.rollout import Bomb, FakeClock, FakeFleet, FakeJudge, FakeRouter, FakeVersions, Mined
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from serin.rollout.advance import Seen, advance
-from serin.rollout.plan import Mode, Plan
-from serin.rollout.state import Hold, Phase, Rollout
-from serin.rollout.verdict import Judgement, Verdict
+from serin.rollout.decide.advance import Seen, advance
+from serin.rollout.decide.plan import Mode, Plan
+from serin.rollout.decide.state import Hold, Phase, Rollout
+from serin.rollout.decide.verdict import Judgement, Verdict
 from serin.store.artifacts import ModelRoute, Release
 
 V1, V2 = Release(model="flights", version=1), Release(model="flights", version=2)

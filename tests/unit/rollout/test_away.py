@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from serin.formats.request import Request
-from serin.rollout.blocks import Block, columns, cut
-from serin.rollout.evidence import Arm, Evidence, fold
-from serin.rollout.histogram import quantile_bins
-from serin.rollout.plan import Plan
-from serin.rollout.verdict import Verdict, judge_step
+from serin.evidence.histogram import quantile_bins
+from serin.formats.serving.request import Request
+from serin.rollout.decide.blocks import Block, columns, cut
+from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.verdict import Verdict, judge_step
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic, changed
 
 T = 1000.0

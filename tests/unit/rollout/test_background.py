@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from serin.errors import ReleaseNotReady
-from serin.rollout.background import BackgroundFleet
+from serin.rollout.run.background import BackgroundFleet
 from serin.store.artifacts import Release
 from tests.fakes.rollout import FakeFleet
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from serin.rollout.state import Hold, Phase
-from serin.rollout.verdict import Verdict
+from serin.rollout.decide.state import Hold, Phase
+from serin.rollout.decide.verdict import Verdict
 from tests.unit.rollout.conftest import PLAN, Scene
 
 

@@ -10,13 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 from serin.errors import NameInvalid
-from serin.formats.request import Request
-from serin.rollout.blocks import columns, cut
-from serin.rollout.evidence import Arm, Evidence, fold
-from serin.rollout.plan import Plan
-from serin.rollout.state import Hold, Phase
-from serin.rollout.status import model_status
-from serin.rollout.verdict import Verdict
+from serin.formats.serving.request import Request
+from serin.rollout.decide.blocks import columns, cut
+from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Hold, Phase
+from serin.rollout.decide.verdict import Verdict
+from serin.rollout.run.status import model_status
 from serin.spec.stages import RolloutSpec
 from serin.store.artifacts import ModelRoute, Release
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic

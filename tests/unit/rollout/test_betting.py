@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serin.rollout.betting import bet, bet_on_share, difference, split_evidence, start, worth
-from serin.rollout.histogram import (
+from serin.evidence.e_process import bet, bet_on_share, difference, split_evidence, start, worth
+from serin.evidence.histogram import (
     BINS,
     bands_us,
     bins_of,

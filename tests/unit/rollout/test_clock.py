@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from serin.rollout.judge import LogJudge
-from serin.rollout.plan import Plan
-from serin.rollout.ports import EvenClock
-from serin.rollout.state import Phase
-from serin.rollout.verdict import Verdict
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase
+from serin.rollout.decide.verdict import Verdict
+from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.ports import EvenClock
 from tests.unit.rollout.conftest import Scene
 from tests.unit.rollout.test_judge import SHIFTING as JUDGED
 from tests.unit.rollout.test_judge import write_both

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from serin.errors import ControllerSilent
-from serin.rollout.commands import Answer, Command, Inbox, ask, new_id, read_answer, submit
-from serin.rollout.plan import Plan
+from serin.rollout.decide.plan import Plan
+from serin.rollout.run.commands import Answer, Command, Inbox, ask, new_id, read_answer, submit
 
 
 def command(**changes: Any) -> Command:

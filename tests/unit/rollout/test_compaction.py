@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from serin.formats.journal import Decision
-from serin.rollout.compaction import worth_keeping
+from serin.formats.serving.journal import Decision
+from serin.rollout.decide.compaction import worth_keeping
+from serin.rollout.decide.state import Hold, Phase, Rollout
+from serin.rollout.decide.verdict import Judgement, Verdict
 from serin.rollout.page import story2html
-from serin.rollout.record import decision2rollout
-from serin.rollout.state import Hold, Phase, Rollout
-from serin.rollout.status import history, model_status, reader
+from serin.rollout.run.record import decision2rollout
+from serin.rollout.run.status import history, model_status, reader
 from serin.rollout.story import tell
-from serin.rollout.verdict import Judgement, Verdict
 from tests.fakes.rollout import FakeJudge
 from tests.unit.rollout.conftest import Scene
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from serin.errors import JournalHeld
-from serin.formats.journal import Journal
-from serin.rollout.commands import Inbox
-from serin.rollout.controller import Controller
-from serin.rollout.record import JournalFolder
-from serin.rollout.state import Hold, Phase
-from serin.rollout.status import history
-from serin.rollout.verdict import Verdict
+from serin.formats.serving.journal import Journal
+from serin.rollout.decide.state import Hold, Phase
+from serin.rollout.decide.verdict import Verdict
+from serin.rollout.run.commands import Inbox
+from serin.rollout.run.controller import Controller
+from serin.rollout.run.record import JournalFolder
+from serin.rollout.run.status import history
 from serin.store.artifacts import ModelRoute
 from tests.unit.rollout.conftest import PLAN, Scene, release
 

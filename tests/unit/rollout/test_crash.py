@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from serin.rollout.plan import Plan
-from serin.rollout.state import Phase
-from serin.rollout.status import history
-from serin.rollout.verdict import Verdict
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase
+from serin.rollout.decide.verdict import Verdict
+from serin.rollout.run.status import history
 from tests.fakes.rollout import Bomb, Crash
 from tests.unit.rollout.conftest import PLAN, Scene, release
 

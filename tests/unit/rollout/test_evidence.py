@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serin.formats.request import Request
-from serin.rollout.blocks import Counts, columns, cut
-from serin.rollout.evidence import RECENT_S, Arm, Evidence, fold
-from serin.rollout.plan import Plan
+from serin.formats.serving.request import Request
+from serin.rollout.decide.blocks import Counts, columns, cut
+from serin.rollout.decide.evidence import RECENT_S, Arm, Evidence, fold
+from serin.rollout.decide.plan import Plan
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 
 T = 1000.0

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from serin.formats.request import Request
-from serin.rollout.judge import LogJudge
-from serin.rollout.plan import Plan
-from serin.rollout.record import decision2rollout, rollout2decision
-from serin.rollout.state import Phase, Rollout
-from serin.rollout.verdict import Verdict
+from serin.formats.serving.request import Request
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.decide.verdict import Verdict
+from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.record import decision2rollout, rollout2decision
 from serin.store.artifacts import Release
 from tests.fakes.traffic import Traffic
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from serin.errors import RolloutRefused
-from serin.rollout.commands import Command, Kind
-from serin.rollout.obey import obey
-from serin.rollout.plan import Plan
-from serin.rollout.state import Hold, Phase, Rollout
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Hold, Phase, Rollout
+from serin.rollout.run.apply_command import obey
+from serin.rollout.run.commands import Command, Kind
 from serin.store.artifacts import Release
 
 V1, V2, V3 = (Release(model="flights", version=n) for n in (1, 2, 3))

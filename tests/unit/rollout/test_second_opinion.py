@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from serin.rollout.evidence import Arm, Evidence, fold
-from serin.rollout.plan import Plan
-from serin.rollout.state import Hold, Phase
-from serin.rollout.status import history
-from serin.rollout.verdict import Verdict, fails_by_latency_alone, judge_step
+from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Hold, Phase
+from serin.rollout.decide.verdict import Verdict, fails_by_latency_alone, judge_step
+from serin.rollout.run.status import history
 from tests.fakes.rollout import FakeFleet
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 from tests.unit.rollout.conftest import PLAN, Scene, release

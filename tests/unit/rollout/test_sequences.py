@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from serin.errors import RolloutRefused
-from serin.rollout.advance import Seen, advance
-from serin.rollout.commands import Command, Kind
-from serin.rollout.obey import obey
-from serin.rollout.plan import Mode, Plan
-from serin.rollout.state import CONTROLLER, Hold, Phase, Rollout
-from serin.rollout.verdict import Judgement, Verdict
+from serin.rollout.decide.advance import Seen, advance
+from serin.rollout.decide.plan import Mode, Plan
+from serin.rollout.decide.state import CONTROLLER, Hold, Phase, Rollout
+from serin.rollout.decide.verdict import Judgement, Verdict
+from serin.rollout.run.apply_command import obey
+from serin.rollout.run.commands import Command, Kind
 from serin.store.artifacts import Release
 
 V1, V2 = Release(model="flights", version=1), Release(model="flights", version=2)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serin.rollout.state import Phase
-from serin.rollout.status import ReleaseStatus, history, model_status, status
+from serin.rollout.decide.state import Phase
+from serin.rollout.run.status import ReleaseStatus, history, model_status, status
 from tests.unit.rollout.conftest import Scene
 
 

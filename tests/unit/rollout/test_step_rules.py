@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serin.formats.request import Request
-from serin.rollout.evidence import Arm, Evidence, fold
-from serin.rollout.histogram import bins_of, count, slower_than, upper_us
-from serin.rollout.plan import Plan
-from serin.rollout.verdict import Verdict, judge_bake, judge_step
+from serin.evidence.histogram import bins_of, count, slower_than, upper_us
+from serin.formats.serving.request import Request
+from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.verdict import Verdict, judge_bake, judge_step
 from serin.spec.load import load_spec
 from serin.spec.stages import LatencySpec, RolloutSpec, ServingSpec
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic

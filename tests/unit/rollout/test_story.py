@@ -15,15 +15,15 @@ from rich.console import Console
 
 from serin import cli
 from serin.commands.rollout_view import frame
-from serin.formats.journal import Decision
-from serin.rollout.judge import LogJudge
+from serin.formats.serving.journal import Decision
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.decide.verdict import Verdict
 from serin.rollout.page import story2html
-from serin.rollout.plan import Plan
-from serin.rollout.replay import replay
-from serin.rollout.state import Phase, Rollout
-from serin.rollout.status import history
+from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.replay import replay
+from serin.rollout.run.status import history
 from serin.rollout.story import tell
-from serin.rollout.verdict import Verdict
 from tests.fakes.traffic import Traffic
 from tests.unit.rollout.conftest import Scene
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serin.formats.request import Request
-from serin.rollout.evidence import Arm, Evidence, fold
-from serin.rollout.plan import Plan
-from serin.rollout.verdict import Verdict, judge_bake, judge_step, weigh
+from serin.formats.serving.request import Request
+from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.verdict import Verdict, judge_bake, judge_step, weigh
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic, changed
 
 T = 1000.0

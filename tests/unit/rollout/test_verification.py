@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from serin.rollout.state import Phase
-from serin.rollout.verdict import Verdict
+from serin.rollout.decide.state import Phase
+from serin.rollout.decide.verdict import Verdict
 from serin.store.artifacts import Release
 from tests.fakes.rollout import FakeFleet
 from tests.unit.rollout.conftest import PLAN, Scene

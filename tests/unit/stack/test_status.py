@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from serin.monitoring.latency import ReleaseLatency
-from serin.rollout.status import ModelStatus, ReleaseStatus, RolloutStatus
+from serin.rollout.run.status import ModelStatus, ReleaseStatus, RolloutStatus
 from serin.serving.process import ProcessState
 from serin.stack.host.supervisor import Child
 from serin.stack.status import Address, Status

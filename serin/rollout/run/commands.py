@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 from serin.errors import ControllerSilent, SerinError
 from serin.machine.durable import write_whole
-from serin.rollout.plan import Plan
+from serin.rollout.decide.plan import Plan
 from serin.spec.names import valid_model_name
 
 Kind = Literal["start", "pause", "resume", "approve", "promote", "abort", "back"]

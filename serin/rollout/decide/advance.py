@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
-from serin.rollout.state import (
+from serin.rollout.decide.state import (
     CONTROLLER,
     Hold,
     Phase,
@@ -16,7 +16,7 @@ from serin.rollout.state import (
     needs_approval,
     shift,
 )
-from serin.rollout.verdict import Judgement, Verdict
+from serin.rollout.decide.verdict import Judgement, Verdict
 from serin.store.artifacts import Release
 
 ReleaseState = Literal["absent", "starting", "ready", "dead"]

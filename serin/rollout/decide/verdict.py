@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from serin.rollout.blocks import Counts
-from serin.rollout.evidence import Evidence
-from serin.rollout.guards import (
+from serin.evidence.histogram import quantiles_us
+from serin.rollout.decide.blocks import Counts
+from serin.rollout.decide.evidence import Evidence
+from serin.rollout.decide.guards import (
     PROMISES,
     STABLE_PROMISES,
     latency_name,
@@ -17,8 +18,7 @@ from serin.rollout.guards import (
     reversed_name,
     weights,
 )
-from serin.rollout.histogram import quantiles_us
-from serin.rollout.plan import Plan
+from serin.rollout.decide.plan import Plan
 
 SPLIT_AT: Final = 1000.0  # evidence against the split: one false alarm in a thousand rollouts
 

@@ -14,11 +14,11 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from serin.formats.request import Request
-from serin.rollout.betting import Array
-from serin.rollout.guards import Arms
-from serin.rollout.histogram import BINS, bins_of, count
-from serin.rollout.plan import Plan
+from serin.evidence.e_process import Array
+from serin.evidence.histogram import BINS, bins_of, count
+from serin.formats.serving.request import Request
+from serin.rollout.decide.guards import Arms
+from serin.rollout.decide.plan import Plan
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _AWAY: Final = 0.1  # of an arm's requests, answered by another release

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from serin.rollout.advance import ReleaseState, Seen
-from serin.rollout.ports import Clock, Fleet, Judge, Router, Versions
-from serin.rollout.state import Phase, Rollout
-from serin.rollout.verification import FOREIGN, Beside, Verifications, Verified
+from serin.rollout.decide.advance import ReleaseState, Seen
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.ports import Clock, Fleet, Judge, Router, Versions
+from serin.rollout.run.verification import FOREIGN, Beside, Verifications, Verified
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 _REAPPLY_S: Final = (

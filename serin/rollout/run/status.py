@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from serin.formats.journal import Decision, JournalReader, last_decision, read_decisions
-from serin.rollout.record import JournalFolder, decision2rollout
-from serin.rollout.state import Rollout
+from serin.formats.serving.journal import Decision, JournalReader, last_decision, read_decisions
+from serin.rollout.decide.state import Rollout
+from serin.rollout.run.record import JournalFolder, decision2rollout
 from serin.spec.names import valid_model_name
 
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from serin.rollout.betting import Array, bet, bet_on_share, difference, start
-from serin.rollout.histogram import quantile_bins, slower_than
-from serin.rollout.plan import Plan
+from serin.evidence.e_process import Array, bet, bet_on_share, difference, start
+from serin.evidence.histogram import quantile_bins, slower_than
+from serin.rollout.decide.plan import Plan
 
 ERRORS: Final = "errors"
 REFUSED: Final = "refused"

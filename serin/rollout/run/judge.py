@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from serin.formats.request_log import Offset, find_offset, read_requests
-from serin.rollout.evidence import Arm, Evidence, fold
-from serin.rollout.state import Phase, Rollout
-from serin.rollout.verdict import Judgement, Verdict, fails_by_latency_alone, judge_bake, judge_step
+from serin.formats.serving.request_log import Offset, find_offset, read_requests
+from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.decide.verdict import Judgement, Verdict, fails_by_latency_alone, judge_bake, judge_step
 
 
 class LogJudge:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import assert_never
 
 from serin.errors import RolloutRefused
-from serin.rollout.commands import Command
-from serin.rollout.plan import Plan
-from serin.rollout.state import Hold, Phase, Rollout, abort, begin_again, move, needs_approval, shift
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Hold, Phase, Rollout, abort, begin_again, move, needs_approval, shift
+from serin.rollout.run.commands import Command
 from serin.store.artifacts import Release
 
 

@@ -11,15 +11,25 @@ from dataclasses import dataclass
 from typing import Final
 
 from serin.errors import RolloutRefused
-from serin.rollout.advance import advance
-from serin.rollout.commands import Answer, Command
-from serin.rollout.compaction import worth_keeping
-from serin.rollout.obey import obey
-from serin.rollout.ports import Clock, Commands, EvenClock, Fleet, Journal, Journals, Judge, Router, Versions
-from serin.rollout.record import decision2rollout, rollout2decision
-from serin.rollout.state import Phase, Rollout
-from serin.rollout.verification import FOREIGN, Beside
-from serin.rollout.world import World
+from serin.rollout.decide.advance import advance
+from serin.rollout.decide.compaction import worth_keeping
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.apply_command import obey
+from serin.rollout.run.commands import Answer, Command
+from serin.rollout.run.ports import (
+    Clock,
+    Commands,
+    EvenClock,
+    Fleet,
+    Journal,
+    Journals,
+    Judge,
+    Router,
+    Versions,
+)
+from serin.rollout.run.reconciler import World
+from serin.rollout.run.record import decision2rollout, rollout2decision
+from serin.rollout.run.verification import FOREIGN, Beside
 
 _RECORD_S: Final = 10.0  # evidence that grows without a decision is journaled this often
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from serin.formats.journal import Decision
-from serin.formats.request import Request
-from serin.formats.request_log import read_since
-from serin.rollout.evidence import Evidence, fold
-from serin.rollout.judge import arm_of, verdict_on
-from serin.rollout.plan import Plan
-from serin.rollout.record import decision2rollout
-from serin.rollout.state import Phase, Rollout
+from serin.formats.serving.journal import Decision
+from serin.formats.serving.request import Request
+from serin.formats.serving.request_log import read_since
+from serin.rollout.decide.evidence import Evidence, fold
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.decide.verdict import Verdict
+from serin.rollout.run.judge import arm_of, verdict_on
+from serin.rollout.run.record import decision2rollout
 from serin.rollout.story import Point, point
-from serin.rollout.verdict import Verdict
 
 _BEFORE_S = 60.0  # stable's traffic before the rollout tells its latency
 

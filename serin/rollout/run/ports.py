@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from serin.formats.journal import Decision, Keep
-from serin.rollout.advance import ReleaseState
-from serin.rollout.commands import Answer, Command
-from serin.rollout.state import Rollout
-from serin.rollout.verdict import Judgement
+from serin.formats.serving.journal import Decision, Keep
+from serin.rollout.decide.advance import ReleaseState
+from serin.rollout.decide.state import Rollout
+from serin.rollout.decide.verdict import Judgement
+from serin.rollout.run.commands import Answer, Command
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 

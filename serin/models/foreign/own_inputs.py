@@ -28,7 +28,7 @@ from serin.formats.schema import (
     outputs_of,
 )
 from serin.formats.shards import Array
-from serin.models.own_graph import back_to_logits
+from serin.models.foreign.own_graph import back_to_logits
 
 _PREFIX = "own/"
 _KINDS: dict[int, tuple[DType, Kind]] = {

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from serin.rollout.betting import Array, split_evidence
+from serin.evidence.e_process import Array, split_evidence
 
 WIDTH: Final = 0.04  # of a bin, in the logarithm
 BINS: Final = 400

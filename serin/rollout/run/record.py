@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serin.formats.journal import Decision, Journal
-from serin.rollout.plan import Plan
-from serin.rollout.state import Hold, Phase, Rollout
-from serin.rollout.verdict import Verdict
+from serin.formats.serving.journal import Decision, Journal
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Hold, Phase, Rollout
+from serin.rollout.decide.verdict import Verdict
 from serin.store.artifacts import Release
 
 

@@ -16,7 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
-from serin.formats.request import Request
+from serin.formats.serving.request import Request
 
 _HEAD_BYTES: Final = 256
 _MAX_BYTES: Final = 16 << 20

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from serin.formats.journal import Decision
+from serin.formats.serving.journal import Decision
 
 _TURNS: Final = 500  # of one rollout: holds that come and go
 _POINTS: Final = (20, 200)  # evidence over time: of an earlier rollout, of the newest

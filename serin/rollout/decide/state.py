@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
-from serin.rollout.plan import Plan
-from serin.rollout.verdict import Verdict
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.verdict import Verdict
 from serin.store.artifacts import ModelRoute, Release
 
 CONTROLLER: Final = "controller"

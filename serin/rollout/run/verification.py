@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from serin.errors import SerinError
-from serin.rollout.ports import Fleet
-from serin.rollout.state import Rollout
+from serin.rollout.decide.state import Rollout
+from serin.rollout.run.ports import Fleet
 
 FOREIGN: Final = (SerinError, OSError)  # what a port may raise
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from serin.rollout.advance import ReleaseState
-from serin.rollout.ports import Processes
+from serin.rollout.decide.advance import ReleaseState
+from serin.rollout.run.ports import Processes
 from serin.store.artifacts import Endpoint, Release
 
 

@@ -13,9 +13,10 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from serin.formats.request import Request
-from serin.rollout.betting import Array, split_evidence, worth
-from serin.rollout.blocks import (
+from serin.evidence.e_process import Array, split_evidence, worth
+from serin.evidence.histogram import BINS, bins_of, count
+from serin.formats.serving.request import Request
+from serin.rollout.decide.blocks import (
     NO_COUNTS,
     Block,
     Counts,
@@ -26,9 +27,8 @@ from serin.rollout.blocks import (
     cut,
     json2counts,
 )
-from serin.rollout.guards import PROMISES, STABLE_PROMISES, compare, hold_to_promises, remember
-from serin.rollout.histogram import BINS, bins_of, count
-from serin.rollout.plan import Plan
+from serin.rollout.decide.guards import PROMISES, STABLE_PROMISES, compare, hold_to_promises, remember
+from serin.rollout.decide.plan import Plan
 
 RECENT_S: Final = 30
 
