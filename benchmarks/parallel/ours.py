@@ -6,12 +6,12 @@ from typing import Any
 
 from benchmarks.parallel.ranks import lap as lap_of_all
 from benchmarks.training.ours import train
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     return lap_of_all("benchmarks.parallel.ours", request)
 
 
-def lap(request: dict[str, Any], world: World) -> dict[str, Any]:
+def lap(request: dict[str, Any], world: Ranks) -> dict[str, Any]:
     return train(request, world)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.child import ROOT
-from serin.training.parallel.ranks import World, open_world
+from serin.training.parallel.ranks import Ranks, open_world
 
 _ENDS_S = 20
 _open: dict[str, Any] = {}
@@ -81,7 +81,7 @@ def _stop(stack: ExitStack) -> None:
 def main(module: str) -> None:
     contender = importlib.import_module(module)
     with open_world(gpu=False) as world:
-        assert isinstance(world, World)
+        assert isinstance(world, Ranks)
         for line in sys.stdin:
             contender.lap(json.loads(line), world)
 

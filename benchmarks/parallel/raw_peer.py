@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.parallel.ranks import lap as lap_of_all
 from benchmarks.training.networks import Network, finish
 from benchmarks.training.table import read_table
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 
 _tables: dict[str, tuple[torch.Tensor, ...]] = {}
 
@@ -22,7 +22,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     return lap_of_all("benchmarks.parallel.raw_peer", request)
 
 
-def lap(request: dict[str, Any], world: World) -> dict[str, Any]:
+def lap(request: dict[str, Any], world: Ranks) -> dict[str, Any]:
     on = world.device
     torch.set_float32_matmul_precision("high" if request["precision"] == "tf32" else "highest")
     torch.set_num_threads(request["threads"])

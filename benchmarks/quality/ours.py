@@ -14,7 +14,7 @@ from serin.models.build import load_model
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.engine import worker
 from serin.training.launch.job import TrainingJob
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        worker.train(job, folder, World(rank=0, size=1, device=device), lambda: False)
+        worker.train(job, folder, Ranks(rank=0, size=1, device=device), lambda: False)
         metrics = json.loads((folder / "result" / "metrics.json").read_text())["metrics"]
         network = load_model(folder / "result")
     answer: dict[str, Any] = {"valid_auc": metrics["valid_auc"]}

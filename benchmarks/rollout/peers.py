@@ -109,5 +109,5 @@ class PerRequest:
         bet = odds / (odds + 1 - share)
         self._owned += candidate_slow[:, None] * np.log(bet / share)
         self._owned += stable_slow[:, None] * np.log((1 - bet) / (1 - share))
-        worth = np.exp(np.minimum(self._owned, 600)).mean(axis=1)
-        self.decided[np.isinf(self.decided) & (worth >= self._needed)] = second
+        e_value = np.exp(np.minimum(self._owned, 600)).mean(axis=1)
+        self.decided[np.isinf(self.decided) & (e_value >= self._needed)] = second

@@ -78,5 +78,5 @@ class Promotion(Traffic):
 
     def _proven(self) -> Array:
         names = [guards.reversed_name(quantile) for quantile in guards.proven_quantiles(self._plan)]
-        worths = np.array([e_process.worth(self._owned[name]) for name in names])
+        worths = np.array([e_process.e_value(self._owned[name]) for name in names])
         return np.asarray((worths >= self._plan.promote_at).all(axis=0))

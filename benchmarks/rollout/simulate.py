@@ -124,13 +124,13 @@ class Traffic:
         self._memory = guards.remember(self._memory, seen.stable)
         total: Array = np.zeros(self._cell.runs)
         for name, weight in self._weights.items():
-            total += weight * e_process.worth(self._owned[name])
+            total += weight * e_process.e_value(self._owned[name])
         return total
 
     def _forget(self, chosen: Array) -> None:
         """The evidence of the chosen runs begins again."""
-        for owned in self._owned.values():
-            owned[chosen] = 0.0
+        for log_wealth in self._owned.values():
+            log_wealth[chosen] = 0.0
         self._warm_s[chosen] = 0
 
     def _stable(self, requests: Array, level: Array, second: int, arm: str = "stable") -> Array:

@@ -20,18 +20,18 @@ from serin.training.engine.autotune import products_of
 from serin.training.engine.batch_size import choose_threads
 from serin.training.engine.learner import Learner
 from serin.training.engine.loop import Loop
-from serin.training.launch.job import Choices, TrainingJob
+from serin.training.launch.job import ResolvedSettings, TrainingJob
 from serin.training.parallel.losses import loss_of
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 
 _tables: dict[str, ResidentTable] = {}
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    return train(request, World(rank=0, size=1, device=device()))
+    return train(request, Ranks(rank=0, size=1, device=device()))
 
 
-def train(request: dict[str, Any], world: World) -> dict[str, Any]:
+def train(request: dict[str, Any], world: Ranks) -> dict[str, Any]:
     """`batch_rows` are those of all ranks together, `threads` those of each."""
     table = _table(request["table"], world.device)
     batch_rows = request["batch_rows"]
@@ -47,7 +47,7 @@ def train(request: dict[str, Any], world: World) -> dict[str, Any]:
     job = TrainingJob(
         model=spec, training=training, dataset="", dataset_digest="", processes=world.size, gpu=gpu
     )
-    choices = Choices(
+    choices = ResolvedSettings(
         batch_rows=batch_rows, steps_per_epoch=table.rows // batch_rows, threads=threads,
         precision=request["precision"], device="cuda" if gpu else "cpu", torch=torch.__version__,
     )  # fmt: skip

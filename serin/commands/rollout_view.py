@@ -85,18 +85,18 @@ def _evidence(now: Rollout, seen: Point) -> RenderableType:
     """Bars on a scale of powers of ten: full is enough."""
     table = Table("against the candidate", "", "evidence", "enough", box=None, pad_edge=False)
     rows = [("all together", seen.weighed.total), *seen.weighed.worths.items()]
-    for name, worth in rows:
+    for name, e_value in rows:
         style = "bold" if name == "all together" else ""
-        bar = _bar(worth, now.plan.rollback_at, "red")
-        table.add_row(Text(name, style=style), bar, f"{worth:.3g}", f"{now.plan.rollback_at:g}")
-    for name, worth in seen.proofs.items():
-        table.add_row(Text(f"for it: {name}"), _bar(worth, now.plan.promote_at, "green"), f"{worth:.3g}",
+        bar = _bar(e_value, now.plan.rollback_at, "red")
+        table.add_row(Text(name, style=style), bar, f"{e_value:.3g}", f"{now.plan.rollback_at:g}")
+    for name, e_value in seen.proofs.items():
+        table.add_row(Text(f"for it: {name}"), _bar(e_value, now.plan.promote_at, "green"), f"{e_value:.3g}",
                       f"{now.plan.promote_at:g}")  # fmt: skip
     return table
 
 
-def _bar(worth: float, enough: float, colour: str) -> Text:
-    share = min(max(math.log(max(worth, 1e-300)) / math.log(enough), 0.0), 1.0)
+def _bar(e_value: float, enough: float, colour: str) -> Text:
+    share = min(max(math.log(max(e_value, 1e-300)) / math.log(enough), 0.0), 1.0)
     filled = round(_BAR * share)
     return Text("━" * filled, style=colour).append("─" * (_BAR - filled), style="dim")
 

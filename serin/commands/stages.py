@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 def look_at_tables(spec: PipelineSpec) -> Layout:
     """The spec held against its tables' real columns; DataError or SpecError for what does not fit."""
-    from serin.etl.sources.file_cache import Kept
+    from serin.etl.sources.file_cache import FileCache
     from serin.etl.sources.files import find_files
     from serin.etl.sources.layout import lay_out
     from serin.etl.sources.tables import open_table
@@ -44,7 +44,7 @@ def look_at_tables(spec: PipelineSpec) -> Layout:
         Store.open().using_kept() as kept,  # the build that follows need not convert again
         tempfile.TemporaryDirectory(prefix="serin-check-") as scratch,
     ):
-        converted = Kept.converted(kept)
+        converted = FileCache.converted(kept)
         tables = {
             name: open_table(name, find_files(name, path, converted.digests), Path(scratch), converted)
             for name, path in spec.data.tables.items()

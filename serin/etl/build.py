@@ -20,12 +20,12 @@ from serin.etl.engines.engine import Engine
 from serin.etl.engines.memory_budget import shared_room
 from serin.etl.engines.progress import Progress
 from serin.etl.relational.checks import judge_freshness
-from serin.etl.relational.gpu_reader import hold_pieces
+from serin.etl.relational.gpu_reader import read_on_gpu
 from serin.etl.relational.large_joins import load_joins
-from serin.etl.relational.piece_cache import Keeping
+from serin.etl.relational.piece_cache import PieceCache
 from serin.etl.relational.relation import LoadedJoin
 from serin.etl.report import Heard
-from serin.etl.sources.file_cache import Kept, digests_in
+from serin.etl.sources.file_cache import FileCache, digests_in
 from serin.etl.sources.files import find_files
 from serin.etl.sources.layout import Layout, lay_out
 from serin.etl.sources.tables import Piece, Table, open_table, refuse_changed
@@ -147,7 +147,7 @@ class _Attempt:
     tables: Mapping[str, Table]
     files: Sequence[SourceFile]
     previous: Dataset | None
-    keeping: Keeping | None
+    keeping: PieceCache | None
     scratch: Path
     result: Path
     say: Heard
@@ -158,9 +158,9 @@ class _Attempt:
         engine.tell = progress = Progress(self.say)
         progress.begin("read and joined")
         data, features, layout, scratch = self.data, self.features, self.layout, self.scratch
-        room = shared_room(engine.room_bytes)
-        joins = load_joins(layout, self.tables, room_bytes=room, scratch=scratch, say=self.say)
-        held = hold_pieces(
+        room = shared_room(engine.budget_bytes)
+        joins = load_joins(layout, self.tables, budget_bytes=room, scratch=scratch, say=self.say)
+        held = read_on_gpu(
             engine,
             pieces,
             data,
@@ -189,7 +189,7 @@ class _Attempt:
 def _open_tables(
     sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier, scratch: Path, say: Say
 ) -> dict[str, Table]:
-    converted = Kept.converted(earlier.kept, again=earlier.fresh)
+    converted = FileCache.converted(earlier.kept, again=earlier.fresh)
     tables = {name: open_table(name, found, scratch, converted) for name, found in sources.items()}
     if converted.found:
         asked = converted.found + converted.made
@@ -199,13 +199,13 @@ def _open_tables(
 
 def _keeping(
     data: DataSpec, layout: Layout, sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier
-) -> Keeping | None:
+) -> PieceCache | None:
     """Where pieces are kept for the next build: who builds again will build again, and tables grow by files."""
     known = all(file.content for found in sources.values() for file in found)
     if not known or not earlier.known or len(sources[data.main]) < 2:
         return None
     others = [file for name, found in sources.items() if name != data.main for file in found]
-    return Keeping.of(earlier.kept, earlier.family, data, layout, others, again=earlier.fresh)
+    return PieceCache.of(earlier.kept, earlier.family, data, layout, others, again=earlier.fresh)
 
 
 def find_dataset(

@@ -2,7 +2,7 @@
 
 A bettor starts with 1 and stakes a part of what he has in each block. While the claim holds his stake wins as often as
 it loses, so that the chance of his ever owning 1/alpha is at most alpha, however often one looks. Eight bettors with
-different courage are kept; what counts is the mean of what they own, for the best courage is not known beforehand.
+different bet_fraction are kept; what counts is the mean of what they own, for the best bet_fraction is not known beforehand.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ def difference(candidate: Array, control: Array) -> Array:
     return found
 
 
-def bet(owned: Array, outcome: Array) -> Array:
+def bet(log_wealth: Array, outcome: Array) -> Array:
     """After a block with `outcome` in -1 .. 1. Fair when +x and -x are equally likely."""
-    after: Array = owned + np.log1p(STAKES * np.asarray(outcome)[..., None])
+    after: Array = log_wealth + np.log1p(STAKES * np.asarray(outcome)[..., None])
     return after
 
 
-def bet_on_share(owned: Array, share: Array | float, target: float) -> Array:
+def bet_on_share(log_wealth: Array, share: Array | float, target: float) -> Array:
     """After a block in which `share` of the requests were bad. Fair when `target` of them are, on average.
 
     A target of 0 is a promise one bad request breaks.
     """
     if target <= 0:
-        return owned + np.where(np.asarray(share) > 0, _LARGEST, 0.0)[..., None]
-    return owned + np.log1p(STAKES * (np.asarray(share)[..., None] / target - 1.0))
+        return log_wealth + np.where(np.asarray(share) > 0, _LARGEST, 0.0)[..., None]
+    return log_wealth + np.log1p(STAKES * (np.asarray(share)[..., None] / target - 1.0))
 
 
-def worth(owned: Array) -> Array:
+def e_value(log_wealth: Array) -> Array:
     """The mean of what the eight own: the evidence against the claim."""
-    mean: Array = np.exp(np.minimum(owned, _LARGEST)).mean(axis=-1)
+    mean: Array = np.exp(np.minimum(log_wealth, _LARGEST)).mean(axis=-1)
     return mean
 
 

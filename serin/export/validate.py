@@ -23,7 +23,7 @@ from serin.export.gate.golden import GoldenRows, read_golden_rows, tile
 from serin.export.session import Device, has_device, open_session, run_in_batches
 from serin.export.variants.build import CALIBRATION_ROWS, build_variants
 from serin.export.variants.choose import judge_variants
-from serin.export.variants.context import Court, Entry, TestRows, front_and_core
+from serin.export.variants.context import Runnable, TestRows, VariantContext, front_and_core
 from serin.export.variants.latency import race, thread_counts
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, DatasetDescription
@@ -151,7 +151,7 @@ def _with_best_variant(
 ) -> Proven:
     export = ground.spec.export
     variants = list(build_variants(export.variants, network, _calibration(ground.folder), ground.device))
-    court = Court(
+    context = VariantContext(
         spec=export,
         schema=schema,
         features=features,
@@ -160,16 +160,16 @@ def _with_best_variant(
         max_rows=ground.spec.serving.max_batch_rows,
         split=ground.split,
     )
-    chosen, judged = judge_variants(court, variants, ground.say)
-    outputs = run_in_batches(chosen.runs, golden.inputs, court.outputs, len(golden))
-    apart = _check_front_and_core(court, chosen) if ground.split else None
-    runtime = measure_threads(chosen.model, golden, export.batch_mix, court.outputs)
-    runtime = replace(runtime, spread=_spread(court, chosen, outputs))
+    chosen, judged = judge_variants(context, variants, ground.say)
+    outputs = run_in_batches(chosen.runs, golden.inputs, context.outputs, len(golden))
+    apart = _check_front_and_core(context, chosen) if ground.split else None
+    runtime = measure_threads(chosen.model, golden, export.batch_mix, context.outputs)
+    runtime = replace(runtime, spread=_spread(context, chosen, outputs))
     plain = chosen.variant.name == "fp32" and not ground.split
     engine = None
     if chosen.variant.device == "tensorrt":
         cache = environment.home() / "cache" / "tensorrt"
-        engine = engine_of(chosen.core, max_rows=court.max_rows, cache=cache)
+        engine = engine_of(chosen.core, max_rows=context.max_rows, cache=cache)
     return Proven(
         model=chosen.model,
         core=chosen.core if ground.split else None,
@@ -187,26 +187,26 @@ def _with_best_variant(
     )
 
 
-def _spread(court: Court, chosen: Entry, outputs: Mapping[str, Array]) -> float:
+def _spread(context: VariantContext, chosen: Runnable, outputs: Mapping[str, Array]) -> float:
     """How far scores move with the size of the batch: what a client may see between one request and another."""
-    name, largest = court.outputs[-1], 0.0
+    name, largest = context.outputs[-1], 0.0
     for size in (1, 8, 64):
-        found = run_in_batches(chosen.runs, court.golden.inputs, [name], size)[name]
+        found = run_in_batches(chosen.runs, context.golden.inputs, [name], size)[name]
         scale = np.maximum(1.0, np.abs(outputs[name]))
         largest = max(largest, float(np.max(np.abs(found - outputs[name]) / scale, initial=0.0)))
     return largest
 
 
-def _check_front_and_core(court: Court, chosen: Entry) -> float:
+def _check_front_and_core(context: VariantContext, chosen: Runnable) -> float:
     """Front and core give what the whole graph gives, on the same device as it is served: GateFailed when not."""
     whole = open_session(chosen.model, threads=1)
-    wanted = run_in_batches(whole, court.golden.inputs, court.outputs, len(court.golden))
-    served = front_and_core(court.features, chosen.core, chosen.variant.device)
-    allowed, largest = court.spec.variant_tolerance, 0.0
-    for size in batch_sizes(len(court.golden), court.max_rows):
-        rows = court.golden.tiled(size)
-        found = run_in_batches(served, rows.inputs, court.outputs, size)
-        name = court.outputs[-1]
+    wanted = run_in_batches(whole, context.golden.inputs, context.outputs, len(context.golden))
+    served = front_and_core(context.features, chosen.core, chosen.variant.device)
+    allowed, largest = context.spec.variant_tolerance, 0.0
+    for size in batch_sizes(len(context.golden), context.max_rows):
+        rows = context.golden.tiled(size)
+        found = run_in_batches(served, rows.inputs, context.outputs, size)
+        name = context.outputs[-1]
         expected = tile(wanted[name], len(rows))
         scale = np.maximum(1.0, np.abs(expected))
         difference = float(np.max(np.abs(found[name].astype(np.float64) - expected) / scale, initial=0.0))

@@ -15,7 +15,7 @@ from serin.training.data.tables import open_table
 from serin.training.engine import worker
 from serin.training.engine.evaluate import evaluate
 from serin.training.launch.job import TrainingJob
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 from tests.fakes.datasets import SIZES, make_dataset
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
@@ -58,7 +58,7 @@ def test_the_metrics_on_a_gpu_are_those_of_the_saved_weights(
         gpu=True,
     )
     (tmp_path / "run").mkdir()
-    worker.train(job, tmp_path / "run", World(rank=0, size=1, device=torch.device("cuda", 0)), lambda: False)
+    worker.train(job, tmp_path / "run", Ranks(rank=0, size=1, device=torch.device("cuda", 0)), lambda: False)
     choices = json.loads((tmp_path / "run" / "choices.json").read_text())
     assert choices["step"] == ("eager" if replaced else "captured")
     assert ("network.center is replaced" in choices["step_reason"]) is replaced
@@ -67,7 +67,7 @@ def test_the_metrics_on_a_gpu_are_those_of_the_saved_weights(
     assert int(network.get_buffer("network.layers.1.num_batches_tracked")) == steps
     cpu = torch.device("cpu")
     table = open_table(read_split(dataset.path, "test"), cpu, sizes=SIZES)
-    found = evaluate(network, table, "binary", World(rank=0, size=1, device=cpu))
+    found = evaluate(network, table, "binary", Ranks(rank=0, size=1, device=cpu))
     reported = json.loads((tmp_path / "run" / "result" / "metrics.json").read_text())["metrics"]
     print({name: value - reported[f"test_{name}"] for name, value in found.items()})
     assert found == pytest.approx({name: reported[f"test_{name}"] for name in found}, abs=1e-4)

@@ -27,11 +27,11 @@ from serin.training.data.stream import StreamLoader
 from serin.training.data.tables import Batch, MappedTable, ResidentTable
 from serin.training.engine import worker
 from serin.training.engine.learner import Learner
-from serin.training.launch.job import Choices, TrainingJob
+from serin.training.launch.job import ResolvedSettings, TrainingJob
 from serin.training.launch.launcher import train
 from serin.training.launch.progress import Follower
 from serin.training.parallel.losses import loss_of
-from serin.training.parallel.ranks import World, open_world
+from serin.training.parallel.ranks import Ranks, open_world
 from tests.fakes.datasets import SIZES, make_dataset
 from tests.signals import hit
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU th
 
 MODEL = ModelSpec(hidden=(64, 32), dropout=0.1)
 GPU = torch.device("cuda", 0)
-ALONE = World(rank=0, size=1, device=GPU)
+ALONE = Ranks(rank=0, size=1, device=GPU)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_captured_step_learns_what_an_eager_one_does(
             dataset_digest="", processes=1, gpu=True,
         )  # fmt: skip
         (tmp_path / kind).mkdir()
-        worker.train(job, tmp_path / kind, World(rank=0, size=1, device=GPU), lambda: False)
+        worker.train(job, tmp_path / kind, Ranks(rank=0, size=1, device=GPU), lambda: False)
         assert json.loads((tmp_path / kind / "choices.json").read_text())["step"] == kind
         found[kind] = json.loads((tmp_path / kind / "result" / "metrics.json").read_text())
     losses = [[epoch["loss"] for epoch in found[kind]["epochs"]] for kind in found]
@@ -137,7 +137,7 @@ def job_of(dataset: Dataset, model: ModelSpec, **settings: Any) -> TrainingJob:
     )
 
 
-def train_here(folder: Path, job: TrainingJob, world: World = ALONE) -> dict[str, Any]:
+def train_here(folder: Path, job: TrainingJob, world: Ranks = ALONE) -> dict[str, Any]:
     """metrics.json of a training in this process."""
     folder.mkdir(exist_ok=True)
     worker.train(job, folder, world, lambda: False)
@@ -151,7 +151,7 @@ def choices(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def group_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def group_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """A world of one that goes through NCCL all the same."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -194,7 +194,7 @@ def test_every_precision_learns_in_a_captured_step(precision: str, tmp_path: Pat
 
 
 def test_a_group_of_one_over_nccl_is_captured_and_learns_what_one_alone_does(
-    tmp_path: Path, group_of_one: World
+    tmp_path: Path, group_of_one: Ranks
 ) -> None:
     dataset = make_dataset(tmp_path / "dataset")
     job = job_of(
@@ -212,7 +212,7 @@ def test_a_group_of_one_over_nccl_is_captured_and_learns_what_one_alone_does(
 @pytest.mark.parametrize("strategy", ["fsdp", "tensor"])
 @pytest.mark.parametrize("kind", ["mlp", "dcn", "ft_transformer"])
 def test_sharded_steps_over_nccl_are_those_of_one_alone(
-    strategy: str, kind: str, group_of_one: World
+    strategy: str, kind: str, group_of_one: Ranks
 ) -> None:
     spec = ModelSpec(
         kind=kind, hidden=(64, 32), embedding=16, **({"heads": 4} if kind == "ft_transformer" else {})
@@ -228,7 +228,7 @@ def test_sharded_steps_over_nccl_are_those_of_one_alone(
     for shared, world in (("ddp", ALONE), (strategy, group_of_one)):
         torch.manual_seed(1)
         network = build_model(spec, TableShape(numeric=3, sizes=SIZES, outputs=1))
-        chosen = Choices(
+        chosen = ResolvedSettings(
             batch_rows=512,
             steps_per_epoch=1,
             threads=1,
@@ -275,7 +275,7 @@ def test_gradient_checkpointing_takes_less_memory_for_the_same_losses() -> None:
     for again in (False, True):
         torch.manual_seed(1)
         network = build_model(spec, TableShape(numeric=3, sizes=SIZES, outputs=1))
-        chosen = Choices(
+        chosen = ResolvedSettings(
             batch_rows=1, steps_per_epoch=1, threads=1, precision="fp32", device="cuda", torch=""
         )
         learner = Learner(

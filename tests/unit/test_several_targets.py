@@ -22,7 +22,7 @@ from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.training.engine import trees, worker
 from serin.training.launch.job import TrainingJob
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 from tests.fakes.small_pipeline import small_spec
 
 LATE = {"late": "hours > 30", "very_late": "hours > 38"}
@@ -118,7 +118,7 @@ def test_a_regression_s_targets_each_have_their_unit(home: Path) -> None:
     times = {"hours": "hours", "seconds": "hours * 3600"}
     spec = load_spec(several(home, times, "regression"))
 
-    worker.train(job_for(spec), home, World(rank=0, size=1, device=torch.device("cpu")), lambda: False)
+    worker.train(job_for(spec), home, Ranks(rank=0, size=1, device=torch.device("cpu")), lambda: False)
 
     metrics = json.loads((home / "result" / "metrics.json").read_text())["metrics"]
     assert metrics["test_rmse_seconds"] / metrics["test_rmse_hours"] == pytest.approx(3600, rel=0.2)

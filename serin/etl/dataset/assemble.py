@@ -23,7 +23,7 @@ from serin.etl.dataset.relate_target import Extent, find_extents, relate_to_targ
 from serin.etl.dataset.seal import PartSeals, seal_dataset
 from serin.etl.dataset.split import split_rule
 from serin.etl.dataset.statistics import collect_statistics
-from serin.etl.dataset.train_sample import Glance, take_glance
+from serin.etl.dataset.train_sample import TrainSample, take_glance
 from serin.etl.dataset.transform import count_rows, divide, target_ends, write_piece
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.progress import Progress
@@ -70,20 +70,20 @@ class Assembly:
         """Fills `folder`; the dataset's digest."""
         totals = total_up(self.data, self.engine, held, self.say)
         held, sizes = self._split(held, totals)
-        glance = take_glance(self.engine, held, self.layout.kept, rows=totals.rows)
-        self._refuse_constant(held, glance)
+        train_sample = take_glance(self.engine, held, self.layout.kept, rows=totals.rows)
+        self._refuse_constant(held, train_sample)
         ids = collect_ids(self.data, self.engine, held)
         extents = find_extents(self.engine, held, self._times())
         rows = {name: int(sizes[:, split].sum()) for split, name in enumerate(SPLITS)}
         answer = Answers(self.engine, held)
         with ThreadPoolExecutor(1, thread_name_prefix="beside") as beside:  # for what looks at few rows
-            leaks = beside.submit(self._judge_leaks, glance, ids, totals)
+            leaks = beside.submit(self._judge_leaks, train_sample, ids, totals)
             plan = self._fit(answer, totals)
             leaks.result()
             statistics = collect_statistics(plan, answer)
             judge_against(self.previous, self.data.checks, rows, statistics, self.say)
             described, lookups = self._describe(plan, totals, rows, folder)
-            telling = beside.submit(self._tell, folder, described, statistics, glance, extents, totals)
+            telling = beside.submit(self._tell, folder, described, statistics, train_sample, extents, totals)
             candidates = self._write_rows(held, plan, folder, sizes, totals)
             page = telling.result()
         with PartSeals(folder, described.splits, plan, threads=self.engine.workers) as seals:
@@ -114,10 +114,10 @@ class Assembly:
         self.say(", ".join(shown) + " rows")
         return held, sizes
 
-    def _refuse_constant(self, held: Held, glance: Glance) -> None:
+    def _refuse_constant(self, held: Held, train_sample: TrainSample) -> None:
         """Looks at all training rows only where a sample of them makes it likely that a regression's target never
         changes."""
-        sample = glance.target.reshape(len(glance.target), -1)
+        sample = train_sample.target.reshape(len(train_sample.target), -1)
         varied = len(sample) and (sample != sample[:1]).any(axis=0).all()
         if self.data.target.task == "regression" and not varied:
             found = [ends for ends in self.engine.collect(target_ends, held) if ends is not None]
@@ -127,9 +127,11 @@ class Assembly:
             )
             check_varies(self.data.target, np.stack([low, high]))
 
-    def _judge_leaks(self, glance: Glance, ids: Sequence[Ids], totals: Totals) -> None:
+    def _judge_leaks(self, train_sample: TrainSample, ids: Sequence[Ids], totals: Totals) -> None:
         without = totals.dropped["null_target"]
-        judge_leaks(self.data, self.layout.kept, glance, ids, unknown=totals.unknown, without_target=without)
+        judge_leaks(
+            self.data, self.layout.kept, train_sample, ids, unknown=totals.unknown, without_target=without
+        )
 
     def _fit(self, answer: Answers, totals: Totals) -> FeaturePlan:
         self.progress.begin("measured for the fit")
@@ -180,7 +182,7 @@ class Assembly:
         folder: Path,
         description: DatasetDescription,
         statistics: Mapping[str, ColumnStatistics],
-        glance: Glance,
+        train_sample: TrainSample,
         extents: Mapping[str, Extent | None],
         totals: Totals,
     ) -> str:
@@ -191,11 +193,11 @@ class Assembly:
         report = Report(
             description=description,
             statistics=statistics,
-            bins=relate_to_target(glance, statistics, extents, label),
+            bins=relate_to_target(train_sample, statistics, extents, label),
             kinds=self.layout.kinds,
             sources={name: self.data.source_of(name) for name in self.layout.kept},
             shown=shown_target(self.data.target, totals.classes),
-            share=glance.share,
+            share=train_sample.share,
             warnings=self.say.warnings,
         )
         return render(report)

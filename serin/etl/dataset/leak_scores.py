@@ -33,7 +33,7 @@ def told_by_nulls(null: npt.NDArray[np.bool_], target: Floats, task: str) -> flo
     return max(_area(groups[:, 1], groups[:, 0]), _by_value(codes, target, task))
 
 
-def told_by_values(column: Column, target: Floats, task: str) -> float:
+def score_by_values(column: Column, target: Floats, task: str) -> float:
     """By a column without nulls."""
     if len(column) < FEWEST:
         return 0.0

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from serin.columns.column import Column
 from serin.errors import LeakFound
-from serin.etl.dataset.leak_scores import told_by_nulls, told_by_values
-from serin.etl.dataset.train_sample import Glance
+from serin.etl.dataset.leak_scores import score_by_values, told_by_nulls
+from serin.etl.dataset.train_sample import TrainSample
 from serin.etl.dataset.transform import ID, Divided
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.groups import group_codes, joined
@@ -32,7 +32,7 @@ Ids = list[tuple[Column, npt.NDArray[np.int64]]]  # of each split: ids and rows
 def judge_leaks(
     data: DataSpec,
     columns: Sequence[str],
-    glance: Glance,
+    train_sample: TrainSample,
     ids: Sequence[Ids],
     *,
     unknown: Sequence[Mapping[str, Unknown]],
@@ -44,9 +44,9 @@ def judge_leaks(
     if data.time is not None:
         for name in names:
             leaks += _missing_together(name, [part[name] for part in unknown], without_target)
-        known = glance.target.astype(np.float64).reshape(len(glance.target), -1)
+        known = train_sample.target.astype(np.float64).reshape(len(train_sample.target), -1)
         for name in names:
-            told = (_tells(name, glance.columns[name], target, data.target.task) for target in known.T)
+            told = (_tells(name, train_sample.columns[name], target, data.target.task) for target in known.T)
             leaks += [leak for each in told for leak in each][:1]  # one target that it knows is enough
     if data.id is not None and data.id not in data.allow_leaks:
         leaks += _on_both_sides(data.id, ids)
@@ -104,6 +104,6 @@ def _tells(name: str, column: Column, target: Floats, task: str) -> Iterator[tup
             yield name, why
             return
         column, target = column[~null], target[~null]
-    strength = told_by_values(column, target, task)
+    strength = score_by_values(column, target, task)
     if strength > _ALMOST:
         yield name, f"alone gives the target almost without fault ({strength:.3f} of 1)"

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from serin.columns.coded import CodedColumn, compact
 from serin.columns.column import Column
-from serin.etl.dataset.train_sample import Glance
+from serin.etl.dataset.train_sample import TrainSample
 from serin.etl.engines.device import gpu_aware
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.target import first_target
@@ -67,22 +67,22 @@ class _Plan:
 
 
 def relate_to_target(
-    glance: Glance,
+    train_sample: TrainSample,
     statistics: Mapping[str, ColumnStatistics],
     extents: Mapping[str, Extent | None],
     label: int | None,
 ) -> dict[str, Bins]:
     """`extents`: of columns that are times. `label`: the class whose share is shown; None: the target itself."""
-    plans = {name: _plan(each, glance.columns[name]) for name, each in statistics.items()}
+    plans = {name: _plan(each, train_sample.columns[name]) for name, each in statistics.items()}
     for name, extent in extents.items():
         if extent is not None:
             plans[name] = _Plan(np.linspace(extent[0], extent[1] + 1, _TIMES + 1), ())
-    target = first_target(glance.target).astype(np.float64)
+    target = first_target(train_sample.target).astype(np.float64)
     if label is not None:
         target = (target == label).astype(np.float64)
     made = {}
     for name, plan in plans.items():
-        count, sums, squares = _count(glance.columns[name], plan, target, same=label is not None)
+        count, sums, squares = _count(train_sample.columns[name], plan, target, same=label is not None)
         made[name] = Bins(
             edges=plan.edges, values=plan.values, rows=count, target=sums, squares=squares, whole=plan.whole
         )

@@ -21,7 +21,7 @@ SAMPLE_ROWS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Glance:
+class TrainSample:
     """`share`: of the training rows, about; 1 when all of them are here."""
 
     columns: Mapping[str, Column]
@@ -29,11 +29,11 @@ class Glance:
     share: float
 
 
-def take_glance(engine: Engine, held: Held, names: Sequence[str], *, rows: int) -> Glance:
+def take_glance(engine: Engine, held: Held, names: Sequence[str], *, rows: int) -> TrainSample:
     """Of divided pieces with so many rows in all."""
     share = min(1.0, SAMPLE_ROWS / rows)
     parts = engine.collect(glance_at, held, tuple(names), share)
-    return Glance(
+    return TrainSample(
         columns={name: joined([columns[name] for _, columns in parts]) for name in names},
         target=np.concatenate([target for target, _ in parts]),
         share=share,

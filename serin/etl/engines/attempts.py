@@ -57,7 +57,7 @@ def run_with_room(
             with open_engine(choice, held) as engine:
                 rows = piece_rows or _planned(layout, table, engine)
                 rows = max(1, rows >> halvings)
-                fitting = 0 if piece_rows or halvings else engine.room_bytes // row_bytes(layout, table)
+                fitting = 0 if piece_rows or halvings else engine.budget_bytes // row_bytes(layout, table)
                 pieces = cut_pieces(table, layout.reads, rows, scratch, fitting)
                 result = run(engine, pieces, rows)
                 if rescued := engine.rescues():
@@ -82,10 +82,10 @@ def run_with_room(
 
 def _planned(layout: Layout, table: Table, engine: Engine) -> int:
     if engine.gpu:
-        return plan_gpu_rows(layout, table, room_bytes=engine.room_bytes, gpus=engine.gpus)
+        return plan_gpu_rows(layout, table, budget_bytes=engine.budget_bytes, gpus=engine.gpus)
     least, most = _ROWS
     return plan_rows(
-        layout, table, room_bytes=engine.room_bytes, workers=engine.workers, least=least, most=most
+        layout, table, budget_bytes=engine.budget_bytes, workers=engine.workers, least=least, most=most
     )
 
 

@@ -129,9 +129,9 @@ class DaskEngine:
         self.gpu = gpu
         self.gpus = len(client.nthreads()) if gpu else 0
         self.workers = max(1, sum(client.nthreads().values()), available_cores() if gpu else 0)
-        self.room_bytes = _room(client)
+        self.budget_bytes = _room(client)
         if gpu:
-            self.room_bytes = min(self.room_bytes, min(client.run(free_gpu_bytes).values()) // 4)
+            self.budget_bytes = min(self.budget_bytes, min(client.run(free_gpu_bytes).values()) // 4)
 
     def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
         return self._held(function, [(item,) for item in items], shared)

@@ -27,7 +27,7 @@ class Engine(Protocol):
     workers: int
     gpu: bool  # pieces go to a GPU
     gpus: int  # how many of them work at the same time
-    room_bytes: int  # that one worker may use for a piece
+    budget_bytes: int  # that one worker may use for a piece
     tell: Callable[[int, int], None]  # called with (done, all) as the pieces of a pass are finished
 
     def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> Held:

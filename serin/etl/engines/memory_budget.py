@@ -45,12 +45,12 @@ def partner_bytes(join: JoinLayout, table: Table) -> int:
     return table.rows * (used + _INDEX) + 2 * text
 
 
-def shared_room(room_bytes: int) -> int:
-    """Bytes for what all pieces share, beside the piece that a worker has `room_bytes` for."""
-    return min(2 * room_bytes, available_bytes() // 4)
+def shared_room(budget_bytes: int) -> int:
+    """Bytes for what all pieces share, beside the piece that a worker has `budget_bytes` for."""
+    return min(2 * budget_bytes, available_bytes() // 4)
 
 
-def plan_rows(layout: Layout, table: Table, *, room_bytes: int, workers: int, least: int, most: int) -> int:
+def plan_rows(layout: Layout, table: Table, *, budget_bytes: int, workers: int, least: int, most: int) -> int:
     """Rows per piece: enough pieces for all workers, `least` to `most` rows each, and none too large for its room.
 
     Doubled where a table has grown enough, not little by little: a table that grows is cut as before, and its old
@@ -62,13 +62,13 @@ def plan_rows(layout: Layout, table: Table, *, room_bytes: int, workers: int, le
     if least <= share and table.rows <= most and len({group.file for group in table.groups}) == 1:
         largest = max(group.rows for group in table.groups)
         even = -(-share // largest) * largest
-    return max(MIN_ROWS, min(even, room_bytes // row_bytes(layout, table)))
+    return max(MIN_ROWS, min(even, budget_bytes // row_bytes(layout, table)))
 
 
-def plan_gpu_rows(layout: Layout, table: Table, *, room_bytes: int, gpus: int) -> int:
+def plan_gpu_rows(layout: Layout, table: Table, *, budget_bytes: int, gpus: int) -> int:
     """Rows that a GPU works on at once: as many as fit, since few of them cost as much as many; some for each GPU."""
     even = -(-table.rows // max(gpus, 1))
-    return max(MIN_ROWS, min(even, _MOST_GPU_ROWS, room_bytes // row_bytes(layout, table)))
+    return max(MIN_ROWS, min(even, _MOST_GPU_ROWS, budget_bytes // row_bytes(layout, table)))
 
 
 def _cgroup_number(name: str) -> int | None:

@@ -30,7 +30,7 @@ class ProcessEngine:
         self.gpus = int(gpu)
         free = available_bytes() // 2
         threads = min(workers, _GPU_THREADS) if gpu else workers
-        self.room_bytes = (min(free, free_gpu_bytes() // 2) if gpu else free) // threads
+        self.budget_bytes = (min(free, free_gpu_bytes() // 2) if gpu else free) // threads
         self.tell: Callable[[int, int], None] = untold
         self._scratch = None if scratch is None else str(scratch)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="etl")

@@ -22,7 +22,7 @@ from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.memory_budget import available_bytes
 from serin.etl.relational.groups import Int64, group_codes, joined, key_hashes
 from serin.etl.relational.large_joins import Join, hold_related
-from serin.etl.relational.piece_cache import Keeping, kept_or_made
+from serin.etl.relational.piece_cache import PieceCache, get_or_make
 from serin.etl.relational.relation import LoadedJoin, Prepared, Related, finish, prepare, relate
 from serin.etl.relational.windows import look_back
 from serin.etl.sources.layout import Layout
@@ -56,14 +56,14 @@ class Past:
     kept: str | None
 
 
-def hold_prepared(
+def prepare_with_global_pass(
     engine: Engine,
     pieces: Sequence[Piece],
     data: DataSpec,
     layout: Layout,
     joins: Sequence[Join],
     scratch: Path,
-    keeping: Keeping | None = None,
+    keeping: PieceCache | None = None,
 ) -> Held:
     """The prepared pieces, held by the engine. `keeping`: where pieces are found again, and kept."""
     whole = [join for join in joins if isinstance(join, LoadedJoin)]
@@ -76,21 +76,21 @@ def hold_prepared(
     if data.unique is None and not layout.windows:
         return engine.then(finish, held, data, layout)
     rows = max(piece.first_row + piece.rows for piece in pieces)
-    everyone = _Everyone(engine=engine, held=held, data=data, total=rows, scratch=scratch)
+    everyone = _GlobalPass(engine=engine, held=held, data=data, total=rows, scratch=scratch)
     past = _look_at_all(everyone, layout)
     return engine.then(finish_with_past, held, data, layout, past)
 
 
 def prepare_or_find(
-    piece: Piece, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin], keeping: Keeping | None
+    piece: Piece, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin], keeping: PieceCache | None
 ) -> Prepared:
-    return kept_or_made(keeping, piece, lambda: prepare(piece, data, layout, joins), Prepared)
+    return get_or_make(keeping, piece, lambda: prepare(piece, data, layout, joins), Prepared)
 
 
 def relate_or_find(
-    piece: Piece, layout: Layout, joins: Sequence[LoadedJoin], keeping: Keeping | None
+    piece: Piece, layout: Layout, joins: Sequence[LoadedJoin], keeping: PieceCache | None
 ) -> Related:
-    return kept_or_made(keeping, piece, lambda: relate(piece, layout, joins), Related)
+    return get_or_make(keeping, piece, lambda: relate(piece, layout, joins), Related)
 
 
 def finish_with_past(related: Related, data: DataSpec, layout: Layout, past: Past) -> Prepared:
@@ -122,7 +122,7 @@ def texts_of(related: Related, names: Sequence[str]) -> list[pa.Array]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Everyone:
+class _GlobalPass:
     """All rows, seen a part of the keys at a time, so that no more is in memory than there is room for."""
 
     engine: Engine
@@ -189,7 +189,7 @@ class _Everyone:
         return pc.unique(pa.concat_arrays([texts for (texts,) in parts]))
 
 
-def _look_at_all(everyone: _Everyone, layout: Layout) -> Past:
+def _look_at_all(everyone: _GlobalPass, layout: Layout) -> Past:
     unique = everyone.data.unique
     kept = None if unique is None else everyone.unique(unique)
     made: dict[str, MadeColumn] = {}

@@ -22,9 +22,9 @@ from serin.columns.column import Column
 from serin.etl.engines.device import host_columns, to_gpu
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.process_engine import available_cores
-from serin.etl.relational.global_pass import hold_prepared
+from serin.etl.relational.global_pass import prepare_with_global_pass
 from serin.etl.relational.large_joins import Join
-from serin.etl.relational.piece_cache import Keeping
+from serin.etl.relational.piece_cache import PieceCache
 from serin.etl.relational.relation import LoadedJoin, Prepared, finish, relate_columns
 from serin.etl.sources.files import open_parquet
 from serin.etl.sources.layout import Layout
@@ -64,7 +64,7 @@ def bundle(pieces: Sequence[Piece], rows: int) -> list[Bundle]:
     return [Bundle(pieces=tuple(own)) for own in bundles]
 
 
-def hold_pieces(
+def read_on_gpu(
     engine: Engine,
     pieces: Sequence[Piece],
     data: DataSpec,
@@ -75,13 +75,13 @@ def hold_pieces(
     *,
     rows: int,
     say: Say,
-    keeping: Keeping | None = None,
+    keeping: PieceCache | None = None,
 ) -> Held:
     """The prepared pieces, held by the engine; on its GPU when it has one. `rows`: how many go there at once."""
     if not engine.gpu:
         if keeping is not None and (there := keeping.count(pieces)):
             say(f"{there} of {len(pieces)} pieces were found as an earlier build left them")
-        return hold_prepared(engine, pieces, data, layout, joins, scratch, keeping)
+        return prepare_with_global_pass(engine, pieces, data, layout, joins, scratch, keeping)
     whole = [join for join in joins if isinstance(join, LoadedJoin)]
     if data.unique is not None or layout.windows or len(whole) < len(joins):
         why = (
@@ -89,7 +89,7 @@ def hold_pieces(
         )
         say(f"on the host: relational work, since {why}")
         small = [part for each in pieces for part in _parts(each)]
-        return engine.then(to_gpu, hold_prepared(engine, small, data, layout, joins, scratch))
+        return engine.then(to_gpu, prepare_with_global_pass(engine, small, data, layout, joins, scratch))
     for note in _host_work(features, layout):
         say(f"on the host: {note}")
     return engine.hold(prepare_on_gpu, bundle(pieces, rows), data, layout, whole)

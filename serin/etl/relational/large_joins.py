@@ -48,16 +48,16 @@ def load_joins(
     layout: Layout,
     tables: Mapping[str, Table],
     *,
-    room_bytes: int,
+    budget_bytes: int,
     scratch: Path,
     say: Callable[[str], None],
 ) -> list[Join]:
-    """Each table to be joined: in memory when it fits into `room_bytes`, else cut into parts that do."""
+    """Each table to be joined: in memory when it fits into `budget_bytes`, else cut into parts that do."""
 
     def load(join: JoinLayout) -> Join:
-        return _load(join, tables[join.spec.table], layout.lookups, room_bytes, scratch)
+        return _load(join, tables[join.spec.table], layout.lookups, budget_bytes, scratch)
 
-    together = sum(partner_bytes(join, tables[join.spec.table]) for join in layout.joins) <= room_bytes
+    together = sum(partner_bytes(join, tables[join.spec.table]) for join in layout.joins) <= budget_bytes
     threads = min(len(layout.joins), available_cores()) if together else 1
     with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="join") as pool:
         joins = list(pool.map(load, layout.joins))
@@ -70,18 +70,18 @@ def load_joins(
 
 
 def _load(
-    join: JoinLayout, table: Table, lookups: Collection[JoinLayout], room_bytes: int, scratch: Path
+    join: JoinLayout, table: Table, lookups: Collection[JoinLayout], budget_bytes: int, scratch: Path
 ) -> Join:
     needed = partner_bytes(join, table)
-    if needed <= room_bytes:
+    if needed <= budget_bytes:
         return load_join(join, table)
     if join in lookups:
         advice = "a lookup travels inside the model, whole: name fewer columns, or use source: request"
-        raise TableTooLarge(table=table.name, needed=needed, room=room_bytes, advice=advice)
+        raise TableTooLarge(table=table.name, needed=needed, room=budget_bytes, advice=advice)
     if not join.keys:
         advice = "joined by time alone it cannot be cut: give the join a key (`on`), or name fewer columns"
-        raise TableTooLarge(table=table.name, needed=needed, room=room_bytes, advice=advice)
-    return _cut_by_key(join, table, -(-needed // max(room_bytes, 1)), scratch)
+        raise TableTooLarge(table=table.name, needed=needed, room=budget_bytes, advice=advice)
+    return _cut_by_key(join, table, -(-needed // max(budget_bytes, 1)), scratch)
 
 
 def _cut_by_key(join: JoinLayout, table: Table, count: int, scratch: Path) -> PartedJoin:

@@ -47,7 +47,7 @@ _KINDS = {kind.__name__: kind for kind in _FIELDS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class PieceCache:
     """Where the pieces of one pipeline are kept, and what all of them depend on."""
 
     folder: str
@@ -63,7 +63,7 @@ class Keeping:
         partners: Sequence[SourceFile],
         *,
         again: bool = False,
-    ) -> Keeping:
+    ) -> PieceCache:
         """`family`: the pipeline's own. Pieces of it that depend on anything else are removed: they are of no use. With
         `again` all of them are."""
         document = {
@@ -94,7 +94,7 @@ class Keeping:
         return sum(self.path(piece).exists() for piece in pieces)
 
 
-def kept_or_made(keeping: Keeping | None, piece: Piece, make: Callable[[], T], kind: type[T]) -> T:
+def get_or_make(keeping: PieceCache | None, piece: Piece, make: Callable[[], T], kind: type[T]) -> T:
     """The piece as it was kept, else as `make` makes it now; it is kept then, when there is room for it."""
     if keeping is None:
         return make()

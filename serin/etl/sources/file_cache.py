@@ -20,7 +20,7 @@ from serin.machine.durable import sync
 from serin.store.stage_keys import made_by
 
 
-class Kept:
+class FileCache:
     """The entries in a folder; `found` and `made` count those that were asked for. `digests` remembers what was
     hashed. With `again` no entry is believed: each is made once more."""
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from serin.columns.column import Column, column_from_arrow, kind_of_type
 from serin.errors import DataError, SourceUnreadable, TableEmpty, TimeUnparsable
 from serin.etl.sources.convert import convert
-from serin.etl.sources.file_cache import Kept, conversion_of
+from serin.etl.sources.file_cache import FileCache, conversion_of
 from serin.etl.sources.files import find_files, format_of, local_copy, open_parquet, origin_of, remote_errors
 from serin.etl.sources.odd_texts import odd_text
 from serin.etl.sources.partitions import Read, partition_types, split_reads
@@ -54,7 +54,7 @@ class Piece:
     rows: int
 
 
-def open_table(name: str, files: Sequence[SourceFile], scratch: Path, kept: Kept | None = None) -> Table:
+def open_table(name: str, files: Sequence[SourceFile], scratch: Path, kept: FileCache | None = None) -> Table:
     """The table's columns and row groups, from the files' footers. What is no Parquet is converted first: into `kept`,
     where it is found the next time, else into `scratch`.
 
@@ -162,7 +162,7 @@ def _unparsable(values: pa.ChunkedArray, column: str, piece: Piece) -> TimeUnpar
 
 
 def _as_parquet(
-    name: str, files: Sequence[SourceFile], scratch: Path, kept: Kept | None
+    name: str, files: Sequence[SourceFile], scratch: Path, kept: FileCache | None
 ) -> Iterator[SourceFile]:
     """The files, or what they were converted to, in order; a few are converted at a time."""
 

@@ -25,7 +25,7 @@ from serin.export.convert.network import Network
 from serin.export.gate.golden import GoldenRows, tile
 from serin.export.gate.intermediate_tensors import with_tensors
 from serin.export.gate.quality import answers, measure
-from serin.export.gate.variant_result import Judged
+from serin.export.gate.variant_result import VariantResult
 from serin.export.session import open_session, run_in_batches
 from serin.formats.runtime import Runtime
 from serin.formats.schema import Schema, Task
@@ -54,14 +54,14 @@ class GateReport:
     test_onnx: dict[str, float]
     target: str = "cpu"
     chosen: str = "fp32"
-    variants: tuple[Judged, ...] = ()
+    variants: tuple[VariantResult, ...] = ()
     front_core_difference: float | None = None  # largest, of a score by front and core from the whole graph's
     allowed_difference: float | None = None  # of a score on another device or in another batch
     engine_key: str | None = None  # of the machine that a TensorRT engine is good for
     runtime: Runtime = field(default_factory=Runtime)
 
     def with_variants(
-        self, chosen: str, variants: tuple[Judged, ...], front_core: float | None, runtime: Runtime
+        self, chosen: str, variants: tuple[VariantResult, ...], front_core: float | None, runtime: Runtime
     ) -> GateReport:
         return replace(
             self, chosen=chosen, variants=variants, front_core_difference=front_core, runtime=runtime

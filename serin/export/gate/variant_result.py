@@ -7,7 +7,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class VariantResult:
     """Times are medians in microseconds, by rows in a batch, with one thread. `drop`: of the budget's metric against
     fp32, on `test_rows` rows (fewer for one that is far too slow). `segments`: the drop in each, worst first."""
 

@@ -20,10 +20,10 @@ from serin.errors import ExportFailed
 from serin.export.gate.gate import batch_sizes
 from serin.export.gate.golden import GoldenRows, tile
 from serin.export.gate.quality import answers, loss, measure
-from serin.export.gate.variant_result import Judged
+from serin.export.gate.variant_result import VariantResult
 from serin.export.session import RUNTIME_ERRORS, open_session, run_in_batches
 from serin.export.variants.build import Unavailable, Variant
-from serin.export.variants.context import Court, Entry, enter
+from serin.export.variants.context import Runnable, VariantContext, open_runnable
 from serin.export.variants.first_divergence import first_divergence
 from serin.export.variants.flops import count_flops
 from serin.export.variants.latency import HOPELESS, race
@@ -48,27 +48,29 @@ class Refused(Exception):
 
 
 def judge_variants(
-    court: Court,
+    context: VariantContext,
     variants: Sequence[Variant | Unavailable],
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[Entry, tuple[Judged, ...]]:
+) -> tuple[Runnable, tuple[VariantResult, ...]]:
     """The variant to serve, and what was found out about each. The first is fp32, which has passed the gate already."""
     assert isinstance(variants[0], Variant)
-    entries: dict[str, Entry] = {}
-    judged: dict[str, Judged] = {}
+    entries: dict[str, Runnable] = {}
+    judged: dict[str, VariantResult] = {}
     for variant in variants:
         if isinstance(variant, Unavailable):
-            judged[variant.name] = Judged(name=variant.name, status="unavailable", reason=variant.reason)
+            judged[variant.name] = VariantResult(
+                name=variant.name, status="unavailable", reason=variant.reason
+            )
             continue
         try:
-            entries[variant.name] = enter(court, variant)
+            entries[variant.name] = open_runnable(context, variant)
         except ExportFailed as error:
             reason = str(error.fields["reason"])
-            judged[variant.name] = Judged(name=variant.name, status="unavailable", reason=reason)
-    timed = _measure_latency(court, entries, judged)
+            judged[variant.name] = VariantResult(name=variant.name, status="unavailable", reason=reason)
+    timed = _measure_latency(context, entries, judged)
     base = entries[variants[0].name]
     for name in timed:
-        judged[name] = _judge(court, base, entries[name], timed[name], timed[base.variant.name])
+        judged[name] = _judge(context, base, entries[name], timed[name], timed[base.variant.name])
         say(f"gate: {name} {judged[name].status}{f': {judged[name].reason}' if judged[name].reason else ''}")
     chosen = _choose(judged, base.variant.name)
     judged[chosen] = replace(judged[chosen], status="chosen")
@@ -76,21 +78,21 @@ def judge_variants(
 
 
 def _measure_latency(
-    court: Court, entries: Mapping[str, Entry], judged: dict[str, Judged]
+    context: VariantContext, entries: Mapping[str, Runnable], judged: dict[str, VariantResult]
 ) -> dict[str, dict[int, float]]:
     """Microseconds by batch rows for each; what cannot run at all is judged by that."""
     runnable = {}
     for name, entry in entries.items():
         try:
-            entry.runs.run(court.outputs, _feed(court.golden, 1))
+            entry.runs.run(context.outputs, _feed(context.golden, 1))
             runnable[name] = entry
         except RUNTIME_ERRORS as error:
             reason = f"it does not run here: {str(error).splitlines()[0]}"
-            judged[name] = Judged(name=name, status="unavailable", reason=reason)
+            judged[name] = VariantResult(name=name, status="unavailable", reason=reason)
     timed: dict[str, dict[int, float]] = {name: {} for name in runnable}
-    for rows in sorted({*court.spec.batch_mix, 1, 64}):
-        feed = _feed(court.golden, rows)
-        runs = {name: partial(entry.runs.run, court.outputs, feed) for name, entry in runnable.items()}
+    for rows in sorted({*context.spec.batch_mix, 1, 64}):
+        feed = _feed(context.golden, rows)
+        runs = {name: partial(entry.runs.run, context.outputs, feed) for name, entry in runnable.items()}
         found = race(runs)
         for name, taken in found.items():
             timed[name][rows] = round(taken, 1)
@@ -111,10 +113,14 @@ def _feed(golden: GoldenRows, rows: int) -> dict[str, Array]:
 
 
 def _judge(
-    court: Court, base: Entry, entry: Entry, timed: dict[int, float], base_timed: dict[int, float]
-) -> Judged:
-    mix = court.spec.batch_mix
-    found = Judged(
+    context: VariantContext,
+    base: Runnable,
+    entry: Runnable,
+    timed: dict[int, float],
+    base_timed: dict[int, float],
+) -> VariantResult:
+    mix = context.spec.batch_mix
+    found = VariantResult(
         name=entry.variant.name,
         status="passed",
         bytes=entry.variant.graph.ByteSize(),
@@ -126,10 +132,10 @@ def _judge(
     slow = found.mix_us is None or base_us is None or found.mix_us > _SLOW * base_us
     largest = max(timed)
     try:
-        found = _with_quality(court, base, entry, found, timed[largest] / largest)
-        sizes = _SLOW_SIZES if slow else batch_sizes(len(court.golden), court.max_rows)
-        found = replace(found, largest_score_difference=_check_scores(court, base, entry, sizes))
-        _check_budget(court, found)
+        found = _with_quality(context, base, entry, found, timed[largest] / largest)
+        sizes = _SLOW_SIZES if slow else batch_sizes(len(context.golden), context.max_rows)
+        found = replace(found, largest_score_difference=_check_scores(context, base, entry, sizes))
+        _check_budget(context, found)
         if slow:
             taken = f"{timed[largest]:,.0f} us for {largest} rows, fp32 {base_timed[largest]:,.0f}"
             raise Refused(f"it is far too slow here: {taken}")
@@ -138,22 +144,22 @@ def _judge(
     return found
 
 
-def _check_scores(court: Court, base: Entry, entry: Entry, sizes: Sequence[int]) -> float:
+def _check_scores(context: VariantContext, base: Runnable, entry: Runnable, sizes: Sequence[int]) -> float:
     """The largest difference from fp32 on the golden rows, at any of the sizes. Refused when it is too large."""
-    wanted = run_in_batches(base.runs, court.golden.inputs, court.outputs, len(court.golden))
-    unit = _unit(wanted, court.schema)
+    wanted = run_in_batches(base.runs, context.golden.inputs, context.outputs, len(context.golden))
+    unit = _unit(wanted, context.schema)
     largest, alone = 0.0, None
     for size in sizes:
-        rows = court.golden.tiled(size)
-        found = run_in_batches(entry.runs, rows.inputs, court.outputs, size)
+        rows = context.golden.tiled(size)
+        found = run_in_batches(entry.runs, rows.inputs, context.outputs, size)
         expected = {name: tile(values, len(rows)) for name, values in wanted.items()}
-        allowed, whom = math.inf if entry.variant.learned else court.spec.variant_tolerance, "fp32"
-        largest = max(largest, _near(court, entry, base, found, expected, rows, size, unit, allowed, whom))
+        allowed, whom = math.inf if entry.variant.learned else context.spec.variant_tolerance, "fp32"
+        largest = max(largest, _near(context, entry, base, found, expected, rows, size, unit, allowed, whom))
         alone = found if alone is None else alone
         if entry.variant.steady:
             itself = {name: tile(values, len(rows)) for name, values in alone.items()}
             whom = f"itself at batch size {sizes[0]}"
-            _near(court, entry, base, found, itself, rows, size, unit, _STEADY, whom)
+            _near(context, entry, base, found, itself, rows, size, unit, _STEADY, whom)
     return largest
 
 
@@ -165,9 +171,9 @@ def _unit(scores: Mapping[str, Array], schema: Schema) -> float:
 
 
 def _near(
-    court: Court,
-    entry: Entry,
-    base: Entry,
+    context: VariantContext,
+    entry: Runnable,
+    base: Runnable,
     found: Mapping[str, Array],
     wanted: Mapping[str, Array],
     rows: GoldenRows,
@@ -177,7 +183,7 @@ def _near(
     whom: str,
 ) -> float:
     """The largest difference; Refused with the row, the batch size and the node when it is above `allowed`."""
-    name = court.outputs[-1]  # the score, or the probabilities, which decide the label
+    name = context.outputs[-1]  # the score, or the probabilities, which decide the label
     difference = np.abs(found[name].astype(np.float64) - wanted[name]) / unit
     wrong = ~(difference <= allowed)
     if not wrong.any():
@@ -198,17 +204,19 @@ def _near(
     )
 
 
-def _with_quality(court: Court, base: Entry, entry: Entry, found: Judged, row_us: float) -> Judged:
+def _with_quality(
+    context: VariantContext, base: Runnable, entry: Runnable, found: VariantResult, row_us: float
+) -> VariantResult:
     """The metrics on the test rows, and what is lost against fp32. One that is slow is measured on fewer rows."""
-    rows = court.rows
+    rows = context.rows
     count = min(len(rows.target), max(200, int(_METRIC_SECONDS * 1e6 / row_us)))
     target = rows.target[:count]
-    ours, theirs = (_scores(court, each, count) for each in (entry, base))
+    ours, theirs = (_scores(context, each, count) for each in (entry, base))
     if not all(np.isfinite(values).all() for values in ours.values()):
         raise Refused(f"it answers with no number for some of {count:,} test rows")
-    task = court.schema.task
+    task = context.schema.task
     measured, reference = measure(target, ours, task), measure(target, theirs, task)
-    metric = court.metric
+    metric = context.metric
     drop = loss(metric, reference[metric], measured[metric]) if metric in reference else None
     segments = {}
     for name, mask in rows.segments.items():
@@ -223,26 +231,26 @@ def _with_quality(court: Court, base: Entry, entry: Entry, found: Judged, row_us
     return replace(found, test_rows=count, metrics=measured, drop=drop, segments=worst_first)
 
 
-def _scores(court: Court, entry: Entry, count: int) -> dict[str, Array]:
+def _scores(context: VariantContext, entry: Runnable, count: int) -> dict[str, Array]:
     session = open_session(entry.variant.graph, device=entry.variant.device)
-    feed = {"num": court.rows.num[:count], "cat": court.rows.cat[:count].astype(np.int64)}
+    feed = {"num": context.rows.num[:count], "cat": context.rows.cat[:count].astype(np.int64)}
     logits = run_in_batches(session, feed, ["logits"], _METRIC_BATCH_ROWS)["logits"]
-    return answers(logits, court.schema.task)
+    return answers(logits, context.schema.task)
 
 
-def _check_budget(court: Court, found: Judged) -> None:
-    budget = court.spec.budget
+def _check_budget(context: VariantContext, found: VariantResult) -> None:
+    budget = context.spec.budget
     if found.drop is not None and not found.drop <= budget.max_drop:
-        raise Refused(f"{court.metric} on {found.test_rows:,} test rows drops by {found.drop:.4g}, "
+        raise Refused(f"{context.metric} on {found.test_rows:,} test rows drops by {found.drop:.4g}, "
                       f"allowed {budget.max_drop:g}")  # fmt: skip
     for segment, drop in found.segments.items():
         if not drop <= budget.segment_max_drop:
             raise Refused(
-                f"{court.metric} of {segment} drops by {drop:.4g}, allowed {budget.segment_max_drop:g}"
+                f"{context.metric} of {segment} drops by {drop:.4g}, allowed {budget.segment_max_drop:g}"
             )
 
 
-def _choose(judged: Mapping[str, Judged], base: str) -> str:
+def _choose(judged: Mapping[str, VariantResult], base: str) -> str:
     """The fastest that passed; fp32 unless another is faster by more than the noise."""
     passed = {name: one for name, one in judged.items() if one.status == "passed" and one.mix_us is not None}
     fastest = min(passed, key=lambda name: passed[name].mix_us or 0.0)

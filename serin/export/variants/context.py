@@ -31,7 +31,7 @@ class TestRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Court:
+class VariantContext:
     """What every variant is held against."""
 
     spec: ExportSpec
@@ -52,7 +52,7 @@ class Court:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Runnable:
     """A variant, ready to run: `model` is the whole graph, `runs` answers as it is served."""
 
     variant: Variant
@@ -61,22 +61,22 @@ class Entry:
     runs: Runs
 
 
-def enter(court: Court, variant: Variant) -> Entry:
+def open_runnable(context: VariantContext, variant: Variant) -> Runnable:
     """The variant as a model. ExportFailed when its graph does not load."""
-    model = fuse(court.features, variant.graph, court.schema)
-    core = core_of(court.features, variant.graph, court.schema)
+    model = fuse(context.features, variant.graph, context.schema)
+    core = core_of(context.features, variant.graph, context.schema)
     runs: Runs
-    if court.split or variant.device != "cpu":
+    if context.split or variant.device != "cpu":
         widths = {
-            court.features.num: court.golden.num.shape[1],
-            court.features.cat: court.golden.cat.shape[1],
+            context.features.num: context.golden.num.shape[1],
+            context.features.cat: context.golden.cat.shape[1],
         }
         engine = variant.device == "tensorrt"
-        options = provider_options(widths, court.max_rows) if engine else None
-        runs = front_and_core(court.features, core, variant.device, options)
+        options = provider_options(widths, context.max_rows) if engine else None
+        runs = front_and_core(context.features, core, variant.device, options)
     else:
         runs = open_session(model, threads=1)
-    return Entry(variant=variant, model=model, core=core, runs=runs)
+    return Runnable(variant=variant, model=model, core=core, runs=runs)
 
 
 def front_and_core(

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from serin.evidence.e_process import Array, split_evidence, worth
+from serin.evidence.e_process import Array, e_value, split_evidence
 from serin.evidence.histogram import BINS, bins_of, count
 from serin.formats.serving.request import Request
 from serin.rollout.decide.blocks import (
@@ -64,7 +64,7 @@ class Evidence:
     memory: Array = field(
         default_factory=_nothing
     )  # stable's latencies, or its baseline's; older ones count less
-    owned: Mapping[str, Array] = field(default_factory=dict)  # by guard
+    log_wealth: Mapping[str, Array] = field(default_factory=dict)  # by guard
     candidate: Counts = NO_COUNTS  # judged in this weight epoch
     stable: Counts = NO_COUNTS
     compared: int = (
@@ -83,7 +83,7 @@ class Evidence:
         return sum((counts for _, counts in self.recent), Counts())
 
     def worths(self) -> dict[str, float]:
-        return {name: float(worth(owned)) for name, owned in self.owned.items()}
+        return {name: float(e_value(log_wealth)) for name, log_wealth in self.log_wealth.items()}
 
     @property
     def split_evidence(self) -> float:
@@ -99,7 +99,7 @@ class Evidence:
             "blocks": self.blocks,
             "open": [[second, block.to_json()] for second, block in sorted(self.open.items())],
             "memory": counts2json(self.memory),
-            "owned": {name: owned.tolist() for name, owned in self.owned.items()},
+            "log_wealth": {name: log_wealth.tolist() for name, log_wealth in self.log_wealth.items()},
             "candidate": self.candidate.to_json(),
             "stable": self.stable.to_json(),
             "compared": [self.compared, self.void_s],
@@ -125,7 +125,7 @@ class Evidence:
             blocks=value["blocks"],
             open={second: Block.from_json(block) for second, block in value["open"]},
             memory=json2counts(value["memory"]),
-            owned={name: np.array(owned) for name, owned in value["owned"].items()},
+            log_wealth={name: np.array(log_wealth) for name, log_wealth in value["log_wealth"].items()},
             candidate=Counts(*value["candidate"]),
             stable=Counts(*value["stable"]),
             compared=compared,
@@ -171,8 +171,10 @@ def _present(evidence: Evidence, arm: Arm) -> Evidence:
         evidence = replace(anew, epoch=arm.epoch, shares=shares)
     if evidence.since != arm.since:
         forgotten = (*PROMISES, *STABLE_PROMISES)
-        owned = {name: owned for name, owned in evidence.owned.items() if name not in forgotten}
-        evidence = replace(evidence, since=arm.since, owned=owned, open={}, recent=())
+        log_wealth = {
+            name: log_wealth for name, log_wealth in evidence.log_wealth.items() if name not in forgotten
+        }
+        evidence = replace(evidence, since=arm.since, log_wealth=log_wealth, open={}, recent=())
     return evidence
 
 
@@ -206,17 +208,20 @@ def _close(evidence: Evidence, plan: Plan, *, before: int | None) -> Evidence:
 
 def _judge(evidence: Evidence, second: int, block: Block, plan: Plan) -> Evidence:
     warm = evidence.warm_s >= plan.warmup_s
-    owned = {**evidence.owned, **compare(evidence.owned, evidence.memory, block.arms(warm=warm), plan)}
+    log_wealth = {
+        **evidence.log_wealth,
+        **compare(evidence.log_wealth, evidence.memory, block.arms(warm=warm), plan),
+    }
     # A candidate that answers for the stable release has all traffic, which was not to be its share.
     held = ((PROMISES, block.candidate, block.stable_away), (STABLE_PROMISES, block.stable, False))
     for names, counts, excused in held:
         if counts.requests and not excused:
             shares = (counts.error_share, counts.slow_share)
-            owned |= hold_to_promises(owned, names, shares, plan)
+            log_wealth |= hold_to_promises(log_wealth, names, shares, plan)
     recent = [(at, counts) for at, counts in evidence.recent if second - RECENT_S < at <= second]
     return replace(
         evidence,
-        owned=owned,
+        log_wealth=log_wealth,
         memory=remember(evidence.memory, block.times[2 if plan.baseline else 0]),
         blocks=evidence.blocks + 1,
         candidate=evidence.candidate + block.candidate,

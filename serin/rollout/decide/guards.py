@@ -70,11 +70,11 @@ def weights(plan: Plan) -> dict[str, float]:
     }
 
 
-def compare(owned: Mapping[str, Array], memory: Array, arms: Arms, plan: Plan) -> dict[str, Array]:
+def compare(log_wealth: Mapping[str, Array], memory: Array, arms: Arms, plan: Plan) -> dict[str, Array]:
     """What the comparing guards own after a block. `memory` is stable's past, without this block."""
     after = {
-        ERRORS: _bet(owned, ERRORS, arms.candidate_errors, arms.control_errors),
-        REFUSED: _bet(owned, REFUSED, arms.candidate_refused, arms.control_refused),
+        ERRORS: _bet(log_wealth, ERRORS, arms.candidate_errors, arms.control_errors),
+        REFUSED: _bet(log_wealth, REFUSED, arms.candidate_refused, arms.control_refused),
     }
     limits, ready = quantile_bins(memory, plan.quantiles), memory.sum(axis=-1) >= MEMORY_NEEDS
     control, candidate, candidate_bad = (
@@ -85,10 +85,10 @@ def compare(owned: Mapping[str, Array], memory: Array, arms: Arms, plan: Plan) -
     assert candidate is not None
     for index, quantile in enumerate(plan.quantiles):
         name = latency_name(quantile)
-        after[name] = _bet(owned, name, candidate[..., index], control[..., index])
+        after[name] = _bet(log_wealth, name, candidate[..., index], control[..., index])
         if candidate_bad is not None and quantile in proven_quantiles(plan):
             name = reversed_name(quantile)
-            after[name] = _bet(owned, name, control[..., index], candidate_bad[..., index])
+            after[name] = _bet(log_wealth, name, control[..., index], candidate_bad[..., index])
     return after
 
 
@@ -98,20 +98,20 @@ def remember(memory: Array, stable: Array) -> Array:
 
 
 def hold_to_promises(
-    owned: Mapping[str, Array], names: Sequence[str], shares: Sequence[Array | float], plan: Plan
+    log_wealth: Mapping[str, Array], names: Sequence[str], shares: Sequence[Array | float], plan: Plan
 ) -> dict[str, Array]:
     """What the guards of the promises own after a block in which an arm had these shares of failed and slow ones."""
     targets = (plan.max_error_share, plan.max_slow_share)
     return {
-        name: bet_on_share(_owned(owned, name), share, target)
+        name: bet_on_share(_owned(log_wealth, name), share, target)
         for name, share, target in zip(names, shares, targets, strict=True)
     }
 
 
-def _bet(owned: Mapping[str, Array], name: str, worse: Array, better: Array) -> Array:
-    return bet(_owned(owned, name), difference(worse, better))
+def _bet(log_wealth: Mapping[str, Array], name: str, worse: Array, better: Array) -> Array:
+    return bet(_owned(log_wealth, name), difference(worse, better))
 
 
-def _owned(owned: Mapping[str, Array], name: str) -> Array:
-    found = owned.get(name)
+def _owned(log_wealth: Mapping[str, Array], name: str) -> Array:
+    found = log_wealth.get(name)
     return start() if found is None else found

@@ -173,12 +173,12 @@ def _missing(plan: Plan, evidence: Evidence, *, last: bool) -> str:
     if last:
         worths = evidence.worths()
         proofs = {q: worths.get(reversed_name(q), 1.0) for q in proven_quantiles(plan)}
-        if open_ := {q: worth for q, worth in proofs.items() if worth < plan.promote_at}:
+        if open_ := {q: e_value for q, e_value in proofs.items() if e_value < plan.promote_at}:
             return (
                 "not proven yet: "
                 + ", ".join(
-                    f"{latency_name(q)} slower by less than {plan.bad} (evidence {worth:.3g} of {plan.promote_at:.3g})"
-                    for q, worth in open_.items()
+                    f"{latency_name(q)} slower by less than {plan.bad} (evidence {e_value:.3g} of {plan.promote_at:.3g})"
+                    for q, e_value in open_.items()
                 )
                 + void
             )

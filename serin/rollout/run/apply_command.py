@@ -12,7 +12,7 @@ from serin.rollout.run.commands import Command
 from serin.store.artifacts import Release
 
 
-def obey(now: Rollout | None, command: Command, t: float) -> Rollout:
+def apply_command(now: Rollout | None, command: Command, t: float) -> Rollout:
     """The state after `command`. `now` is the model's newest rollout, done or not; None: it never had one."""
     match command.kind:
         case "start":

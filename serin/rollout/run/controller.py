@@ -14,7 +14,7 @@ from serin.errors import RolloutRefused
 from serin.rollout.decide.advance import advance
 from serin.rollout.decide.compaction import worth_keeping
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.apply_command import obey
+from serin.rollout.run.apply_command import apply_command
 from serin.rollout.run.commands import Answer, Command
 from serin.rollout.run.ports import (
     Clock,
@@ -27,7 +27,7 @@ from serin.rollout.run.ports import (
     Router,
     Versions,
 )
-from serin.rollout.run.reconciler import World
+from serin.rollout.run.reconciler import Reconciler
 from serin.rollout.run.record import decision2rollout, rollout2decision
 from serin.rollout.run.verification import FOREIGN, Beside
 
@@ -61,7 +61,7 @@ class Controller:
         beside: Beside | None = None,
     ) -> None:
         self._clock, self._say = clock or EvenClock(), say
-        self._world = World(
+        self._world = Reconciler(
             router=router,
             fleet=fleet,
             judge=judge,
@@ -125,7 +125,7 @@ class Controller:
             return False
         t = self._clock.now()
         try:
-            then = obey(now, command, t)
+            then = apply_command(now, command, t)
             self._check_published(command, then)
         except FOREIGN as error:
             self._commands.answer(Answer(id=command.id, accepted=False, reason=str(error)))

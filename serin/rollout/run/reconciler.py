@@ -56,7 +56,7 @@ class Memory:
     sweeping: Patience = field(default_factory=Patience)
 
 
-class World:
+class Reconciler:
     def __init__(
         self,
         *,

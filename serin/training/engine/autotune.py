@@ -29,9 +29,9 @@ from serin.training.engine.optimizer import by_row_pays, category_tables
 from serin.training.engine.precision import candidates, refuse_precision
 from serin.training.engine.step import CapturedStep, seconds_per_step
 from serin.training.engine.step_autotune import undone
-from serin.training.launch.job import Choices, TrainingJob, choices_file
+from serin.training.launch.job import ResolvedSettings, TrainingJob, choices_file
 from serin.training.parallel.pipeline import unowned_weights
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 from serin.training.parallel.strategy import Strategy, Weight, choose_strategy
 
 _OPTIMIZER_NUMBERS = {"adamw": 2, "sgd": 1, "adagrad": 1}  # beside each weight and its gradient
@@ -39,14 +39,14 @@ _LEAST_PARTS_PER_RANK = 2  # of a pipeline: fewer, and most ranks wait most of t
 _MEASURED_S = 0.1
 
 
-def read_choices(folder: Path) -> Choices | None:
+def read_choices(folder: Path) -> ResolvedSettings | None:
     file = choices_file(folder)
-    return Choices.model_validate_json(file.read_bytes()) if file.exists() else None
+    return ResolvedSettings.model_validate_json(file.read_bytes()) if file.exists() else None
 
 
 def first_choices(
-    job: TrainingJob, folder: Path, world: World, network: nn.Module, rows: int, kept: Choices | None
-) -> Choices:
+    job: TrainingJob, folder: Path, world: Ranks, network: nn.Module, rows: int, kept: ResolvedSettings | None
+) -> ResolvedSettings:
     """How the network is shared out, and the candidates' largest batch: enough to build a learner. `kept`: what an
     earlier attempt chose, which stays, as far as this hardware allows."""
     training, device = job.training, _device(world)
@@ -68,7 +68,7 @@ def first_choices(
     if not sizes:
         reason = f"{rows} training rows do not fill {shares} process(es)"
         raise TrainingRefused(folder=folder, reason=reason)
-    return Choices(
+    return ResolvedSettings(
         batch_rows=sizes[-1],
         steps_per_epoch=rows // sizes[-1],
         precision=_precision(training, world),
@@ -84,7 +84,9 @@ def first_choices(
     )
 
 
-def _taken_up(kept: Choices, training: TrainingSpec, world: World, folder: Path, shares: int) -> Choices:
+def _taken_up(
+    kept: ResolvedSettings, training: TrainingSpec, world: Ranks, folder: Path, shares: int
+) -> ResolvedSettings:
     """The choices of an earlier attempt, here. The rows per step stay, whoever shares them now."""
     if kept.batch_rows % shares:
         counts = [count for count in range(1, 65) if kept.batch_rows % count == 0]
@@ -102,11 +104,11 @@ def _taken_up(kept: Choices, training: TrainingSpec, world: World, folder: Path,
 def final_choices(
     job: TrainingJob,
     folder: Path,
-    choices: Choices,
+    choices: ResolvedSettings,
     learner: Learner,
     table: ResidentTable | MappedTable,
     products: Callable[[int], int],
-) -> Choices:
+) -> ResolvedSettings:
     """With the batch measured, and what follows from it. The first rank writes it down."""
     world, training = learner.world, job.training
     shares = learner.spread.rows.size
@@ -134,7 +136,7 @@ def final_choices(
     return made
 
 
-def write_choices(folder: Path, choices: Choices) -> None:
+def write_choices(folder: Path, choices: ResolvedSettings) -> None:
     write_whole(choices_file(folder), choices.model_dump_json(indent=1) + "\n")
 
 
@@ -144,7 +146,7 @@ def products_of(network: nn.Module) -> Callable[[int], int]:
     return lambda rows: 3 * rows * linear
 
 
-def threads_for(network: nn.Module, rows: int, world: World) -> int:
+def threads_for(network: nn.Module, rows: int, world: Ranks) -> int:
     return choose_threads(products_of(network)(rows), cores=_cores(world))
 
 
@@ -187,25 +189,25 @@ def _captured(learner: Learner, batch: Batch) -> CapturedStep | None:
         return None
 
 
-def _sizes(job: TrainingJob, world: World, rows: int, shares: int, folder: Path) -> list[int]:
+def _sizes(job: TrainingJob, world: Ranks, rows: int, shares: int, folder: Path) -> list[int]:
     return candidate_batch_rows(
         job.training.batch_rows, rows=rows, ranks=shares, device=_device(world), limit=batch_limit(folder)
     )
 
 
-def _largest(job: TrainingJob, world: World, rows: int) -> int:
+def _largest(job: TrainingJob, world: Ranks, rows: int) -> int:
     sizes = candidate_batch_rows(job.training.batch_rows, rows=rows, ranks=world.size, device=_device(world))
     return max(sizes, default=1)
 
 
-def _precision(training: TrainingSpec, world: World) -> Literal["auto", "fp32", "tf32", "bf16", "fp16"]:
+def _precision(training: TrainingSpec, world: Ranks) -> Literal["auto", "fp32", "tf32", "bf16", "fp16"]:
     """Auto stays open only where there is something to measure."""
     return (
         "fp32" if training.precision == "auto" and len(candidates(world.device)) == 1 else training.precision
     )
 
 
-def _parts(training: TrainingSpec, strategy: Strategy, batch_rows: int, world: World, folder: Path) -> int:
+def _parts(training: TrainingSpec, strategy: Strategy, batch_rows: int, world: Ranks, folder: Path) -> int:
     if strategy != "pipeline":
         return training.accumulate
     least = _LEAST_PARTS_PER_RANK * world.size
@@ -220,7 +222,7 @@ def _parts(training: TrainingSpec, strategy: Strategy, batch_rows: int, world: W
 
 
 def _strategy(
-    training: TrainingSpec, network: nn.Module, world: World, *, by_row: bool, kept: Choices | None
+    training: TrainingSpec, network: nn.Module, world: Ranks, *, by_row: bool, kept: ResolvedSettings | None
 ) -> tuple[Strategy, str]:
     if kept and training.strategy == "auto" and kept.ranks == world.size:
         return kept.strategy, kept.strategy_reason
@@ -256,9 +258,9 @@ def _by_row(training: TrainingSpec, network: nn.Module, batch_rows: int) -> bool
     )
 
 
-def _cores(world: World) -> int:
+def _cores(world: Ranks) -> int:
     return max(1, len(os.sched_getaffinity(0)) // world.local_size)
 
 
-def _device(world: World) -> Literal["cpu", "cuda"]:
+def _device(world: Ranks) -> Literal["cpu", "cuda"]:
     return "cuda" if world.device.type == "cuda" else "cpu"

@@ -14,14 +14,14 @@ from serin.training.data.loader import Loader
 _RATES = 1024  # brought to the device at a time
 
 
-class Many(Protocol):
+class GraphLoader(Protocol):
     count: int
 
     def __call__(self, rows: Tensor, rates: Tensor) -> Tensor: ...
 
 
-class Stretch:
-    def __init__(self, many: Many, loader: Loader, device: torch.device) -> None:
+class GraphedSteps:
+    def __init__(self, many: GraphLoader, loader: Loader, device: torch.device) -> None:
         self._many, self._loader, self._device = many, loader, device
         self.count = many.count
         self._first, self._rates = 0, torch.empty(0)

@@ -12,7 +12,7 @@ from serin.formats.schema import Task
 from serin.training.data.tables import MappedTable, ResidentTable
 from serin.training.engine.precision import matrix_products
 from serin.training.parallel.buffers import buffers_kept
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 from serin.training.results.judge import judge_scores
 
 _BATCH_ROWS = 65536
@@ -34,7 +34,7 @@ def evaluate(
     network: nn.Module,
     table: ResidentTable | MappedTable,
     task: Task,
-    world: World,
+    world: Ranks,
     targets: Sequence[str] = (),
 ) -> dict[str, float]:
     """The split's metrics, the same on all ranks. Always in full fp32, without dropout. `targets`: names of several.

@@ -6,29 +6,29 @@ from torch import nn
 
 from serin.spec.stages import TrainingSpec
 from serin.training.engine.activation_checkpoint import recompute_parts
-from serin.training.engine.optimizer import Updates
+from serin.training.engine.optimizer import Optimizer
 from serin.training.engine.precision import Precision, candidates
 from serin.training.engine.state import RunState
 from serin.training.engine.step import Step
-from serin.training.launch.job import Choices
+from serin.training.launch.job import ResolvedSettings
 from serin.training.parallel.losses import Loss
-from serin.training.parallel.parallelize import Spread
+from serin.training.parallel.parallelize import Parallelized
 from serin.training.parallel.pipeline import Pipeline
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 
 
 class Learner:
     """Made of a network on the host; afterwards it is on the ranks' devices, whole or in parts."""
 
     def __init__(
-        self, network: nn.Module, training: TrainingSpec, choices: Choices, loss: Loss, world: World
+        self, network: nn.Module, training: TrainingSpec, choices: ResolvedSettings, loss: Loss, world: Ranks
     ) -> None:
         self.network, self.world, self.wanted_step = network, world, training.step
         if training.gradient_checkpointing:
             recompute_parts(network)
-        self.updates = Updates(network, training, world, by_row=choices.by_row, strategy=choices.strategy)
+        self.updates = Optimizer(network, training, world, by_row=choices.by_row, strategy=choices.strategy)
         piped = choices.strategy == "pipeline" and world.size > 1
-        self.spread = Pipeline(network, world) if piped else Spread(network, choices.strategy, world)
+        self.spread = Pipeline(network, world) if piped else Parallelized(network, choices.strategy, world)
         self.updates.begin(network)
         self.state = RunState(self.spread, self.updates, seed=training.seed)
         precision = _first(world) if choices.precision == "auto" else choices.precision
@@ -50,6 +50,6 @@ class Learner:
         return ""
 
 
-def _first(world: World) -> Precision:
+def _first(world: Ranks) -> Precision:
     """Until it is measured: TF32 where there is such a thing, as most runs will have it in the end."""
     return "tf32" if "tf32" in candidates(world.device) else "fp32"

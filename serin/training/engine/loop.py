@@ -20,7 +20,7 @@ from serin.training.data.loader import Loader
 from serin.training.data.stream import StreamLoader
 from serin.training.data.tables import Batch, MappedTable, ResidentTable
 from serin.training.engine.autotune import write_choices
-from serin.training.engine.cuda_graphs import Stretch
+from serin.training.engine.cuda_graphs import GraphedSteps
 from serin.training.engine.evaluate import evaluate, goodness
 from serin.training.engine.learner import Learner
 from serin.training.engine.memory import StartAgain, smaller_parts
@@ -28,8 +28,8 @@ from serin.training.engine.precision import matrix_products
 from serin.training.engine.profile import profiled
 from serin.training.engine.reporter import Reporter
 from serin.training.engine.schedule import epochs_since_best, learning_rate_at
-from serin.training.engine.step_autotune import Ready, ready_step
-from serin.training.launch.job import Choices, TrainingJob
+from serin.training.engine.step_autotune import TunedStep, ready_step
+from serin.training.launch.job import ResolvedSettings, TrainingJob
 from serin.training.results.checkpoint import Checkpoints, EpochRecord, Position
 
 _TALK_EVERY_S = 0.5
@@ -43,7 +43,7 @@ class Loop:
         self,
         *,
         job: TrainingJob,
-        choices: Choices,
+        choices: ResolvedSettings,
         task: Task,
         targets: tuple[str, ...] = (),
         learner: Learner,
@@ -96,7 +96,7 @@ class Loop:
     def data_wait_share(self) -> float:
         return self._loader.wait_s / self.work_s if self.work_s else 0.0
 
-    def _go(self, ready: Ready, step_done: Callable[[], None]) -> None:
+    def _go(self, ready: TunedStep, step_done: Callable[[], None]) -> None:
         if ready.stretch is None or self._profile:
             for rows in ready.feed(self.step, self.steps):
                 self._take_step(rows)
@@ -121,7 +121,7 @@ class Loop:
             due.append((self.step // every + 1) * every)
         return min(due) - self.step
 
-    def _ready(self) -> Ready:
+    def _ready(self) -> TunedStep:
         """The step as it was chosen when the run began; chosen now when it begins."""
         wanted, ready = self._training.step, None
         while ready is None:
@@ -159,7 +159,7 @@ class Loop:
             goodness=self._goodness(),
         )
 
-    def _take_steps(self, stretch: Stretch) -> None:
+    def _take_steps(self, stretch: GraphedSteps) -> None:
         losses = stretch.run(self.step, self._rate_at)
         self._losses[self._filled : self._filled + stretch.count].copy_(losses)
         self._filled += stretch.count

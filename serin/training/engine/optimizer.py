@@ -16,7 +16,7 @@ from serin.models.table import CategoryTable
 from serin.spec.stages import TrainingSpec
 from serin.training.parallel.dtensors import distributed, fill, full
 from serin.training.parallel.gradients import LossScale, clip_gradients
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 from serin.training.parallel.strategy import Strategy
 
 _MOMENTUM = 0.9
@@ -35,14 +35,14 @@ def category_tables(network: nn.Module) -> list[CategoryTable]:
     return [module for module in network.modules() if isinstance(module, CategoryTable)]
 
 
-class Updates:
+class Optimizer:
     """The optimizer of a run. Made before the network is shared out, since it may take tables out of it."""
 
     def __init__(
         self,
         network: nn.Module,
         training: TrainingSpec,
-        world: World,
+        world: Ranks,
         *,
         by_row: bool,
         strategy: Strategy = "ddp",
@@ -209,7 +209,7 @@ def _optimizer(groups: list[Any], training: TrainingSpec, rate: Tensor | float) 
 
 
 @torch.no_grad()
-def _update_rows(table: CategoryTable, sums: Tensor, rate: Tensor | float, world: World) -> None:
+def _update_rows(table: CategoryTable, sums: Tensor, rate: Tensor | float, world: Ranks) -> None:
     """Adagrad with one sum per row. Rows that were used several times are added up by sorting, without asking the
     device how many distinct ones there are: what is left over at the end adds nothing to row 0."""
     assert table.touched is not None

@@ -10,7 +10,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from serin.training.launch.progress import tell
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 
 _SKIPPED = 10  # the first steps are like no other
 _WARM_UP = 3
@@ -22,7 +22,7 @@ def trace_file(folder: Path) -> Path:
 
 
 @contextmanager
-def profiled(wanted: bool, folder: Path, world: World, steps: int) -> Iterator[Callable[[], None]]:
+def profiled(wanted: bool, folder: Path, world: Ranks, steps: int) -> Iterator[Callable[[], None]]:
     """A function to call after each step. The first rank's steps are traced; a short run's fewer of them."""
     if not wanted or not world.first:
         yield _nothing

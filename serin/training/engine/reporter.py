@@ -8,23 +8,23 @@ from pathlib import Path
 
 import torch
 
-from serin.training.launch.job import Choices
+from serin.training.launch.job import ResolvedSettings
 from serin.training.launch.progress import tell
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 from serin.training.results.checkpoint import EpochRecord
 
 _TELL_EVERY_S = 1.0
 
 
 class Reporter:
-    def __init__(self, folder: Path, world: World, *, epochs: int) -> None:
+    def __init__(self, folder: Path, world: Ranks, *, epochs: int) -> None:
         self._folder, self._world, self._epochs = folder, world, epochs
         self._told_at = time.perf_counter()
 
     def note(self, text: str) -> None:
         self._tell("note", text=text)
 
-    def started(self, step: int, rows: int, choices: Choices) -> None:
+    def started(self, step: int, rows: int, choices: ResolvedSettings) -> None:
         device = self._world.device
         self._tell(
             "started",
@@ -41,7 +41,9 @@ class Reporter:
             step_reason=choices.step_reason,
         )
 
-    def steps(self, step: int, of: int, losses: list[float], seconds: float, choices: Choices) -> None:
+    def steps(
+        self, step: int, of: int, losses: list[float], seconds: float, choices: ResolvedSettings
+    ) -> None:
         """About those since the last talk; now and then."""
         now = time.perf_counter()
         if now - self._told_at < _TELL_EVERY_S:

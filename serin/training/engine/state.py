@@ -7,15 +7,15 @@ from torch import Tensor
 
 from serin.models.state import state_of
 from serin.training.data.loader import stream_seed
-from serin.training.engine.optimizer import Updates
+from serin.training.engine.optimizer import Optimizer
 from serin.training.parallel.buffers import Buffers
 from serin.training.parallel.dtensors import fill, full
-from serin.training.parallel.parallelize import Spread
+from serin.training.parallel.parallelize import Parallelized
 from serin.training.results.checkpoint import Saved
 
 
 class RunState:
-    def __init__(self, spread: Spread, updates: Updates, *, seed: int) -> None:
+    def __init__(self, spread: Parallelized, updates: Optimizer, *, seed: int) -> None:
         self._spread, self._updates, self._seed = spread, updates, seed
         self._network, self._world = spread.network, spread.world
         self._buffers = Buffers(spread.network, spread.rows)

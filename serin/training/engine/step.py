@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from serin.training.data.tables import Batch
-from serin.training.engine.optimizer import Updates
+from serin.training.engine.optimizer import Optimizer
 from serin.training.engine.precision import Precision, computing
 from serin.training.parallel.losses import Loss
-from serin.training.parallel.parallelize import Spread
-from serin.training.parallel.ranks import World
+from serin.training.parallel.parallelize import Parallelized
+from serin.training.parallel.ranks import Ranks
 
 _WARM_UPS = 3
 _WARM_UPS_WITH_OTHERS = 11  # DDP looks at the first ten and sorts its buckets
@@ -32,12 +32,12 @@ class Step:
 
     def __init__(
         self,
-        spread: Spread,
-        updates: Updates,
+        spread: Parallelized,
+        updates: Optimizer,
         loss: Loss,
         *,
         precision: Precision,
-        world: World,
+        world: Ranks,
         parts: int = 1,
     ) -> None:
         self.updates = updates
@@ -136,7 +136,7 @@ class CapturedSteps:
 
 
 def seconds_per_step(
-    step: Callable[[], Tensor], world: World, *, within_s: float | None = None, steps: int = _MEASURED_STEPS
+    step: Callable[[], Tensor], world: Ranks, *, within_s: float | None = None, steps: int = _MEASURED_STEPS
 ) -> float:
     """Over a few steps, after one that does not count; the slowest rank's, the same on all of them. `within_s`: as many
     as that is enough for, at least two. On a CPU the fastest counts, since others may be at work there."""
@@ -150,7 +150,7 @@ def seconds_per_step(
     return nanoseconds / 1e9
 
 
-def _timed(step: Callable[[], Tensor], world: World, steps: int) -> float:
+def _timed(step: Callable[[], Tensor], world: Ranks, steps: int) -> float:
     """Seconds per step."""
     _finish(world.device)
     began = time.perf_counter()

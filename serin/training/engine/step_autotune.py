@@ -14,7 +14,7 @@ from torch import Tensor
 from serin.training.data.loader import Loader
 from serin.training.data.stream import StreamLoader
 from serin.training.data.tables import Batch
-from serin.training.engine.cuda_graphs import Stretch
+from serin.training.engine.cuda_graphs import GraphedSteps
 from serin.training.engine.learner import Learner
 from serin.training.engine.precision import Precision, candidates, choose_precision, matrix_products
 from serin.training.engine.step import CapturedStep, CapturedSteps, Step, capture_pays, seconds_per_step
@@ -29,7 +29,7 @@ Feed = Callable[[int, int], Iterator[Tensor | Batch]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class TunedStep:
     """A step and what feeds it: batches, or row numbers for one that gathers them itself."""
 
     run: Callable[[Tensor | Batch], Tensor]
@@ -38,7 +38,7 @@ class Ready:
     reason: str
     precision: Precision
     precision_reason: str = ""
-    stretch: Stretch | None = None  # for many steps at once
+    stretch: GraphedSteps | None = None  # for many steps at once
 
 
 def ready_step(
@@ -46,7 +46,7 @@ def ready_step(
     loader: Loader | StreamLoader,
     kind: Literal["auto"] | Kind,
     precision: Literal["auto"] | Precision,
-) -> Ready:
+) -> TunedStep:
     """The step as wanted; eager, with the reason, where that cannot be. Leaves weights and randomness as they were.
 
     `auto` captures on a GPU when that is faster there. It never compiles: that takes longer than most runs here last.
@@ -59,7 +59,7 @@ def ready_step(
         with matrix_products(chosen):
             run, feed, found, reason = trial.prepare(kind)
             stretch = trial.stretch(run)
-    return Ready(
+    return TunedStep(
         run=run,
         feed=feed,
         kind=found,
@@ -102,7 +102,7 @@ class _Trial:
                     return self._eager(self._learner.why_not_captured)
                 return self._captured(sure=sure or kind == "captured")
 
-    def stretch(self, run: Callable[[Tensor | Batch], Tensor]) -> Stretch | None:
+    def stretch(self, run: Callable[[Tensor | Batch], Tensor]) -> GraphedSteps | None:
         """Several captured steps at once, where one is short and nobody else takes part in it."""
         example = self._example()
         alone = isinstance(run, CapturedStep) and not self._world.group
@@ -116,7 +116,7 @@ class _Trial:
             torch.cuda.synchronize(self._world.device)
             torch.cuda.empty_cache()
             return None
-        return Stretch(many, self._loader, self._world.device)
+        return GraphedSteps(many, self._loader, self._world.device)
 
     def _eager(self, reason: str) -> tuple[Step, Feed, Kind, str]:
         return self._step, self._batches, "eager", reason

@@ -37,12 +37,12 @@ from serin.training.engine.learner import Learner
 from serin.training.engine.loop import Loop
 from serin.training.engine.memory import StartAgain
 from serin.training.engine.roofline import WORTH_MEASURING_S, measure_peaks, weigh
-from serin.training.launch.job import Choices, TrainingJob, training_file
+from serin.training.launch.job import ResolvedSettings, TrainingJob, training_file
 from serin.training.launch.pruned import start_of
 from serin.training.launch.run_lock import only_one
 from serin.training.launch.status import Status, write_status
 from serin.training.parallel.losses import Loss, loss_of
-from serin.training.parallel.ranks import World, open_world
+from serin.training.parallel.ranks import Ranks, open_world
 from serin.training.results.result import write_result
 
 _FORMER_WORKER_ENDS_S = 60.0
@@ -107,7 +107,7 @@ def _is_the_users(error: BaseException, job: TrainingJob) -> bool:
     )
 
 
-def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[], bool]) -> Status:
+def train(job: TrainingJob, folder: Path, world: Ranks, stop_asked: Callable[[], bool]) -> Status:
     """One attempt, to the end. Raises Preempted or LossNotFinite."""
     description = read_dataset(job.dataset)
     shape = shape_of(description)
@@ -138,12 +138,12 @@ def train(job: TrainingJob, folder: Path, world: World, stop_asked: Callable[[],
 def _begin(
     job: TrainingJob,
     folder: Path,
-    world: World,
+    world: Ranks,
     description: DatasetDescription,
     network: nn.Module,
     split: SplitArrays,
     shape: TableShape,
-) -> tuple[Learner, ResidentTable | MappedTable, Choices]:
+) -> tuple[Learner, ResidentTable | MappedTable, ResolvedSettings]:
     """What learns, from what, and how: as chosen when the run began, or chosen now."""
     kept = read_choices(folder)
     world.wait_for_all()  # nobody writes before all have looked
@@ -161,7 +161,7 @@ def _begin(
 
 
 def _loader(
-    job: TrainingJob, choices: Choices, table: ResidentTable | MappedTable, learner: Learner
+    job: TrainingJob, choices: ResolvedSettings, table: ResidentTable | MappedTable, learner: Learner
 ) -> Loader | StreamLoader:
     rows = learner.spread.rows
     common = {
@@ -191,7 +191,7 @@ def _finish(
     job: TrainingJob,
     description: DatasetDescription,
     shape: TableShape,
-    world: World,
+    world: Ranks,
     folder: Path,
 ) -> None:
     """Takes the best epoch's weights, measures them on the test rows, writes the result."""
@@ -221,7 +221,7 @@ def _finish(
         )
 
 
-def _done(loop: Loop, job: TrainingJob, shape: TableShape, world: World) -> Status:
+def _done(loop: Loop, job: TrainingJob, shape: TableShape, world: Ranks) -> Status:
     peaks = []
     if world.device.type == "cuda":
         peaks = world.gather(torch.tensor([torch.cuda.max_memory_allocated(world.device)]))
@@ -236,7 +236,7 @@ def _done(loop: Loop, job: TrainingJob, shape: TableShape, world: World) -> Stat
     return done.model_copy(update=_roofline(loop, job, shape, world)) if world.first else done
 
 
-def _roofline(loop: Loop, job: TrainingJob, shape: TableShape, world: World) -> dict[str, float]:
+def _roofline(loop: Loop, job: TrainingJob, shape: TableShape, world: Ranks) -> dict[str, float]:
     """What was computed, and what the devices do at best; nothing of a run that was too short to be judged."""
     precision, steps = loop.choices.precision, loop.step - loop.first_step
     if loop.work_s < WORTH_MEASURING_S or precision == "auto":
@@ -255,13 +255,13 @@ def _roofline(loop: Loop, job: TrainingJob, shape: TableShape, world: World) -> 
     }
 
 
-def _sole_writer(folder: Path, world: World) -> AbstractContextManager[None]:
+def _sole_writer(folder: Path, world: Ranks) -> AbstractContextManager[None]:
     """The first rank waits until a worker of an earlier attempt, killed a moment ago, is really gone."""
     return only_one(folder / "worker.lock", wait_s=_FORMER_WORKER_ENDS_S) if world.first else nullcontext()
 
 
 def _table(
-    description: DatasetDescription, job: TrainingJob, split: str, world: World, shape: TableShape
+    description: DatasetDescription, job: TrainingJob, split: str, world: Ranks, shape: TableShape
 ) -> ResidentTable | MappedTable | None:
     if not description.rows.get(split):
         return None

@@ -46,7 +46,7 @@ class TrainingJob(Section):
         }
 
 
-class Choices(Section):
+class ResolvedSettings(Section):
     """choices.json: what 'auto' came to when the run began. Kept when it is resumed, maybe on another machine."""
 
     format: Literal["serin.training.choices"] = "serin.training.choices"

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from serin.training.parallel.dtensors import distributed
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 
 
 class Buffers:
     """`rows`: the ranks among which a step's rows are divided. Made before the first step."""
 
-    def __init__(self, network: nn.Module, rows: World) -> None:
+    def __init__(self, network: nn.Module, rows: Ranks) -> None:
         self._network, self._rows = network, rows
         several = rows.size > 1
         self._first = {name: _on_host(buffer) for name, buffer in self._here().items()} if several else {}

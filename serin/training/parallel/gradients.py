@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from serin.training.parallel.dtensors import local, sharded
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 from serin.training.parallel.strategy import Strategy
 
 _FIRST_SCALE = 2.0**16
@@ -23,7 +23,7 @@ class LossScale:
     """Keeps fp16 gradients within what fp16 can say: the loss is multiplied, gradients are divided again. A step whose
     gradients are not finite is left out and the factor halved; after a thousand good ones it is doubled."""
 
-    def __init__(self, world: World, strategy: Strategy) -> None:
+    def __init__(self, world: Ranks, strategy: Strategy) -> None:
         self._apart = strategy != "ddp" and world.size > 1
         self.factor = torch.empty((), device=world.device)
         self._good = torch.zeros((), dtype=torch.int32, device=world.device)
@@ -55,7 +55,7 @@ class LossScale:
 
 
 @torch.no_grad()
-def clip_gradients(weights: Iterable[nn.Parameter], limit: float, world: World, strategy: Strategy) -> None:
+def clip_gradients(weights: Iterable[nn.Parameter], limit: float, world: Ranks, strategy: Strategy) -> None:
     """All of them together are no longer than `limit` afterwards."""
     if strategy in ("ddp", "fsdp") or not world.group:
         nn.utils.clip_grad_norm_(weights, limit)

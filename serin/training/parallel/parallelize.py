@@ -19,16 +19,16 @@ from serin.models.table import Cut, Divisible
 from serin.training.data.tables import Batch
 from serin.training.parallel.gradients import LossScale
 from serin.training.parallel.losses import Loss
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 from serin.training.parallel.strategy import Strategy
 
 Computing = Callable[[], AbstractContextManager[object]]
 
 
-class Spread:
+class Parallelized:
     """`rows`: the ranks among which a step's rows are divided. `scorer`: the network as an evaluation calls it."""
 
-    def __init__(self, network: nn.Module, strategy: Strategy, world: World) -> None:
+    def __init__(self, network: nn.Module, strategy: Strategy, world: Ranks) -> None:
         self.network, self.strategy, self.world = network, strategy, world
         self.rows = world if strategy in ("ddp", "fsdp") else world.apart()
         self.scorer = network
@@ -49,7 +49,7 @@ class Spread:
         assert total is not None
         return total
 
-    def compiled(self) -> Spread:
+    def compiled(self) -> Parallelized:
         """The same with its forward and backward compiled, at the first call."""
         made = copy(self)
         made._forward = torch.compile(self._forward)  # noqa: SLF001
@@ -69,7 +69,7 @@ class Spread:
         return self._forward.no_sync()
 
 
-def _placed(network: nn.Module, strategy: Strategy, world: World) -> nn.Module:
+def _placed(network: nn.Module, strategy: Strategy, world: Ranks) -> nn.Module:
     """The network as a step calls it, on its devices. What is cut never lies whole on one of them."""
     if not world.group:
         return network.to(world.device)
@@ -82,7 +82,7 @@ def _placed(network: nn.Module, strategy: Strategy, world: World) -> nn.Module:
             return _averaged(network.to(world.device), world)
 
 
-def _averaged(network: nn.Module, world: World) -> nn.Module:
+def _averaged(network: nn.Module, world: Ranks) -> nn.Module:
     gpu = world.device.type == "cuda"
     # Where its step is to be captured, DDP must be made on another stream than the default one.
     side = torch.cuda.Stream() if gpu else None  # type: ignore[no-untyped-call]
@@ -100,7 +100,7 @@ def _averaged(network: nn.Module, world: World) -> nn.Module:
     return wrapped
 
 
-def _sharded(network: nn.Module, world: World) -> nn.Module:
+def _sharded(network: nn.Module, world: Ranks) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh  # costs a start that most runs need not pay
     from torch.distributed.fsdp import fully_shard
 
@@ -113,7 +113,7 @@ def _sharded(network: nn.Module, world: World) -> nn.Module:
     return network.to(world.device)
 
 
-def _cut(network: nn.Module, world: World) -> nn.Module:
+def _cut(network: nn.Module, world: Ranks) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import (

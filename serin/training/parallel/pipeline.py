@@ -18,14 +18,14 @@ from serin.training.data.tables import Batch
 from serin.training.parallel.buffers import buffers_kept
 from serin.training.parallel.gradients import LossScale
 from serin.training.parallel.losses import Loss
-from serin.training.parallel.parallelize import Computing, Spread
-from serin.training.parallel.ranks import World
+from serin.training.parallel.parallelize import Computing, Parallelized
+from serin.training.parallel.ranks import Ranks
 
 _DIMENSIONS = 8
 
 
-class Pipeline(Spread):
-    def __init__(self, network: nn.Module, world: World) -> None:
+class Pipeline(Parallelized):
+    def __init__(self, network: nn.Module, world: Ranks) -> None:
         self.network, self.strategy, self.world, self.rows = network, "pipeline", world, world.apart()
         stages = stages_of(network)
         sizes = [_numbers(network, stage.owns) for stage in stages]
@@ -40,7 +40,7 @@ class Pipeline(Spread):
     def learn(
         self, pieces: Sequence[Batch], loss: Loss, computing: Computing, scale: LossScale | None
     ) -> Tensor:
-        """As Spread's. The last rank knows the loss; over the ranks, of which the others have 0, its mean is right."""
+        """As Parallelized's. The last rank knows the loss; over the ranks, of which the others have 0, its mean is right."""
         shape = (len(pieces), len(pieces[0].target))
         with computing():
             if shape not in self._schedules:
@@ -58,7 +58,7 @@ class Pipeline(Spread):
         for weight in self.network.parameters():
             weight.grad = None
 
-    def compiled(self) -> Spread:
+    def compiled(self) -> Parallelized:
         raise RuntimeError("a pipeline is not compiled")
 
     def unite(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ class Pipeline(Spread):
 class _Schedule:
     """torch's 1F1B for one size of a step: it remembers the shapes of what goes from rank to rank."""
 
-    def __init__(self, piece: nn.Module, world: World, *, parts: int) -> None:
+    def __init__(self, piece: nn.Module, world: Ranks, *, parts: int) -> None:
         from torch.distributed.pipelining import (  # a second that others need not pay
             PipelineStage,
             Schedule1F1B,
@@ -123,7 +123,7 @@ class _Piece(nn.Module):
 class _Scorer(nn.Module):
     """The whole network without gradients: every rank in turn, and all of them hear the answer."""
 
-    def __init__(self, network: nn.Module, piece: _Piece, world: World) -> None:
+    def __init__(self, network: nn.Module, piece: _Piece, world: Ranks) -> None:
         super().__init__()
         self.network, self._world = network, world
         self._run = piece.forward

@@ -17,7 +17,7 @@ from serin.machine import environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class Ranks:
     rank: int
     size: int
     device: torch.device
@@ -84,13 +84,13 @@ class World:
     def wait_for_all(self) -> None:
         self.agree([0])
 
-    def apart(self) -> World:
+    def apart(self) -> Ranks:
         """This rank as one that shares no rows: where several hold one network together, all of them see all rows."""
-        return World(rank=0, size=1, device=self.device)
+        return Ranks(rank=0, size=1, device=self.device)
 
 
 @contextmanager
-def open_world(*, gpu: bool, group: bool = False) -> Iterator[World]:
+def open_world(*, gpu: bool, group: bool = False) -> Iterator[Ranks]:
     """This rank among the others that torchrun started; alone when it started none, as a group of one if `group`."""
     rank, local_rank, size, local_size = environment.torchrun_place()
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
@@ -100,7 +100,7 @@ def open_world(*, gpu: bool, group: bool = False) -> Iterator[World]:
     if group:
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
     try:
-        yield World(rank=rank, size=size, device=device, group=group, local_size=local_size)
+        yield Ranks(rank=rank, size=size, device=device, group=group, local_size=local_size)
     finally:
         if group:
             dist.destroy_process_group()

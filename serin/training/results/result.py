@@ -10,7 +10,7 @@ from torch import Tensor
 from serin.formats.schema import Task
 from serin.formats.weights import write_weights
 from serin.models.shape import TableShape
-from serin.training.launch.job import Choices, TrainingJob
+from serin.training.launch.job import ResolvedSettings, TrainingJob
 from serin.training.results.checkpoint import Position
 from serin.training.results.publish import publish_result
 
@@ -20,7 +20,7 @@ def write_result(
     *,
     weights: Mapping[str, Tensor],
     job: TrainingJob,
-    choices: Choices,
+    choices: ResolvedSettings,
     shape: TableShape,
     task: Task,
     position: Position,

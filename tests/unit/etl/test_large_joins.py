@@ -45,9 +45,9 @@ def spec_with(folder: Path, how: str = "left", **changes: Any) -> PipelineSpec:
     return spec_of(folder, features=FEATURES, tables=tables, **({"joins": joins} | changes))
 
 
-def narrow(monkeypatch: pytest.MonkeyPatch, room_bytes: int = 12_000) -> None:
+def narrow(monkeypatch: pytest.MonkeyPatch, budget_bytes: int = 12_000) -> None:
     """Leaves room for a part of a table only."""
-    monkeypatch.setattr("serin.etl.build.shared_room", lambda _: room_bytes)
+    monkeypatch.setattr("serin.etl.build.shared_room", lambda _: budget_bytes)
 
 
 @pytest.mark.parametrize("how", ["left", "inner"])

@@ -156,7 +156,7 @@ def test_a_small_table_in_one_file_is_one_piece_for_each_worker(tmp_path: Path) 
     table = open_table("t", find_files("t", str(tmp_path / "t.parquet")), tmp_path)
     layout = lay_out(spec.data, spec.features, {"t": table})
     planned = [
-        plan_rows(layout, table, room_bytes=2**40, workers=workers, least=2**16, most=2**19)
+        plan_rows(layout, table, budget_bytes=2**40, workers=workers, least=2**16, most=2**19)
         for workers in (2, 3, 16)
     ]
     assert [[piece.rows for piece in cut(table, each)] for each in planned] == [
@@ -176,7 +176,7 @@ def test_a_worker_with_little_room_gets_small_pieces(few_flights: Path, tmp_path
     layout = lay_out(spec.data, spec.features, tables)
     table = tables["flights"]
     sizes = [
-        plan_rows(layout, table, room_bytes=room, workers=1, least=2**16, most=2**19)
+        plan_rows(layout, table, budget_bytes=room, workers=1, least=2**16, most=2**19)
         for room in (1, 10_000_000, 2**40)
     ]
     assert sizes[0] == MIN_ROWS
@@ -238,7 +238,7 @@ def test_workers_with_less_memory_than_the_table_has_run_through(tmp_path: Path,
 
 def test_a_piece_that_ends_every_worker_is_too_large(two_workers: Any, tmp_path: Path) -> None:
     engine = DaskEngine(two_workers, scratch=tmp_path)
-    assert 10_000_000 < engine.room_bytes < 100_000_000
+    assert 10_000_000 < engine.budget_bytes < 100_000_000
     with pytest.raises(WorkersLost):
         engine.collect(os._exit, [two_workers.submit(int, 1, pure=False)])
 

@@ -10,7 +10,7 @@ import pytest
 from serin.errors import JoinNotManyToOne, SpecError, TableEmpty
 from serin.etl.engines.dask_engine import local_cluster
 from serin.etl.engines.process_engine import ProcessEngine
-from serin.etl.relational.global_pass import hold_prepared
+from serin.etl.relational.global_pass import prepare_with_global_pass
 from serin.etl.relational.groups import AsOfIndex
 from serin.etl.relational.relation import load_join
 from serin.etl.sources.files import find_files
@@ -45,7 +45,7 @@ def related(spec: PipelineSpec, folder: Path, piece_rows: int = 200) -> dict[str
     layout = lay_out(spec.data, spec.features, tables)
     joins = [load_join(join, tables[join.spec.table]) for join in layout.joins]
     with ProcessEngine(1) as engine:
-        held = hold_prepared(
+        held = prepare_with_global_pass(
             engine, cut(tables[spec.data.main], piece_rows), spec.data, layout, joins, folder
         )
         pieces = engine.collect(lambda prepared: prepared, held)

@@ -10,7 +10,7 @@ import pytest
 from serin.columns.column import Column
 from serin.etl.charts import number, percent
 from serin.etl.dataset.relate_target import Bins, relate_to_target
-from serin.etl.dataset.train_sample import Glance
+from serin.etl.dataset.train_sample import TrainSample
 from serin.etl.report import FILE
 from serin.formats.statistics import NumberStatistics
 from serin.store.store import Store
@@ -106,7 +106,7 @@ def test_years_and_other_narrow_whole_numbers_get_a_bar_each() -> None:
     target = np.asarray([1, 0, 1, 1, 0], np.float32)
     known = NumberStatistics(kind="float", rows=5, nulls=1, edges=(1992.0, 2000.0, 2008.0), counts=(1, 3))
     bins = relate_to_target(
-        Glance(columns=columns, target=target, share=1.0), dict.fromkeys(columns, known), {}, 1
+        TrainSample(columns=columns, target=target, share=1.0), dict.fromkeys(columns, known), {}, 1
     )
     assert bins["built"].whole
     assert bins["built"].edges is not None

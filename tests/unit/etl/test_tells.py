@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serin.columns.column import Column, column_from_arrow
-from serin.etl.dataset.leak_scores import FEWEST, told_by_nulls, told_by_values
+from serin.etl.dataset.leak_scores import FEWEST, score_by_values, told_by_nulls
 from serin.etl.relational.groups import sampled
 from serin.metrics import auc
 
@@ -23,7 +23,7 @@ TARGET = (RANDOM.random(400) < 0.3).astype(np.float64)
 def test_numbers_tell_by_their_order_as_the_metric_says(values: list[float], seed: int) -> None:
     column = np.resize(np.asarray(values, np.float32), 300)
     target = (np.random.default_rng(seed).random(300) < 0.4).astype(np.float64)
-    told = told_by_values(Column(kind="float", values=column), target, "binary")
+    told = score_by_values(Column(kind="float", values=column), target, "binary")
     if np.ptp(column) == 0:
         assert told == 0
     else:
@@ -45,23 +45,23 @@ def test_whole_numbers_tell_by_order_and_by_value(spread: int) -> None:
         np.where(TARGET == 1, 5, RANDOM.integers(0, 2, 400) * 10) * spread
     )  # between the others: no order
     column = Column(kind="int", values=turned)
-    assert told_by_values(column, TARGET, "binary") == 1
+    assert score_by_values(column, TARGET, "binary") == 1
     noise = Column(kind="int", values=RANDOM.integers(0, 4, 400) * spread)
-    assert told_by_values(noise, TARGET, "binary") < 0.7
+    assert score_by_values(noise, TARGET, "binary") < 0.7
 
 
 @pytest.mark.parametrize("task", ["binary", "regression", "multiclass"])
 def test_words_that_name_the_target_are_found_for_every_task(task: str) -> None:
     target = RANDOM.integers(0, 2 if task == "binary" else 4, 600).astype(np.float64)
     names = column_from_arrow(pa.array([f"word {each}" for each in target]), "string")
-    assert told_by_values(names, target, task) > 0.99
+    assert score_by_values(names, target, task) > 0.99
     shuffled = column_from_arrow(pa.array([f"word {each}" for each in RANDOM.permutation(target)]), "string")
-    assert told_by_values(shuffled, target, task) < 0.7
+    assert score_by_values(shuffled, target, task) < 0.7
 
 
 def test_every_row_with_a_word_of_its_own_tells_nothing() -> None:
     own = column_from_arrow(pa.array([f"id {row}" for row in range(400)]), "string")
-    assert told_by_values(own, TARGET, "binary") == 0
+    assert score_by_values(own, TARGET, "binary") == 0
 
 
 def test_nulls_tell_and_few_rows_do_not() -> None:
@@ -69,7 +69,7 @@ def test_nulls_tell_and_few_rows_do_not() -> None:
     assert told_by_nulls(RANDOM.random(400) < 0.5, TARGET, "binary") < 0.7
     few = FEWEST - 1
     values = Column(kind="float", values=TARGET[:few].astype(np.float32))
-    assert told_by_values(values, TARGET[:few], "binary") == 0
+    assert score_by_values(values, TARGET[:few], "binary") == 0
 
 
 @settings(max_examples=50, deadline=None)

@@ -8,7 +8,7 @@ from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.export.convert.features2onnx import FeatureGraph
 from serin.export.convert.network import Network, graph_network
 from serin.export.gate.golden import GoldenRows
-from serin.export.variants.context import Court, TestRows
+from serin.export.variants.context import TestRows, VariantContext
 from serin.formats.schema import Schema, Task, input_columns, outputs_of
 from serin.spec.stages import ExportSpec
 
@@ -48,7 +48,9 @@ def rows_of(count: int, seed: int) -> dict[str, np.ndarray]:
     return {"num": num, "cat": random.integers(0, CODES, (count, 1))}
 
 
-def small_court(network: Network, task: Task = "binary", *, max_rows: int = 100, **asked: object) -> Court:
+def small_court(
+    network: Network, task: Task = "binary", *, max_rows: int = 100, **asked: object
+) -> VariantContext:
     graph = GraphBuilder("f/")
     num, cat = graph.op("Identity", "x"), graph.op("Identity", "c")
     fed = {
@@ -68,7 +70,7 @@ def small_court(network: Network, task: Task = "binary", *, max_rows: int = 100,
     logits = network.reference(test["num"], test["cat"])[:, 0]
     noise = np.random.default_rng(3).normal(0, logits.std() / 2, len(logits))
     target = logits + noise if task == "regression" else logits + noise > np.median(logits)
-    return Court(
+    return VariantContext(
         spec=ExportSpec.model_validate({"batch_mix": {1: 0.5, 64: 0.5}, **asked}),
         schema=Schema(task=task, inputs=input_columns(entries), outputs=outputs_of(task)),
         features=features,

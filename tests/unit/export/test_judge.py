@@ -5,7 +5,7 @@ import onnx
 import pytest
 
 from serin.export.convert.network import Network
-from serin.export.gate.variant_result import Judged
+from serin.export.gate.variant_result import VariantResult
 from serin.export.variants.build import Unavailable, Variant
 from serin.export.variants.choose import _choose, judge_variants
 from serin.export.variants.int8 import to_int8
@@ -24,9 +24,9 @@ def network() -> Network:
     return small_network()
 
 
-def judge(network: Network, *others: Variant | Unavailable, **asked: object) -> dict[str, Judged]:
-    court = small_court(network, **asked)
-    _, judged = judge_variants(court, [Variant(name="fp32", graph=network.graph), *others])
+def judge(network: Network, *others: Variant | Unavailable, **asked: object) -> dict[str, VariantResult]:
+    context = small_court(network, **asked)
+    _, judged = judge_variants(context, [Variant(name="fp32", graph=network.graph), *others])
     return {one.name: one for one in judged}
 
 
@@ -95,16 +95,16 @@ def test_a_metric_beyond_the_budget_is_refused_although_every_score_is_near(netw
 
 
 def test_a_segment_that_suffers_alone_is_named(network: Network) -> None:
-    court = small_court(network, variant_tolerance=10.0, budget={"max_drop": 1.0, "segment_max_drop": 0.01})
-    inside = court.rows.cat[:, 0] < 40
-    rows = replace(court.rows, segments={"carrier=AA": inside, "carrier=BB": ~inside})
+    context = small_court(network, variant_tolerance=10.0, budget={"max_drop": 1.0, "segment_max_drop": 0.01})
+    inside = context.rows.cat[:, 0] < 40
+    rows = replace(context.rows, segments={"carrier=AA": inside, "carrier=BB": ~inside})
     hurt = copy_of(network.graph)
     table = next(each for each in hurt.graph.initializer if each.dims[0] == 100)
     values = onnx.numpy_helper.to_array(table).copy()
     values[:40] = np.random.default_rng(1).normal(0, 3, (40, 4))
     table.CopyFrom(onnx.numpy_helper.from_array(values, table.name))
     _, judged = judge_variants(
-        replace(court, rows=rows),
+        replace(context, rows=rows),
         [Variant(name="fp32", graph=network.graph), Variant(name="small_tables", graph=hurt)],
     )
     assert judged[1].status == "rejected"
@@ -152,8 +152,9 @@ def test_every_variant_is_weighed_counted_and_timed(network: Network) -> None:
     ],
 )
 def test_the_fastest_that_passed_is_chosen(others: dict[str, tuple], chosen: str) -> None:
-    judged = {"fp32": Judged(name="fp32", status="passed", mix_us=100.0)}
+    judged = {"fp32": VariantResult(name="fp32", status="passed", mix_us=100.0)}
     judged |= {
-        name: Judged(name=name, status=status, mix_us=taken) for name, (status, taken) in others.items()
+        name: VariantResult(name=name, status=status, mix_us=taken)
+        for name, (status, taken) in others.items()
     }
     assert _choose(judged, "fp32") == chosen

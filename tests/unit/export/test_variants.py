@@ -34,8 +34,8 @@ def build(network: Network) -> dict[str, Variant | Unavailable]:
 def test_every_variant_answers_nearly_as_fp32_does_and_all_of_them_are_judged(network: Network) -> None:
     built = build(network)
     assert next(iter(built)) == "fp32"
-    court = small_court(network)
-    _, judged = judge_variants(court, list(built.values()))
+    context = small_court(network)
+    _, judged = judge_variants(context, list(built.values()))
     status = {one.name: one.status for one in judged}
     assert status["pruned"] == "unavailable"
     if missing_tensorrt():

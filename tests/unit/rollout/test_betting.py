@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serin.evidence.e_process import bet, bet_on_share, difference, split_evidence, start, worth
+from serin.evidence.e_process import bet, bet_on_share, difference, e_value, split_evidence, start
 from serin.evidence.histogram import (
     BINS,
     bands_us,
@@ -27,17 +27,17 @@ def test_changing_the_arms_changes_the_sign_and_nothing_else(candidate: int, con
 
 
 def test_who_has_not_bet_owns_what_he_came_with() -> None:
-    assert worth(start()) == 1
-    assert worth(bet(start(), np.array(0.0))) == 1
+    assert e_value(start()) == 1
+    assert e_value(bet(start(), np.array(0.0))) == 1
 
 
 def test_a_fair_bet_reaches_a_hundred_in_at_most_one_of_a_hundred_rollouts() -> None:
     random, runs = np.random.default_rng(1), 5000
-    owned, best = start(runs), np.ones(runs)
+    log_wealth, best = start(runs), np.ones(runs)
     for _ in range(300):
         outcome = difference(random.poisson(3.0, runs), random.poisson(3.0, runs))
-        owned = bet(owned, outcome)
-        best = np.maximum(best, worth(owned))
+        log_wealth = bet(log_wealth, outcome)
+        best = np.maximum(best, e_value(log_wealth))
     assert (best >= 100).mean() <= 0.01
     assert (best >= 10).mean() <= 0.1
 
@@ -48,21 +48,21 @@ def test_a_share_as_promised_wins_nothing_and_a_larger_one_does() -> None:
     for _ in range(200):
         kept = bet_on_share(kept, random.binomial(20, 0.01, runs) / 20, 0.01)
         broken = bet_on_share(broken, random.binomial(20, 0.05, runs) / 20, 0.01)
-        best = np.maximum(best, worth(kept))
+        best = np.maximum(best, e_value(kept))
     assert (best >= 100).mean() <= 0.01
-    assert (worth(broken) >= 100).mean() > 0.99
+    assert (e_value(broken) >= 100).mean() > 0.99
 
 
 def test_a_promise_of_none_is_broken_by_one() -> None:
-    assert worth(bet_on_share(start(), 0.0, 0.0)) == 1
-    assert worth(bet_on_share(start(), 0.001, 0.0)) > 1e9
+    assert e_value(bet_on_share(start(), 0.0, 0.0)) == 1
+    assert e_value(bet_on_share(start(), 0.001, 0.0)) > 1e9
 
 
 def test_a_long_lead_does_not_overflow() -> None:
-    owned = start()
+    log_wealth = start()
     for _ in range(5000):
-        owned = bet(owned, np.array(1.0))
-    assert np.isfinite(worth(owned))
+        log_wealth = bet(log_wealth, np.array(1.0))
+    assert np.isfinite(e_value(log_wealth))
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5])

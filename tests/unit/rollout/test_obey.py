@@ -8,7 +8,7 @@ import pytest
 from serin.errors import RolloutRefused
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
-from serin.rollout.run.apply_command import obey
+from serin.rollout.run.apply_command import apply_command
 from serin.rollout.run.commands import Command, Kind
 from serin.store.artifacts import Release
 
@@ -43,7 +43,7 @@ RUNNING = [phase for phase in Phase if not phase.final]
 
 
 def test_the_first_start_has_no_stable_release() -> None:
-    then = obey(None, command("start", version=2, plan=PLAN), T)
+    then = apply_command(None, command("start", version=2, plan=PLAN), T)
     assert (then.id, then.phase, then.stable, then.candidate, then.by) == (
         "c1",
         Phase.PENDING,
@@ -54,97 +54,97 @@ def test_the_first_start_has_no_stable_release() -> None:
 
 
 def test_a_start_after_a_promotion_takes_the_promoted_release_as_stable() -> None:
-    then = obey(rollout(Phase.PROMOTED), command("start", version=3), T)
+    then = apply_command(rollout(Phase.PROMOTED), command("start", version=3), T)
     assert (then.stable, then.candidate, then.previous, then.epoch) == (V2, V3, V1, 7)
 
 
 def test_a_start_after_a_rollback_may_try_the_same_version_again() -> None:
-    then = obey(rollout(Phase.ROLLED_BACK), command("start", version=2), T)
+    then = apply_command(rollout(Phase.ROLLED_BACK), command("start", version=2), T)
     assert (then.stable, then.candidate) == (V1, V2)
 
 
 @pytest.mark.parametrize("phase", RUNNING)
 def test_a_second_rollout_is_refused_while_one_runs(phase: Phase) -> None:
     with pytest.raises(RolloutRefused, match=f"version 2 is {phase}"):
-        obey(rollout(phase), command("start", version=3), T)
+        apply_command(rollout(phase), command("start", version=3), T)
 
 
 def test_the_live_version_is_refused_as_a_candidate() -> None:
     with pytest.raises(RolloutRefused, match="version 2 is live already"):
-        obey(rollout(Phase.PROMOTED), command("start", version=2), T)
+        apply_command(rollout(Phase.PROMOTED), command("start", version=2), T)
 
 
 def test_a_start_without_a_version_is_refused() -> None:
     with pytest.raises(RolloutRefused, match="name the version"):
-        obey(None, command("start"), T)
+        apply_command(None, command("start"), T)
 
 
 @pytest.mark.parametrize("phase", [None, Phase.PROMOTED, Phase.ROLLED_BACK])
 @pytest.mark.parametrize("kind", ["pause", "resume", "approve", "promote", "abort"])
 def test_a_rollout_that_does_not_run_cannot_be_changed(phase: Phase | None, kind: Kind) -> None:
     with pytest.raises(RolloutRefused, match="no rollout is running"):
-        obey(rollout(phase) if phase else None, command(kind), T)
+        apply_command(rollout(phase) if phase else None, command(kind), T)
 
 
 @pytest.mark.parametrize("kind", ["pause", "resume", "approve", "promote", "abort", "back"])
 def test_a_rollback_under_way_is_not_disturbed(kind: Kind) -> None:
     with pytest.raises(RolloutRefused, match="being rolled back"):
-        obey(rollout(Phase.ABORTING), command(kind), T)
+        apply_command(rollout(Phase.ABORTING), command(kind), T)
 
 
 @pytest.mark.parametrize("phase", [phase for phase in RUNNING if phase is not Phase.ABORTING])
 @pytest.mark.parametrize("kind", ["abort", "back"])
 def test_abort_and_back_take_all_traffic_away_in_every_phase(phase: Phase, kind: Kind) -> None:
-    then = obey(rollout(phase), command(kind, why="too slow"), T)
+    then = apply_command(rollout(phase), command(kind, why="too slow"), T)
     assert (then.phase, then.weight_percent, then.reason, then.by) == (Phase.ABORTING, 0, "too slow", "ann")
 
 
 @pytest.mark.parametrize("phase", [phase for phase in RUNNING if phase is not Phase.ABORTING])
 def test_pause_and_resume_work_in_every_phase(phase: Phase) -> None:
     now = rollout(phase)
-    paused = obey(now, command("pause"), T)
-    resumed = obey(paused, command("resume"), T)
+    paused = apply_command(now, command("pause"), T)
+    resumed = apply_command(paused, command("resume"), T)
     assert (paused.hold, paused.route) == (Hold.PAUSED, now.route)
     assert (resumed.hold, resumed.phase, resumed.since, resumed.epoch) == (None, phase, now.since, now.epoch)
 
 
 @pytest.mark.parametrize("hold", [Hold.FAILED, Hold.INCONCLUSIVE, Hold.INVALID, Hold.NO_TRAFFIC])
 def test_resume_from_a_verdict_begins_the_step_again(hold: Hold) -> None:
-    then = obey(rollout(Phase.SHIFTING, hold=hold), command("resume"), T)
+    then = apply_command(rollout(Phase.SHIFTING, hold=hold), command("resume"), T)
     assert (then.hold, then.step, then.since, then.evidence_from, then.epoch) == (None, 0, T, T, 8)
 
 
 def test_what_is_not_held_cannot_be_resumed_and_what_is_paused_not_paused() -> None:
     with pytest.raises(RolloutRefused, match="not held"):
-        obey(rollout(Phase.SHIFTING), command("resume"), T)
+        apply_command(rollout(Phase.SHIFTING), command("resume"), T)
     with pytest.raises(RolloutRefused, match="paused already"):
-        obey(rollout(Phase.SHIFTING, hold=Hold.PAUSED), command("pause"), T)
+        apply_command(rollout(Phase.SHIFTING, hold=Hold.PAUSED), command("pause"), T)
 
 
 @pytest.mark.parametrize("phase", [Phase.PENDING, Phase.LOADING, Phase.VERIFYING])
 def test_promote_never_goes_past_the_golden_rows(phase: Phase) -> None:
-    then = obey(rollout(phase), command("promote"), T)
+    then = apply_command(rollout(phase), command("promote"), T)
     assert (then.phase, then.plan.steps, then.weight_percent) == (phase, (100.0,), 0)
 
 
 @pytest.mark.parametrize("hold", [None, Hold.PAUSED, Hold.INCONCLUSIVE])
 def test_promote_gives_a_shifting_candidate_all_traffic(hold: Hold | None) -> None:
-    then = obey(rollout(Phase.SHIFTING, hold=hold), command("promote"), T)
+    then = apply_command(rollout(Phase.SHIFTING, hold=hold), command("promote"), T)
     assert (then.phase, then.weight_percent, then.hold) == (Phase.BAKING, 100, None)
     assert then.plan.min_requests == 0, "nobody's traffic is waited for"
 
 
 def test_promote_ends_a_bake() -> None:
-    assert obey(rollout(Phase.BAKING), command("promote"), T).phase is Phase.DRAINING
+    assert apply_command(rollout(Phase.BAKING), command("promote"), T).phase is Phase.DRAINING
 
 
 def test_promote_of_what_is_promoted_is_refused() -> None:
     with pytest.raises(RolloutRefused, match="draining already"):
-        obey(rollout(Phase.DRAINING), command("promote"), T)
+        apply_command(rollout(Phase.DRAINING), command("promote"), T)
 
 
 def test_back_after_the_end_starts_the_version_before_again_in_one_step() -> None:
-    then = obey(rollout(Phase.PROMOTED), command("back"), T)
+    then = apply_command(rollout(Phase.PROMOTED), command("back"), T)
     assert (then.phase, then.candidate, then.stable, then.plan.steps) == (Phase.PENDING, V1, V2, (100.0,))
     assert then.plan.min_requests == 0, "nobody's traffic is waited for"
 
@@ -152,18 +152,18 @@ def test_back_after_the_end_starts_the_version_before_again_in_one_step() -> Non
 @pytest.mark.parametrize("now", [None, rollout(Phase.ROLLED_BACK), rollout(Phase.PROMOTED, stable=None)])
 def test_back_is_refused_when_nothing_was_live_before(now: Rollout | None) -> None:
     with pytest.raises(RolloutRefused, match="no version was live before"):
-        obey(now, command("back"), T)
+        apply_command(now, command("back"), T)
 
 
 def test_back_may_name_any_earlier_version() -> None:
-    then = obey(rollout(Phase.PROMOTED, candidate=V3, stable=V2), command("back", version=1), T)
+    then = apply_command(rollout(Phase.PROMOTED, candidate=V3, stable=V2), command("back", version=1), T)
     assert (then.phase, then.candidate, then.stable, then.plan.steps) == (Phase.PENDING, V1, V3, (100.0,))
 
 
 def test_back_to_another_version_waits_for_the_rollout_that_runs() -> None:
     with pytest.raises(RolloutRefused, match="abort it first"):
-        obey(rollout(Phase.SHIFTING), command("back", version=3), T)
-    assert obey(rollout(Phase.SHIFTING), command("back", version=1), T).phase is Phase.ABORTING
+        apply_command(rollout(Phase.SHIFTING), command("back", version=3), T)
+    assert apply_command(rollout(Phase.SHIFTING), command("back", version=1), T).phase is Phase.ABORTING
 
 
 ASKING = replace(PLAN, approve=(5.0, 100.0))
@@ -177,12 +177,14 @@ ASKING = replace(PLAN, approve=(5.0, 100.0))
 def test_approve_allows_the_next_step(
     phase: Phase, step: int | None, approved: int, hold: Hold | None
 ) -> None:
-    then = obey(rollout(phase, step=step, plan=ASKING, hold=hold), command("approve"), T)
+    then = apply_command(rollout(phase, step=step, plan=ASKING, hold=hold), command("approve"), T)
     assert (then.approved, then.hold, then.phase, then.by) == (approved, None, phase, "ann")
 
 
 def test_approve_does_not_end_a_pause() -> None:
-    then = obey(rollout(Phase.SHIFTING, step=1, plan=ASKING, hold=Hold.PAUSED), command("approve"), T)
+    then = apply_command(
+        rollout(Phase.SHIFTING, step=1, plan=ASKING, hold=Hold.PAUSED), command("approve"), T
+    )
     assert (then.approved, then.hold) == (2, Hold.PAUSED)
 
 
@@ -192,12 +194,12 @@ def test_approve_does_not_end_a_pause() -> None:
 )
 def test_what_needs_no_approval_cannot_be_approved(phase: Phase, step: int, message: str) -> None:
     with pytest.raises(RolloutRefused, match=message):
-        obey(rollout(phase, step=step, plan=ASKING), command("approve"), T)
+        apply_command(rollout(phase, step=step, plan=ASKING), command("approve"), T)
 
 
 def test_what_waits_for_approval_is_not_resumed() -> None:
     with pytest.raises(RolloutRefused, match="approve it"):
-        obey(rollout(Phase.SHIFTING, hold=Hold.APPROVAL, plan=ASKING), command("resume"), T)
+        apply_command(rollout(Phase.SHIFTING, hold=Hold.APPROVAL, plan=ASKING), command("resume"), T)
 
 
 @pytest.mark.parametrize(
@@ -205,4 +207,4 @@ def test_what_waits_for_approval_is_not_resumed() -> None:
 )
 def test_resume_keeps_the_evidence_unless_it_was_overruled(hold: Hold, kept: bool) -> None:
     now = rollout(Phase.SHIFTING, hold=hold, evidence={"guards": 1})
-    assert bool(obey(now, command("resume"), T).evidence) is kept
+    assert bool(apply_command(now, command("resume"), T).evidence) is kept

@@ -13,7 +13,7 @@ from serin.rollout.decide.advance import Seen, advance
 from serin.rollout.decide.plan import Mode, Plan
 from serin.rollout.decide.state import CONTROLLER, Hold, Phase, Rollout
 from serin.rollout.decide.verdict import Judgement, Verdict
-from serin.rollout.run.apply_command import obey
+from serin.rollout.run.apply_command import apply_command
 from serin.rollout.run.commands import Command, Kind
 from serin.store.artifacts import Release
 
@@ -37,7 +37,7 @@ class Event:
             assert self.seen is not None
             return advance(now, self.seen, t)
         try:
-            return obey(now, Command(kind=self.command, model="flights", by="ann"), t)
+            return apply_command(now, Command(kind=self.command, model="flights", by="ann"), t)
         except RolloutRefused:
             return now
 

@@ -77,15 +77,15 @@ def train_with_small_files(job_json: str, folder: Path, largest_bytes: int) -> N
 def _die_in_step(number: int) -> None:
     """Before the weights change in the step with this number (from 0, over all epochs)."""
     from serin.training.engine.loop import Loop
-    from serin.training.engine.optimizer import Updates
+    from serin.training.engine.optimizer import Optimizer
 
-    take_step, apply = Loop._take_step, Updates.apply
+    take_step, apply = Loop._take_step, Optimizer.apply
 
     def take(loop: Loop, rows: object) -> None:
         if loop.step == number:
-            Updates.apply = lambda _updates: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+            Optimizer.apply = lambda _updates: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
         take_step(loop, rows)  # type: ignore[arg-type]
-        Updates.apply = apply  # type: ignore[method-assign]
+        Optimizer.apply = apply  # type: ignore[method-assign]
 
     Loop._take_step = take  # type: ignore[method-assign]
 

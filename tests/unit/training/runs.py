@@ -22,10 +22,10 @@ from serin.training.engine import worker
 from serin.training.launch.job import TrainingJob
 from serin.training.launch.progress import Follower
 from serin.training.launch.status import Status
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 
 MODEL = ModelSpec(hidden=(64, 32), dropout=0.1)
-ALONE = World(rank=0, size=1, device=torch.device("cpu"))
+ALONE = Ranks(rank=0, size=1, device=torch.device("cpu"))
 WAIT_S = 500.0
 
 

@@ -15,7 +15,7 @@ from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.engine import autotune
-from serin.training.engine.optimizer import Updates
+from serin.training.engine.optimizer import Optimizer
 from tests.fakes.datasets import make_dataset
 from tests.unit.training.runs import ALONE, assert_same_bits, train_here
 
@@ -80,7 +80,7 @@ def test_scaled_gradients_update_as_plain_ones_do_and_an_overflow_is_left_out(
         torch.manual_seed(1)
         network = build_model(SMALL, TableShape(numeric=1, sizes=(5, 7), outputs=1))
         spec = TrainingSpec(optimizer=optimizer, weight_decay=0.0, clip_norm=1.0)  # type: ignore[arg-type]
-        updates = Updates(network, spec, ALONE, by_row=by_row)
+        updates = Optimizer(network, spec, ALONE, by_row=by_row)
         updates.begin(network)
         updates.scale_losses(scaled)
         updates.set_rate(0.01)

@@ -11,7 +11,7 @@ from serin.spec.stages import ModelSpec, TrainingSpec
 from serin.training.engine import worker
 from serin.training.launch.job import TrainingJob
 from serin.training.launch.progress import Follower
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 from tests.fakes.datasets import make_dataset
 
 
@@ -22,7 +22,7 @@ def test_a_short_run_is_traced_and_says_where(tmp_path: Path) -> None:
         dataset=dataset.path, dataset_digest=dataset.digest, processes=1, gpu=False, profile=True,
     )  # fmt: skip
     follower = Follower(tmp_path)
-    worker.train(job, tmp_path, World(rank=0, size=1, device=torch.device("cpu")), lambda: False)
+    worker.train(job, tmp_path, Ranks(rank=0, size=1, device=torch.device("cpu")), lambda: False)
     (record,) = [record for record in follower.read() if record["event"] == "trace"]
     events = json.loads(Path(record["path"]).read_text())["traceEvents"]
     assert any("addmm" in str(event.get("name")) for event in events)

@@ -24,12 +24,12 @@ from serin.training.engine.schedule import epochs_since_best, learning_rate_at
 from serin.training.launch import launcher
 from serin.training.launch.job import TrainingJob
 from serin.training.parallel.losses import loss_of
-from serin.training.parallel.ranks import World
+from serin.training.parallel.ranks import Ranks
 from serin.training.results import checkpoint
 from serin.training.results.checkpoint import Checkpoints
 from tests.fakes.datasets import make_dataset
 
-ALONE = World(rank=0, size=1, device=torch.device("cpu"))
+ALONE = Ranks(rank=0, size=1, device=torch.device("cpu"))
 SMALL = ModelSpec(hidden=(32,), embedding=8)
 OWN = """
 import torch
@@ -119,10 +119,10 @@ def test_every_network_learns_and_is_read_back(tmp_path: Path, dataset: Dataset,
 
 
 def test_rows_that_a_step_did_not_use_are_not_touched() -> None:
-    from serin.training.engine.optimizer import Updates
+    from serin.training.engine.optimizer import Optimizer
 
     network = build_model(SMALL, TableShape(numeric=1, sizes=(5, 7), outputs=1))
-    updates = Updates(network, TrainingSpec(), ALONE, by_row=True)
+    updates = Optimizer(network, TrainingSpec(), ALONE, by_row=True)
     updates.begin(network)
     before = network.get_parameter("categories.weight").clone()
     updates.set_rate(0.01)

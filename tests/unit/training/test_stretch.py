@@ -17,9 +17,9 @@ from serin.errors import Preempted
 from serin.spec.stages import TrainingSpec
 from serin.training.data.loader import Loader
 from serin.training.engine import loop
-from serin.training.engine.cuda_graphs import Stretch
+from serin.training.engine.cuda_graphs import GraphedSteps
 from serin.training.engine.learner import Learner
-from serin.training.engine.step_autotune import Ready, ready_step
+from serin.training.engine.step_autotune import TunedStep, ready_step
 from tests.fakes.datasets import make_dataset
 from tests.unit.training.runs import MODEL, records, train_here
 from tests.unit.training.test_loader import loader
@@ -44,10 +44,10 @@ class OneByOne:
 def stretched(monkeypatch: pytest.MonkeyPatch) -> list[OneByOne]:
     made: list[OneByOne] = []
 
-    def ready(learner: Learner, source: Any, *asked: Any) -> Ready:
+    def ready(learner: Learner, source: Any, *asked: Any) -> TunedStep:
         made.append(OneByOne(learner, 7))
         assert isinstance(source, Loader)
-        return replace(ready_step(learner, source, *asked), stretch=Stretch(made[-1], source, CPU))
+        return replace(ready_step(learner, source, *asked), stretch=GraphedSteps(made[-1], source, CPU))
 
     monkeypatch.setattr(loop, "ready_step", ready)
     return made
