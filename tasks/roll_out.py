@@ -24,7 +24,7 @@ from serin.rollout.decide.state import Hold, Phase
 from serin.rollout.drawing import evidence_drawing
 from serin.rollout.run.commands import Command, Kind, ask
 from serin.rollout.run.status import model_status, reader
-from serin.rollout.story import tell
+from serin.rollout.run.story import tell
 from serin.spec.stages import RolloutSpec, ServingSpec
 from serin.store.artifacts import Release
 from tasks.approval import Approval

@@ -39,7 +39,7 @@ def report(
 ) -> None:
     """The story of a rollout as one HTML file: evidence over time, both arms' latencies, every decision."""
     from serin.rollout.page import story2html
-    from serin.rollout.story import tell
+    from serin.rollout.run.story import tell
 
     path = out or Path(f"{model}-rollout.html")
     path.write_text(story2html(tell(_decisions(model, rollout))), encoding="utf-8")

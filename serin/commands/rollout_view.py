@@ -26,7 +26,7 @@ from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import reader
-from serin.rollout.story import Point, point, tell
+from serin.rollout.run.story import Point, point, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

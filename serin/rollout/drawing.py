@@ -12,7 +12,7 @@ import numpy as np
 from serin.evidence.e_process import Array
 from serin.evidence.histogram import bands_us, quantiles_us, upper_us
 from serin.rollout.decide.guards import latency_name
-from serin.rollout.story import Point, Story
+from serin.rollout.run.story import Point, Story
 
 STABLE, CANDIDATE, ALARM, INK, FAINT = "#1f5fa8", "#d9731a", "#b3261e", "#22272e", "#d8dde3"
 GOOD: Final = "#2a8c6a"

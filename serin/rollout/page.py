@@ -9,7 +9,7 @@ from typing import Final
 from serin.formats.serving.journal import Decision
 from serin.rollout.decide.state import Phase
 from serin.rollout.drawing import ALARM, GOOD, INK, evidence_drawing, latency_drawing, proof_drawing
-from serin.rollout.story import Story
+from serin.rollout.run.story import Story
 
 _STYLE: Final = f"""
 body {{ font: 15px/1.5 system-ui, sans-serif; color: {INK}; max-width: 980px; margin: 2rem auto; padding: 0 1rem; }}

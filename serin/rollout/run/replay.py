@@ -17,7 +17,7 @@ from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.decide.verdict import Verdict
 from serin.rollout.run.judge import arm_of, verdict_on
 from serin.rollout.run.record import decision2rollout
-from serin.rollout.story import Point, point
+from serin.rollout.run.story import Point, point
 
 _BEFORE_S = 60.0  # stable's traffic before the rollout tells its latency
 

@@ -14,7 +14,7 @@ from serin.rollout.decide.verdict import Judgement, Verdict
 from serin.rollout.page import story2html
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import history, model_status, reader
-from serin.rollout.story import tell
+from serin.rollout.run.story import tell
 from tests.fakes.rollout import FakeJudge
 from tests.unit.rollout.conftest import Scene
 

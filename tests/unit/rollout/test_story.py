@@ -23,7 +23,7 @@ from serin.rollout.page import story2html
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.replay import replay
 from serin.rollout.run.status import history
-from serin.rollout.story import tell
+from serin.rollout.run.story import tell
 from tests.fakes.traffic import Traffic
 from tests.unit.rollout.conftest import Scene
 
