@@ -14,6 +14,7 @@ from pathlib import Path
 
 from serin.etl.dataset.assemble import Assembly
 from serin.etl.dataset.compare import family_key, find_previous
+from serin.etl.dataset.report import Heard
 from serin.etl.dataset.seal import canonical
 from serin.etl.engines.attempts import run_with_room
 from serin.etl.engines.engine import Engine
@@ -24,7 +25,6 @@ from serin.etl.relational.gpu_reader import read_on_gpu
 from serin.etl.relational.large_joins import load_joins
 from serin.etl.relational.piece_cache import PieceCache
 from serin.etl.relational.relation import LoadedJoin
-from serin.etl.report import Heard
 from serin.etl.sources.file_cache import FileCache, digests_in
 from serin.etl.sources.files import find_files
 from serin.etl.sources.layout import Layout, lay_out

@@ -20,6 +20,7 @@ from serin.etl.dataset.golden import Made, choose_golden
 from serin.etl.dataset.leaks import Ids, collect_ids, judge_leaks
 from serin.etl.dataset.lookups import write_lookup
 from serin.etl.dataset.relate_target import Extent, find_extents, relate_to_target
+from serin.etl.dataset.report import Heard, Report, render, shown_target, write_report
 from serin.etl.dataset.seal import PartSeals, seal_dataset
 from serin.etl.dataset.split import split_rule
 from serin.etl.dataset.statistics import collect_statistics
@@ -31,7 +32,6 @@ from serin.etl.relational.checks import write_freshness
 from serin.etl.relational.relation import LoadedJoin
 from serin.etl.relational.target import check_classes, check_varies
 from serin.etl.relational.totals import Totals, total_up
-from serin.etl.report import Heard, Report, render, shown_target, write_report
 from serin.etl.sources.layout import DerivedLayout, Layout
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import (

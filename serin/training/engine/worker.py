@@ -1,6 +1,6 @@
 """One rank of a training, from training.json to its last step. Must never load an orchestrator.
 
-`python -m serin.training.engine.worker FOLDER PARENT_PID`, started by torchrun (serin.training.launch.agent), or by the launcher when
+`python -m serin.training.engine.worker FOLDER PARENT_PID`, started by torchrun (serin.training.engine.agent), or by the launcher when
 it is the only one. How it ended is in status.json.
 """
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from serin.columns.column import Column
-from serin.etl.charts import number, percent
+from serin.etl.dataset.charts import number, percent
 from serin.etl.dataset.relate_target import Bins, relate_to_target
+from serin.etl.dataset.report import FILE
 from serin.etl.dataset.train_sample import TrainSample
-from serin.etl.report import FILE
 from serin.formats.statistics import NumberStatistics
 from serin.store.store import Store
 from tests.unit.etl.trips import build, spec_of, trips

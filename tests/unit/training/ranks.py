@@ -13,7 +13,7 @@ WAIT_S = 500.0
 NOT_WRITABLE = 28
 SLOW_TO_LOAD = (
     "serin.training.engine.worker",
-    "serin.training.launch.agent",
+    "serin.training.engine.agent",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",

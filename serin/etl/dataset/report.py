@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from serin.etl.charts import histogram, moment, number, percent, ranking
+from serin.etl.dataset.charts import histogram, moment, number, percent, ranking
 from serin.etl.dataset.relate_target import Bins, Floats
+from serin.etl.dataset.report_style import STYLE
 from serin.etl.relational.target import Class
-from serin.etl.report_style import STYLE
 from serin.formats.dataset import DatasetDescription
 from serin.formats.schema import Kind
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics

@@ -1,6 +1,6 @@
 """torchrun, on a leash: dies with the launcher, and writes down which rank failed first and how.
 
-`python -m serin.training.launch.agent FOLDER PROCESSES LAUNCHER_PID [torchrun's options]`. torchrun itself tells its parent
+`python -m serin.training.engine.agent FOLDER PROCESSES LAUNCHER_PID [torchrun's options]`. torchrun itself tells its parent
 only "1".
 """
 
