@@ -12,10 +12,10 @@ from typing import Final
 
 from serin.errors import RolloutRefused
 from serin.rollout.decide.advance import advance
-from serin.rollout.decide.compaction import worth_keeping
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.apply_command import apply_command
 from serin.rollout.run.commands import Answer, Command
+from serin.rollout.run.compaction import worth_keeping
 from serin.rollout.run.ports import (
     Clock,
     Commands,
