@@ -16,7 +16,7 @@ from serin.spec.pipeline import PipelineSpec
 from serin.spec.search import with_values
 from serin.store.artifacts import Dataset
 from serin.store.runs import run_folder
-from serin.training.search import SearchResult, search, search_key
+from serin.training.search.search import SearchResult, search, search_key
 from tasks.markdown import picture, table
 from tasks.retry import error_is_retryable
 

@@ -70,7 +70,7 @@ def search_settings(spec: PipelineSpec, *, say: Say) -> SearchResult:
     from serin.etl.build import build_dataset
     from serin.store.runs import run_folder
     from serin.store.store import Store
-    from serin.training.search import search as run_search
+    from serin.training.search.search import search as run_search
     from serin.training.search.search import search_key
 
     assert spec.search is not None

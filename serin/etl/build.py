@@ -15,13 +15,12 @@ from pathlib import Path
 from serin.etl.dataset.assemble import Assembly
 from serin.etl.dataset.compare import family_key, find_previous
 from serin.etl.dataset.report import Heard
-from serin.etl.dataset.seal import canonical
 from serin.etl.engines.attempts import run_with_room
 from serin.etl.engines.engine import Engine
 from serin.etl.engines.memory_budget import shared_room
 from serin.etl.engines.progress import Progress
 from serin.etl.relational.checks import judge_freshness
-from serin.etl.relational.gpu_reader import read_on_gpu
+from serin.etl.relational.gpu_reader import prepare_pieces
 from serin.etl.relational.large_joins import load_joins
 from serin.etl.relational.piece_cache import PieceCache
 from serin.etl.relational.relation import LoadedJoin
@@ -29,6 +28,7 @@ from serin.etl.sources.file_cache import FileCache, digests_in
 from serin.etl.sources.files import find_files
 from serin.etl.sources.layout import Layout, lay_out
 from serin.etl.sources.tables import Piece, Table, open_table, refuse_changed
+from serin.formats.canonical import canonical
 from serin.formats.dataset import FORMAT, VERSION, SourceFile
 from serin.formats.shards import row_files
 from serin.spec.data import DataSpec
@@ -160,7 +160,7 @@ class _Attempt:
         data, features, layout, scratch = self.data, self.features, self.layout, self.scratch
         room = shared_room(engine.budget_bytes)
         joins = load_joins(layout, self.tables, budget_bytes=room, scratch=scratch, say=self.say)
-        held = read_on_gpu(
+        held = prepare_pieces(
             engine,
             pieces,
             data,

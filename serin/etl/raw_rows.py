@@ -17,7 +17,7 @@ from serin.errors import TableEmpty
 from serin.etl.engines.attempts import run_with_room
 from serin.etl.engines.engine import Engine
 from serin.etl.engines.memory_budget import shared_room
-from serin.etl.relational.gpu_reader import read_on_gpu
+from serin.etl.relational.gpu_reader import prepare_pieces
 from serin.etl.relational.large_joins import load_joins
 from serin.etl.relational.relation import Prepared
 from serin.etl.sources.files import find_files
@@ -56,7 +56,7 @@ def read_test_rows(
         def run(engine: Engine, pieces: Sequence[Piece], rows: int) -> RawRows:
             room = shared_room(engine.budget_bytes)
             joins = load_joins(layout, tables, budget_bytes=room, scratch=scratch, say=say)
-            held = read_on_gpu(engine, pieces, data, features, layout, joins, scratch, rows=rows, say=say)
+            held = prepare_pieces(engine, pieces, data, features, layout, joins, scratch, rows=rows, say=say)
             times = engine.collect(times_of, held, np.asarray(split.rows))
             ids = _newest(times, max_rows)
             table = pa.concat_tables(engine.collect(requests_of, held, np.sort(ids), layout.inputs))

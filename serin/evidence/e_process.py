@@ -1,8 +1,8 @@
 """Bets that cannot win while a claim holds. Pure; the arrays may have leading axes, one entry per rollout.
 
-A bettor starts with 1 and stakes a part of what he has in each block. While the claim holds his stake wins as often as
-it loses, so that the chance of his ever owning 1/alpha is at most alpha, however often one looks. Eight bettors with
-different bet_fraction are kept; what counts is the mean of what they own, for the best bet_fraction is not known beforehand.
+An e-process starts with wealth 1 and bets a fraction of it in each block. While the claim holds, a bet wins as often as
+it loses, so the probability of ever reaching 1/alpha is at most alpha, however often one looks. Eight bet fractions run
+side by side, since the best one is not known in advance; the e-value is the mean of their wealth.
 """
 
 from __future__ import annotations

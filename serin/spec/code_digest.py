@@ -230,7 +230,7 @@ def _own_digest() -> str:
 
 
 def _package() -> Path:
-    return Path(__file__).resolve().parent
+    return Path(__file__).resolve().parents[1]
 
 
 def _of_bytes(path: Path) -> str:

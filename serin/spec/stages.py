@@ -10,6 +10,8 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from serin.spec import doors
 from serin.spec.section import Duration, Section
 
+Strategy = Literal["ddp", "fsdp", "tensor", "pipeline"]
+
 
 class EtlSpec(Section):
     """How the dataset is computed. Never changes what is computed."""
@@ -88,7 +90,7 @@ class TrainingSpec(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = (
         "auto"  # auto: what the hardware has, if faster
     )
-    strategy: Literal["auto", "ddp", "fsdp", "tensor", "pipeline"] = "auto"  # how processes share the network
+    strategy: Literal["auto"] | Strategy = "auto"  # how processes share the network
     gradient_checkpointing: bool = False  # less memory for about a third more time
     step: Literal["auto", "eager", "captured", "compiled"] = "auto"  # auto: what a short measurement says
     checkpoint_every_steps: int | Literal["auto"] = "auto"

@@ -22,18 +22,18 @@ from serin.machine.durable import write_whole
 from serin.spec.section import Section
 
 _EVERYWHERE = (
-    "__init__.py", "artifacts.py", "code_digest.py", "durable.py", "environment.py", "errors.py", "expressions.py",
-    "file_digests.py", "formats", "hardware.py", "in_use.py", "metrics.py", "private.py", "published.py", "spec",
-    "stage_keys.py", "store.py",
+    "__init__.py", "errors.py", "expressions.py", "formats/*.py", "machine/**/*.py", "metrics.py", "spec/**/*.py",
+    "store/**/*.py",
 )  # fmt: skip
 _SOURCES: Mapping[str, tuple[str, ...]] = {
-    "etl": (*_EVERYWHERE, "columns", "etl", "features"),
+    "etl": (*_EVERYWHERE, "columns/**/*.py", "etl/**/*.py", "features/**/*.py"),
     "train": (
-        *_EVERYWHERE, "columns", "leases.py", "models", "receipt.py", "runs.py", "signed_locks.py", "training",
-        "usage.py",
+        *_EVERYWHERE, "columns/**/*.py", "models/**/*.py", "training/*.py",
+        *(f"training/{room}/**/*.py" for room in ("data", "engine", "foreign", "launch", "parallel", "results")),
     ),
-    "export": (*_EVERYWHERE, "columns", "etl", "export", "features", "models"),
+    "export": (*_EVERYWHERE, "columns/**/*.py", "etl/**/*.py", "export/**/*.py", "features/**/*.py", "models/**/*.py"),
 }  # fmt: skip
+"""The rooms whose code decides a stage's result. Pages, plots and the journals of serving are not among them."""
 _LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "etl": ("numpy", "pandas", "pyarrow", "cupy", "cudf"),
     "train": ("torch", "triton", "numpy", "xgboost", "onnx", "onnxruntime", "safetensors"),
@@ -81,7 +81,7 @@ def key_of(stage: str, **parts: Part) -> StageKey:
 @functools.cache
 def sources_digest(stage: str) -> str:
     """Of the files that do the stage's work, as they lie on disk: a process that began uses those it began with."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in source_files(stage):
         digest.update(str(path.relative_to(package)).encode() + b"\0")
@@ -91,9 +91,8 @@ def sources_digest(stage: str) -> str:
 
 def source_files(stage: str) -> list[Path]:
     """The files of Serin that a stage may use."""
-    package = Path(__file__).resolve().parent
-    places = [package / name for name in _SOURCES[stage]]
-    return [path for place in places for path in (sorted(place.rglob("*.py")) if place.is_dir() else [place])]
+    package = Path(__file__).resolve().parents[1]
+    return sorted({path for pattern in _SOURCES[stage] for path in package.glob(pattern)})
 
 
 @functools.cache

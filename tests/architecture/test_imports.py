@@ -15,30 +15,18 @@ from tests.architecture.sources import ROOT, imported_modules, python_files, tre
 
 PURE = [
     *(
-        f"serin/rollout/{name}.py"
-        for name in (
-            "advance",
-            "betting",
-            "blocks",
-            "evidence",
-            "guards",
-            "histogram",
-            "plan",
-            "state",
-            "verdict",
-        )
+        name
+        for name in python_files("serin/evidence", "serin/rollout/decide")
+        if not name.endswith("__init__.py")
     ),
-    *(f"serin/monitoring/{name}.py" for name in ("latency", "slo")),
+    *(f"serin/monitoring/{name}.py" for name in ("latency", "objectives")),
     "serin/formats/serving/request.py",
 ]
 PURE_MAY_IMPORT = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
     "operator", "statistics", "types", "typing", "zlib", "numpy", "serin.store.artifacts", "serin.errors", "serin.spec",
     "serin.formats.serving.request", "serin.monitoring.latency",
-    *(
-        f"serin.rollout.{name}"
-        for name in ("betting", "blocks", "evidence", "guards", "histogram", "plan", "state", "verdict")
-    ),
+    "serin.evidence", "serin.rollout.decide",
 }  # fmt: skip
 GPU_ONLY = {"cudf", "cupy", "cupyx", "dask_cuda", "pynvml", "rmm", "tensorrt"}  # for GPUs, absent here
 

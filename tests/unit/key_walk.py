@@ -31,7 +31,14 @@ from tasks.export import export_parts
 STAGES = ("etl", "train", "export")
 ALL = frozenset(STAGES)
 PACKAGE = Path(serin.__path__[0]).resolve()
-FOLDERS = {"etl": ("etl", "features"), "train": ("training", "models"), "export": ("export", "models")}
+FOLDERS = {
+    "etl": ("etl", "features"),
+    "train": (
+        "models", "training/data", "training/engine", "training/foreign", "training/launch", "training/parallel",
+        "training/results",
+    ),
+    "export": ("export", "models"),
+}  # fmt: skip
 FILES = (SourceFile(table="trips", path="/trips.parquet", size=1, modified="0", content="sha256:0"),)
 
 _EFFECTS = """

@@ -47,18 +47,18 @@ def test_another_process_makes_the_same_key() -> None:
 def test_the_code_of_a_stage_is_part_of_its_key_and_that_of_another_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in {name for names in stage_keys._SOURCES.values() for name in names}:
-        path = tmp_path / name if name.endswith(".py") else tmp_path / name / "work.py"
-        path.parent.mkdir(exist_ok=True)
+    for pattern in {pattern for patterns in stage_keys._SOURCES.values() for pattern in patterns}:
+        path = tmp_path / pattern.replace("/**", "").replace("*", "work")
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("one = 1\n")
-    monkeypatch.setattr(stage_keys, "__file__", str(tmp_path / "stage_keys.py"))
+    monkeypatch.setattr(stage_keys, "__file__", str(tmp_path / "store" / "stage_keys.py"))
 
     def digests() -> dict[str, str]:
         sources_digest.cache_clear()
         return {stage: sources_digest(stage) for stage in ("etl", "train", "export")}
 
     before = digests()
-    (tmp_path / "training" / "work.py").write_text("one = 2\n")
+    (tmp_path / "training" / "engine" / "work.py").write_text("one = 2\n")
     after = digests()
     sources_digest.cache_clear()
     assert {stage for stage in before if before[stage] != after[stage]} == {"train"}

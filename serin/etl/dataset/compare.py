@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from serin.errors import CheckFailed
-from serin.etl.dataset.seal import canonical
 from serin.etl.relational.checks import Say, settle
+from serin.formats.canonical import canonical
 from serin.formats.dataset import STATISTICS
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics, read_statistics
 from serin.spec.checks import CheckSpec

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 
 from serin.features.plan import FeaturePlan
+from serin.formats.canonical import canonical
 from serin.formats.dataset import FEATURES, DatasetDescription, SplitDescription, write_dataset
 from serin.formats.shards import part_files, seal_part
 from serin.machine.durable import sync
@@ -78,10 +79,6 @@ def seal_dataset(
     (folder / FEATURES).write_text(features + "\n", encoding="utf-8")
     write_dataset(folder, replace(description, digest=digest))
     return digest
-
-
-def canonical(document: Any, default: Any = None) -> bytes:
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), default=default).encode()
 
 
 def _table_digest(table: pa.Table) -> str:

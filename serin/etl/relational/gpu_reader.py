@@ -39,7 +39,7 @@ _HOST_ROWS = 2**18  # that a thread reads at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
+class GpuBatch:
     """Neighbouring pieces, of one file or of several, that a GPU works on as one."""
 
     pieces: tuple[Piece, ...]
@@ -53,18 +53,18 @@ class Bundle:
         return sum(piece.rows for piece in self.pieces)
 
 
-def bundle(pieces: Sequence[Piece], rows: int) -> list[Bundle]:
-    """The pieces, in order, in bundles of at most so many rows; a piece is never cut."""
-    bundles: list[list[Piece]] = []
+def gpu_batches(pieces: Sequence[Piece], rows: int) -> list[GpuBatch]:
+    """The pieces, in order, in batches of at most so many rows; a piece is never cut."""
+    batches: list[list[Piece]] = []
     for piece in pieces:
-        if bundles and sum(each.rows for each in bundles[-1]) + piece.rows <= rows:
-            bundles[-1].append(piece)
+        if batches and sum(each.rows for each in batches[-1]) + piece.rows <= rows:
+            batches[-1].append(piece)
         else:
-            bundles.append([piece])
-    return [Bundle(pieces=tuple(own)) for own in bundles]
+            batches.append([piece])
+    return [GpuBatch(pieces=tuple(own)) for own in batches]
 
 
-def read_on_gpu(
+def prepare_pieces(
     engine: Engine,
     pieces: Sequence[Piece],
     data: DataSpec,
@@ -92,7 +92,7 @@ def read_on_gpu(
         return engine.then(to_gpu, prepare_with_global_pass(engine, small, data, layout, joins, scratch))
     for note in _host_work(features, layout):
         say(f"on the host: {note}")
-    return engine.hold(prepare_on_gpu, bundle(pieces, rows), data, layout, whole)
+    return engine.hold(prepare_on_gpu, gpu_batches(pieces, rows), data, layout, whole)
 
 
 def _host_work(features: Sequence[FeatureSpec], layout: Layout) -> Iterator[str]:
@@ -105,7 +105,7 @@ def _host_work(features: Sequence[FeatureSpec], layout: Layout) -> Iterator[str]
         yield f"finding the rows of {', '.join(as_of)} as of a time"
 
 
-def prepare_on_gpu(piece: Bundle, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin]) -> Prepared:
+def prepare_on_gpu(piece: GpuBatch, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin]) -> Prepared:
     """What `prepare` makes of the pieces, on the GPU; MemoryError when it is too small for them."""
     import cupy
 
@@ -114,8 +114,8 @@ def prepare_on_gpu(piece: Bundle, data: DataSpec, layout: Layout, joins: Sequenc
     return finish(relate_columns(columns, rows, layout, joins), data, layout)
 
 
-def read_on_gpu(piece: Bundle, reads: Sequence[Read]) -> dict[str, Column]:
-    """The columns of a bundle, all on the GPU."""
+def read_on_gpu(piece: GpuBatch, reads: Sequence[Read]) -> dict[str, Column]:
+    """The columns of a batch, all on the GPU."""
     types = {each.file: _types(each) for each in piece.pieces}
     there = [read for read in reads if all(_decodable(own.get(read.column), read) for own in types.values())]
     columns: dict[str, Column] = {}
@@ -156,7 +156,7 @@ def _decodable(arrow: pa.DataType | None, read: Read) -> bool:
 
 
 def _decode(
-    piece: Bundle, reads: Sequence[Read], types: Mapping[Any, Mapping[str, pa.DataType]]
+    piece: GpuBatch, reads: Sequence[Read], types: Mapping[Any, Mapping[str, pa.DataType]]
 ) -> dict[str, Column]:
     """By cuDF; files whose columns have the same types in one go."""
     import cudf
@@ -212,7 +212,7 @@ def _values(series: Any, read: Read) -> Any:
     return values if null is None else cupy.where(null, missing, values)
 
 
-def _upload(piece: Bundle, reads: tuple[Read, ...]) -> dict[str, Column]:
+def _upload(piece: GpuBatch, reads: tuple[Read, ...]) -> dict[str, Column]:
     """Read by the host, in threads, and brought to the GPU."""
     small = [part for each in piece.pieces for part in _parts(each)]
     with ThreadPoolExecutor(available_cores(), thread_name_prefix="to-gpu") as pool:

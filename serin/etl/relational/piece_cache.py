@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from serin.columns.coded import CodedColumn, Places
 from serin.columns.column import Column
-from serin.etl.dataset.seal import canonical
 from serin.etl.relational.checks import CheckCounts
 from serin.etl.relational.relation import Prepared, Related
 from serin.etl.relational.target import TargetPart
@@ -32,6 +31,7 @@ from serin.etl.sources.file_cache import entry_name, put_entry
 from serin.etl.sources.files import origin_of
 from serin.etl.sources.layout import Layout
 from serin.etl.sources.tables import Piece
+from serin.formats.canonical import canonical
 from serin.formats.dataset import SourceFile
 from serin.spec.data import DataSpec
 from serin.store.stage_keys import made_by, said

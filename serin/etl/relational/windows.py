@@ -18,26 +18,10 @@ from serin.columns.rounding import nearest_ratios
 from serin.columns.superaccumulator import Superaccumulator
 from serin.errors import DataError
 from serin.etl.relational.groups import Int64, Timeline, group_codes
-from serin.formats.schema import INT64_NULL, Kind
+from serin.formats.schema import INT64_NULL
 from serin.spec.relation import WindowColumn, WindowSpec
 
 _US = 1_000_000
-
-
-def window_kind(column: WindowColumn, kind: Kind | None) -> Kind:
-    """What a window makes of a column of this kind; ValueError when it can make nothing of it."""
-    if column.function == "count":
-        return "int"
-    assert kind is not None
-    if column.function != "lag" and kind == "string":
-        raise ValueError(f"{column.function} needs numbers, and {column.column!r} is text; use lag or count")
-    if column.function in ("sum", "mean") and kind == "timestamp":
-        raise ValueError(f"{column.function} of a time means nothing; use min, max or lag")
-    if column.function == "mean":
-        return "float"
-    if column.function == "sum":
-        return "float" if kind == "float" else "int"
-    return kind
 
 
 def look_back(spec: WindowSpec, columns: Mapping[str, Column], times: Int64) -> dict[str, Column]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from serin.etl.dataset.seal import canonical
+from serin.formats.canonical import canonical
 from serin.formats.dataset import SourceFile
 from serin.machine.durable import sync
 from serin.store.stage_keys import made_by

@@ -10,12 +10,12 @@ import pyarrow as pa
 from serin.columns.column import kind_of_type
 from serin.columns.derived import Typed, typed
 from serin.errors import ColumnClash, ColumnMissing, DataError, SpecError
-from serin.etl.relational.windows import window_kind
 from serin.etl.sources.tables import Table
 from serin.expressions import ExpressionError, parse
 from serin.formats.schema import Kind
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
+from serin.spec.relation import WindowColumn
 
 Made = Mapping[str, tuple[str, str]]  # name after the joins -> (table, column there)
 
@@ -153,7 +153,7 @@ class Kinds:
         if name in self._windows:
             index, column = self._windows[name]
             try:
-                return window_kind(column, None if column.column is None else self[column.column])
+                return _window_kind(column, None if column.column is None else self[column.column])
             except ValueError as error:
                 problem = (f"data.windows[{index}].make.{name}", str(error))
                 raise SpecError(where="data does not fit the tables", problems=[problem]) from error
@@ -166,3 +166,19 @@ class Kinds:
             name in join.on and kind_in(self._tables[join.table], name) == "timestamp"
             for join in self._data.joins
         )
+
+
+def _window_kind(column: WindowColumn, kind: Kind | None) -> Kind:
+    """What a window makes of a column of this kind; ValueError when it can make nothing of it."""
+    if column.function == "count":
+        return "int"
+    assert kind is not None
+    if column.function != "lag" and kind == "string":
+        raise ValueError(f"{column.function} needs numbers, and {column.column!r} is text; use lag or count")
+    if column.function in ("sum", "mean") and kind == "timestamp":
+        raise ValueError(f"{column.function} of a time means nothing; use min, max or lag")
+    if column.function == "mean":
+        return "float"
+    if column.function == "sum":
+        return "float" if kind == "float" else "int"
+    return kind

@@ -177,7 +177,8 @@ def _missing(plan: Plan, evidence: Evidence, *, last: bool) -> str:
             return (
                 "not proven yet: "
                 + ", ".join(
-                    f"{latency_name(q)} slower by less than {plan.bad} (evidence {e_value:.3g} of {plan.promote_at:.3g})"
+                    f"{latency_name(q)} slower by less than {plan.bad} "
+                    f"(evidence {e_value:.3g} of {plan.promote_at:.3g})"
                     for q, e_value in open_.items()
                 )
                 + void

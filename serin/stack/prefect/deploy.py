@@ -12,6 +12,7 @@ from pathlib import Path
 from serin.errors import NotUp, ProcessFailed
 from serin.machine import environment
 from serin.machine.hardware import inventory
+from serin.spec import section
 from serin.stack.host.logs import log_tail
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.prefect import rest_api
@@ -93,7 +94,7 @@ def _run_prefect(arguments: list[str], settings: Mapping[str, str], log: Path) -
 def _digest(application: Path) -> str:
     """Of everything a deployment is made from: its file, the flows' parameters, where the code lies."""
     found = hashlib.sha256(f"{application}\0{sys.executable}".encode())
-    spec = Path(environment.__file__).parent / "spec"
+    spec = Path(section.__file__).parent
     for folder in (application / "deployments", application / "flows", spec):
         for path in sorted(folder.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:

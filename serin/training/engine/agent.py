@@ -1,7 +1,7 @@
 """torchrun, on a leash: dies with the launcher, and writes down which rank failed first and how.
 
-`python -m serin.training.engine.agent FOLDER PROCESSES LAUNCHER_PID [torchrun's options]`. torchrun itself tells its parent
-only "1".
+`python -m serin.training.engine.agent FOLDER PROCESSES LAUNCHER_PID [torchrun's options]`. torchrun's own exit code is
+always 1.
 """
 
 from __future__ import annotations

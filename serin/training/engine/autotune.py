@@ -15,7 +15,7 @@ from serin.errors import TrainingRefused
 from serin.machine.durable import write_whole
 from serin.models.stages import stages_of
 from serin.models.table import Divisible
-from serin.spec.stages import TrainingSpec
+from serin.spec.stages import Strategy, TrainingSpec
 from serin.training.data.tables import Batch, MappedTable, ResidentTable
 from serin.training.engine.batch_size import (
     candidate_batch_rows,
@@ -32,7 +32,7 @@ from serin.training.engine.step_autotune import undone
 from serin.training.launch.job import ResolvedSettings, TrainingJob, choices_file
 from serin.training.parallel.pipeline import unowned_weights
 from serin.training.parallel.ranks import Ranks
-from serin.training.parallel.strategy import Strategy, Weight, choose_strategy
+from serin.training.parallel.strategy import TrainingMemory, choose_strategy
 
 _OPTIMIZER_NUMBERS = {"adamw": 2, "sgd": 1, "adagrad": 1}  # beside each weight and its gradient
 _LEAST_PARTS_PER_RANK = 2  # of a pipeline: fewer, and most ranks wait most of the time
@@ -236,7 +236,7 @@ def _strategy(
         raise ValueError(
             f"training.strategy=pipeline: {unowned_weights(network)[0]} lies in none of the stages"
         )
-    weight = Weight(
+    weight = TrainingMemory(
         state=each * sum(numbers.values()),
         largest=4 * max(numbers.values(), default=0),
         device=memory,

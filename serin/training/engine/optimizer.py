@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from serin.models.table import CategoryTable
-from serin.spec.stages import TrainingSpec
+from serin.spec.stages import Strategy, TrainingSpec
 from serin.training.parallel.dtensors import distributed, fill, full
 from serin.training.parallel.gradients import LossScale, clip_gradients
 from serin.training.parallel.ranks import Ranks
-from serin.training.parallel.strategy import Strategy
 
 _MOMENTUM = 0.9
 _SMALL = 1e-8

@@ -1,7 +1,7 @@
 """Takes whole hidden units out of a trained network, the weakest first: a smaller network, not one with zeros in it.
 
-`python -m serin.training.engine.pruning FOLDER PARENT_PID`, started by the launcher when a training with `training.prune` is
-done. Leaves `pruned/start/` with the cut weights; they are then trained on as a run of its own in `pruned/`.
+`python -m serin.training.engine.pruning FOLDER PARENT_PID`, started by the launcher after a training with
+`training.prune`. Leaves `pruned/start/` with the cut weights; a separate run in `pruned/` then trains them further.
 """
 
 from __future__ import annotations

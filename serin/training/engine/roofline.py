@@ -33,7 +33,7 @@ _REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
+class StepCost:
     """Of a training step: its products and moved bytes grow with the rows, and some bytes with the weights."""
 
     flops_per_row: float
@@ -53,7 +53,7 @@ class Peaks:
     bytes_per_s: float
 
 
-def weigh(network: nn.Module, shape: TableShape, *, optimizer: str) -> Weight | None:
+def weigh(network: nn.Module, shape: TableShape, *, optimizer: str) -> StepCost | None:
     """None for a network that cannot be asked about two rows; it is for its training to say why."""
     device = next((weight.device for weight in network.parameters()), torch.device("cpu"))
     num = torch.zeros(_ROWS, shape.numeric, device=device)
@@ -81,7 +81,7 @@ def weigh(network: nn.Module, shape: TableShape, *, optimizer: str) -> Weight | 
     dense = sum(weight.numel() for weight in network.parameters()) - tables
     touched = _BYTES * _TOUCHED_WEIGHT.get(optimizer, 10)
     columns = shape.numeric + len(shape.sizes) + 1
-    return Weight(
+    return StepCost(
         flops_per_row=_FORWARD_AND_BACK * counter.get_total_flops() / _ROWS,
         bytes_per_row=_BYTES * (_TOUCHED * outputs / _ROWS + 2 * columns),
         bytes_per_step=touched * dense,

@@ -1,7 +1,7 @@
 """One rank of a training, from training.json to its last step. Must never load an orchestrator.
 
-`python -m serin.training.engine.worker FOLDER PARENT_PID`, started by torchrun (serin.training.engine.agent), or by the launcher when
-it is the only one. How it ended is in status.json.
+`python -m serin.training.engine.worker FOLDER PARENT_PID`, started by torchrun (serin.training.engine.agent), or by the
+launcher when it is the only one. How it ended is in status.json.
 """
 
 from __future__ import annotations

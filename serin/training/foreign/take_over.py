@@ -1,7 +1,7 @@
 """Makes an ordinary result of what a script left, or of an ONNX file that was trained elsewhere.
 
-`python -m serin.training.foreign.take_over FOLDER PARENT_PID`, started by the launcher; a process of its own, because what it
-opens is not ours. The model is held against the dataset's form and measured on the valid and test rows, like any other.
+`python -m serin.training.foreign.take_over FOLDER PARENT_PID`, started by the launcher in a separate process, because
+the file it opens is the user's. The model is checked against the dataset and measured on the valid and test rows.
 """
 
 from __future__ import annotations

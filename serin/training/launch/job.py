@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from serin.spec.section import Section
-from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training.parallel.strategy import Strategy
+from serin.spec.stages import ModelSpec, Strategy, TrainingSpec
 
 # Change how a run goes, not where it ends up: a run may be resumed with other values of these.
 _FREE = frozenset({"processes", "strategy", "gradient_checkpointing", "checkpoint_every_steps"})

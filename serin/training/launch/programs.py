@@ -18,28 +18,33 @@ def programs(job: TrainingJob, folder: Path, machines: Machines) -> list[Command
     place, parent = str(folder), str(os.getpid())
     # One process needs no torchrun above it, which would import torch a second time.
     alone = job.processes == machines.count == 1
-    torchrun = _module("agent", place, str(job.processes), parent, *machines.torchrun_options(job.digest))
-    take_over = _module("take_over", place, parent)
+    torchrun = _module(
+        "engine.agent", place, str(job.processes), parent, *machines.torchrun_options(job.digest)
+    )
+    take_over = _module("foreign.take_over", place, parent)
     match job.model.kind:
         case "xgboost":
             if job.processes > 1:
                 reason = "XGBoost uses all cores in one process; take training.processes out, or set it to 1"
                 raise TrainingRefused(folder=folder, reason=reason)
-            return [_module("trees", place, parent)]
+            return [_module("engine.trees", place, parent)]
         case "script":
             assert job.model.script is not None
             if not Path(job.model.script).is_file():
                 reason = f"model.script: no file {job.model.script}; its path is relative to the spec's file"
                 raise TrainingRefused(folder=folder, reason=reason)
-            return [_module("script_rank", parent, job.model.script) if alone else torchrun, take_over]
+            return [
+                _module("foreign.script_rank", parent, job.model.script) if alone else torchrun,
+                take_over,
+            ]
         case "onnx":
             return [take_over]
         case _:
-            return [_module("worker", place, parent) if alone else torchrun]
+            return [_module("engine.worker", place, parent) if alone else torchrun]
 
 
 def pruning_program(folder: Path) -> Command:
-    return _module("pruning", str(folder), str(os.getpid()))
+    return _module("engine.pruning", str(folder), str(os.getpid()))
 
 
 def _module(name: str, *arguments: str) -> Command:

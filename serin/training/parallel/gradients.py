@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from serin.spec.stages import Strategy
 from serin.training.parallel.dtensors import local, sharded
 from serin.training.parallel.ranks import Ranks
-from serin.training.parallel.strategy import Strategy
 
 _FIRST_SCALE = 2.0**16
 _STEPS_UNTIL_DOUBLED = 1000

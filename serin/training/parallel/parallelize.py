@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from serin.models.table import Cut, Divisible
+from serin.spec.stages import Strategy
 from serin.training.data.tables import Batch
 from serin.training.parallel.gradients import LossScale
 from serin.training.parallel.losses import Loss
 from serin.training.parallel.ranks import Ranks
-from serin.training.parallel.strategy import Strategy
 
 Computing = Callable[[], AbstractContextManager[object]]
 

@@ -40,7 +40,7 @@ class Pipeline(Parallelized):
     def learn(
         self, pieces: Sequence[Batch], loss: Loss, computing: Computing, scale: LossScale | None
     ) -> Tensor:
-        """As Parallelized's. The last rank knows the loss; over the ranks, of which the others have 0, its mean is right."""
+        """The loss, known to the last rank. The other ranks return 0, so that the mean over ranks is right."""
         shape = (len(pieces), len(pieces[0].target))
         with computing():
             if shape not in self._schedules:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Strategy = Literal["ddp", "fsdp", "tensor", "pipeline"]
+from serin.spec.stages import Strategy
 
 _FOR_STATE = 0.5  # of a device's memory; the rest is for rows and what lies between the layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
+class TrainingMemory:
     """What a training weighs, in bytes, and how it could be shared out."""
 
     state: int  # weights, gradients and the optimizer's state
@@ -23,7 +23,7 @@ class Weight:
 
 
 def choose_strategy(
-    wanted: Literal["auto"] | Strategy, weight: Weight, *, by_row: bool = False
+    wanted: Literal["auto"] | Strategy, weight: TrainingMemory, *, by_row: bool = False
 ) -> tuple[Strategy, str]:
     """(strategy, why). ValueError, with the reason, for one that cannot be.
 
@@ -52,7 +52,7 @@ def choose_strategy(
     return "fsdp", f"{size} may not fit, and the network can only be sharded"
 
 
-def _unfit(wanted: Strategy, weight: Weight, *, by_row: bool) -> str:
+def _unfit(wanted: Strategy, weight: TrainingMemory, *, by_row: bool) -> str:
     if by_row and wanted != "ddp":
         return "tables that are updated row by row must be whole on every rank; set embedding_updates: dense"
     if wanted == "tensor" and not weight.cuts:

@@ -7,7 +7,7 @@ import pytest
 
 from serin.columns.column import Column, any_true, count_true, tally
 from serin.etl.engines.device import HostColumns, OnGpu, gpu_aware, store_rows, take_rescues, to_gpu, to_host
-from serin.etl.relational.gpu_reader import bundle
+from serin.etl.relational.gpu_reader import gpu_batches
 from serin.etl.relational.relation import Related
 from serin.etl.sources.tables import Piece
 from serin.formats.dataset import SourceFile
@@ -22,7 +22,7 @@ def piece(first_row: int, rows: int, file: str = "a") -> Piece:
 
 def test_pieces_of_several_files_are_bundled_in_order_up_to_the_limit() -> None:
     pieces = [piece(0, 4), piece(4, 4, "b"), piece(8, 3, "c"), piece(11, 20, "d"), piece(31, 1, "d")]
-    found = [(each.first_row, each.rows) for each in bundle(pieces, 8)]
+    found = [(each.first_row, each.rows) for each in gpu_batches(pieces, 8)]
     assert found == [(0, 8), (8, 3), (11, 20), (31, 1)]  # a piece is never cut
 
 

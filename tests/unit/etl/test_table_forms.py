@@ -94,7 +94,7 @@ def test_a_table_gives_the_same_dataset_and_the_same_answers_in_every_form(
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         folder = Path(scratch)
         for module in ("csv2parquet", "json2parquet"):
-            patch.setattr(f"serin.etl.{module}._BLOCK_BYTES", int(random.choice([700, 16 * 2**20])))
+            patch.setattr(f"serin.etl.sources.{module}._BLOCK_BYTES", int(random.choice([700, 16 * 2**20])))
         for name, values in zip(("main", "places"), random_rows(ROWS, vocabulary, random), strict=True):
             write_forms(folder, name, values, random)
         datasets = {}

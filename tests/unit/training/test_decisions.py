@@ -20,7 +20,7 @@ from serin.training.engine.memory import smaller_parts
 from serin.training.engine.precision import Precision, candidates, choose_precision, refuse_precision
 from serin.training.engine.schedule import learning_rate_at
 from serin.training.launch.job import TrainingJob
-from serin.training.parallel.strategy import Weight, choose_strategy
+from serin.training.parallel.strategy import TrainingMemory, choose_strategy
 
 
 def test_the_learning_rate_warms_up_to_its_peak_and_falls_to_nearly_nothing() -> None:
@@ -130,7 +130,7 @@ def test_a_precision_that_the_hardware_lacks_is_refused() -> None:
 
 
 GB = 10**9
-SMALL = Weight(state=GB, largest=GB // 8, device=80 * GB, ranks=4, cuts=True, stages=6)
+SMALL = TrainingMemory(state=GB, largest=GB // 8, device=80 * GB, ranks=4, cuts=True, stages=6)
 
 
 @pytest.mark.parametrize(

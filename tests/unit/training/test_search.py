@@ -18,8 +18,8 @@ from serin.spec.load import load_spec, read_yaml
 from serin.spec.search import RangeSpec, SearchSpec, fold_splits
 from serin.spec.split import SplitSpec
 from serin.spec.stages import ModelSpec, TrainingSpec
-from serin.training.search import search
 from serin.training.search.chosen_spec import write_chosen
+from serin.training.search.search import search
 from serin.training.search.study import Study
 from serin.training.search.trials import share_devices
 from tests.fakes.datasets import make_dataset

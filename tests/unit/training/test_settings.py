@@ -158,7 +158,7 @@ def test_out_of_memory_cuts_the_step_and_not_the_batch(tmp_path: Path, dataset: 
 def test_memory_that_ends_while_precisions_are_timed_cuts_the_step_as_well(
     tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (start, prepare):
+    for module in (autotune, step_autotune):
         monkeypatch.setattr(module, "candidates", lambda _: ("fp32", "bf16"))
     run(tmp_path / "hungry", dataset, own(tmp_path, "Hungry"), batch_rows=128, precision="auto")
     assert choices(tmp_path / "hungry")["parts"] == 8
