@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import WithJsonSchema
 
-from serin.spec.schema import spec_schema
+from serin.spec.schema import inlined_schema
 
 Stage = Literal["etl", "train", "export"]
 """A stage that can be asked to do its work again."""
 
-Spec = str | Annotated[dict[str, Any], WithJsonSchema(spec_schema())]
+Spec = str | Annotated[dict[str, Any], WithJsonSchema(inlined_schema())]
 """A path (relative to the application folder) or the spec itself. Prefect shows a form for it and refuses what cannot
 be one; every other mistake is told by the run, in its own words."""

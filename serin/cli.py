@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from serin.commands import keys, models, pipeline, rollout, runs, search, stack, tuning
+from serin.commands import keys, models, pipeline, rollout, runs, schema, search, stack, tuning
 from serin.errors import SerinError
 
 app = typer.Typer(
@@ -41,7 +41,7 @@ def options(
     del debug, version  # the one is read by main(), the other has been answered
 
 
-for _module in (pipeline, search, stack, runs, rollout, models, keys, tuning):
+for _module in (pipeline, schema, search, stack, runs, rollout, models, keys, tuning):
     _module.register(app)
 
 

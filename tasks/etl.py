@@ -15,8 +15,8 @@ from prefect.runtime import flow_run
 from serin.formats.dataset import read_dataset
 from serin.machine import environment
 from serin.spec.data import DataSpec
+from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
-from serin.spec.stages import EtlSpec
 from serin.store.artifacts import NO_DATASET, Dataset
 from serin.store.receipt import Receipt, measure
 from serin.store.stage_keys import note, remember, why

@@ -12,7 +12,10 @@ from pathlib import Path
 from serin.machine.hardware import inventory
 from serin.machine.leases import Lease, lease
 from serin.spec.data import DataSpec
-from serin.spec.stages import EtlSpec, ExportSpec, ModelSpec, TrainingSpec
+from serin.spec.etl import EtlSpec
+from serin.spec.export import ExportSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.training.launch.run_dir import devices_wanted
 
 _GPU_BYTES = 64_000_000  # of Parquet; what is smaller is done before a GPU has begun

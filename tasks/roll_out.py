@@ -25,7 +25,8 @@ from serin.rollout.drawing import evidence_drawing
 from serin.rollout.run.commands import Command, Kind, ask
 from serin.rollout.run.status import model_status, reader
 from serin.rollout.run.story import tell
-from serin.spec.stages import RolloutSpec, ServingSpec
+from serin.spec.rollout import RolloutSpec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
 from tasks.approval import Approval
 from tasks.markdown import drawing, table

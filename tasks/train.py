@@ -16,7 +16,8 @@ from prefect.runtime import flow_run
 
 from serin.machine import environment
 from serin.machine.leases import lease
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.runs import hold_run_of
 from serin.store.stage_keys import note, remember, why

@@ -10,8 +10,8 @@ from pathlib import Path
 from serin.errors import SerinError
 from serin.etl.build import build_dataset
 from serin.etl.engines.cuda_cluster import gpu_cluster
+from serin.spec.etl import EtlSpec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.stages import EtlSpec
 from serin.store.store import Store
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
 

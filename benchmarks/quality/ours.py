@@ -11,7 +11,8 @@ import torch
 
 from serin.formats.shards import read_split
 from serin.models.build import load_model
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.training.engine import worker
 from serin.training.launch.job import TrainingJob
 from serin.training.parallel.ranks import Ranks

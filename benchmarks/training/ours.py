@@ -13,7 +13,8 @@ from benchmarks.training.table import EMBEDDING, NUMERIC, SIZES, read_table
 from serin.formats.shards import SplitArrays
 from serin.models.build import build_model
 from serin.models.shape import TableShape
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.training.data.loader import Loader
 from serin.training.data.tables import ResidentTable
 from serin.training.engine.autotune import products_of

@@ -40,7 +40,9 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to write pipeline.yaml.")] = Path(),
+    folder: Annotated[
+        Path, typer.Argument(help="Where to write pipeline.yaml and, for editors, spec.schema.json.")
+    ] = Path(),
     table: Annotated[
         str | None, typer.Option(help="The table to learn from. [default: the one in FOLDER or FOLDER/data]")
     ] = None,
@@ -48,6 +50,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a pipeline.yaml that is there.")] = False,
 ) -> None:
     """A commented spec from a table: types, target and features guessed and explained."""
+    from serin.commands.schema import MODELINE, SCHEMA_FILE, schema_text
     from serin.draft.guess import guess_spec
 
     path = folder / "pipeline.yaml"
@@ -57,7 +60,8 @@ def init(
     beside = source if "://" in source else os.path.relpath(source, folder)
     text = guess_spec(source, target, path_in_spec=beside)
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(MODELINE + text, encoding="utf-8")
+    (folder / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
     show(f"wrote {path}; read it, change what was guessed wrong, then: serin check {path}")
 
 

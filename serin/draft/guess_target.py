@@ -14,7 +14,7 @@ from serin.columns.column import Column
 from serin.errors import TargetUnusable, nearest
 from serin.etl.relational.target import evaluate_target
 from serin.expressions import ExpressionError, parse
-from serin.spec.data import TargetSpec
+from serin.spec.target import TargetSpec
 
 Task = Literal["binary", "multiclass", "regression"]
 _NAMES = (

@@ -32,8 +32,8 @@ from serin.formats.canonical import canonical
 from serin.formats.dataset import FORMAT, VERSION, SourceFile
 from serin.formats.shards import row_files
 from serin.spec.data import DataSpec
+from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
-from serin.spec.stages import EtlSpec
 from serin.store.artifacts import Dataset
 from serin.store.stage_keys import StageKey, key_of, made_by, said
 from serin.store.store import Store

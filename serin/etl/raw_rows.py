@@ -27,8 +27,8 @@ from serin.formats.raw_rows import RawRows
 from serin.formats.schema import InputColumn, Kind
 from serin.formats.shards import read_split
 from serin.spec.data import DataSpec
+from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
-from serin.spec.stages import EtlSpec
 from serin.store.artifacts import Dataset
 
 Ids = npt.NDArray[np.int64]

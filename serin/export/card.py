@@ -11,8 +11,8 @@ from serin.export.gate.gate import GateReport
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DatasetDescription
 from serin.formats.schema import Schema
+from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.stages import ModelSpec
 from serin.store.artifacts import Release
 
 _ANSWER = {

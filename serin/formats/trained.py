@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from serin.errors import CheckpointBroken
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 
 RECORD = "model.json"
 WEIGHTS: Final = "weights.safetensors"

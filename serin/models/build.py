@@ -15,7 +15,7 @@ from serin.models.ft_transformer import FtTransformer
 from serin.models.mlp import Mlp
 from serin.models.shape import TableShape
 from serin.models.state import load_state
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 
 
 def build_model(spec: ModelSpec, shape: TableShape) -> nn.Module:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from serin.models.shape import TableShape
 from serin.models.table import Cut, TableNetwork, chain_cuts, dense_layers, linear_chain
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 
 _LARGEST_RANK = 256  # of a cross layer: wider rows go through two thin matrices, as the paper proposes
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from serin.models.shape import TableShape
 from serin.models.stages import Stage
 from serin.models.table import Cut, TableNetwork
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 
 _AUTO_WIDTH = 64
 _WIDER_INSIDE = 2

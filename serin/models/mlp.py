@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from serin.models.shape import TableShape
 from serin.models.table import Cut, TableNetwork, chain_cuts, dense_layers, linear_chain
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 
 
 class Mlp(TableNetwork):

@@ -1,4 +1,4 @@
-"""What must hold for the rows; a check that does not hold ends the run or warns."""
+"""The section `data.checks`: what must hold for the rows."""
 
 from __future__ import annotations
 
@@ -23,24 +23,38 @@ _OF_THE_TABLE = ("min_rows", "max_rows", "max_row_change")
 
 
 class CheckSpec(Section):
-    """One column, or without `column` the whole table. The last three compare with the dataset before this one."""
+    """What must hold for one column, or without `column` for the whole table. A key that is not set checks nothing."""
 
     column: str | None = None
+    """The column to check. Without it the check is about the number of rows."""
     type: Literal["string", "float", "int", "timestamp", "bool"] | None = None
+    """The type that the column must have."""
     min: float | None = None
+    """The smallest allowed value."""
     max: float | None = None
+    """The largest allowed value."""
     max_nulls: float | None = Field(default=None, ge=0, le=1)
+    """The largest allowed share of nulls."""
     unique: bool = False
+    """No value may occur twice."""
     values: tuple[str | int, ...] | None = Field(default=None, min_length=1)
-    newest_within: Duration | None = Field(default=None, gt=0)  # of now
+    """The allowed values."""
+    newest_within: Duration | None = Field(default=None, gt=0)
+    """The largest allowed age of the newest time in the column."""
     min_rows: int | None = Field(default=None, ge=0)
+    """The smallest allowed number of rows."""
     max_rows: int | None = Field(default=None, ge=0)
-    max_row_change: float | None = Field(default=None, gt=0)  # 0.5: half as many rows more or less
-    max_null_change: float | None = Field(default=None, gt=0, le=1)  # of the share of nulls
-    max_shift: float | None = Field(
-        default=None, gt=0, le=1
-    )  # share of rows that would have to move elsewhere
+    """The largest allowed number of rows."""
+    max_row_change: float | None = Field(default=None, gt=0)
+    """The largest allowed relative change of the number of rows against the previous dataset: 0.5 is half as many more
+    or fewer."""
+    max_null_change: float | None = Field(default=None, gt=0, le=1)
+    """The largest allowed change of the share of nulls against the previous dataset."""
+    max_shift: float | None = Field(default=None, gt=0, le=1)
+    """The largest allowed distance between the distributions of this dataset and the previous one, from 0 to 1:
+    Kolmogorov-Smirnov for numbers, total variation for categories."""
     otherwise: Literal["fail", "warn"] = "fail"
+    """What a violation does: end the run, or only warn."""
 
     @model_validator(mode="after")
     def _checks_something(self) -> Self:

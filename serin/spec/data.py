@@ -1,111 +1,61 @@
-"""Which tables, how they become one, what is predicted, how rows are split, what must hold.
+"""The section `data`: which tables, how they become one, what is predicted, how rows are split, what must hold.
 
-The order is: joins, derived columns, where, unique, windows, derived columns that read windows, checks, target, split.
+The order of operations: joins, derived columns, where, unique, windows, derived columns that read windows, checks,
+target, split.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from serin.expressions import ExpressionError, parse
+from serin.expressions import parse
 from serin.spec.checks import CheckSpec
 from serin.spec.relation import JoinSpec, Source, UniqueSpec, WindowSpec
 from serin.spec.section import Section
 from serin.spec.split import SplitSpec
+from serin.spec.target import TargetSpec, checked_expression
 
 RESERVED = ("score", "label", "probabilities", "row", "target")
-"""Names that an answer or a golden row has for itself; no column of a request may have them."""
+"""Names that answers and golden rows use. No column of a request may have one of them."""
 
-_TARGET_NAME = re.compile(r"[A-Za-z0-9_]{1,40}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 Origin = Source | Literal["derived"]
-
-
-def checked_expression(text: str) -> str:
-    try:
-        parsed = parse(text)
-    except ExpressionError as error:
-        raise ValueError(str(error)) from error
-    if not parsed.columns:
-        raise ValueError(f"{text!r} reads no column")
-    return text
-
-
-class TargetSpec(Section):
-    """One target, or several of the same task by name: then `score` has one column for each, in this order."""
-
-    expressions: dict[str, str] | None = Field(default=None, min_length=2)
-    expression: str  # with several: all of them, as text for people
-    task: Literal["binary", "multiclass", "regression"]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _tell_all(cls, given: Any) -> Any:
-        if isinstance(given, dict) and isinstance(given.get("expressions"), dict):
-            text = "; ".join(f"{name}: {each}" for name, each in given["expressions"].items())
-            if given.get("expression") not in (None, text):
-                raise ValueError("give expression for one target or expressions for several, not both")
-            return {**given, "expression": text}
-        return given
-
-    @field_validator("expressions")
-    @classmethod
-    def _parse_each(cls, texts: dict[str, str] | None) -> dict[str, str] | None:
-        for name, text in (texts or {}).items():
-            checked_expression(text)
-            if not _TARGET_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a target: letters, digits and '_', at most 40")
-        return texts
-
-    @field_validator("expression")
-    @classmethod
-    def _parse_one(cls, text: str, others: ValidationInfo) -> str:
-        several = others.data.get("expressions", "refused") is not None
-        return text if several else checked_expression(text)
-
-    @model_validator(mode="after")
-    def _one_task(self) -> Self:
-        if self.expressions is not None and self.task == "multiclass":
-            raise ValueError(
-                "several targets are all binary or all regression; train a model for each multiclass one"
-            )
-        return self
-
-    @property
-    def each(self) -> dict[str, str]:
-        """The expressions by name; a single one has none."""
-        return {"": self.expression} if self.expressions is None else self.expressions
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of several targets."""
-        return () if self.expressions is None else tuple(self.expressions)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(column for text in self.each.values() for column in parse(text).columns))
 
 
 class DataSpec(Section):
     """The first table is the main one: its rows are the rows of the dataset."""
 
     tables: dict[str, str] = Field(min_length=1)
+    """Table name -> path or URL of a file, a folder or a glob (Parquet, CSV, TSV, JSON lines, Arrow). A relative path
+    starts at the spec's folder. The first table is the main one."""
     joins: tuple[JoinSpec, ...] = ()
-    derived: dict[str, str] = Field(default_factory=dict)  # name -> expression; may read those above it
-    where: str | None = None  # rows for which this is not true are left out of the dataset
+    """The other tables and how their rows are found."""
+    derived: dict[str, str] = Field(default_factory=dict)
+    """Column name -> expression. An expression may read the columns above it."""
+    where: str | None = None
+    """An expression. Rows for which it is not true are left out of the dataset."""
     unique: UniqueSpec | None = None
+    """Keep one row per key. By default all rows are kept."""
     windows: tuple[WindowSpec, ...] = ()
+    """Columns that are computed from earlier rows."""
     target: TargetSpec
+    """What the model predicts."""
     time: str | None = None
-    id: str | None = None  # names what a row is about; the same one in two splits is a leak
+    """The column with the time of a row. It makes the split temporal and enables the leak check."""
+    id: str | None = None
+    """The column that identifies what a row is about. The same value in two splits is reported as a leak."""
     split: SplitSpec = SplitSpec()
+    """How rows are divided into train, valid and test."""
     checks: tuple[CheckSpec, ...] = ()
-    training_only: tuple[str, ...] = ()  # columns of the main table that are not known when a request is made
-    allow_leaks: tuple[str, ...] = ()  # columns that the leak check lets pass
+    """What must hold for the rows."""
+    training_only: tuple[str, ...] = ()
+    """Columns of the main table that are not known when a request is made. They cannot be features."""
+    allow_leaks: tuple[str, ...] = ()
+    """Columns that the leak check ignores."""
 
     @field_validator("where")
     @classmethod

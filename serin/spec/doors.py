@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from serin.errors import nearest
 
 if TYPE_CHECKING:
-    from serin.spec.stages import ModelSpec
+    from serin.spec.model import ModelSpec
 
 DOORS: Mapping[str, str] = {"module": "pkg.mod:Net or net.py:Net", "script": "train.py", "onnx": "model.onnx"}
 """A model of one's own is named by one of these keys, which is its kind too."""

@@ -1,4 +1,4 @@
-"""Which columns become features, and by which steps."""
+"""The section `features`: which columns become features, and by which steps."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ Makes = Literal["numeric", "categorical"]
 
 
 class FeatureSpec(Section):
+    """Columns that become features by the same steps."""
+
     columns: tuple[str, ...] = Field(min_length=1)
+    """The columns. Each of them goes through the steps separately."""
     steps: tuple[StepField, ...] = Field(min_length=1)
+    """The steps, in order: a name (`normalize`), a name with arguments (`clip: {q: [0.01, 0.99]}`) or your own operator
+    (`package.module:Class`)."""
 
     @property
     def makes(self) -> Makes:

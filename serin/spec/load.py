@@ -11,8 +11,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from serin.errors import SpecError, nearest
+from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.stages import ModelSpec
 
 
 def load_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SerializerFunctionWrapHandler, WrapSerializer
 
-from serin.spec.data import DataSpec, TargetSpec
+from serin.spec.data import DataSpec
+from serin.spec.target import TargetSpec
 
 NO_DATA = DataSpec.model_construct(
     tables={}, target=TargetSpec.model_construct(expression="", task="regression")
@@ -24,4 +25,6 @@ def _as_none(data: DataSpec, written: SerializerFunctionWrapHandler) -> Any:
     return written(data) if data.tables else None
 
 
-MaybeData = Annotated[DataSpec, BeforeValidator(_or_none), WrapSerializer(_as_none)]
+MaybeData = Annotated[
+    DataSpec, BeforeValidator(_or_none, json_schema_input_type=DataSpec | None), WrapSerializer(_as_none)
+]

@@ -17,8 +17,10 @@ class Own(Step):
     """A user's own operator; docs/how-to/features.md has its contract."""
 
     name = "own"
-    path: str  # module:Class
+    path: str
+    """The import path of the class, `package.module:Class`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
+    """The arguments of the class."""
 
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:

@@ -8,41 +8,53 @@ from collections.abc import Iterator
 from typing import Self
 
 import yaml
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from serin.errors import NameInvalid, nearest
+from serin.spec.champion import ChampionSpec
 from serin.spec.data import RESERVED, DataSpec
+from serin.spec.etl import EtlSpec
+from serin.spec.export import ExportSpec
 from serin.spec.features import FeatureSpec
+from serin.spec.model import ModelSpec
+from serin.spec.monitoring import MonitoringSpec
 from serin.spec.names import valid_model_name
 from serin.spec.no_data import NO_DATA, MaybeData
+from serin.spec.rollout import RolloutSpec
 from serin.spec.search import SearchSpec, fold_splits
 from serin.spec.section import Section
-from serin.spec.stages import (
-    ChampionSpec,
-    EtlSpec,
-    ExportSpec,
-    ModelSpec,
-    MonitoringSpec,
-    RolloutSpec,
-    ServingSpec,
-    TrainingSpec,
-)
+from serin.spec.serving import ServingSpec
+from serin.spec.training import TrainingSpec
 
 
 class PipelineSpec(Section):
-    name: str  # also the served model's name
-    data: MaybeData = NO_DATA  # only a script or an ONNX file with inputs of its own does without
+    """Everything about one pipeline, from its tables to the rollout of its model."""
+
+    name: str
+    """The name of the pipeline and of the served model: lower-case letters, digits and `-`."""
+    data: MaybeData = Field(default=NO_DATA, json_schema_extra={"default": None})
+    """The tables and the target. Only a script or an ONNX file that defines its own inputs does without."""
     features: tuple[FeatureSpec, ...] = ()
+    """The features that the model learns from."""
     etl: EtlSpec = EtlSpec()
+    """How the dataset is computed."""
     model: ModelSpec = ModelSpec()
+    """Which model is trained."""
     training: TrainingSpec = TrainingSpec()
-    search: SearchSpec | None = None  # for `serin search` alone
+    """How the model is trained."""
+    search: SearchSpec | None = None
+    """Which settings `serin search` tries."""
     export: ExportSpec = ExportSpec()
+    """How the trained model becomes a published version."""
     champion: ChampionSpec = ChampionSpec()
+    """When a new version may replace the live one."""
     serving: ServingSpec = ServingSpec()
+    """How a version is served."""
     rollout: RolloutSpec = RolloutSpec()
+    """How a new version takes over the traffic."""
     monitoring: MonitoringSpec = MonitoringSpec()
+    """What happens once a version is live."""
 
     @field_validator("name")
     @classmethod

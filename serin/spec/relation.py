@@ -1,4 +1,4 @@
-"""How tables become one: joins (also as-of by time), rows taken once, and windows over the past."""
+"""The sections `data.joins`, `data.unique` and `data.windows`: how tables become one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from pydantic import Field, field_validator, model_validator
 from serin.spec.section import Duration, Section
 
 Source = Literal["request", "lookup", "training_only"]
-"""Where a column comes from at serving time: the client sends it, the bundle's table holds it, or nowhere."""
+"""Where a column comes from at serving time: the client sends it, the bundle holds it, or it is not available."""
 
 _CALL = re.compile(r"\s*(\w+)\s*\(\s*(?:(`[^`]+`|\w+)\s*(?:,\s*(\d+)\s*)?)?\)\s*")
 FUNCTIONS = ("count", "sum", "mean", "min", "max", "lag")
 
 
 def names(value: Any) -> Any:
-    """One name may stand alone where a list is asked for."""
+    """A single name is accepted where a list is expected."""
     return (value,) if isinstance(value, str) else value
 
 
 class AsOfSpec(Section):
-    """The newest row there that is not newer than the row here."""
+    """An as-of join: the newest row of the joined table that is not newer than the row of the main table."""
 
-    column: str  # the time here
-    there: str | None = None  # the time there, when it is called otherwise
-    within: Duration | None = Field(default=None, gt=0)  # an older partner counts as none
-    strict: bool = False  # the partner must be older, not only as old
+    column: str
+    """The time column of the main table."""
+    there: str | None = None
+    """The time column of the joined table, when its name differs."""
+    within: Duration | None = Field(default=None, gt=0)
+    """The largest age of the joined row. An older one counts as missing. By default no limit."""
+    strict: bool = False
+    """The joined row must be older than the row of the main table, not equally old."""
 
     @property
     def partner(self) -> str:
@@ -36,24 +40,33 @@ class AsOfSpec(Section):
 
 
 class JoinSpec(Section):
-    table: str = Field(alias="with")
-    on: tuple[str, ...] = ()
-    as_of: AsOfSpec | None = None
-    how: Literal["left", "inner"] = "left"
-    columns: dict[str, str] = Field(min_length=1)  # column there -> name here
-    source: Source = "request"
+    """A table whose columns are added to the main table. At most one of its rows may match."""
 
-    @field_validator("on", mode="before")
+    table: str = Field(alias="with")
+    """The joined table, one of `data.tables`."""
+    on: tuple[str, ...] = ()
+    """The key columns, which have the same names in both tables. A single name needs no list."""
+    as_of: AsOfSpec | None = None
+    """Join by time. The name of a time column is enough."""
+    how: Literal["left", "inner"] = "left"
+    """`left` keeps rows without a match, `inner` drops and counts them."""
+    columns: dict[str, str] = Field(min_length=1)
+    """Column of the joined table -> its name in the dataset. A list keeps the names."""
+    source: Source = "request"
+    """Where the columns come from at serving time: `request` (the client sends them), `lookup` (the table is published
+    inside the bundle; one key, left join) or `training_only` (not available, so not a feature)."""
+
+    @field_validator("on", mode="before", json_schema_input_type=tuple[str, ...] | str)
     @classmethod
     def _one_key_may_stand_alone(cls, value: Any) -> Any:
         return names(value)
 
-    @field_validator("as_of", mode="before")
+    @field_validator("as_of", mode="before", json_schema_input_type=AsOfSpec | str | None)
     @classmethod
     def _one_time_may_stand_alone(cls, value: Any) -> Any:
         return {"column": value} if isinstance(value, str) else value
 
-    @field_validator("columns", mode="before")
+    @field_validator("columns", mode="before", json_schema_input_type=dict[str, str] | list[str])
     @classmethod
     def _a_list_keeps_the_names(cls, value: Any) -> Any:
         return {name: name for name in value} if isinstance(value, list | tuple) else value
@@ -86,12 +99,14 @@ class JoinSpec(Section):
 
 
 class UniqueSpec(Section):
-    """One row for each combination of `by`: the first or the last by data.time, else by position."""
+    """One row for each combination of `by`."""
 
     by: tuple[str, ...] = Field(min_length=1)
+    """The key columns. A single name needs no list."""
     keep: Literal["first", "last"] = "first"
+    """Which row to keep, ordered by `data.time`, or by position without it."""
 
-    @field_validator("by", mode="before")
+    @field_validator("by", mode="before", json_schema_input_type=tuple[str, ...] | str)
     @classmethod
     def _one_key_may_stand_alone(cls, value: Any) -> Any:
         return names(value)
@@ -99,7 +114,7 @@ class UniqueSpec(Section):
 
 @dataclass(frozen=True, slots=True)
 class WindowColumn:
-    """`back`: of a lag, how many rows."""
+    """One column of a window: a function of a column. `back` is the number of rows of a lag."""
 
     function: str
     column: str | None
@@ -107,18 +122,23 @@ class WindowColumn:
 
 
 class WindowSpec(Section):
-    """Columns made of earlier rows with the same key: strictly before the row's own time, never with it."""
+    """Columns computed from earlier rows with the same key. Earlier means strictly before the row's own time."""
 
     by: tuple[str, ...] = Field(min_length=1)
-    rows: int | None = Field(default=None, ge=1)  # the last so many rows
-    span: Duration | None = Field(default=None, gt=0)  # the rows of so much time
-    delay: Duration = Field(default=0.0, ge=0)  # how long it takes until a row is known
-    make: dict[str, str] = Field(
-        min_length=1
-    )  # name -> count(), sum(x), mean(x), min(x), max(x), lag(x[, rows])
+    """The key columns. A single name needs no list."""
+    rows: int | None = Field(default=None, ge=1)
+    """Use the last this many rows. Without `rows` and `span`, all earlier rows are used."""
+    span: Duration | None = Field(default=None, gt=0)
+    """Use the rows of this much time before the row."""
+    delay: Duration = Field(default=0.0, ge=0)
+    """How long it takes until a row is known. Rows newer than this are not used."""
+    make: dict[str, str] = Field(min_length=1)
+    """Column name -> count(), count(x), sum(x), mean(x), min(x), max(x), lag(x) or lag(x, 2)."""
     source: Literal["request", "training_only"] = "request"
+    """Where the columns come from at serving time: the client sends them (`request`), or they are not available
+    (`training_only`)."""
 
-    @field_validator("by", mode="before")
+    @field_validator("by", mode="before", json_schema_input_type=tuple[str, ...] | str)
     @classmethod
     def _one_key_may_stand_alone(cls, value: Any) -> Any:
         return names(value)

@@ -1,59 +1,94 @@
-"""The spec as a JSON schema: for the form in Prefect's pages, which refuses what cannot be a spec before anything runs.
+"""The spec as a JSON schema: for YAML editors (`serin schema`) and for the form in Prefect's pages.
 
-Where a key has a short form (`10m`, `clip: {...}`), the schema lets anything pass: load.py judges it, in its own words.
+It describes what a spec may look like, short forms included. Rules that involve several keys are left to load.py.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic.json_schema import GenerateJsonSchema, JsonRef, JsonSchemaValue
 from pydantic_core import core_schema
 
+from serin.spec.parse_steps import STEPS
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.section import Section
+from serin.spec.step import Step
 
-_SHORT_FORM: JsonSchemaValue = {"title": "short form"}
-
-
-class _WithShortForms(GenerateJsonSchema):
-    """What a validator of ours sees before pydantic does may have another form than the one that comes out."""
-
-    def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
-        return {"anyOf": [self.generate_inner(schema["schema"]), _SHORT_FORM]}
-
-    def function_wrap_schema(self, schema: core_schema.WrapValidatorFunctionSchema) -> JsonSchemaValue:
-        return {"anyOf": [self.generate_inner(schema["schema"]), _SHORT_FORM]}
-
-    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        found = super().model_schema(schema)
-        if "properties" not in found:  # they stand inside, and what pydantic says of them with them
-            found.pop("additionalProperties", None)
-        return found
-
-    def function_plain_schema(self, schema: core_schema.PlainValidatorFunctionSchema) -> JsonSchemaValue:
-        del schema
-        return dict(_SHORT_FORM)
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+OWN_OPERATOR = "^[^:]+:[^:]+$"  # package.module:Class
 
 
 def spec_schema() -> dict[str, Any]:
-    """Of one whole spec, without references to elsewhere: what PipelineSpec accepts, and somewhat more."""
-    return _inlined(PipelineSpec.model_json_schema(schema_generator=_WithShortForms))
+    """The schema of one spec, with a definition for each section."""
+    found = PipelineSpec.model_json_schema(schema_generator=_SpecSchema)
+    return {"$schema": DIALECT, **found, "title": "Serin pipeline"}
 
 
-def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """Definitions put where they are used: the schema becomes a part of a flow's, which has definitions of its own."""
+def inlined_schema() -> dict[str, Any]:
+    """The same without definitions: it becomes a part of a flow's schema, which has its own definitions."""
+    schema = spec_schema()
+    del schema["$schema"]
     known = schema.pop("$defs", {})
 
     def put(value: Any) -> Any:
         if isinstance(value, dict):
             named = value.get("$ref")
             if isinstance(named, str):
-                return {
-                    **put(known[named.rpartition("/")[2]]),
-                    **{k: v for k, v in value.items() if k != "$ref"},
-                }
+                rest = {key: inner for key, inner in value.items() if key != "$ref"}
+                return {**put(known[named.rpartition("/")[2]]), **rest}
             return {key: put(inner) for key, inner in value.items()}
         return [put(inner) for inner in value] if isinstance(value, list) else value
 
     found: dict[str, Any] = put(schema)
     return found
+
+
+class _SpecSchema(GenerateJsonSchema):
+    """Sections are described by their own docstring, and a step by all of its notations."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        if schema["cls"] is Step:
+            return self._any_step()
+        found = super().model_schema(schema)
+        found.pop("description", None)
+        if issubclass(schema["cls"], Section) and schema["cls"].summary:
+            found["description"] = " ".join(schema["cls"].summary.split())
+        for field in found.get("properties", {}).values():
+            if "description" in field:
+                field["description"] = " ".join(field["description"].split())
+        return found
+
+    def _any_step(self) -> JsonSchemaValue:
+        """A step's name, or its name with arguments: all of them by key, or the most important one alone."""
+        plain = [name for name, kind in STEPS.items() if not _required(kind)]
+        with_arguments = {
+            "type": "object",
+            "properties": {name: self._arguments(kind) for name, kind in STEPS.items()},
+            "patternProperties": {OWN_OPERATOR: {"type": ["object", "null"]}},
+            "additionalProperties": False,
+            "minProperties": 1,
+            "maxProperties": 1,
+        }
+        return {
+            "anyOf": [
+                {"enum": plain, "type": "string"},
+                {"pattern": OWN_OPERATOR, "type": "string", "description": "Your own operator."},
+                with_arguments,
+            ]
+        }
+
+    def _arguments(self, kind: type[Step]) -> JsonSchemaValue:
+        by_key = self.generate_inner(kind.__pydantic_core_schema__)
+        forms: list[JsonSchemaValue] = [by_key]
+        if not _required(kind):
+            forms.append({"type": "null"})
+        if kind.positional is not None:
+            section = self.get_schema_from_definitions(JsonRef(by_key["$ref"])) or {}
+            alone = section["properties"][kind.positional]
+            forms.append({key: value for key, value in alone.items() if key not in ("title", "default")})
+        return {"anyOf": forms, "description": " ".join(kind.summary.split())}
+
+
+def _required(kind: type[Step]) -> bool:
+    return any(field.is_required() for field in kind.model_fields.values())

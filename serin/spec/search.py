@@ -1,4 +1,4 @@
-"""What may be tried to find better settings: `search:` of the spec."""
+"""The section `search`: which settings `serin search` tries."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from typing import Any, Literal, Self
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
 from serin.errors import nearest
+from serin.spec.model import ModelSpec
 from serin.spec.section import Duration, Section
 from serin.spec.split import SplitSpec
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.training import TrainingSpec
 
 _SECTIONS: dict[str, type[Section]] = {"model": ModelSpec, "training": TrainingSpec}
-_OPTIONS = "model.options."  # what a network or library of one's own is given: any name may stand there
+_OPTIONS = "model.options."  # arguments of your own network: any name is allowed there
 
 
 class RangeSpec(Section):
-    """The values that may be tried of one setting, in one of four ways."""
+    """The values to try for one setting. Give exactly one of the keys."""
 
-    uniform: tuple[float, float] | None = None  # between two numbers
-    log: tuple[float, float] | None = None  # between two positive numbers, by their ratio
-    integer: tuple[int, int] | None = None  # a whole number between two, both included
-    choice: tuple[JsonValue, ...] | None = None  # one of these
+    uniform: tuple[float, float] | None = None
+    """A number between these two, uniformly distributed."""
+    log: tuple[float, float] | None = None
+    """A number between these two positive ones, log-uniformly distributed."""
+    integer: tuple[int, int] | None = None
+    """An integer between these two, both included."""
+    choice: tuple[JsonValue, ...] | None = None
+    """One of these values."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:
@@ -56,14 +61,24 @@ class RangeSpec(Section):
 
 
 class SearchSpec(Section):
-    space: dict[str, RangeSpec] = Field(min_length=1)  # by the setting's place in the spec: model.dropout
+    """Which settings `serin search` tries, and for how long. Other commands do not read this section."""
+
+    space: dict[str, RangeSpec] = Field(min_length=1)
+    """Setting -> the values to try. A setting is named by its place in the spec, such as `model.dropout`."""
     trials: int = Field(default=30, ge=1)
+    """The number of combinations to try."""
     sampler: Literal["tpe", "random", "grid"] = "tpe"
-    pruner: Literal["halving", "none"] = "halving"  # halving: the worse ones are given up along the way
-    budget: Duration | None = Field(default=None, gt=0)  # no trial begins later than this
-    folds: int = Field(default=1, ge=1)  # blocks of time to judge by, the newest one is the valid split
-    parallel: int | Literal["auto"] = "auto"  # trials side by side; auto: one for each GPU, one on a CPU
+    """How combinations are chosen: by what worked so far (`tpe`), at random, or all of them (`grid`)."""
+    pruner: Literal["halving", "none"] = "halving"
+    """Whether the worse trials are stopped early (successive halving)."""
+    budget: Duration | None = Field(default=None, gt=0)
+    """No trial starts later than this. By default no limit."""
+    folds: int = Field(default=1, ge=1)
+    """The number of consecutive time blocks that trials are judged by. The newest one is the valid split."""
+    parallel: int | Literal["auto"] = "auto"
+    """The number of trials that run at the same time. `auto` means one per GPU, or one on a CPU."""
     seed: int = 0
+    """The seed of the sampler."""
 
     @field_validator("parallel")
     @classmethod

@@ -1,18 +1,41 @@
-"""What every section of the spec is: frozen, unknown keys refused; and the types that several sections share."""
+"""The base class of every section of the spec, and the types that several sections share."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, populate_by_name=True)
+    """A frozen part of the spec that refuses unknown keys. The docstring below a field documents its key."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+    )
+    summary: ClassVar[str] = ""
+    """The class's own docstring, without the list of its keys."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Adds the keys to the class's docstring, so that `help()` shows them."""
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.summary = inspect.cleandoc(cls.__doc__ or "")
+        keys = [
+            f"    {field.alias or name}: {' '.join(field.description.split())}"
+            for name, field in cls.model_fields.items()
+            if field.description
+        ]
+        cls.__doc__ = "\n\n".join(part for part in (cls.summary, "\n".join(["Keys:", *keys])) if part)
 
 
 def seconds(value: Any) -> Any:
@@ -21,7 +44,9 @@ def seconds(value: Any) -> Any:
         return value
     match = _DURATION.fullmatch(value.strip())
     if match is None:
-        raise ValueError(f"{value!r} is no duration; write for example 30s, 10m, 1.5h or 90d")
+        raise ValueError(
+            f"{value!r} is not a valid duration: use a number and a unit, such as 30s, 10m, 1.5h or 90d"
+        )
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -33,7 +58,18 @@ def shortest(value: float) -> str:
     return f"{value:g}s"
 
 
+_WRITTEN_DURATION = Annotated[
+    float | str,
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "number"}, {"type": "string", "pattern": rf"^\s*{_DURATION.pattern}\s*$"}],
+            "examples": ["30s", "10m", "1.5h", "90d"],
+        }
+    ),
+]
 Duration = Annotated[
-    float, BeforeValidator(seconds), PlainSerializer(shortest, return_type=str, when_used="json")
+    float,
+    BeforeValidator(seconds, json_schema_input_type=_WRITTEN_DURATION),
+    PlainSerializer(shortest, return_type=str, when_used="json"),
 ]
 """Seconds in Python, '10m' in YAML."""

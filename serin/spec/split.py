@@ -1,4 +1,4 @@
-"""Which share of the rows trains, validates and tests, and by what they are told apart."""
+"""The section `data.split`: how rows are divided into train, valid and test."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ from serin.spec.section import Duration, Section
 
 
 class SplitSpec(Section):
-    """temporal: the earliest rows train; group: rows with the same `group` stay together; stratified: each class in
-    the same shares; random: by a hash of the row. auto: temporal when data.time is set, group when `group` is, else
-    random."""
+    """How rows are divided into train, valid and test. The three shares add up to 1."""
 
     train: float = Field(default=0.8, gt=0, lt=1)
+    """The share of rows to train on."""
     valid: float = Field(default=0.1, gt=0, lt=1)
+    """The share of rows that chooses the best epoch."""
     test: float = Field(default=0.1, gt=0, lt=1)
+    """The share of rows that measures the finished model."""
     kind: Literal["auto", "temporal", "group", "stratified", "random"] = "auto"
+    """How rows are assigned: `temporal` (the earliest rows train), `group` (rows with the same `group` stay together),
+    `stratified` (each class in the same shares) or `random` (by a hash of the row). `auto` means group when `group` is
+    set, temporal when `data.time` is, and random otherwise."""
     group: str | None = None
-    gap: Duration = Field(default=0.0, ge=0)  # so much time before valid and before test is left out
+    """The column whose equal values stay in one split."""
+    gap: Duration = Field(default=0.0, ge=0)
+    """How much time is left out before valid and before test (temporal)."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:

@@ -1,4 +1,4 @@
-"""What every step of the spec is."""
+"""The base class of the steps of features."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ Made = Literal["raw", "numbers", "codes", "end"]
 
 
 class Step(Section):
+    """One step of a feature: a name with arguments."""
+
     name: ClassVar[str]
-    kinds: ClassVar[tuple[str, ...]]  # of a column it can begin with
+    kinds: ClassVar[tuple[str, ...]]
+    """The kinds of columns that it can start with."""
     follows: ClassVar[tuple[Made, ...]] = ("raw",)
+    """What it can be applied to."""
     gives: ClassVar[Made] = "numbers"
+    """What it makes."""
     exact: ClassVar[bool] = True
-    positional: ClassVar[str | None] = None  # the key meant by `step: value` instead of `step: {key: value}`
+    """Whether its result is the same to the last bit on every machine."""
+    positional: ClassVar[str | None] = None
+    """The key that is meant by `step: value` instead of `step: {key: value}`."""
 
     @property
     def label(self) -> str:

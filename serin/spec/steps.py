@@ -18,7 +18,7 @@ NUMBERS, VALUES, TIMES = ("float", "int", "bool"), ("string", "int", "bool"), ("
 
 def _finite(value: float) -> float:
     if not math.isfinite(value) or abs(value) > 3.4028234663852886e38:
-        raise ValueError(f"{value!r} is no finite float32 number")
+        raise ValueError(f"{value!r} is not a finite float32 number")
     return value
 
 
@@ -26,12 +26,17 @@ Finite = Annotated[float, AfterValidator(_finite)]
 
 
 class NumberStep(Step):
+    """A step from numbers to numbers."""
+
     kinds = NUMBERS
     follows = ("raw", "numbers")
 
 
 class FillStep(NumberStep):
-    indicator: bool = False  # also a column `<name>_missing`: 1 where it was null, else 0
+    """A step that replaces nulls."""
+
+    indicator: bool = False
+    """Also add a column `<name>_missing`: 1 where the value was null, 0 elsewhere."""
 
 
 class FillMissing(FillStep):
@@ -40,6 +45,7 @@ class FillMissing(FillStep):
     name = "fill_missing"
     positional = "value"
     value: Finite = 0.0
+    """The value that replaces nulls."""
 
 
 class FillMedian(FillStep):
@@ -49,18 +55,21 @@ class FillMedian(FillStep):
 
 
 class FillMode(FillStep):
-    """Nulls become the training split's commonest value."""
+    """Nulls become the most common value of the training split."""
 
     name = "fill_mode"
 
 
 class Clip(NumberStep):
-    """Values are kept within fixed bounds (`min`, `max`) or within quantiles of the training split (`q`)."""
+    """Limit values to fixed bounds (`min`, `max`) or to quantiles of the training split (`q`)."""
 
     name = "clip"
     min: Finite | None = None
+    """The lower bound. By default none."""
     max: Finite | None = None
+    """The upper bound. By default none."""
     q: tuple[float, float] | None = None
+    """The quantiles of the training split that become the bounds, such as [0.001, 0.999]."""
 
     @model_validator(mode="after")
     def _bounds_make_sense(self) -> Self:
@@ -93,10 +102,11 @@ class MinMax(NumberStep):
 
 
 class RobustScale(NumberStep):
-    """Minus the median, divided by the distance between two quantiles of the training split."""
+    """Subtract the median and divide by the distance between two quantiles of the training split."""
 
     name = "robust_scale"
     q: tuple[float, float] = (0.25, 0.75)
+    """The two quantiles whose distance is the unit."""
 
     @model_validator(mode="after")
     def _rises(self) -> Self:
@@ -113,7 +123,9 @@ class Bucketize(Step):
     gives = "codes"
     positional = "edges"
     edges: tuple[Finite, ...] | None = Field(default=None, min_length=1)
+    """The edges between the intervals, rising. An edge belongs to the interval above it."""
     quantiles: int | None = Field(default=None, ge=2, le=1024)
+    """The number of intervals with equally many training rows."""
 
     @model_validator(mode="after")
     def _edges_rise(self) -> Self:
@@ -131,28 +143,34 @@ class Categorify(Step):
     kinds = VALUES
     gives = "codes"
     min_count: int = Field(default=1, ge=1)
+    """The number of training rows that a value needs to be in the vocabulary."""
     max_size: int | None = Field(default=None, ge=1)
+    """The largest size of the vocabulary. By default no limit."""
     buckets: int = Field(default=1, ge=1)
-    joint: bool = False  # one vocabulary for all columns of the feature
+    """The number of codes that values outside the vocabulary share, by their hash."""
+    joint: bool = False
+    """Use one vocabulary for all columns of the feature."""
 
 
 class HashBucket(Step):
-    """One of so many codes, by the value's hash; 0 is null."""
+    """One of `buckets` codes, by the hash of the value; 0 is null."""
 
     name = "hash_bucket"
     kinds = VALUES
     gives = "codes"
     positional = "buckets"
     buckets: int = Field(ge=1, le=2**31 - 2)
+    """The number of codes."""
 
 
 class Ordinal(Step):
-    """The value's place in `order`, or among the training split's values in ascending order; others are null."""
+    """The position of the value in `order`, or among the sorted values of the training split. Other values are null."""
 
     name = "ordinal"
     kinds = VALUES
     positional = "order"
     order: tuple[str | int, ...] | None = Field(default=None, min_length=1)
+    """The values in their order. By default the sorted values of the training split."""
 
     @field_validator("order")
     @classmethod
@@ -173,14 +191,16 @@ class OneHot(Step):
     gives = "end"
     buckets: ClassVar[int] = 1
     min_count: int = Field(default=1, ge=1)
+    """The number of training rows that a value needs to get its own column."""
     max_size: int | None = Field(default=64, ge=1)
+    """The largest number of values with their own column. `null` sets no limit."""
 
     def names(self, name: str) -> tuple[str, ...]:
         return (f"{name}=",)
 
 
 class CountEncode(Step):
-    """How many training rows have the value."""
+    """The number of training rows that have the value."""
 
     name = "count_encode"
     kinds = VALUES
@@ -195,7 +215,9 @@ class TargetEncode(Step):
     name = "target_encode"
     kinds = VALUES
     folds: int = Field(default=5, ge=2, le=64)
+    """The number of folds. A training row is encoded from the rows of the other folds, to avoid leaking its target."""
     smoothing: float = Field(default=20.0, ge=0, allow_inf_nan=False)
+    """The number of rows with the overall mean that are added to each value's rows."""
 
     def names(self, name: str) -> tuple[str, ...]:
         return (f"{name}_target",)
@@ -211,7 +233,9 @@ class GroupStats(Step):
     kinds = NUMBERS
     follows = ("raw", "numbers")
     by: str
+    """The key column. Clients send it instead of the column itself."""
     stats: tuple[Stat, ...] = Field(default=("mean",), min_length=1)
+    """The statistics, one feature each."""
 
     def names(self, name: str) -> tuple[str, ...]:
         return tuple(f"{name}_{stat}_by_{self.by}" for stat in self.stats)
@@ -228,13 +252,14 @@ class DateParts(Step):
     gives = "codes"
     positional = "parts"
     parts: tuple[Part, ...] = Field(default=("hour", "weekday"), min_length=1)
+    """The parts, one feature each. Monday is weekday 1."""
 
     def names(self, name: str) -> tuple[str, ...]:
         return tuple(f"{name}_{part}" for part in self.parts)
 
 
 class Cyclical(Step):
-    """Sine and cosine of `parts` of a time (UTC), or of a number that comes round after a `period`."""
+    """Sine and cosine of `parts` of a time (UTC), or of a number with a `period`."""
 
     name = "cyclical"
     kinds = (*TIMES, *NUMBERS)
@@ -243,7 +268,9 @@ class Cyclical(Step):
     exact = False
     positional = "parts"
     parts: tuple[Part, ...] | None = Field(default=None, min_length=1)
+    """The parts of a time."""
     period: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The period of a number, such as 24 for hours."""
 
     @model_validator(mode="after")
     def _turns_something(self) -> Self:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from serin.formats.serving.request_log import read_requests
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.envoy.routes import Timeouts
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import door

@@ -10,7 +10,7 @@ from serin.serving.triton.repository import build_repository, serving_settings
 from serin.serving.tuning.report import write_report
 from serin.serving.tuning.trials import Settings
 from serin.serving.tuning.tune import Tuner
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 from serin.store.store import Store
 from tests.unit.serving import bundles
 

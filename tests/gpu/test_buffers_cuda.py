@@ -10,7 +10,8 @@ import torch
 
 from serin.formats.shards import read_split
 from serin.models.build import load_model
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.training.data.tables import open_table
 from serin.training.engine import worker
 from serin.training.engine.evaluate import evaluate

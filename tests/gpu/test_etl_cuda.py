@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from serin.etl.engines.device import usable_gpus
-from serin.spec.stages import EtlSpec
+from serin.spec.etl import EtlSpec
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
 from tests.unit.etl.flights import digest
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from serin.machine.hardware import inventory
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.stack.doctor.gpu_links import examine_links
 from serin.training.launch.launcher import train
 from tests.fakes.datasets import make_dataset

@@ -21,7 +21,8 @@ from serin.machine.hardware import inventory
 from serin.machine.leases import Lease, lease
 from serin.models.build import build_model
 from serin.models.shape import TableShape
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.data.stream import StreamLoader
 from serin.training.data.tables import Batch, MappedTable, ResidentTable

@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 
 from serin.etl.build import build_dataset
 from serin.etl.engines.dask_engine import local_cluster
+from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.stages import EtlSpec
 from serin.store.artifacts import Dataset
 from serin.store.store import Store
 

@@ -16,7 +16,8 @@ from serin.rollout.decide.verdict import Verdict
 from serin.rollout.run import commands
 from serin.rollout.run.commands import Command
 from serin.rollout.run.status import history, model_status
-from serin.spec.stages import RolloutSpec, ServingSpec
+from serin.spec.rollout import RolloutSpec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
 from tasks import roll_out as task_module
 from tasks.roll_out import roll_out_release

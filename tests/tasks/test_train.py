@@ -13,7 +13,8 @@ from prefect import flow
 from serin.errors import CodeChanged
 from serin.machine import environment
 from serin.machine.leases import holders
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.training.launch.run_dir import devices_wanted, training_folder
 from tasks import train as task_module

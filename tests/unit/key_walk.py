@@ -73,7 +73,7 @@ export: rollout.false_promotion rollout.latency.quantiles rollout.latency.margin
 export: rollout.latency.bad_margin rollout.error_tolerance rollout.max_error_share
 export: rollout.max_slow_share rollout.bake rollout.deadline rollout.mode rollout.baseline
 export: rollout.latency.tolerance_ms rollout.second_opinion rollout.warmup
-export: monitoring.every monitoring.retrain
+export: monitoring.retrain
 none: search.space.uniform search.space.log search.space.integer search.space.choice search.trials
 none: search.sampler search.pruner search.budget search.folds search.parallel search.seed
 """

@@ -21,6 +21,7 @@ COMMAND_LINE = {
     "": "[--debug] [--version]",
     "init": "[FOLDER] [--table] [--target] [--force]",
     "check": "[SPEC] [--json]",
+    "schema": "[--out] [--markdown]",
     "run": "[SPEC] [--placed] [--fresh] [--no-serve --serve] [--resume] [--override] [--follow --no-follow]",
     "etl": "[SPEC] [--fresh] [--json]",
     "train": "[SPEC] [--profile] [--machines] [--rendezvous] [--json]",
@@ -120,7 +121,7 @@ def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixtu
         (
             ["rollout", "start", "m", "--stable", "a:1", "--candidate", "b:1", "--request-timeout", "9x"],
             2,
-            "'9x' is no duration",
+            "'9x' is not a valid duration",
         ),
         (
             ["rollout", "start", "m", "--stable", "a:1", "--candidate", "b:1", "--request-timeout", "0s"],

@@ -39,9 +39,16 @@ def asked(serin: Serin, *arguments: str) -> Any:
     return json.loads(serin(*arguments, "--json"))
 
 
-def test_a_guessed_spec_is_good_and_lies_beside_its_table(serin: Serin, tmp_path: Path) -> None:
+def test_a_guessed_spec_is_good_and_names_its_schema_for_editors(serin: Serin, tmp_path: Path) -> None:
     small_spec(tmp_path / "project" / "data", rows=300)
     serin("init", "project", "--target", "hours")
+    project = tmp_path / "project"
+    assert (
+        (project / "pipeline.yaml")
+        .read_text()
+        .startswith("# yaml-language-server: $schema=spec.schema.json\n")
+    )
+    assert json.loads((project / "spec.schema.json").read_text()) == json.loads(serin("schema"))
     found = asked(serin, "check", "project/pipeline.yaml")
     assert {column["name"] for column in found["inputs"]} == {"weight", "distance", "carrier"}
     assert "--force replaces it" in serin("init", "project", code=2)

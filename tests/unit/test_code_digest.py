@@ -12,7 +12,8 @@ import pytest
 
 from serin.spec import code_digest
 from serin.spec.code_digest import digest_of_file, digest_of_module
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.launch.run_dir import training_key
 

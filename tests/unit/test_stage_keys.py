@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from serin.spec.stages import ExportSpec, ModelSpec
+from serin.spec.export import ExportSpec
+from serin.spec.model import ModelSpec
 from serin.store import stage_keys
 from serin.store.stage_keys import StageKey, key_of, note, notes, remember, sources_digest, why
 
@@ -36,7 +37,7 @@ def test_a_key_follows_from_what_the_sections_say() -> None:
 
 def test_another_process_makes_the_same_key() -> None:
     program = (
-        "from serin.spec.stages import ModelSpec; from serin.store.stage_keys import key_of; "
+        "from serin.spec.model import ModelSpec; from serin.store.stage_keys import key_of; "
         "print(key_of('train', model=ModelSpec(hidden=(8,)), form=1).parts['model'])"
     )
     command = [sys.executable, "-c", program]

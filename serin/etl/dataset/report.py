@@ -19,7 +19,7 @@ from serin.etl.relational.target import Class
 from serin.formats.dataset import DatasetDescription
 from serin.formats.schema import Kind
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
-from serin.spec.data import TargetSpec
+from serin.spec.target import TargetSpec
 
 FILE = "report.html"
 _BARS = 40

@@ -26,7 +26,7 @@ from serin.etl.engines.pieces import cut_pieces
 from serin.etl.engines.process_engine import available_cores
 from serin.etl.sources.layout import Layout
 from serin.etl.sources.tables import Piece, Table
-from serin.spec.stages import EtlSpec
+from serin.spec.etl import EtlSpec
 
 T = TypeVar("T")
 _ROWS = (2**16, 2**19)  # least and most rows of a piece on the host

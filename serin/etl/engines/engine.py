@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from serin.errors import EngineFailed
 from serin.etl.engines.device import Gpus, memory_pool
 from serin.etl.engines.process_engine import ProcessEngine, available_cores
-from serin.spec.stages import EtlSpec
+from serin.spec.etl import EtlSpec
 
 Held = Sequence[Any]  # one handle per piece; what it is, is the engine's own matter
 GPU_ROWS = 2_000_000  # below this a GPU's start costs more than it saves

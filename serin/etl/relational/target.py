@@ -14,7 +14,7 @@ from serin.columns.column import Column, any_true, array_module, beside
 from serin.columns.derived import beside_columns, evaluate_columns, typed
 from serin.errors import TargetUnusable
 from serin.expressions import ExpressionError, Masked
-from serin.spec.data import TargetSpec
+from serin.spec.target import TargetSpec
 
 MAX_CLASSES = 1000
 

@@ -17,7 +17,7 @@ from serin.export.session import Device, FrontAndCore, Runs, open_session
 from serin.export.variants.build import Variant
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
-from serin.spec.stages import ExportSpec
+from serin.spec.export import ExportSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from serin.errors import NetworkUnfit
 from serin.models.shape import TableShape
 from serin.models.stages import Stage, named_stages
 from serin.models.table import units_of
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 
 # What code that is not ours may raise. Not everything: memory and signals have their own meaning.
 ANY_FAULT = (

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any, Final, Literal, Self
 
-from serin.spec.stages import RolloutSpec, ServingSpec
+from serin.spec.rollout import RolloutSpec
+from serin.spec.serving import ServingSpec
 
 Mode = Literal["enforce", "hold", "observe"]
 

@@ -27,7 +27,7 @@ from serin.serving.envoy.clusters import (
     weight,
 )
 from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 Document = dict[str, Any]

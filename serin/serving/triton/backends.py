@@ -14,7 +14,7 @@ from serin.errors import BackendRefused
 from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES
 from serin.formats.schema import Task
 from serin.serving.native.onnx_backend import NATIVE
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 
 Shape = Literal["onnx_native", "onnx_python", "onnxruntime", "ensemble", "tensorrt_plan", "fil"]
 Runner = Literal["python", "onnxruntime", "tensorrt", "fil"]  # a backend of Triton's, by its folder

@@ -19,7 +19,7 @@ from serin.machine import environment
 from serin.machine.hardware import Device, Nvml
 from serin.machine.leases import holders, offered_bytes
 from serin.serving.triton.backends import Choice
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 
 MB = 1 << 20
 CONTEXT_BYTES = 700 * MB  # CUDA's context and the handles of its libraries, for each process

@@ -15,7 +15,7 @@ from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.machine import environment
 from serin.serving.triton.backends import PLAN_PROFILE_ROWS
 from serin.serving.triton.warm_up import CPU_ROWS, GPU_ROWS, add_warm_up
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
 
 SHAPES = environment.application_folder() / "triton_models"

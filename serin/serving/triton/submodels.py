@@ -25,7 +25,7 @@ from serin.serving.triton.model_config import (
     plan_config,
     python_config,
 )
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 
 _ELEMENTS: dict[int, DType] = {TensorProto.FLOAT: "FP32", TensorProto.INT64: "INT64"}
 

@@ -15,7 +15,7 @@ from serin.errors import TrainingRefused
 from serin.machine.durable import write_whole
 from serin.models.stages import stages_of
 from serin.models.table import Divisible
-from serin.spec.stages import Strategy, TrainingSpec
+from serin.spec.training import Strategy, TrainingSpec
 from serin.training.data.tables import Batch, MappedTable, ResidentTable
 from serin.training.engine.batch_size import (
     candidate_batch_rows,

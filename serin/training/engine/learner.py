@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from serin.spec.stages import TrainingSpec
+from serin.spec.training import TrainingSpec
 from serin.training.engine.activation_checkpoint import recompute_parts
 from serin.training.engine.optimizer import Optimizer
 from serin.training.engine.precision import Precision, candidates

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from serin.models.table import CategoryTable
-from serin.spec.stages import Strategy, TrainingSpec
+from serin.spec.training import Strategy, TrainingSpec
 from serin.training.parallel.dtensors import distributed, fill, full
 from serin.training.parallel.gradients import LossScale, clip_gradients
 from serin.training.parallel.ranks import Ranks

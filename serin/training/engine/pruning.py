@@ -18,7 +18,7 @@ from torch import Tensor
 from serin.formats.weights import read_weights, write_weights
 from serin.machine.durable import sync
 from serin.machine.parent_death import die_with_parent
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 from serin.training.launch.job import TrainingJob, training_file
 from serin.training.launch.pruned import start_folder
 

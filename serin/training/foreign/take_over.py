@@ -21,7 +21,7 @@ from serin.formats.trained import GRAPH, WEIGHTS, write_trained
 from serin.machine.parent_death import die_with_parent
 from serin.models.shape import TableShape, shape_of
 from serin.models.trees import scores
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 from serin.training.launch.job import TrainingJob, training_file
 from serin.training.launch.script import output_folder, own_metrics
 from serin.training.launch.status import Status, write_status

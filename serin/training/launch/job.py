@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from serin.spec.model import ModelSpec
 from serin.spec.section import Section
-from serin.spec.stages import ModelSpec, Strategy, TrainingSpec
+from serin.spec.training import Strategy, TrainingSpec
 
 # Change how a run goes, not where it ends up: a run may be resumed with other values of these.
 _FREE = frozenset({"processes", "strategy", "gradient_checkpointing", "checkpoint_every_steps"})

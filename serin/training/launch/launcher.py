@@ -22,7 +22,8 @@ from pydantic import ValidationError
 from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
 from serin.machine.durable import write_whole
 from serin.machine.hardware import Device, inventory
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import Measurement, Work, measure
 from serin.training.launch.job import TrainingJob, result_folder, training_file

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from serin.machine.durable import sync
-from serin.spec.stages import TrainingSpec
+from serin.spec.training import TrainingSpec
 from serin.training.launch.job import result_folder
 
 PRUNED = "pruned"

@@ -12,7 +12,8 @@ from pathlib import Path
 from serin.errors import CodeChanged
 from serin.machine.hardware import inventory
 from serin.spec.code_digest import digest_of_file, digest_of_module
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.store.runs import run_folder
 from serin.store.stage_keys import StageKey, key_of

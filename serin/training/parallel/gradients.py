@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from serin.spec.stages import Strategy
+from serin.spec.training import Strategy
 from serin.training.parallel.dtensors import local, sharded
 from serin.training.parallel.ranks import Ranks
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from serin.models.table import Cut, Divisible
-from serin.spec.stages import Strategy
+from serin.spec.training import Strategy
 from serin.training.data.tables import Batch
 from serin.training.parallel.gradients import LossScale
 from serin.training.parallel.losses import Loss

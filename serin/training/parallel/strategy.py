@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from serin.spec.stages import Strategy
+from serin.spec.training import Strategy
 
 _FOR_STATE = 0.5  # of a device's memory; the rest is for rows and what lies between the layers
 

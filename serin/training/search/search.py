@@ -16,8 +16,9 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from serin.errors import SearchFailed
+from serin.spec.model import ModelSpec
 from serin.spec.search import SearchSpec
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.launch.run_dir import training_key
 from serin.training.launch.run_lock import only_one

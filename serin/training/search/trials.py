@@ -27,8 +27,9 @@ from serin.errors import (
 )
 from serin.machine.hardware import inventory
 from serin.machine.leases import lease
+from serin.spec.model import ModelSpec
 from serin.spec.search import SearchSpec, with_values
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.launch.launcher import train
 from serin.training.launch.processes import sigterm_sets

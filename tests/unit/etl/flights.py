@@ -12,9 +12,9 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from serin.etl.build import build_dataset
+from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.stages import EtlSpec
 from serin.store.store import Store
 
 

@@ -10,7 +10,7 @@ from serin.etl.engines.dask_engine import DaskEngine, local_cluster
 from serin.etl.engines.device import Gpus
 from serin.etl.engines.engine import Choice, choose_engine, open_engine
 from serin.etl.engines.process_engine import ProcessEngine
-from serin.spec.stages import EtlSpec
+from serin.spec.etl import EtlSpec
 from tests.unit.etl.flights import digest, spec_of
 
 

@@ -9,8 +9,8 @@ from serin.errors import ClusterNotUp, EngineFailed
 from serin.etl.engines.cuda_cluster import gpu_cluster
 from serin.etl.engines.device import Gpus, host_columns
 from serin.etl.engines.engine import choose_engine
+from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
-from serin.spec.stages import EtlSpec
 from tests.fakes import cupy
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
 from tests.unit.etl.flights import digest, spec_of

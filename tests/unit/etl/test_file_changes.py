@@ -13,9 +13,9 @@ import pytest
 from serin.errors import SourceUnreadable
 from serin.etl import build as building
 from serin.etl.build import build_dataset, current_key, find_dataset
+from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.stages import EtlSpec
 from serin.store import file_digests
 from serin.store.store import Store
 

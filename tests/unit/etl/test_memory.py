@@ -23,8 +23,8 @@ from serin.etl.engines.process_engine import ProcessEngine
 from serin.etl.engines.spill import Spilled, spill
 from serin.etl.sources.files import find_files
 from serin.etl.sources.tables import cut, open_table, read_piece
+from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
-from serin.spec.stages import EtlSpec
 from tests.signals import hit
 from tests.soak import larger_than_memory
 from tests.unit.etl.flights import digest, spec_of

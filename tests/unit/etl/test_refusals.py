@@ -22,8 +22,8 @@ from serin.errors import (
     TimeUnparsable,
 )
 from serin.etl.build import build_dataset
+from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
-from serin.spec.stages import EtlSpec
 from serin.store.store import Store
 
 ROWS = 60

@@ -17,8 +17,8 @@ from serin.etl.sources.files import find_files
 from serin.etl.sources.layout import lay_out
 from serin.etl.sources.tables import cut, open_table
 from serin.formats.dataset import read_dataset
+from serin.spec.etl import EtlSpec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.stages import EtlSpec
 from serin.store.store import Store
 from tests.unit.etl.trips import build, rates, spec_of, trips
 

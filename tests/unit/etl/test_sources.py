@@ -14,9 +14,9 @@ from serin.etl.sources.partitions import Read
 from serin.etl.sources.tables import cut, open_table, read_piece
 from serin.formats.dataset import read_dataset
 from serin.formats.shards import read_split
+from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.stages import EtlSpec
 from serin.store.store import Store
 
 TABLE = pa.table(

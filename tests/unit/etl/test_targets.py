@@ -12,8 +12,8 @@ from serin.errors import TargetUnusable
 from serin.etl.build import build_dataset
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import read_split
+from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
-from serin.spec.stages import EtlSpec
 from serin.store.store import Store
 
 TABLE = pa.table(

@@ -8,9 +8,9 @@ import pandas as pd
 
 from serin.etl.build import build_dataset
 from serin.formats.shards import read_split
+from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.stages import EtlSpec
 from serin.store.store import Store
 
 ROWS = 900

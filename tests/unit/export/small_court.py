@@ -10,7 +10,7 @@ from serin.export.convert.network import Network, graph_network
 from serin.export.gate.golden import GoldenRows
 from serin.export.variants.context import TestRows, VariantContext
 from serin.formats.schema import Schema, Task, input_columns, outputs_of
-from serin.spec.stages import ExportSpec
+from serin.spec.export import ExportSpec
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 WIDTH, CODES, NUMBERS = 16, 100, 3

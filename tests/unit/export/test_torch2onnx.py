@@ -10,7 +10,7 @@ from serin.export.convert.torch2onnx import torch2onnx
 from serin.export.session import open_session
 from serin.models.build import build_model
 from serin.models.shape import TableShape
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 
 BOTH = TableShape(numeric=3, sizes=(5, 7), outputs=1)
 

@@ -16,7 +16,7 @@ from serin.export.variants.flops import count_flops
 from serin.export.variants.fp16 import large_nodes
 from serin.models.build import build_model
 from serin.models.shape import TableShape
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 from tests.unit.export.small_court import rows_of, small_court, small_network
 
 ALL = ("fp16", "int8", "fp32", "int8_dynamic", "small_tables", "pruned", "tensorrt")

@@ -20,9 +20,9 @@ from serin.features.plan import FeaturePlan
 from serin.formats.dataset import read_dataset
 from serin.formats.schema import Schema, outputs_of
 from serin.formats.shards import read_split
+from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.stages import EtlSpec
 from serin.store.artifacts import Dataset
 from serin.store.store import Store
 

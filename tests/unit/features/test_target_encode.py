@@ -14,9 +14,9 @@ from serin.features.aggregates.group_sums import folds_of
 from serin.features.plan import FeaturePlan
 from serin.formats.schema import Kind
 from serin.formats.shards import read_split
+from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
-from serin.spec.stages import EtlSpec
 from serin.store.store import Store
 from tests.unit.features.measured import answer_over, columns_of
 

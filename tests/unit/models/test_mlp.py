@@ -13,7 +13,7 @@ from serin.formats.weights import read_weights, write_weights
 from serin.models.build import build_model, load_model
 from serin.models.shape import TableShape
 from serin.models.table import auto_embedding
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 
 SHAPE = TableShape(numeric=3, sizes=(5, 7), outputs=2)
 SMALL = ModelSpec(hidden=(8,))

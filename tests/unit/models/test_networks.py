@@ -13,7 +13,7 @@ from serin.export.convert.torch2onnx import torch2onnx
 from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.load import load_spec
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 from serin.training.parallel.losses import loss_of
 from tests.fakes.small_pipeline import small_spec
 

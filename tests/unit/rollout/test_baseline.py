@@ -17,7 +17,7 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase
 from serin.rollout.decide.verdict import Verdict
 from serin.rollout.run.status import model_status
-from serin.spec.stages import RolloutSpec
+from serin.spec.rollout import RolloutSpec
 from serin.store.artifacts import ModelRoute, Release
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 from tests.unit.rollout.conftest import PLAN, Scene, release

@@ -15,7 +15,8 @@ from serin.rollout.decide.evidence import Arm, Evidence, fold
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.verdict import Verdict, judge_bake, judge_step
 from serin.spec.load import load_spec
-from serin.spec.stages import LatencySpec, RolloutSpec, ServingSpec
+from serin.spec.rollout import LatencySpec, RolloutSpec
+from serin.spec.serving import ServingSpec
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 
 T = 1000.0

@@ -14,7 +14,7 @@ from serin.export.convert.onnx2trt import PROFILE_ROWS
 from serin.formats.schema import read_schema
 from serin.serving.triton.backends import PLAN_PROFILE_ROWS, Server
 from serin.serving.triton.repository import build_repository
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from tests.unit.serving import bundles

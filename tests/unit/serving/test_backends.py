@@ -7,7 +7,7 @@ import pytest
 from serin.errors import BackendRefused
 from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES
 from serin.serving.triton.backends import Contents, Server, choose_backend
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 
 WHEEL = Server()
 WITH_NATIVE = Server(backends=frozenset({"python", "serin_onnx"}), accelerators=frozenset({"cuda"}))

@@ -24,7 +24,7 @@ from serin.serving.triton.backends import Choice
 from serin.serving.triton.gpu_memory import CONTEXT_BYTES, MB, bytes_per_row, estimate_need, reserved_bytes
 from serin.serving.triton.process import new_place, triton_process
 from serin.serving.triton.releases import Releases
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 from tests.unit.serving import bundles

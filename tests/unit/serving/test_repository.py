@@ -11,7 +11,7 @@ from serin.errors import BundleBroken
 from serin.formats.schema import InputColumn, OutputTensor
 from serin.serving.triton.model_config import write_config
 from serin.serving.triton.repository import build_repository, serving_settings
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 from serin.store.store import Store
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA

@@ -8,7 +8,7 @@ import pytest
 from serin.errors import GatewayRejected
 from serin.serving.envoy.clusters import clusters
 from serin.serving.envoy.routes import Timeouts, route_configuration
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 V1, V2 = Release(model="m", version=1), Release(model="m", version=2)

@@ -12,7 +12,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from serin.formats.schema import read_schema
 from serin.serving.triton.model_config import Settings, python_config
 from serin.serving.triton.repository import build_repository
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.unit.serving import bundles

@@ -15,7 +15,7 @@ from serin.serving.triton.repository import serving_settings
 from serin.serving.triton.tuned import cores, read_tuned, tuned_file
 from serin.serving.tuning.report import findings, values, write_report
 from serin.serving.tuning.trials import Point, Settings, Trial, Tuning, copy_with
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from tests.unit.serving import bundles

@@ -2,8 +2,9 @@ import pytest
 from pydantic import ValidationError
 
 from serin.errors import SpecError
+from serin.spec.champion import ChampionSpec
+from serin.spec.export import ExportSpec
 from serin.spec.load import load_spec
-from serin.spec.stages import ChampionSpec, ExportSpec
 
 
 def test_the_defaults_ask_for_one_variant_and_a_candidate_that_is_not_worse() -> None:

@@ -9,15 +9,15 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from serin.spec.load import load_spec
-from serin.spec.schema import spec_schema
+from serin.spec.schema import inlined_schema, spec_schema
 from tests.fakes.small_pipeline import small_spec
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*/spec.yaml"))
 
 
-@pytest.fixture(scope="module")
-def schema() -> Draft202012Validator:
-    found = spec_schema()
+@pytest.fixture(scope="module", params=[spec_schema, inlined_schema])
+def schema(request: pytest.FixtureRequest) -> Draft202012Validator:
+    found = request.param()
     Draft202012Validator.check_schema(found)
     return Draft202012Validator(found)
 
@@ -44,6 +44,12 @@ def test_short_forms_pass(schema: Draft202012Validator, tmp_path: Path) -> None:
         ({"training": {"epohcs": 3}}, "$.training: Additional properties are not allowed ('epohcs'"),
         ({"training": {"epochs": "many"}}, "$.training.epochs: 'many' is not"),
         ({"monitoring": {"retrain": ["hourly"]}}, "$.monitoring.retrain[0]: 'hourly' is not one of"),
+        ({"model": {"kind": "mpl"}}, "$.model.kind: 'mpl' is not one of"),
+        ({"rollout": {"bake": "30x"}}, "$.rollout.bake: '30x' is not valid"),
+        (
+            {"features": [{"columns": ["a"], "steps": ["normalise"]}]},
+            "$.features[0].steps[0]: 'normalise' is",
+        ),
     ],
 )
 def test_what_cannot_be_a_spec_is_refused(

@@ -9,8 +9,9 @@ import pytest
 
 from serin.errors import SpecError
 from serin.spec.load import load_spec
+from serin.spec.model import ModelSpec
 from serin.spec.search import with_values
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.training import TrainingSpec
 from tests.fakes.small_pipeline import small_spec
 
 GOOD = {"training.learning_rate": {"log": [0.0001, 0.01]}}

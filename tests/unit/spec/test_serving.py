@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from serin.spec.stages import ServingSpec
+from serin.spec.serving import ServingSpec
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ OWN = "tests.fakes.own_operators"
         (["bucketize"], "give either edges"),
         ([{"cyclical": {"parts": ["hour"], "period": 3}}], "give either parts"),
         ([{"ordinal": ["a", 1]}], "mixes text and numbers"),
-        ([{"clip": {"min": float("inf")}}], "no finite float32"),
+        ([{"clip": {"min": float("inf")}}], "not a finite float32"),
         ([{"target_encode": {"folds": 1}}], "greater than or equal to 2"),
         (["no_such_module:Class"], "cannot be imported: No module named 'no_such_module'"),
         ([f"{OWN}:Nothing"], "has no 'Nothing'"),

@@ -16,7 +16,8 @@ import psutil
 import torch
 
 from serin.formats.weights import read_weights
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.engine import worker
 from serin.training.launch.job import TrainingJob

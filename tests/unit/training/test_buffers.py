@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from serin.formats.shards import read_split
 from serin.formats.weights import read_weights
 from serin.models.build import load_model
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.data.tables import open_table
 from serin.training.engine.evaluate import evaluate

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.training.engine.batch_size import (
     candidate_batch_rows,
     choose_batch_rows,

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from serin.errors import Preempted, TrainingRefused
 from serin.models.build import build_model
 from serin.models.shape import TableShape
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.training.engine import autotune
 from serin.training.engine.optimizer import Optimizer
 from tests.fakes.datasets import make_dataset

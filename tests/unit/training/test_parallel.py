@@ -14,7 +14,8 @@ import torch
 from serin.errors import Preempted
 from serin.formats.weights import read_weights
 from serin.models.stages import assign_stages
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.launch.job import TrainingJob
 from tests.fakes.datasets import make_dataset

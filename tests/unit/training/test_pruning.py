@@ -8,7 +8,7 @@ import torch
 from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.load import load_spec
-from serin.spec.stages import ModelSpec
+from serin.spec.model import ModelSpec
 from serin.training.engine.pruning import prune
 from tests.fakes.small_pipeline import small_spec
 

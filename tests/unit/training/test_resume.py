@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from serin.errors import Preempted, SpecError, WorkerFailed
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.training.launch import launcher
 from serin.training.launch.machines import Machines
 from serin.training.results.checkpoint import Checkpoints

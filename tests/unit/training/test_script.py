@@ -11,7 +11,8 @@ import pytest
 from serin.errors import Preempted, SpecError, TrainingRefused, WorkerFailed
 from serin.formats.trained import read_record
 from serin.models.build import load_model
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.foreign.own_script import this_run
 from serin.training.launch import launcher

@@ -15,9 +15,10 @@ import pytest
 
 from serin.errors import CodeChanged, LossNotFinite, SearchFailed, SearchStopped
 from serin.spec.load import load_spec, read_yaml
+from serin.spec.model import ModelSpec
 from serin.spec.search import RangeSpec, SearchSpec, fold_splits
 from serin.spec.split import SplitSpec
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.training import TrainingSpec
 from serin.training.search.chosen_spec import write_chosen
 from serin.training.search.search import search
 from serin.training.search.study import Study
@@ -62,7 +63,8 @@ import sys
 from pathlib import Path
 from serin.store.artifacts import Dataset
 from serin.spec.search import RangeSpec, SearchSpec
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.training.search.search import search
 folder = Path(sys.argv[1])
 search(ModelSpec(hidden=(8,)), TrainingSpec(epochs=4000, batch_rows=500, checkpoint_every_steps=20),

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from serin.errors import NetworkUnfit, StoreNotWritable, TrainingRefused
 from serin.models.build import build_model, load_model
 from serin.models.shape import TableShape
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.data.class_weights import class_weights
 from serin.training.engine import autotune, step_autotune, worker

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from serin.errors import Preempted
-from serin.spec.stages import TrainingSpec
+from serin.spec.training import TrainingSpec
 from serin.training.data.loader import Loader
 from serin.training.engine import loop
 from serin.training.engine.cuda_graphs import GraphedSteps

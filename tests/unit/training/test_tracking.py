@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.training.launch.job import TrainingJob
 from serin.training.launch.launcher import train
 from serin.training.launch.tracking import tracked

@@ -13,7 +13,7 @@ import torch
 
 from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
 from serin.models.build import load_model
-from serin.spec.stages import TrainingSpec
+from serin.spec.training import TrainingSpec
 from serin.training.engine import worker
 from serin.training.launch import launcher
 from serin.training.launch.run_lock import only_one

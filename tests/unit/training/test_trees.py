@@ -12,7 +12,8 @@ from serin.errors import ExtraMissing, Preempted, TrainingRefused, WorkerFailed
 from serin.formats.shards import read_split
 from serin.formats.trained import read_trained
 from serin.models.trees import margins, read_booster
-from serin.spec.stages import ModelSpec, TrainingSpec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.engine import trees
 from serin.training.launch import launcher

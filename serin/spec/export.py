@@ -1,0 +1,63 @@
+"""The section `export`: how a trained model becomes a published version."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from serin.spec.section import Section
+
+Metric = Literal["auc", "logloss", "accuracy", "rmse"]
+"""A measure of quality on the test split."""
+
+
+class BudgetSpec(Section):
+    """How much quality a variant may lose against fp32 on the test split."""
+
+    metric: Metric | None = None
+    """The metric. By default the task's own: auc, accuracy or rmse."""
+    max_drop: float = Field(default=0.002, ge=0)
+    """The largest allowed loss, in units of the metric; for rmse, as a share of it."""
+    segment_max_drop: float = Field(default=0.01, ge=0)
+    """The largest allowed loss within each of `export.segments`."""
+
+
+class ExportSpec(Section):
+    """How a trained model becomes a published version: its variants, and what they must prove."""
+
+    variants: tuple[
+        Literal["fp32", "fp16", "int8", "int8_dynamic", "small_tables", "pruned", "tensorrt"], ...
+    ] = Field(default=("fp32",), min_length=1)
+    """The variants to build and compare: `fp32` (always), `fp16`, `int8` (8-bit layers, calibrated), `int8_dynamic`
+    (8-bit layers, ranges per batch), `small_tables` (8-bit embedding tables), `pruned` (needs `training.prune`) and
+    `tensorrt`. The fastest one that passes is served. One that cannot be built on this machine is reported."""
+    tolerance: float = Field(default=1e-4, gt=0)
+    """The largest allowed difference between a score of the graph and the trainer's."""
+    variant_tolerance: float = Field(default=0.05, gt=0)
+    """The largest allowed difference between a variant's score and fp32's; in a regression, in standard deviations of
+    the scores."""
+    target: Literal["auto", "cpu", "gpu"] = "auto"
+    """What the version is exported for. `auto` means a GPU when the exporting machine has one."""
+    batch_mix: dict[int, float] = Field(default={1: 0.5, 8: 0.3, 64: 0.2}, min_length=1)
+    """The requests to measure speed with: rows in a request -> share of the requests. The shares add up to 1."""
+    segments: tuple[str, ...] = ()
+    """Request columns. Quality is also judged separately for each of their values."""
+    budget: BudgetSpec = BudgetSpec()
+    """How much quality a variant may lose."""
+
+    @field_validator("variants")
+    @classmethod
+    def _hold_what_the_others_are_judged_by(cls, variants: tuple[str, ...]) -> tuple[str, ...]:
+        if "fp32" not in variants:
+            raise ValueError(f"{list(variants)}: add fp32; the others are judged against it")
+        return tuple(dict.fromkeys(variants))
+
+    @field_validator("batch_mix")
+    @classmethod
+    def _shares_of_one(cls, mix: dict[int, float]) -> dict[int, float]:
+        if min(mix) < 1 or min(mix.values()) <= 0 or abs(sum(mix.values()) - 1) > 1e-6:
+            raise ValueError(
+                f"{mix}: rows are at least 1, shares lie above 0 and add up to 1, as in {{1: 0.8, 64: 0.2}}"
+            )
+        return mix

@@ -1,0 +1,47 @@
+"""The section `serving`: how a version is served by Triton."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from serin.spec.section import Duration, Section
+
+
+class ServingSpec(Section):
+    """How a version is served by Triton, and what is promised to its clients."""
+
+    p99_ms: float = Field(default=50.0, gt=0)
+    """The promised latency in milliseconds. Rollouts and monitoring count requests that are slower."""
+    max_batch_rows: int = Field(default=1024, ge=1)
+    """The largest number of rows in one batch, and so in one request."""
+    request_timeout: Duration = Field(default=5.0, gt=0)
+    """How long one request may take before the client gets a timeout."""
+    shape: Literal[
+        "auto", "onnx_native", "onnx_python", "onnxruntime", "ensemble", "tensorrt_plan", "fil"
+    ] = "auto"
+    """What runs the model inside Triton (see docs/how-to/serve.md). `auto` takes the best that the server has."""
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    """Where the model runs. `auto` takes a GPU for a version that was exported for one, if the machine has one."""
+    accelerator: Literal["cuda", "tensorrt"] = "cuda"
+    """What ONNX Runtime uses on a GPU."""
+    gpus: int = Field(default=1, ge=1)
+    """The number of GPUs that one release is spread over."""
+    gpu_memory_mb: int | None = Field(default=None, ge=1)
+    """The memory to reserve on each GPU, in megabytes. By default estimated from the bundle."""
+    instances: int = Field(default=1, ge=1)
+    """The number of model instances that score at the same time, on the CPU or on each GPU."""
+    threads: int | None = Field(default=None, ge=1)
+    """The number of CPU threads for one run. By default what the export measured to be fastest."""
+    queue_delay_us: int = Field(default=0, ge=0)
+    """How long a request may wait to be batched with others, in microseconds."""
+    max_string_bytes: int = Field(default=65_536, ge=1)
+    """The longest string that a request may contain, in bytes. A longer one is refused."""
+
+    @model_validator(mode="after")
+    def _asks_for_a_gpu_where_it_needs_one(self) -> Self:
+        wants = "shape=tensorrt_plan" if self.shape == "tensorrt_plan" else f"gpus={self.gpus}"
+        if self.device == "cpu" and (self.shape == "tensorrt_plan" or self.gpus > 1):
+            raise ValueError(f"device=cpu does not go with {wants}; leave one of them out")
+        return self
