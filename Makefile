@@ -29,7 +29,7 @@ for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"),
 print(name)
 endef
 export LIBPYTHON
-.PHONY: help install demo test chaos soak lint ruff format bench bench-setup system-deps clean
+.PHONY: help install demo test coverage chaos soak lint ruff format docs hooks release bench bench-setup system-deps clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,13 @@ test: $(INSTALLED) $(TRITON) ruff ## lint and all tests; says what was skipped a
 	wait $$types; types=$$?; cat $$said; rm -f $$said; \
 	if [ $$types != 0 ]; then echo "make test: the types or the import rules are broken, see above" >&2; fi; \
 	exit $$((tests + types))
+
+# A target of its own: measuring makes Python 3.11 slower (docs/log.md). Newer Pythons count by sys.monitoring.
+coverage: $(INSTALLED) $(TRITON) ## all tests, with the share of lines they run; the report is in build/coverage
+	@mkdir -p build
+	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
+	  $(BIN)/python -m pytest -n auto --maxprocesses=4 --no-loadscope-reorder \
+	  --cov --cov-report=term:skip-covered --cov-report=html --cov-report=xml $(ARGS)
 
 soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers, thousands of random tables, 30 minutes of requests
 	$(BIN)/python -m tests.soak.larger_than_memory $(ARGS)
@@ -72,6 +79,16 @@ ruff: $(INSTALLED)
 format: $(INSTALLED) ## rewrite the sources as the linter wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(INSTALLED) ## the documentation site, in build/site; a broken link or anchor is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html; with search: $(BIN)/python -m http.server -d build/site"
+
+hooks: $(INSTALLED) ## lint before each commit of this clone, with the programs of .venv
+	$(BIN)/pre-commit install
+
+release: $(INSTALLED) ## sdist and wheel, tried in an empty folder; then the tag (DRY_RUN=1: no tag)
+	@PYTHON=$(BIN)/python DRY_RUN=$(DRY_RUN) .ci/release
 
 bench: $(INSTALLED) $(BENCH_READY) ## one benchmark against its peers: make bench BENCH=etl ARGS=--full
 	@$(BIN)/python -m benchmarks $(BENCH) $(ARGS)

@@ -1,0 +1,118 @@
+"""The documentation site: it builds, its links lead somewhere, and its reference is complete."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from serin import errors
+from serin.cli import app
+from serin.spec.pipeline import PipelineSpec
+from tests.architecture.sources import ROOT, repository_files
+
+# Written by hand and read by newcomers. The log and the decisions are history: they keep the words of their time.
+PROSE = [
+    name
+    for name in repository_files()
+    if re.fullmatch(
+        r"(README|SECURITY|CONTRIBUTING|docs/(index|architecture)|docs/(tutorial|how-to|reference)/[^/]+)\.md",
+        name,
+    )
+]
+MAX_PROSE_LINE = 100
+PRIVATE_WORDS = re.compile(
+    r"\b(mend(s|ed|ing)?|anew|leavings|whoever|go(es)? on|went on|for ever|meanwhile|lies in|held against"
+    r"|is no (duration|model|name)|whole numbers|fractions|truths|of (its|our|your|one's|their) own(?=[,.;:)]|$))\b",
+    re.MULTILINE,
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built once: --strict makes an error of every link, anchor or page of the navigation that leads nowhere."""
+    out = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def shown(page: Path) -> str:
+    """The text of a page, without its markup."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page.read_text(encoding="utf-8"))).split())
+
+
+def test_every_page_of_the_repository_is_a_page_of_the_site(site: Path) -> None:
+    pages = [
+        Path(name).relative_to("docs") for name in repository_files() if re.fullmatch(r"docs/.*\.md", name)
+    ]
+    missing = [page for page in pages if not (site / page.with_suffix(".html")).exists()]
+    assert [page for page in missing if page.name != "README.md"] == []
+
+
+def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
+    text = shown(site / "reference/command.html")
+    assert [name for name in _commands(get_command(app), "serin") if name not in text] == []
+
+
+def _commands(command: Any, path: str) -> Iterator[str]:
+    yield path
+    yield from (
+        option for parameter in command.params for option in parameter.opts if option.startswith("--")
+    )
+    for name, child in getattr(command, "commands", {}).items():
+        if not child.hidden:
+            yield from _commands(child, f"{path} {name}")
+
+
+def test_every_error_is_in_the_reference(site: Path) -> None:
+    text = shown(site / "reference/errors.html")
+    kinds = [
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.SerinError)
+    ]
+    assert [name for name in kinds if name not in text] == []
+
+
+def test_every_key_of_the_spec_is_in_the_reference(site: Path) -> None:
+    text = shown(site / "reference/spec.html").split()
+    schema = PipelineSpec.model_json_schema()
+    sections = [schema, *(section for section in schema["$defs"].values() if "properties" in section)]
+    assert [key for section in sections for key in section["properties"] if key not in text] == []
+
+
+def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
+    loads = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(?:https?:)?//[^>]*>")
+    found = [
+        f"{page.name}: {match[0]}"
+        for page in site.rglob("*.html")
+        for match in loads.finditer(page.read_text())
+    ]
+    found += [sheet.name for sheet in site.rglob("*.css") if re.search(r"url\(\"?https?:", sheet.read_text())]
+    assert found == []
+
+
+@pytest.mark.parametrize("page", PROSE)
+def test_prose_is_plain_and_its_lines_are_short(page: str) -> None:
+    text = re.sub(
+        r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    lines = [line for line in text.splitlines() if not line.startswith("|") and "](http" not in line]
+    assert [line for line in lines if len(line) > MAX_PROSE_LINE] == []
+    assert [line for line in text.splitlines() if PRIVATE_WORDS.search(line)] == []
