@@ -11,7 +11,6 @@ from typing import Any
 import api_page
 import command_page
 import errors_page
-import spec_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -23,7 +22,6 @@ GENERATED = {
     "reference/python.md": api_page.render,
     "reference/command.md": command_page.render,
     "reference/errors.md": errors_page.render,
-    "reference/spec.md": spec_page.render,
 }
 # Pages of the repository's root that are also pages of the site.
 COPIED = {
