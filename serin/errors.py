@@ -9,6 +9,9 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── TableEmpty              a table without rows, or none left after joins and drops
 │   ├── TableTooLarge           a table to be joined that fits into no memory, and cannot be cut
 │   ├── ColumnMissing           a column that is not there; names the nearest
+│   ├── ColumnUnusable          a column whose type or values cannot be used as the spec asks
+│   ├── TableUnusable           a table that no spec can be drafted from
+│   ├── OperatorFailed          a user's feature operator returned something it must not
 │   ├── ColumnClash             two tables bring the same column name
 │   ├── JoinNotManyToOne        a key that matches more than one row
 │   ├── TimeUnparsable          a time column that does not parse
@@ -18,7 +21,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   └── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
 ├── ExtraMissing                a package that only some pipelines need is not installed (exit code 2)
 ├── EngineFailed                the machines that compute a dataset do not answer or died (retryable)
-│   ├── ClusterNotUp            no cluster of GPUs came up in time; the ETL goes on with one GPU
+│   ├── ClusterNotUp            no cluster of GPUs came up in time; the ETL continues with one GPU
 │   └── GpuUnusable             a GPU that cupy cannot use
 ├── StoreError                  the store cannot do what was asked
 │   ├── NotFound                no such dataset, model, version, alias or run
@@ -27,8 +30,8 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── LeaseUnavailable            no GPU became free in time (retryable)
 ├── TrainingError
 │   ├── TrainingRefused         a training that cannot start as asked: folder in use, other settings, no such GPU
-│   ├── NetworkUnfit            a user's own network that cannot be made, or does not answer as promised
-│   ├── ModelUnfit              a script that leaves no usable model, or an ONNX file that is none
+│   ├── NetworkUnfit            a user's network that cannot be built, or does not answer as promised
+│   ├── ModelUnfit              a script that leaves no usable model, or an ONNX file that cannot be used
 │   ├── CodeChanged             a user's code that changed while its training waited for a GPU (retryable)
 │   ├── WorkerFailed            a training process died (retryable)
 │   ├── NotTrained              an export that was asked for before there are weights
@@ -43,22 +46,23 @@ SerinError                      what happened, where, what to do next; fields fo
 │   └── ChampionRefused         the candidate is worse than the live model, or the two cannot be compared
 ├── ServingError
 │   ├── TritonMissing           no Triton to be found on this machine
-│   ├── TritonInstallFailed     Triton's own environment could not be made
-│   ├── BackendRefused            a way of serving that this server, machine or bundle cannot honour
+│   ├── TritonInstallFailed     Triton's environment could not be made
+│   ├── BackendRefused          a way of serving that this server, machine or bundle cannot honour
 │   ├── GpuMemoryShort          a release that fits on no GPU now (retryable)
 │   ├── ReleaseNotReady         a release that did not come up
 │   ├── VerificationFailed      a release that does not answer its golden rows
 │   ├── TuningFailed            measured serving settings that cannot be made or read
 │   ├── GatewayRejected         Envoy did not take a configuration
-│   ├── EnvoyFileUnfit          Envoy settings of a user's own that cannot be added (exit code 2)
+│   ├── EnvoyFileUnfit          a user's Envoy settings that cannot be added (exit code 2)
 │   ├── TlsUnfit                a certificate and key that cannot be used (exit code 2)
 │   ├── KeyRefused              an API key that cannot be made or revoked as asked (exit code 2)
 │   ├── KeyFileBroken           the file of API keys is lost or cannot be trusted: the gateway is closed
 │   └── PredictionFailed        a request that was answered with an error
 ├── RolloutError
 │   ├── RolloutRefused          a command that cannot be honoured now
+│   ├── CommandRefused          the controller refused a command, for the reason it gives
 │   ├── RolloutFailed           a rollout that ended in a rollback
-│   ├── RolloutUnfinished       a rollout that outlasted its follower; it goes on by itself
+│   ├── RolloutUnfinished       a rollout that outlasted its follower; it continues by itself
 │   ├── ControllerSilent        no controller answered a command (retryable)
 │   ├── JournalHeld             another controller decides for this model
 │   └── JournalUnknown          a journal of another format or version
@@ -68,8 +72,9 @@ SerinError                      what happened, where, what to do next; fields fo
 └── StackError
     ├── AlreadyUp               a stack runs in this folder
     ├── NotUp                   no stack runs in this folder
+    ├── StackUnusable           a file, folder or process that keeps the stack from working
     ├── PortTaken               a port that was asked for is in use
-    ├── ProcessFailed           a part of the stack did not come up
+    ├── ProcessFailed           a part of the stack did not start
     ├── PipelineFailed          a run on the stack's workers did not complete
     ├── RunNotResumable         a run that has completed, or is still under way (exit code 2)
     ├── SupervisorGone          the stack's supervisor does not answer
@@ -81,9 +86,10 @@ SerinError                      what happened, where, what to do next; fields fo
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform, get_origin, get_type_hints
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -96,50 +102,94 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; known: {shown}" if options else ""
 
 
+@dataclass_transform(kw_only_default=True, eq_default=False)
 class SerinError(Exception):
-    """The base: a sentence for people, `fields` for programs. Survives pickling with its fields."""
+    """The base of all errors. A subclass declares its fields and a template of its message over fields and properties.
 
+    Fields are keyword arguments, attributes and, as plain values, entries of `fields`. They survive pickling."""
+
+    template: ClassVar[str]
     retryable: ClassVar[bool] = False
     outcome: ClassVar[bool] = False  # a decision, or a refusal in full: runs log it without a traceback
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str, **fields: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.fields = fields
+    def __init__(self, **fields: Any) -> None:
+        kind: Any = type(self)
+        names = _fields_of(kind)
+        absent = [name for name in names if name not in fields and not hasattr(kind, name)]
+        if absent or fields.keys() - set(names):
+            raise TypeError(f"{kind.__name__} takes the fields {names}, not {tuple(fields)}")
+        self.fields: dict[str, Any] = {
+            name: _plain(fields.get(name, getattr(kind, name, None))) for name in names
+        }
+        vars(self).update(self.fields)
+        self.message: str = self.template.format_map(_Attributes(self))
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.fields)
+        return _rebuild, (type(self), self.fields)
 
 
-def _rebuild(kind: type[SerinError], message: str, fields: dict[str, Any]) -> SerinError:
-    error = kind.__new__(kind, message)
-    SerinError.__init__(error, message, **fields)
-    return error
+@functools.cache
+def _fields_of(kind: Any) -> tuple[str, ...]:
+    """The names of annotated fields, those of base classes first."""
+    hints = get_type_hints(kind)
+    return tuple(name for name in hints if get_origin(hints[name]) is not ClassVar)
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON and other processes understand."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        return list(value)
+    return value
+
+
+def _rebuild(kind: type[SerinError], fields: dict[str, Any]) -> SerinError:
+    return kind(**fields)
+
+
+class _Attributes(dict[str, Any]):
+    """What a template may name: fields and properties of the error."""
+
+    def __init__(self, error: SerinError) -> None:
+        super().__init__()
+        self._error = error
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(self._error, name)
 
 
 class SpecError(SerinError):
-    """All problems at once. Each is a (key, what is wrong and how to mend it) pair."""
+    """All problems at once. Each is a (key, what is wrong and how to fix it) pair."""
 
+    template = "{where}: {count}{lines}"
     outcome = True
     exit_code = 2
+    where: str
+    problems: Iterable[tuple[str, str]]
 
-    def __init__(self, *, where: str, problems: Iterable[tuple[str, str]]) -> None:
-        found = list(problems)
-        lines = [f"{where}: {len(found)} problem{'s' if len(found) != 1 else ''}"]
-        lines += [f"  {key}: {text}" if key else f"  {text}" for key, text in found]
-        super().__init__("\n".join(lines), where=where, problems=found)
+    @property
+    def count(self) -> str:
+        number = len(self.fields["problems"])
+        return f"{number} problem{'s' if number != 1 else ''}"
+
+    @property
+    def lines(self) -> str:
+        return "".join(f"\n  {key}: {text}" if key else f"\n  {text}" for key, text in self.problems)
 
 
 class NameInvalid(SerinError):
+    template = "{name!r} is not a valid {kind} name: {rule}"
     outcome = True
     exit_code = 2
-
-    def __init__(self, *, kind: str, name: str, rule: str) -> None:
-        super().__init__(f"{name!r} is no {kind} name: {rule}", kind=kind, name=name)
+    kind: str
+    name: str
+    rule: str
 
 
 class DataError(SerinError):
@@ -147,159 +197,189 @@ class DataError(SerinError):
 
 
 class SourceMissing(DataError):
-    def __init__(self, *, table: str, path: str) -> None:
-        super().__init__(
-            f"data.tables.{table}: nothing at {path}; put the file there or correct the path in the spec "
-            "(paths are relative to the spec's file)",
-            table=table,
-            path=path,
-        )
+    template = (
+        "data.tables.{table}: nothing at {path}; put the file there or correct the path in the spec "
+        "(paths are relative to the spec's file)"
+    )
+    table: str
+    path: str
 
 
 class SourceUnreadable(DataError):
-    def __init__(self, *, table: str, path: str, reason: str) -> None:
-        super().__init__(
-            f"data.tables.{table}: {path} cannot be read: {reason}", table=table, path=path, reason=reason
-        )
+    template = "data.tables.{table}: {path} cannot be read: {reason}"
+    table: str
+    path: str
+    reason: str
 
 
 class TableEmpty(DataError):
-    def __init__(self, *, table: str, why: str) -> None:
-        super().__init__(f"table {table!r} has no rows: {why}", table=table, why=why)
+    template = "table {table!r} has no rows: {why}"
+    table: str
+    why: str
 
 
 class TableTooLarge(DataError):
     """`needed` and `room` in bytes."""
 
-    def __init__(self, *, table: str, needed: int, room: int, advice: str) -> None:
-        size = f"about {needed / 1e6:,.0f} MB, and {room / 1e6:,.0f} MB may be used for it"
-        message = f"table {table!r} is too large to be joined: it takes {size}; {advice}"
-        super().__init__(message, table=table, needed=needed, room=room)
+    template = "table {table!r} is too large to be joined: it takes {size}; {advice}"
+    table: str
+    needed: int
+    room: int
+    advice: str
+
+    @property
+    def size(self) -> str:
+        return f"about {self.needed / 1e6:,.0f} MB, and {self.room / 1e6:,.0f} MB may be used for it"
 
 
 class ColumnMissing(DataError):
-    def __init__(self, *, column: str, table: str, used_by: str, known: Iterable[str]) -> None:
-        columns = sorted(known)
-        super().__init__(
-            f"{used_by}: column {column!r} is not in {table!r}{nearest(column, columns)}",
-            column=column,
-            table=table,
-            used_by=used_by,
-        )
+    template = "{used_by}: column {column!r} is not in {table!r}{hint}"
+    column: str
+    table: str
+    used_by: str
+    known: Iterable[str]
+
+    @property
+    def hint(self) -> str:
+        return nearest(self.column, self.known)
+
+
+class ColumnUnusable(DataError):
+    template = "{problem}"
+    column: str
+    problem: str
+
+
+class TableUnusable(DataError):
+    template = "{table}: {problem}"
+    table: str
+    problem: str
+
+
+class OperatorFailed(DataError):
+    template = "own operator {operator!r} {problem}"
+    operator: str
+    problem: str
 
 
 class ColumnClash(DataError):
-    def __init__(self, *, column: str, tables: tuple[str, str]) -> None:
-        super().__init__(
-            f"column {column!r} comes from both {tables[0]!r} and {tables[1]!r}; rename it in the join: "
-            f"columns: {{{column}: {tables[1]}_{column}}}",
-            column=column,
-            tables=list(tables),
-        )
+    template = (
+        "column {column!r} comes from both {tables[0]!r} and {tables[1]!r}; rename it in the join: "
+        "columns: {{{column}: {tables[1]}_{column}}}"
+    )
+    column: str
+    tables: tuple[str, str]
 
 
 class JoinNotManyToOne(DataError):
-    def __init__(self, *, table: str, on: Iterable[str], key: str, matches: int) -> None:
-        columns = list(on)
-        super().__init__(
-            f"join with {table!r} on {columns}: key {key} stands {matches} times in {table!r}; a join must find "
-            "at most one row: make the key unique there or add a column to `on`",
-            table=table,
-            on=columns,
-            key=key,
-            matches=matches,
-        )
+    template = (
+        "join with {table!r} on {on}: key {key} occurs {matches} times in {table!r}; a join must find "
+        "at most one row: make the key unique there or add a column to `on`"
+    )
+    table: str
+    on: Iterable[str]
+    key: str
+    matches: int
 
 
 class TimeUnparsable(DataError):
-    def __init__(self, *, column: str, example: str, path: str, row: int | None = None) -> None:
-        place = f" ({path})" if row is None else f" (row {row} of the table, in {path})"
-        super().__init__(
-            f"data.time: column {column!r} does not parse as a time: {example!r}{place}; store it as a timestamp "
-            "or as ISO text such as 2013-01-31T05:00:00Z",
-            column=column,
-            example=example,
-            path=path,
-            row=row,
-        )
+    template = (
+        "data.time: column {column!r} does not parse as a time: {example!r} ({place}); store it as a timestamp "
+        "or as ISO text such as 2013-01-31T05:00:00Z"
+    )
+    column: str
+    example: str
+    path: str
+    row: int | None = None
+
+    @property
+    def place(self) -> str:
+        return self.path if self.row is None else f"row {self.row} of the table, in {self.path}"
 
 
 class TargetUnusable(DataError):
-    def __init__(self, *, expression: str, reason: str) -> None:
-        super().__init__(f"data.target: {expression!r} {reason}", expression=expression, reason=reason)
+    template = "data.target: {expression!r} {reason}"
+    expression: str
+    reason: str
 
 
 class CheckFailed(DataError):
     """`column`: None when it is about the whole table."""
 
-    def __init__(self, *, column: str | None, rule: str, found: str, examples: Iterable[str] = ()) -> None:
-        shown = list(examples)
-        more = f"; for example {', '.join(shown)}" if shown else ""
-        what = "the table" if column is None else f"column {column!r}"
-        super().__init__(
-            f"data.checks: {what} breaks {rule}: {found}{more}",
-            column=column,
-            rule=rule,
-            found=found,
-            examples=shown,
-        )
+    template = "data.checks: {what} breaks {rule}: {found}{more}"
+    column: str | None
+    rule: str
+    found: str
+    examples: Iterable[str] = ()
+
+    @property
+    def what(self) -> str:
+        return "the table" if self.column is None else f"column {self.column!r}"
+
+    @property
+    def more(self) -> str:
+        return f"; for example {', '.join(self.examples)}" if self.examples else ""
 
 
 class LeakFound(DataError):
     """All leaks at once: (column, what was found) pairs."""
 
-    def __init__(self, *, leaks: Iterable[tuple[str, str]]) -> None:
-        found = list(leaks)
-        names = ", ".join(dict.fromkeys(column for column, _ in found))
-        lines = [f"  column {column!r} {why}" for column, why in found]
-        super().__init__(
-            "the data gives the answer away:\n"
-            + "\n".join(lines)
-            + "\n  leave these columns out, or, when they are "
-            f"truly known before the answer is, let them pass by name: data.allow_leaks: [{names}]",
-            leaks=found,
-            columns=[column for column, _ in found],
-        )
+    template = (
+        "the data gives the answer away:\n{lines}\n  leave these columns out, or, when they are truly known before "
+        "the answer is, let them pass by name: data.allow_leaks: [{names}]"
+    )
+    leaks: Iterable[tuple[str, str]]
+
+    @property
+    def columns(self) -> list[str]:
+        return [column for column, _ in self.leaks]
+
+    @property
+    def names(self) -> str:
+        return ", ".join(dict.fromkeys(self.columns))
+
+    @property
+    def lines(self) -> str:
+        return "\n".join(f"  column {column!r} {why}" for column, why in self.leaks)
 
 
 class RowsUnfit(DataError):
+    template = "rows to score: {what} {reason}"
     exit_code = 2
+    column: str
+    reason: str
 
-    def __init__(self, *, column: str, reason: str) -> None:
-        what = f"column {column!r}" if column else "the table"
-        super().__init__(f"rows to score: {what} {reason}", column=column, reason=reason)
+    @property
+    def what(self) -> str:
+        return f"column {self.column!r}" if self.column else "the table"
 
 
 class ExtraMissing(SerinError):
+    template = "{package} is not installed here; run: pip install 'serin[{extra}]'"
     exit_code = 2
-
-    def __init__(self, *, package: str, extra: str) -> None:
-        super().__init__(
-            f"{package} is not installed here; run: pip install 'serin[{extra}]'",
-            package=package,
-            extra=extra,
-        )
+    package: str
+    extra: str
 
 
 class EngineFailed(SerinError):
+    template = "etl.engine {engine}: {reason}"
     retryable = True
-
-    def __init__(self, *, engine: str, reason: str) -> None:
-        super().__init__(f"etl.engine {engine}: {reason}", engine=engine, reason=reason)
+    engine: str
+    reason: str
 
 
 class GpuUnusable(EngineFailed):
-    """With etl.engine: auto, the ETL goes on without it."""
+    """With etl.engine: auto, the ETL continues without it."""
 
-    def __init__(self, *, reason: str) -> None:
-        super().__init__(engine="cuda", reason=f"cupy cannot use the GPU that is here ({reason})")
+    template = "etl.engine {engine}: cupy cannot use the GPU that is here ({reason})"
+    engine: str = "cuda"
 
 
 class ClusterNotUp(EngineFailed):
-    """The ETL goes on with one GPU, in its own process."""
+    """The ETL continues with one GPU, in its own process."""
 
-    def __init__(self, *, reason: str) -> None:
-        super().__init__(engine="dask-cuda", reason=f"no cluster of GPUs came up; {reason}")
+    template = "etl.engine {engine}: no cluster of GPUs came up; {reason}"
+    engine: str = "dask-cuda"
 
 
 class StoreError(SerinError):
@@ -307,43 +387,47 @@ class StoreError(SerinError):
 
 
 class NotFound(StoreError):
+    template = "no {kind} {name!r}{hint}"
     outcome = True
+    kind: str
+    name: str
+    known: Iterable[str] = ()
 
-    def __init__(self, *, kind: str, name: str, known: Iterable[str] = ()) -> None:
-        super().__init__(f"no {kind} {name!r}{nearest(name, known)}", kind=kind, name=name)
+    @property
+    def hint(self) -> str:
+        return nearest(self.name, self.known)
 
 
 class StoreNotWritable(StoreError):
-    def __init__(self, *, path: str, reason: str) -> None:
-        super().__init__(
-            f"cannot write to {path}: {reason}; free space or choose another place with SERIN_HOME or SERIN_STORE. "
-            "Nothing was published.",
-            path=path,
-            reason=reason,
-        )
+    template = (
+        "cannot write to {path}: {reason}; free space or choose another place with SERIN_HOME or SERIN_STORE. "
+        "Nothing was published."
+    )
+    path: str
+    reason: str
 
 
 class BundleBroken(StoreError):
-    def __init__(self, *, path: str, reason: str) -> None:
-        super().__init__(f"{path} is not what its manifest says: {reason}", path=path, reason=reason)
+    template = "{path} is not what its manifest says: {reason}"
+    path: str
+    reason: str
 
 
 class LeaseUnavailable(SerinError):
+    template = "{wanted} GPU(s){each} wanted, {present} here{who}"
     retryable = True
+    wanted: int
+    present: int
+    holders: Iterable[str] = ()
+    memory_bytes: int = 0
 
-    def __init__(
-        self, *, wanted: int, present: int, holders: Iterable[str] = (), memory_bytes: int = 0
-    ) -> None:
-        held = list(holders)
-        who = f"; held by {', '.join(held)}" if held else ""
-        room = f" with {memory_bytes / 1e9:.1f} GB each" if memory_bytes else ""
-        super().__init__(
-            f"{wanted} GPU(s){room} wanted, {present} here{who}",
-            wanted=wanted,
-            present=present,
-            holders=held,
-            memory_bytes=memory_bytes,
-        )
+    @property
+    def each(self) -> str:
+        return f" with {self.memory_bytes / 1e9:.1f} GB each" if self.memory_bytes else ""
+
+    @property
+    def who(self) -> str:
+        return f"; held by {', '.join(self.holders)}" if self.holders else ""
 
 
 class TrainingError(SerinError):
@@ -351,108 +435,97 @@ class TrainingError(SerinError):
 
 
 class TrainingRefused(TrainingError):
+    template = "training in {folder} refused: {reason}"
     outcome = True
-
-    def __init__(self, *, folder: Path | str, reason: str) -> None:
-        super().__init__(f"training in {folder} refused: {reason}", folder=str(folder), reason=reason)
+    folder: Path | str
+    reason: str
 
 
 class NetworkUnfit(TrainingError):
-    def __init__(self, *, module: str, reason: str) -> None:
-        super().__init__(
-            f"model.module {module} cannot be trained: {reason}; it takes (numeric, sizes, outputs, **options) and "
-            f"answers forward(num, cat) with float32[rows, outputs]",
-            module=module,
-            reason=reason,
-        )
+    template = (
+        "model.module {module} cannot be trained: {reason}; it takes (numeric, sizes, outputs, **options) and "
+        "answers forward(num, cat) with float32[rows, outputs]"
+    )
+    module: str
+    reason: str
 
 
 class ModelUnfit(TrainingError):
     """`what`: the key of the spec and the file it names."""
 
-    def __init__(self, *, what: str, reason: str) -> None:
-        super().__init__(f"{what} gives no usable model: {reason}", what=what, reason=reason)
+    template = "{what} gives no usable model: {reason}"
+    what: str
+    reason: str
 
 
 class CodeChanged(TrainingError):
+    template = "the model's code changed while the training waited; {folder} is named by the code before: run it again"
     retryable = True
-
-    def __init__(self, *, folder: Path | str) -> None:
-        super().__init__(
-            f"the model's code changed while the training waited; {folder} is named by the code before: run it again",
-            folder=str(folder),
-        )
+    folder: Path | str
 
 
 class WorkerFailed(TrainingError):
-    retryable = True
+    """`code`: the exit code of the process, negative when a signal ended it."""
 
-    def __init__(self, *, rank: int, exit_code: int, log: Path | str, reason: str = "") -> None:
-        why = f" ({reason})" if reason else ""
-        super().__init__(
-            f"training worker {rank} exited with code {exit_code}{why}; read {log}",
-            rank=rank,
-            code=exit_code,
-            log=str(log),
-            reason=reason,
-        )
+    template = "training worker {rank} exited with code {code}{why}; read {log}"
+    retryable = True
+    rank: int
+    code: int
+    log: Path | str
+    reason: str = ""
+
+    @property
+    def why(self) -> str:
+        return f" ({self.reason})" if self.reason else ""
 
 
 class NotTrained(TrainingError):
-    def __init__(self, *, spec: str) -> None:
-        super().__init__(
-            f"{spec!r} has not been trained as its spec says now; run `serin train` on it first", spec=spec
-        )
+    template = "{spec!r} has not been trained as its spec says now; run `serin train` on it first"
+    spec: str
 
 
 class Preempted(TrainingError):
+    template = (
+        "training was asked to stop and saved step {step}; run the same command again to continue ({folder})"
+    )
     retryable = True
     exit_code = 75
-
-    def __init__(self, *, step: int, folder: Path | str) -> None:
-        super().__init__(
-            f"training was asked to stop and saved step {step}; run the same command again to go on ({folder})",
-            step=step,
-            folder=str(folder),
-        )
+    step: int
+    folder: Path | str
 
 
 class SearchFailed(TrainingError):
-    def __init__(self, *, folder: Path | str, reason: str) -> None:
-        super().__init__(
-            f"no settings could be tried to the end: {reason} ({folder})", folder=str(folder), reason=reason
-        )
+    template = "no settings could be tried to the end: {reason} ({folder})"
+    folder: Path | str
+    reason: str
 
 
 class SearchStopped(TrainingError):
+    template = (
+        "the search was asked to stop after {begun} trial(s) had started; run the same command again to continue "
+        "({folder})"
+    )
     retryable = True
     exit_code = 75
-
-    def __init__(self, *, folder: Path | str, begun: int) -> None:
-        super().__init__(
-            f"the search was asked to stop after {begun} trial(s) were begun; run the same command again to go on "
-            f"({folder})",
-            folder=str(folder),
-            begun=begun,
-        )
+    folder: Path | str
+    begun: int
 
 
 class LossNotFinite(TrainingError):
+    template = (
+        "the loss became {value} at step {step}; lower training.learning_rate or look for extreme values in the "
+        "features (clip them); the last good checkpoint is in {folder}"
+    )
     outcome = True
-
-    def __init__(self, *, step: int, value: str, folder: Path | str) -> None:
-        super().__init__(
-            f"the loss became {value} at step {step}; lower training.learning_rate or look for extreme values in the "
-            f"features (clip them); the last good checkpoint is in {folder}",
-            step=step,
-            value=value,
-            folder=str(folder),
-        )
+    step: int
+    value: str
+    folder: Path | str
 
 
 class CheckpointBroken(TrainingError):
-    def __init__(self, *, path: Path | str, reason: str) -> None:
-        super().__init__(f"checkpoint {path} cannot be used: {reason}", path=str(path), reason=reason)
+    template = "checkpoint {path} cannot be used: {reason}"
+    path: Path | str
+    reason: str
 
 
 class ExportError(SerinError):
@@ -460,45 +533,39 @@ class ExportError(SerinError):
 
 
 class ExportFailed(ExportError):
-    def __init__(self, *, what: str, reason: str) -> None:
-        super().__init__(
-            f"export of {what} failed: {reason}; nothing was published", what=what, reason=reason
-        )
+    template = "export of {what} failed: {reason}; nothing was published"
+    what: str
+    reason: str
 
 
 class GateFailed(ExportError):
-    """`column` and `row` (the id in the main table) say where the first difference lies, when it lies somewhere."""
+    """`column` and `row` (the id in the main table) say where the first difference is, when it has a place."""
 
+    template = "export gate, {stage}: {what}: {found}; nothing was published"
     outcome = True
-
-    def __init__(
-        self, *, stage: str, what: str, found: str, column: str | None = None, row: int | None = None
-    ) -> None:
-        super().__init__(
-            f"export gate, {stage}: {what}: {found}; nothing was published",
-            stage=stage,
-            what=what,
-            found=found,
-            column=column,
-            row=row,
-        )
+    stage: str
+    what: str
+    found: str
+    column: str | None = None
+    row: int | None = None
 
 
 class ChampionRefused(ExportError):
     """`compared`: False when the comparison itself could not be made."""
 
+    template = (
+        "the candidate for {model!r} {why} the live version {live}: {reason}; nothing was published. To "
+        "publish it all the same, somebody must answer for it by name: --override NAME"
+    )
     outcome = True
+    model: str
+    live: int
+    reason: str
+    compared: bool
 
-    def __init__(self, *, model: str, live: int, reason: str, compared: bool) -> None:
-        why = "is worse than" if compared else "cannot be compared with"
-        super().__init__(
-            f"the candidate for {model!r} {why} the live version {live}: {reason}; nothing was published. To "
-            "publish it all the same, somebody must answer for it by name: --override NAME",
-            model=model,
-            live=live,
-            reason=reason,
-            compared=compared,
-        )
+    @property
+    def why(self) -> str:
+        return "is worse than" if self.compared else "cannot be compared with"
 
 
 class ServingError(SerinError):
@@ -506,121 +573,110 @@ class ServingError(SerinError):
 
 
 class TritonMissing(ServingError):
-    def __init__(self, *, looked_in: Iterable[str]) -> None:
-        places = list(looked_in)
-        super().__init__(
-            f"no Triton server found (looked in {', '.join(places)}); run `serin install triton`",
-            looked_in=places,
-        )
+    template = "no Triton server found (looked in {places}); run `serin install triton`"
+    looked_in: Iterable[str]
+
+    @property
+    def places(self) -> str:
+        return ", ".join(self.looked_in)
 
 
 class TritonInstallFailed(ServingError):
-    def __init__(self, *, step: str, reason: str) -> None:
-        super().__init__(
-            f"Triton could not be installed; {step} failed: {reason}; run `serin install triton` again when mended, "
-            "or name another Triton with SERIN_TRITON",
-            step=step,
-            reason=reason,
-        )
+    template = (
+        "Triton could not be installed; {step} failed: {reason}; fix that and run `serin install triton` again, "
+        "or name another Triton with SERIN_TRITON"
+    )
+    step: str
+    reason: str
 
 
 class BackendRefused(ServingError):
     """What was asked of serving cannot be honoured by this server, this machine or this bundle."""
 
-    def __init__(self, *, model: str, asked: str, reason: str, instead: str) -> None:
-        super().__init__(
-            f"{model} cannot be served with {asked}: {reason}; {instead}",
-            model=model,
-            asked=asked,
-            reason=reason,
-            instead=instead,
-        )
+    template = "{model} cannot be served with {asked}: {reason}; {instead}"
+    model: str
+    asked: str
+    reason: str
+    instead: str
 
 
 class GpuMemoryShort(ServingError):
+    template = (
+        "release {release} needs {wanted_mb:,} MB on a GPU and no GPU has that free ({rooms}); stop a "
+        "release or a training, lower serving.max_batch_rows or serving.gpu_memory_mb, or set serving.device: cpu"
+    )
     retryable = True
+    release: str
+    wanted_mb: int
+    room: Iterable[str]
 
-    def __init__(self, *, release: str, wanted_mb: int, room: Iterable[str]) -> None:
-        rooms = list(room)
-        super().__init__(
-            f"release {release} needs {wanted_mb:,} MB on a GPU and no GPU has that free ({'; '.join(rooms)}); stop a "
-            "release or a training, lower serving.max_batch_rows or serving.gpu_memory_mb, or set serving.device: cpu",
-            release=release,
-            wanted_mb=wanted_mb,
-            room=rooms,
-        )
+    @property
+    def rooms(self) -> str:
+        return "; ".join(self.room)
 
 
 class ReleaseNotReady(ServingError):
-    def __init__(self, *, release: str, reason: str, log: Path | str) -> None:
-        super().__init__(
-            f"release {release} did not come up: {reason}; read {log}",
-            release=release,
-            reason=reason,
-            log=str(log),
-        )
+    template = "release {release} did not come up: {reason}; read {log}"
+    release: str
+    reason: str
+    log: Path | str
 
 
 class VerificationFailed(ServingError):
-    def __init__(self, *, release: str, reason: str) -> None:
-        super().__init__(
-            f"release {release} does not answer its golden rows: {reason}", release=release, reason=reason
-        )
+    template = "release {release} does not answer its golden rows: {reason}"
+    release: str
+    reason: str
 
 
 class GatewayRejected(ServingError):
+    template = "the gateway did not take {what}: {reason}"
     retryable = True
-
-    def __init__(self, *, what: str, reason: str) -> None:
-        super().__init__(f"the gateway did not take {what}: {reason}", what=what, reason=reason)
+    what: str
+    reason: str
 
 
 class EnvoyFileUnfit(ServingError):
+    template = "{path} cannot be added to the gateway: {reason}"
     exit_code = 2
-
-    def __init__(self, *, path: Path | str, reason: str) -> None:
-        super().__init__(f"{path} cannot be added to the gateway: {reason}", path=str(path), reason=reason)
+    path: Path | str
+    reason: str
 
 
 class TlsUnfit(ServingError):
+    template = "the certificate {certificate} and the key {key} cannot be used: {reason}"
     exit_code = 2
-
-    def __init__(self, *, certificate: Path | str, key: Path | str, reason: str) -> None:
-        super().__init__(
-            f"the certificate {certificate} and the key {key} cannot be used: {reason}",
-            certificate=str(certificate),
-            key=str(key),
-            reason=reason,
-        )
+    certificate: Path | str
+    key: Path | str
+    reason: str
 
 
 class KeyRefused(ServingError):
+    template = "API key {name!r}: {reason}"
     exit_code = 2
-
-    def __init__(self, *, name: str, reason: str) -> None:
-        super().__init__(f"API key {name!r}: {reason}", name=name, reason=reason)
+    name: str
+    reason: str
 
 
 class KeyFileBroken(ServingError):
-    def __init__(self, *, path: Path | str, reason: str) -> None:
-        super().__init__(
-            f"the gateway is closed: {path} {reason}; restore that file, or remove it and make new keys with "
-            "`serin keys create`; `serin keys require --off` lets everybody in",
-            path=str(path),
-            reason=reason,
-        )
+    template = (
+        "the gateway is closed: {path} {reason}; restore that file, or remove it and make new keys with "
+        "`serin keys create`; `serin keys require --off` lets everybody in"
+    )
+    path: Path | str
+    reason: str
 
 
 class TuningFailed(ServingError):
-    def __init__(self, *, model: str, reason: str) -> None:
-        super().__init__(f"serving settings of {model!r}: {reason}", model=model, reason=reason)
+    template = "serving settings of {model!r}: {reason}"
+    model: str
+    reason: str
 
 
 class PredictionFailed(ServingError):
-    def __init__(self, *, model: str, status: str, reason: str) -> None:
-        super().__init__(
-            f"model {model!r} answered {status}: {reason}", model=model, status=status, reason=reason
-        )
+    template = "model {model!r} answered {status}: {reason}"
+    model: str
+    status: str
+    reason: str
 
 
 class RolloutError(SerinError):
@@ -628,89 +684,85 @@ class RolloutError(SerinError):
 
 
 class RolloutRefused(RolloutError):
+    template = "rollout {command} of {model!r} refused: {reason}"
     outcome = True
+    model: str
+    command: str
+    reason: str
 
-    def __init__(self, *, model: str, command: str, reason: str) -> None:
-        super().__init__(
-            f"rollout {command} of {model!r} refused: {reason}", model=model, command=command, reason=reason
-        )
+
+class CommandRefused(RolloutError):
+    template = "{reason}"
+    outcome = True
+    model: str
+    command: str
+    reason: str
 
 
 class RolloutFailed(RolloutError):
+    template = (
+        "release {release} was rolled back: {reason}; `serin rollout report {model}` writes the whole story"
+    )
     outcome = True
-
-    def __init__(self, *, release: str, model: str, reason: str) -> None:
-        super().__init__(
-            f"release {release} was rolled back: {reason}; `serin rollout report {model}` writes the whole story",
-            release=release,
-            model=model,
-            reason=reason,
-        )
+    release: str
+    model: str
+    reason: str
 
 
 class RolloutUnfinished(RolloutError):
+    template = (
+        "release {release} is still {phase}; the rollout continues without this run: "
+        "`serin rollout watch` shows it, `serin rollout promote` or `abort` decides it"
+    )
     outcome = True
-
-    def __init__(self, *, release: str, phase: str) -> None:
-        super().__init__(
-            f"release {release} is still {phase}; the rollout goes on without this run: "
-            "`serin rollout watch` shows it, `serin rollout promote` or `abort` decides it",
-            release=release,
-            phase=phase,
-        )
+    release: str
+    phase: str
 
 
 class ControllerSilent(RolloutError):
+    template = (
+        "no rollout controller answered `{command}` of {model!r} within {waited_s:g} s and the command was taken "
+        "back; `serin status` shows whether the stack is up"
+    )
     retryable = True
-
-    def __init__(self, *, model: str, command: str, waited_s: float) -> None:
-        super().__init__(
-            f"no rollout controller answered `{command}` of {model!r} within {waited_s:g} s and the command was taken "
-            "back; `serin status` shows whether the stack is up",
-            model=model,
-            command=command,
-            waited_s=waited_s,
-        )
+    model: str
+    command: str
+    waited_s: float
 
 
 class JournalHeld(RolloutError):
-    def __init__(self, *, path: Path | str) -> None:
-        super().__init__(
-            f"{path} is being written by another rollout controller; end that one first (`serin status` names it)",
-            path=str(path),
-        )
+    template = (
+        "{path} is being written by another rollout controller; end that one first (`serin status` names it)"
+    )
+    path: Path | str
 
 
 class JournalUnknown(RolloutError):
-    def __init__(self, *, path: Path | str, found: str) -> None:
-        super().__init__(
-            f"{path} is no journal this version can read (it begins with {found}); it was left as it is",
-            path=str(path),
-            found=found,
-        )
+    template = "{path} is not a journal this version can read (it begins with {found}); it was left as it is"
+    path: Path | str
+    found: str
 
 
 class StageFailed(SerinError):
+    template = "{stage} failed in run {run!r}: {reason}"
     outcome = True
-
-    def __init__(self, *, stage: str, run: str, reason: str) -> None:
-        super().__init__(f"{stage} failed in run {run!r}: {reason}", stage=stage, run=run, reason=reason)
+    stage: str
+    run: str
+    reason: str
 
 
 class StageLost(SerinError):
+    template = "{stage} was lost with run {run!r}: {reason}"
     retryable = True
-
-    def __init__(self, *, stage: str, run: str, reason: str) -> None:
-        super().__init__(f"{stage} was lost with run {run!r}: {reason}", stage=stage, run=run, reason=reason)
+    stage: str
+    run: str
+    reason: str
 
 
 class StageStopped(SerinError):
+    template = "{stage} was stopped with its run; `serin run --resume` does it from its beginning"
     outcome = True
-
-    def __init__(self, *, stage: str) -> None:
-        super().__init__(
-            f"{stage} was stopped with its run; `serin run --resume` does it from its beginning", stage=stage
-        )
+    stage: str
 
 
 class StackError(SerinError):
@@ -718,75 +770,77 @@ class StackError(SerinError):
 
 
 class AlreadyUp(StackError):
-    def __init__(self, *, home: Path | str, pid: int) -> None:
-        super().__init__(
-            f"a stack is up in {home} already (process {pid}); `serin status` shows it, `serin down` ends it",
-            home=str(home),
-            pid=pid,
-        )
+    template = (
+        "a stack is up in {home} already (process {pid}); `serin status` shows it, `serin down` ends it"
+    )
+    home: Path | str
+    pid: int
 
 
 class NotUp(StackError):
-    def __init__(self, *, home: Path | str) -> None:
-        super().__init__(f"no stack is up in {home}; start one with `serin up`", home=str(home))
+    template = "no stack is up in {home}; start one with `serin up`"
+    home: Path | str
+
+
+class StackUnusable(StackError):
+    template = "{problem}"
+    problem: str
 
 
 class PortTaken(StackError):
-    def __init__(self, *, port: int, option: str) -> None:
-        super().__init__(
-            f"port {port} is taken; name another with {option}, or leave {option} out to get a free one",
-            port=port,
-            option=option,
-        )
+    template = "port {port} is taken; name another with {option}, or leave {option} out to get a free one"
+    port: int
+    option: str
 
 
 class ProcessFailed(StackError):
-    def __init__(self, *, name: str, reason: str, log: Path | str, tail: str = "") -> None:
-        end = f"\n{tail}" if tail else ""
-        super().__init__(
-            f"{name} did not come up: {reason}; read {log}{end}", name=name, reason=reason, log=str(log)
-        )
+    template = "{name} did not come up: {reason}; read {log}{end}"
+    name: str
+    reason: str
+    log: Path | str
+    tail: str = ""
+
+    @property
+    def end(self) -> str:
+        return f"\n{self.tail}" if self.tail else ""
 
 
 class SupervisorGone(StackError):
-    def __init__(self, *, socket: Path | str, reason: str) -> None:
-        super().__init__(f"no supervisor answers at {socket}: {reason}", socket=str(socket), reason=reason)
+    template = "no supervisor answers at {socket}: {reason}"
+    socket: Path | str
+    reason: str
 
 
 class SupervisorRefused(StackError):
-    def __init__(self, *, call: str, code: int, reason: str) -> None:
-        super().__init__(f"the supervisor refuses {call}: {reason}", call=call, code=code, reason=reason)
+    template = "the supervisor refuses {call}: {reason}"
+    call: str
+    code: int
+    reason: str
 
 
 class PrefectGone(StackError):
-    def __init__(self, *, url: str, reason: str) -> None:
-        super().__init__(
-            f"the Prefect server at {url} does not answer: {reason}; `serin status` shows the stack",
-            url=url,
-            reason=reason,
-        )
+    template = "the Prefect server at {url} does not answer: {reason}; `serin status` shows the stack"
+    url: str
+    reason: str
 
 
 class PrefectRefused(StackError):
-    def __init__(self, *, call: str, code: int, reason: str) -> None:
-        super().__init__(f"Prefect answered {code} to {call}: {reason}", call=call, code=code, reason=reason)
+    template = "Prefect answered {code} to {call}: {reason}"
+    call: str
+    code: int
+    reason: str
 
 
 class RunNotResumable(StackError):
+    template = "run {run!r} is {state}; only one that failed, crashed or was cancelled can be resumed"
     exit_code = 2
-
-    def __init__(self, *, run: str, state: str) -> None:
-        super().__init__(
-            f"run {run!r} is {state}; only one that failed, crashed or was cancelled can go on",
-            run=run,
-            state=state,
-        )
+    run: str
+    state: str
 
 
 class PipelineFailed(StackError):
-    def __init__(self, *, spec: str, url: str) -> None:
-        super().__init__(
-            f"the run of {spec} did not complete; the lines above say where it stopped, {url} shows all of it",
-            spec=spec,
-            url=url,
-        )
+    template = (
+        "the run of {spec} did not complete; the lines above say where it stopped, {url} shows all of it"
+    )
+    spec: str
+    url: str

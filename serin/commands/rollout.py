@@ -13,7 +13,7 @@ import typer
 
 from serin.commands import rollout_story
 from serin.commands.output import Json, say, show, show_json, show_table, when
-from serin.errors import NotFound, RolloutError, RolloutFailed, RolloutRefused
+from serin.errors import CommandRefused, NotFound, RolloutFailed, RolloutRefused
 from serin.machine import environment
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _tell(
     command = Command(kind=kind, model=model, version=version, by=environment.user(), why=why, plan=plan)
     answer = ask(home, command)
     if not answer.accepted:
-        raise RolloutError(answer.reason, model=model, command=kind)
+        raise CommandRefused(model=model, command=kind, reason=answer.reason)
     show(f"{kind} {model}{f' version {version}' if version else ''}: accepted")
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from serin.columns.column import Column, column_from_arrow, kind_of_type
 from serin.draft.guess_target import GuessedTarget, guess_target
-from serin.errors import ColumnMissing, DataError
+from serin.errors import ColumnMissing, TableUnusable
 from serin.etl.sources.files import find_files
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.tables import cut, open_table, read_piece
@@ -49,7 +49,7 @@ def guess_spec(table: Path | str, target: str | None = None, *, path_in_spec: st
         if name not in parse(guessed.expression).columns
     ]
     if not any(guess.use in ("numeric", "categorical", "time") for guess in guesses):
-        raise DataError(f"{table}: no column is left to make a feature of", table=str(table))
+        raise TableUnusable(table=str(table), problem="no column is left to make a feature of")
     return _yaml(_model_name(str(table)), path_in_spec or str(table), rows, guessed, time, guesses)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from serin.columns.column import Column, array_module
-from serin.errors import DataError
+from serin.errors import OperatorFailed
 from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.sample import Sample
 from serin.features.fitted import Codes, Floats
@@ -135,7 +135,7 @@ class OwnCodes:
         made = self.operator.transform(host.floats() if self.operator.reads == "numbers" else host)
         _check(self.path, made, np.int32, len(column))
         if len(made) and (int(made.min()) < 0 or int(made.max()) >= self.size):
-            raise DataError(f"own operator {self.path!r} made a code outside 0 .. {self.size - 1}")
+            raise OperatorFailed(operator=self.path, problem=f"made a code outside 0 .. {self.size - 1}")
         return (array_module(column.values).asarray(made),)
 
     def to_onnx(self, graph: GraphBuilder, values: str, kind: Kind) -> tuple[str, ...]:  # noqa: ARG002
@@ -160,4 +160,4 @@ def _host(values: Any) -> Any:
 def _check(path: str, made: Any, dtype: type[np.generic], rows: int) -> None:
     if not isinstance(made, np.ndarray) or made.dtype != dtype or made.shape != (rows,):
         form = f"{made.dtype}{list(made.shape)}" if isinstance(made, np.ndarray) else type(made).__name__
-        raise DataError(f"own operator {path!r} made {form}, not {np.dtype(dtype)}[{rows}]")
+        raise OperatorFailed(operator=path, problem=f"made {form}, not {np.dtype(dtype)}[{rows}]")

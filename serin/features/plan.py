@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serin.columns.column import Column, any_true, array_module
-from serin.errors import DataError
+from serin.errors import ColumnUnusable
 from serin.features.aggregates.aggregate import Answer, run_fits
 from serin.features.aggregates.sample import Sample
 from serin.features.codes import CategoricalFeature
@@ -87,7 +87,9 @@ class FeaturePlan:
         for names in (plan.numeric, [output.name for output in plan.categorical]):
             name, count = Counter(names).most_common(1)[0] if names else ("", 0)
             if count > 1:
-                raise DataError(f"{count} features are called {name!r}; rename a column", column=name)
+                raise ColumnUnusable(
+                    column=name, problem=f"{count} features are called {name!r}; rename a column"
+                )
         return plan
 
     def transform(

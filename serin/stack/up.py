@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from serin.errors import AlreadyUp, ProcessFailed, StackError
+from serin.errors import AlreadyUp, ExtraMissing, PrefectGone, ProcessFailed, StackUnusable
 from serin.machine import environment
 from serin.machine.private import make_private
 from serin.serving.envoy.tls import TlsFiles
@@ -52,11 +52,11 @@ def bring_up(
     `tls` and `envoy_file` are for the gateway (serving/gateway.py).
     """
     if not sys.platform.startswith("linux"):
-        raise StackError(
-            "the local stack needs Linux (Triton's wheel is Linux only); elsewhere use docker/compose.yaml"
+        raise StackUnusable(
+            problem="the local stack needs Linux (Triton's wheel is Linux only); elsewhere use docker/compose.yaml"
         )
     if importlib.util.find_spec("prefect") is None:
-        raise StackError("Prefect is not installed; the local stack needs it: pip install 'serin[flows]'")
+        raise ExtraMissing(package="Prefect, which the local stack needs,", extra="flows")
     find_triton()  # TritonMissing says how to get it, before anything was started
     make_private(home)
     with changing_stack(home), port_claims() as claims:
@@ -99,9 +99,8 @@ def _foreign_prefect() -> str | None:
         return url
     if urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
         return None
-    raise StackError(
-        f"PREFECT_API_URL names {url}, which does not answer; start that server, or unset the variable to get one here",
-        url=url,
+    raise PrefectGone(
+        url=url, reason="PREFECT_API_URL names it; start that server, or unset the variable to get one here"
     )
 
 

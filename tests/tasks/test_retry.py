@@ -14,7 +14,7 @@ from serin.errors import ControllerSilent, GateFailed, LossNotFinite, Preempted,
 from tasks.retry import error_is_retryable
 
 WORTH_IT = [
-    WorkerFailed(rank=0, exit_code=-9, log="attempt-001.log"),
+    WorkerFailed(rank=0, code=-9, log="attempt-001.log"),
     Preempted(step=4, folder="run"),
     ControllerSilent(model="flights", command="start", waited_s=10),
 ]

@@ -116,7 +116,7 @@ def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixtu
         (["chek"], 2, "No such command"),
         (["up", "--port", "70000"], 2, "65535"),
         (["rollout", "start", "flights", "0"], 2, "'version'"),
-        (["rollout", "start", "Flights", "1"], 2, "'Flights' is no model name"),
+        (["rollout", "start", "Flights", "1"], 2, "'Flights' is not a valid model name"),
         (["rollout", "start", "flights", "1", "--request-timeout", "9s"], 2, "is for servers elsewhere"),
         (
             ["rollout", "start", "m", "--stable", "a:1", "--candidate", "b:1", "--request-timeout", "9x"],

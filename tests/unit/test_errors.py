@@ -16,6 +16,37 @@ def test_an_error_survives_pickling_with_its_fields() -> None:
     assert (str(again), again.fields) == (str(error), error.fields)
 
 
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if hasattr(kind, "template")], ids=lambda kind: kind.__name__
+)
+def test_a_message_is_made_of_the_fields_alone(kind: type[SerinError]) -> None:
+    values = {
+        name: _example(hint)
+        for name, hint in errors.get_type_hints(kind).items()
+        if name in errors._fields_of(kind)
+    }
+    error = kind(**values)
+    assert str(error).strip()
+    assert "{" not in str(error).replace("columns: {", "")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_an_unknown_or_missing_field_is_refused() -> None:
+    with pytest.raises(TypeError, match="WorkerFailed takes the fields"):
+        WorkerFailed(rank=0, exit_code=1, log="log")
+    with pytest.raises(TypeError, match="takes the fields"):
+        WorkerFailed(rank=0)
+
+
+def _example(hint: object) -> object:
+    if hint in (int, float, bool):
+        return 3
+    text = str(hint)
+    if "tuple[str, str]" in text:
+        return ("a", "b") if text.startswith("tuple") else [("a", "b")]
+    return ["a"] if "Iterable" in text else "a"
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_tree_in_the_docstring_names_every_error(kind: type[SerinError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")

@@ -16,7 +16,7 @@ from serin.columns.column import Column
 from serin.columns.limbs import Limb, limbs
 from serin.columns.rounding import nearest_ratios
 from serin.columns.superaccumulator import Superaccumulator
-from serin.errors import DataError
+from serin.errors import ColumnUnusable
 from serin.etl.relational.groups import Int64, Timeline, group_codes
 from serin.formats.schema import INT64_NULL
 from serin.spec.relation import WindowColumn, WindowSpec
@@ -46,10 +46,10 @@ def look_back(spec: WindowSpec, columns: Mapping[str, Column], times: Int64) -> 
         try:
             result = window.column(asked, past)
         except OverflowError as error:
-            raise DataError(
-                f"window column {name!r}: a sum of {asked.column!r} does not fit in 64 bits; use mean, or a shorter "
-                "window",
+            raise ColumnUnusable(
                 column=name,
+                problem=f"window column {name!r}: a sum of {asked.column!r} does not fit in 64 bits; use mean, or a "
+                "shorter window",
             ) from error
         place = np.full(len(times), -1, np.int64)
         place[rows] = np.arange(len(rows))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from serin.columns.derived import Typed
-from serin.errors import DataError, SpecError
+from serin.errors import ColumnUnusable, SpecError
 from serin.etl.sources.odd_texts import odd_text
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.tables import Table
@@ -136,11 +136,10 @@ def _lay_key(table: Table, there: str, here: str, kinds: Mapping[str, Kind]) -> 
     if found == "string" and wanted == "timestamp":
         found = "timestamp"
     if found != wanted or wanted == "float":
-        raise DataError(
-            f"join with {table.name!r}: key {here!r} is a {wanted} in the main table and a {found} in {table.name!r}; "
-            "store it in both as integers, text or timestamps",
-            table=table.name,
+        raise ColumnUnusable(
             column=here,
+            problem=f"join with {table.name!r}: key {here!r} is a {wanted} in the main table and a {found} in "
+            f"{table.name!r}; store it in both as integers, text or timestamps",
         )
     return Read(column=there, kind=wanted)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from serin.columns.column import Column, column_from_arrow, kind_of_type
-from serin.errors import DataError, SourceUnreadable, TableEmpty, TimeUnparsable
+from serin.errors import ColumnUnusable, SourceUnreadable, TableEmpty, TimeUnparsable
 from serin.etl.sources.convert import convert
 from serin.etl.sources.file_cache import FileCache, conversion_of
 from serin.etl.sources.files import find_files, format_of, local_copy, open_parquet, origin_of, remote_errors
@@ -143,10 +143,9 @@ def _column(table: pa.Table, read: Read, piece: Piece) -> Column:
         if read.kind == "timestamp":
             raise _unparsable(values, read.column, piece) from error
         path = origin_of(piece.file).path
-        raise DataError(
-            f"{path} (table {piece.file.table!r}): column {read.column!r} is no {read.kind}: {error}",
-            table=piece.file.table,
+        raise ColumnUnusable(
             column=read.column,
+            problem=f"{path} (table {piece.file.table!r}): column {read.column!r} is no {read.kind}: {error}",
         ) from error
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from serin.columns.column import kind_of_type
 from serin.columns.derived import Typed, typed
-from serin.errors import ColumnClash, ColumnMissing, DataError, SpecError
+from serin.errors import ColumnClash, ColumnMissing, ColumnUnusable, SpecError
 from serin.etl.sources.tables import Table
 from serin.expressions import ExpressionError, parse
 from serin.formats.schema import Kind
@@ -106,11 +106,10 @@ def kind_in(table: Table, column: str) -> Kind:
     arrow: pa.DataType = table.types[column]
     kind = kind_of_type(arrow)
     if kind is None:
-        raise DataError(
-            f"table {table.name!r}: column {column!r} has type {arrow}, which nothing can be made of; store it "
-            "as a number, a text, a bool or a timestamp, or leave it out",
-            table=table.name,
+        raise ColumnUnusable(
             column=column,
+            problem=f"table {table.name!r}: column {column!r} has type {arrow}, which nothing can be made of; store "
+            "it as a number, a text, a bool or a timestamp, or leave it out",
         )
     return kind
 

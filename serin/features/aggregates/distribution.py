@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from serin.errors import DataError
+from serin.errors import ColumnUnusable
 from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.number_counts import HighBits, LowBits
 from serin.features.fitted import NumericStep
@@ -134,10 +134,10 @@ def measure_distribution(numbers: Numbers) -> Fit[Distribution]:
     nulls = int(upper[_INFINITE + 1 : _SIGN].sum()) + int(upper[_SIGN + _INFINITE + 1 :].sum())
     highs, ends = _by_key(upper)
     if not len(highs):
-        raise DataError(
-            f"column {numbers.column!r} holds no value in the training split; take it out of the features, "
-            "or mend the table",
+        raise ColumnUnusable(
             column=numbers.column,
+            problem=f"column {numbers.column!r} holds no value in the training split; take it out of the features, "
+            "or fix the table",
         )
     return Distribution(numbers=numbers, highs=highs, ends=ends, nulls=nulls)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from serin.errors import DataError
+from serin.errors import ColumnUnusable
 from serin.features.aggregates.sample import Sample
 from serin.features.codes import CategoricalFeature
 from serin.features.fitted import Floats
@@ -31,10 +31,10 @@ class OneHot:
     def of(cls, codes: CategoricalFeature) -> OneHot:
         for output in codes.outputs:
             if output.size > 1 + MOST_COLUMNS:
-                raise DataError(
-                    f"one_hot of {output.name!r} would make {output.size - 1:,} columns; give it a max_size, "
-                    f"or leave one_hot out and let the network embed the codes (at most {MOST_COLUMNS} columns)",
+                raise ColumnUnusable(
                     column=output.name,
+                    problem=f"one_hot of {output.name!r} would make {output.size - 1:,} columns; give it a max_size, "
+                    f"or leave one_hot out and let the network embed the codes (at most {MOST_COLUMNS} columns)",
                 )
         return cls(inner=codes)
 

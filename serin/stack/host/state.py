@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.errors import NotUp, StackError
+from serin.errors import NotUp, StackUnusable
 from serin.machine.durable import write_secret
 from serin.machine.environment import runtime_folder
 from serin.stack.host.process_scan import start_ticks
@@ -81,9 +81,7 @@ def socket_folder(home: Path) -> Path:
     folder = link.readlink()
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
-        raise StackError(
-            f"{folder} belongs to somebody else; remove {link} and try again", folder=str(folder)
-        )
+        raise StackUnusable(problem=f"{folder} belongs to somebody else; remove {link} and try again")
     return folder
 
 
@@ -140,9 +138,8 @@ def changing_stack(home: Path, *, wait_s: float = 0.0) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise StackError(
-                        f"another `serin up` or `serin down` works on {home} right now; wait for it to end",
-                        home=str(home),
+                    raise StackUnusable(
+                        problem=f"another `serin up` or `serin down` is changing {home}; wait for it to end"
                     ) from None
                 time.sleep(0.1)
         yield

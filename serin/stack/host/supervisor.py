@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.errors import ProcessFailed, StackError, SupervisorGone, SupervisorRefused
+from serin.errors import ProcessFailed, StackUnusable, SupervisorGone, SupervisorRefused
 from serin.machine.durable import write_secret
 from serin.serving.process import Process, ProcessState
 from serin.stack.host import exec_wrapper, supervisord
@@ -177,7 +177,7 @@ class Supervisor:
                 except SupervisorRefused:  # STILL_RUNNING: between two states
                     pass
             if time.monotonic() > deadline:
-                raise StackError(f"{name} (process {child.pid}) does not end", name=name, pid=child.pid)
+                raise StackUnusable(problem=f"{name} (process {child.pid}) does not end")
             time.sleep(0.05)
 
     def _stop_seconds(self, name: str) -> float:
@@ -269,9 +269,9 @@ files = {self._programs.name}/*.ini
 def _safe(text: str) -> str:
     """`text`, if it can stand in supervisord's settings, where % expands and a comment may begin after a blank."""
     if any(mark in text for mark in ("%", " ;", " #", "\n")):
-        raise StackError(
-            f"supervisord cannot work with this path: {text}; choose a SERIN_HOME without percent signs and ' #'",
-            path=text,
+        raise StackUnusable(
+            problem=f"supervisord cannot work with this path: {text}; choose a SERIN_HOME without percent signs "
+            "and ' #'"
         )
     return text
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from serin.errors import StackError
+from serin.errors import StackUnusable
 from serin.machine.durable import create_secret
 from serin.machine.environment import prefect_credentials
 from serin.machine.private import make_private
@@ -44,16 +44,15 @@ def read_login(home: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise StackError(
-            f"{path} cannot be read: {error}; remove it, and `serin up` makes another"
+        raise StackUnusable(
+            problem=f"{path} cannot be read: {error}; remove it, and `serin up` makes another"
         ) from error
     if mode & 0o077:
-        raise StackError(
-            f"{path} can be read by others; `serin down`, remove it, and `serin up` makes another",
-            path=str(path),
+        raise StackUnusable(
+            problem=f"{path} can be read by others; `serin down`, remove it, and `serin up` makes another"
         )
     if text.count(":") != 1 or not all(text.split(":")):
-        raise StackError(f"{path} holds no login; remove it, and `serin up` makes another", path=str(path))
+        raise StackUnusable(problem=f"{path} holds no login; remove it, and `serin up` makes another")
     return text
 
 

@@ -115,7 +115,7 @@ def _with_pruned(
         if asked:
             raise Preempted(step=_last_saved_step(folder), folder=folder)
         if code:
-            raise WorkerFailed(rank=0, exit_code=code, log=log, reason=last_words(log))
+            raise WorkerFailed(rank=0, code=code, log=log, reason=last_words(log))
     smaller = ModelSpec.model_validate(json.loads((start_folder(folder) / "model.json").read_text())["model"])
     train(
         smaller, fine_tuning(job.training), dataset, folder=pruned_run(folder), devices=devices, stop=stop,
@@ -231,9 +231,7 @@ def _outcome(folder: Path, end: _End) -> Checkpoint:
         case "refused":
             raise TrainingRefused(folder=folder, reason=status.reason)
         case "failed" | "again":
-            raise WorkerFailed(
-                rank=status.rank, exit_code=status.exit_code, log=end.log, reason=status.reason
-            )
+            raise WorkerFailed(rank=status.rank, code=status.exit_code, log=end.log, reason=status.reason)
 
 
 def _how_it_ended(exit_code: int) -> str:

@@ -45,7 +45,7 @@ def test_a_column_that_tells_the_target_is_named_and_may_pass_by_name(
     table = frame(**{column: values})
     with pytest.raises(LeakFound, match=rf"'{column}' {says}[\s\S]*allow_leaks: \[{column}\]") as caught:
         built(tmp_path, table, column, codes=codes)
-    assert caught.value.fields["columns"] == [column]
+    assert caught.value.columns == [column]
     assert not Store(str(tmp_path / "store")).datasets()
     built(tmp_path, table, column, codes=codes, allow_leaks=[column])
 

@@ -113,7 +113,7 @@ def refusal(kind: type[SerinError], text: str, **changes: Any) -> Any:
         ),
         refusal(
             JoinNotManyToOne,
-            r"key \(id='k2'\) stands 2 times in 'side'",
+            r"key \(id='k2'\) occurs 2 times in 'side'",
             side={"id": ["k0", "k1", "k2", "k3", "k4", "k2", "k6"]},
         ),
         refusal(DataError, "key 'id' is a string in the main table and a int", side={"id": list(range(7))}),

@@ -153,7 +153,7 @@ def test_two_partners_at_the_same_moment_are_refused(tmp_path: Path) -> None:
     tables = {"trips": str(tmp_path / "trips.parquet"), "rates": str(tmp_path / "rates.parquet")}
     join = {"with": "rates", "as_of": {"column": "start", "there": "since"}, "columns": ["rate"]}
     spec = spec_of(tmp_path, tables=tables, joins=[join], features=features("rate"))
-    with pytest.raises(JoinNotManyToOne, match=r"key \(since=2024-01-\d\d .*\) stands 3 times in 'rates'"):
+    with pytest.raises(JoinNotManyToOne, match=r"key \(since=2024-01-\d\d .*\) occurs 3 times in 'rates'"):
         related(spec, tmp_path)
 
 
