@@ -9,15 +9,15 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.parameters import Spec, Stage
+from serin.pipeline.etl import find_dataset
+from serin.pipeline.export import find_bundle
+from serin.pipeline.needs import etl_needs, export_needs, train_needs
+from serin.pipeline.train import find_checkpoint
 from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
-from tasks.etl import find_dataset
-from tasks.export import find_bundle
-from tasks.needs import etl_needs, export_needs, train_needs
 from tasks.outcome import outcome_as_state
 from tasks.place import found_before, run_stage
 from tasks.roll_out import roll_out_release
-from tasks.train import find_checkpoint
 
 
 @flow(name="pipeline", persist_result=True, result_serializer="json")

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from serin.commands import keys, models, pipeline, rollout, runs, schema, search, stack, tuning
+from serin.commands.output import progress_lines
 from serin.errors import SerinError
 
 app = typer.Typer(
@@ -48,7 +49,8 @@ for _module in (pipeline, schema, search, stack, runs, rollout, models, keys, tu
 def main() -> None:
     """Exit code 0 only if what was asked for has happened; 2 for a wrong spec or argument, 75 for "run me again"."""
     try:
-        app()
+        with progress_lines():
+            app()
     except SerinError as error:
         if "--debug" in sys.argv:
             raise

@@ -19,6 +19,7 @@ from prefect.runtime import flow_run
 from serin.errors import RolloutFailed, RolloutRefused, RolloutUnfinished
 from serin.formats.serving.journal import Decision
 from serin.machine import environment
+from serin.pipeline.follow_files import following, triton_line
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase
 from serin.rollout.drawing import evidence_drawing
@@ -32,7 +33,7 @@ from tasks.approval import Approval
 from tasks.markdown import drawing, table
 from tasks.pictures import curves
 from tasks.retry import error_is_retryable
-from tasks.run_log import following, thinned, triton_line
+from tasks.run_log import thinned
 
 _POLL_S = 0.5
 Say = Callable[[str], None]

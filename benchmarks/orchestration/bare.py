@@ -8,19 +8,15 @@ from __future__ import annotations
 import sys
 import time
 
-from serin.commands.stages import publish_model, train_model
+from serin.pipeline.run_stage import run_export, run_train
 from serin.spec.load import load_spec
-
-
-def quiet(_: str) -> None:
-    """Nobody listens."""
 
 
 def main() -> None:
     began = time.perf_counter()
     spec = load_spec(sys.argv[1])
-    train_model(spec, say=quiet)  # makes the dataset first
-    publish_model(spec, say=quiet)
+    run_train(spec)  # makes the dataset first
+    run_export(spec)
     print(f"{time.perf_counter() - began:.3f}")
 
 

@@ -56,22 +56,21 @@ def make_bundles(
     """For each batch size: the core and threads that the export chose, the same of an export that may only choose fp32,
     and the network as the peers load it."""
     os.environ["SERIN_HOME"] = str(folder / "home")
-    from serin.commands.stages import make_dataset, publish_model, train_model
     from serin.formats.shards import read_split
+    from serin.pipeline.run_stage import run_etl, run_export, run_train
     from serin.spec.load import load_spec
 
     table = folder / "rows.parquet"
     make_table(table, rows)
-    quiet: Callable[[str], None] = lambda _: None  # noqa: E731
-    checkpoint = train_model(load_spec(spec_of(table, hidden, 1, ["fp32"])), say=quiet)
+    checkpoint = run_train(load_spec(spec_of(table, hidden, 1, ["fp32"]))).value
     made: dict[int, dict[str, Any]] = {}
     for size in batches:
         say(f"exporting for requests of {size} rows")
         exact = load_spec(spec_of(table, hidden, size, ["fp32"]))
         spec = load_spec(spec_of(table, hidden, size, _variants(size)))
-        exact_core, exact_gate = _exported(Path(publish_model(exact, say=quiet).path))
-        core, gate = _exported(Path(publish_model(spec, say=quiet).path))
-        test = read_split(make_dataset(spec, say=quiet).path, "test").whole()
+        exact_core, exact_gate = _exported(Path(run_export(exact).value.path))
+        core, gate = _exported(Path(run_export(spec).value.path))
+        test = read_split(run_etl(spec).value.path, "test").whole()
         rows_file = folder / f"rows-{size}.npz"
         np.savez(rows_file, num=test.num[:size], cat=test.cat[:size].astype(np.int64))
         made[size] = {

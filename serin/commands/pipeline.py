@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.output import Json, progress, say, show, show_json
+from serin.commands.output import Json, say, show, show_json
 from serin.errors import SpecError
 from serin.machine import environment
 
@@ -67,7 +67,7 @@ def init(
 
 def check(spec: SpecFile, as_json: Json = False) -> None:
     """All that is wrong with a spec, held against its tables; what the served model will ask of its clients."""
-    from serin.commands.stages import look_at_tables
+    from serin.pipeline.check import check_tables
 
     loaded = _load(spec)
     if not loaded.has_data:
@@ -78,7 +78,7 @@ def check(spec: SpecFile, as_json: Json = False) -> None:
                 f"{spec} is good: {loaded.name}, a {loaded.model.kind} with inputs of its own, {loaded.model.task}"
             )
         return
-    layout = look_at_tables(loaded)
+    layout = check_tables(loaded)
     if as_json:
         inputs = [{"name": c.name, "kind": c.kind, "dtype": c.dtype, "null": c.null} for c in layout.inputs]
         show_json({"name": loaded.name, "digest": loaded.digest(), "inputs": inputs})
@@ -145,9 +145,9 @@ def etl(
     as_json: Json = False,
 ) -> None:
     """Raw tables to a dataset. One that was made before from the same tables is found, not made again."""
-    from serin.commands.stages import make_dataset
+    from serin.pipeline.run_stage import run_etl
 
-    dataset = make_dataset(_load(spec), fresh=fresh, say=progress())
+    dataset = run_etl(_load(spec), fresh=fresh).value
     if as_json:
         show_json({"path": dataset.path, "digest": dataset.digest, "rows": dataset.rows})
         return
@@ -173,15 +173,15 @@ def train(
     as_json: Json = False,
 ) -> None:
     """A dataset to trained weights. Goes on where an earlier call stopped; exit code 75 means: run me again."""
-    from serin.commands.stages import trace_training, train_model
+    from serin.pipeline.run_stage import run_trace, run_train
     from serin.training.launch.machines import machines_told
 
     if profile:
-        trace = trace_training(_load(spec), say=progress())
+        trace = run_trace(_load(spec))
         show_json({"trace": str(trace)}) if as_json else show(f"trace of a few steps: {trace}")
         return
     together = machines_told(count=machines, rendezvous=rendezvous)
-    checkpoint = train_model(_load(spec), machines=together, say=progress())
+    checkpoint = run_train(_load(spec), machines=together).value
     if as_json:
         show_json({"path": checkpoint.path, "step": checkpoint.step, "metrics": checkpoint.metrics})
         return
@@ -189,11 +189,21 @@ def train(
     show(f"trained, best at step {checkpoint.step:,} ({metrics}) in {checkpoint.path}")
 
 
-def export(spec: SpecFile, override: Override = None, as_json: Json = False) -> None:
-    """Trained weights to a proven, published model version that is not worse than the live one."""
-    from serin.commands.stages import publish_model
+def export(
+    spec: SpecFile,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Publish another version although one was published before.")
+    ] = False,
+    override: Override = None,
+    as_json: Json = False,
+) -> None:
+    """Trained weights to a proven, published model version that is not worse than the live one.
 
-    bundle = publish_model(_load(spec), override=override, say=progress())
+    A version that was published before from the same weights and the same spec is found, not published again.
+    """
+    from serin.pipeline.run_stage import run_export
+
+    bundle = run_export(_load(spec), fresh=fresh, override=override).value
     if as_json:
         show_json(
             {"model": bundle.model, "version": bundle.version, "path": bundle.path, "metrics": bundle.metrics}

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from serin.commands.output import Json, progress, show, show_json
-from serin.machine import environment
-
-if TYPE_CHECKING:
-    from serin.spec.pipeline import PipelineSpec
-    from serin.training.search.search import SearchResult
-    from serin.training.search.trials import Say
+from serin.commands.output import Json, show, show_json
 
 SpecFile = Annotated[
     Path, typer.Argument(help="The pipeline's YAML file, with a section `search`.", metavar="SPEC")
@@ -35,6 +29,8 @@ def search(
     as_json: Json = False,
 ) -> None:
     """Try what `search.space` allows; write the spec with the best of it. Goes on where an earlier call stopped."""
+    from serin.pipeline.etl import build_dataset
+    from serin.pipeline.search import search_settings
     from serin.spec.load import load_search_spec
     from serin.training.search.chosen_spec import write_chosen
 
@@ -42,7 +38,11 @@ def search(
     assert loaded.search is not None
     if trials is not None:
         loaded = loaded.model_copy(update={"search": loaded.search.model_copy(update={"trials": trials})})
-    found = search_settings(loaded, say=progress())
+    datasets = [
+        build_dataset(data, loaded.features, loaded.etl, name=loaded.name).value
+        for data in loaded.fold_data()
+    ]
+    found = search_settings(loaded, datasets)
     target = out or spec.with_name(f"{spec.stem}-chosen{spec.suffix}")
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(found.metrics.items()))
     remark = (
@@ -64,29 +64,3 @@ def search(
         show(f"  {path:<32} {value}")
     show(f"what mattered: {found.folder}/importance.png, every trial: {found.folder}/trials.csv")
     show(f"next: serin train {target}")
-
-
-def search_settings(spec: PipelineSpec, *, say: Say) -> SearchResult:
-    from serin.etl.build import build_dataset
-    from serin.store.runs import run_folder
-    from serin.store.store import Store
-    from serin.training.search.search import search as run_search
-    from serin.training.search.search import search_key
-
-    assert spec.search is not None
-    home = environment.home()
-    datasets = [
-        build_dataset(data, spec.features, spec.etl, store=Store.open(), name=spec.name, say=say)
-        for data in spec.fold_data()
-    ]
-    key = search_key(spec.model, spec.training, spec.search, datasets)
-    return run_search(
-        spec.model,
-        spec.training,
-        spec.search,
-        datasets,
-        folder=run_folder(home, f"search-{key}", create=True),
-        home=home,
-        storage=environment.search_storage(),
-        say=say,
-    )

@@ -117,20 +117,19 @@ def visible_devices() -> str | None:
 
 @contextmanager
 def showing_devices(ids: Sequence[str]) -> Iterator[None]:
-    """Within the block this process sees these GPUs alone; all that are its to see when none is named.
+    """Within the block this process and its children see these GPUs alone; none when none is named.
 
-    For libraries that have not looked at them before.
+    Holds for libraries that have not initialised CUDA before.
     """
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if ids:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
     try:
         yield
     finally:
-        if before is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
-        elif ids:
+        if before is None:
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 def user() -> str:

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from serin.machine import environment
 from serin.machine.hardware import Device
 from serin.machine.usage import CpuWatch, DeviceCost, GpuWatch, Watch
@@ -61,6 +63,14 @@ class Receipt:
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+
+def read_receipt(path: Path) -> Receipt | None:
+    """A receipt that was written; None when there is none, or one of another form."""
+    try:
+        return TypeAdapter(Receipt).validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 @dataclass(slots=True, kw_only=True)

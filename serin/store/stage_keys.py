@@ -125,7 +125,7 @@ def why(home: Path, name: str, key: StageKey, *, fresh: bool = False) -> str:
     try:
         last: dict[str, str] = json.loads(_last(home, name, key.stage).read_text())
     except (OSError, ValueError):
-        return "never done before"
+        return "no earlier result"
     changed = [
         _describe(part, last.get(part), now) for part, now in key.parts.items() if last.get(part) != now
     ]

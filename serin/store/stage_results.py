@@ -44,8 +44,9 @@ def keep_result(home: Path, stage: str, key: str, result: Any) -> None:
 @contextmanager
 def one_at_a_time(
     home: Path, stage: str, key: str, *, stop: threading.Event | None = None, say: Callable[[str], None]
-) -> Iterator[None]:
-    """Hold the stage's lock for `key`: a second run of the same waits, and then finds what the first one did.
+) -> Iterator[bool]:
+    """Hold the stage's lock for `key`: a second run of the same waits, and then finds what the first one did. Gives
+    whether it had to wait.
 
     The kernel frees the lock when its holder dies. A wait ends early when `stop` is set; the block is entered all the
     same, since what it does looks at `stop` itself.
@@ -53,14 +54,19 @@ def one_at_a_time(
     path = _file(home, stage, key).with_suffix(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        told = False
+        waited = False
         while not _try_lock(file.fileno()) and not (stop and stop.wait(_POLL_S)):
-            if not told:
+            if not waited:
                 say(f"another run does the same {stage}; waiting for it")
-                told = True
+                waited = True
             if stop is None:
                 time.sleep(_POLL_S)
-        yield
+        yield waited
+
+
+def receipt_file(home: Path, stage: str, key: str) -> Path:
+    """Where the receipt of the work for `key` is kept. A training's is in its folder."""
+    return _file(home, stage, key).with_suffix(".receipt.json")
 
 
 def _try_lock(file: int) -> bool:

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from serin.commands.stages import make_dataset
 from serin.export.build import export_model
 from serin.export.score.predict import Scorer
 from serin.formats.bundle import read_golden, read_schema
-from serin.serving.client.client import predict
+from serin.pipeline.run_stage import run_etl
+from serin.serving.client import predict
 from serin.serving.triton.releases import Releases
 from serin.spec.load import load_spec
 from serin.store.artifacts import NO_DATASET, Bundle, Checkpoint, Release
@@ -34,7 +34,7 @@ def pictures(folder: Path, store: Store) -> Bundle:
 
 def two_targets(folder: Path, store: Store) -> Bundle:
     spec = load_spec(several(folder / "data", LATE, "binary", model={"kind": "xgboost", "rounds": 15}))
-    dataset, run = make_dataset(spec, say=lambda _: None), folder / "trees"
+    dataset, run = run_etl(spec).value, folder / "trees"
     run.mkdir()
     job = TrainingJob(
         model=spec.model, training=spec.training, dataset=dataset.path, dataset_digest=dataset.digest,

@@ -13,12 +13,12 @@ from flows.pipeline import pipeline
 from flows.stages import export
 from serin.machine import environment
 from serin.machine.leases import holders
+from serin.pipeline.etl import find_dataset
+from serin.pipeline.train import find_checkpoint
 from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
 from serin.store.stage_keys import notes
 from serin.store.store import Store
-from tasks.etl import find_dataset
-from tasks.train import find_checkpoint
 from tests.fakes.small_pipeline import NAME, small_spec
 
 
@@ -30,9 +30,9 @@ def spec(tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> Iter
         patch.setenv("SERIN_HOME", str(folder / "home"))
         made = small_spec(folder / "data")
         assert told(made) == {
-            "etl": (True, "never done before"),
-            "train": (True, "never done before"),
-            "export": (True, "never done before"),
+            "etl": (True, "no earlier result"),
+            "train": (True, "no earlier result"),
+            "export": (True, "no earlier result"),
         }
         yield made
 

@@ -15,9 +15,10 @@ from serin.errors import StageStopped
 from serin.export import build
 from serin.formats.trained import RECORD
 from serin.machine.leases import holders
+from serin.pipeline import export as use_case
 from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
-from tasks.export import _export, export_model
+from tasks.export import export_model
 from tests.fakes.gpus import pretend_gpus
 from tests.fakes.small_pipeline import small_spec
 
@@ -29,7 +30,7 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize(
-    ("variants", "leased", "shown"), [(["fp32", "tensorrt"], ["GPU-a"], "GPU-a"), (["fp32"], [], None)]
+    ("variants", "leased", "shown"), [(["fp32", "tensorrt"], ["GPU-a"], "GPU-a"), (["fp32"], [], "")]
 )
 def test_an_export_sees_the_gpu_it_has_leased_and_no_other(
     tmp_path: Path,
@@ -51,7 +52,7 @@ def test_an_export_sees_the_gpu_it_has_leased_and_no_other(
     spec = load_spec(small_spec(tmp_path / "data", export={"variants": variants}))
     checkpoint = Checkpoint(path=str(tmp_path), step=1, metrics={})
     with pytest.raises(Stopped):
-        _export(spec, checkpoint, DATASET, None, None, {"flow_run": "1"}, threading.Event(), lambda _: None)
+        use_case.export_model(spec, checkpoint, DATASET)
     assert seen == [(leased, shown)]
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 

@@ -48,7 +48,7 @@ class Workers:
             if idempotency_key in self.runs:
                 return await client.read_flow_run(self.runs[idempotency_key])
             self.runs[idempotency_key] = run = await self._begin(client, self.ends.pop(0))
-            note(task_module.environment.home(), str(run), "etl", ran=True, why="never done before")
+            note(task_module.environment.home(), str(run), "etl", ran=True, why="no earlier result")
             return FlowRun(id=run, flow_id=uuid4(), name="child", state=Pending())
 
     @staticmethod
@@ -184,4 +184,4 @@ def test_a_pipeline_tells_why_the_stage_ran(monkeypatch: pytest.MonkeyPatch) -> 
 
     (told,) = notes(task_module.environment.home(), asyncio.run(parent()))
     assert told["ran"]
-    assert told["why"].endswith("never done before")
+    assert told["why"].endswith("no earlier result")

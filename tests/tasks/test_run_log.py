@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from pathlib import Path
 
 import pytest
 
-from tasks.run_log import Thinned, dask_warnings, following, rank_line, thinned, triton_line
+from serin.pipeline.follow_files import following, rank_line, triton_line
+from serin.pipeline.train import RANKS
+from tasks.run_log import Thinned, passing, thinned
 
 
 def test_of_lines_that_differ_in_numbers_alone_one_in_a_while_is_told_and_the_last() -> None:
@@ -69,9 +72,9 @@ def test_of_tritons_log_what_matters_is_told_with_the_release(line: str, worth: 
 
 
 def test_warnings_of_dask_are_told_with_the_worker_they_came_from() -> None:
-    told: list[str] = []
+    ignored, told = list[str](), list[str]()
     logger = logging.getLogger("distributed.nanny")
-    with dask_warnings(told.append):
+    with passing(ignored.append, told.append):
         logger.warning("Worker process %d was killed by signal %d", 7, 9)
         logger.warning("Compute Failed", extra={"worker": "tcp://127.0.0.1:1"})
         logger.info("nothing special")
@@ -80,3 +83,28 @@ def test_warnings_of_dask_are_told_with_the_worker_they_came_from() -> None:
         "[dask] Worker process 7 was killed by signal 9",
         "[dask worker tcp://127.0.0.1:1] Compute Failed",
     ]
+    assert ignored == []
+
+
+def test_a_run_has_the_lines_of_its_own_stages_and_of_their_threads() -> None:
+    logger, ranks = logging.getLogger("serin.pipeline.etl"), logging.getLogger(RANKS)
+
+    async def one(name: str) -> list[str]:
+        told: list[str] = []
+        with passing(told.append, told.append):
+            await asyncio.to_thread(logger.info, "%s reads", name)
+            logger.warning("%s is slow", name)
+            await asyncio.sleep(0)
+        return told
+
+    async def both() -> list[list[str]]:
+        return await asyncio.gather(one("first"), one("second"))
+
+    assert asyncio.run(both()) == [["first reads", "first is slow"], ["second reads", "second is slow"]]
+    told: list[str] = []
+    with passing(told.append, told.append):
+        thread = threading.Thread(target=ranks.debug, args=("[rank 0] warm",))
+        thread.start()
+        thread.join()
+    logger.info("afterwards")
+    assert told == ["[rank 0] warm"]

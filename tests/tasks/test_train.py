@@ -13,12 +13,14 @@ from prefect import flow
 from serin.errors import CodeChanged
 from serin.machine import environment
 from serin.machine.leases import holders
+from serin.pipeline import stage
+from serin.pipeline import train as use_case
+from serin.pipeline.train import find_checkpoint
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.training.launch.run_dir import devices_wanted, training_folder
-from tasks import train as task_module
-from tasks.train import find_checkpoint, train_model
+from tasks.train import train_model
 
 MODEL, TRAINING = ModelSpec(hidden=(8,)), TrainingSpec(epochs=2)
 DATASET = Dataset(path="/datasets/1", digest="0123abcd", rows={"train": 8, "valid": 1, "test": 1})
@@ -46,7 +48,7 @@ class FakeLaunch:
 @pytest.fixture
 def launch(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLaunch:
     fake = FakeLaunch(home)
-    monkeypatch.setattr(task_module, "launch", fake)
+    monkeypatch.setattr(use_case, "launcher", fake)
     return fake
 
 
@@ -110,18 +112,15 @@ def test_code_that_changes_while_its_training_waits_for_a_gpu_is_not_trained_und
     script = tmp_path / "own_train.py"
     script.write_text("import sys\n")
     model = ModelSpec(script=str(script))
-    real = task_module.lease
+    real = stage.lease
 
     def wait_while_it_is_edited(*given: object, **named: object) -> object:
         script.write_text("import sys, os\n")
         return real(*given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(task_module, "lease", wait_while_it_is_edited)
-    folder = training_folder(home, model, TRAINING, DATASET)
+    monkeypatch.setattr(stage, "lease", wait_while_it_is_edited)
     with pytest.raises(CodeChanged, match="run it again") as raised:
-        task_module._train(
-            model, TRAINING, DATASET, folder, "parcels", False, threading.Event(), "1", lambda _: None
-        )
+        use_case.train_model(model, TRAINING, DATASET, name="parcels")
     assert raised.value.retryable
     assert launch.folders == []
 
@@ -136,7 +135,7 @@ def test_a_cancelled_run_tells_its_training_to_save_and_end(
         if stop.wait(120):
             told.set()
 
-    monkeypatch.setattr(task_module.launch, "train", train_for_ever)
+    monkeypatch.setattr(use_case.launcher, "train", train_for_ever)
 
     @flow
     async def cancelled() -> None:

@@ -17,6 +17,7 @@ import serin
 from serin.etl.build import dataset_key
 from serin.formats.dataset import SourceFile
 from serin.formats.trained import RECORD
+from serin.pipeline.export import export_parts
 from serin.spec.code_digest import Closure, closure_of_files
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
@@ -26,7 +27,6 @@ from serin.store import stage_keys
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.store import Store
 from serin.training.launch.run_dir import training_parts
-from tasks.export import export_parts
 
 STAGES = ("etl", "train", "export")
 ALL = frozenset(STAGES)

@@ -26,7 +26,7 @@ COMMAND_LINE = {
     "etl": "[SPEC] [--fresh] [--json]",
     "train": "[SPEC] [--profile] [--machines] [--rendezvous] [--json]",
     "search": "[SPEC] [--out] [--trials] [--json]",
-    "export": "[SPEC] [--override] [--json]",
+    "export": "[SPEC] [--fresh] [--override] [--json]",
     "up": "[--port] [--ui-port] [--tls-cert] [--tls-key] [--envoy] [--json]",
     "down": "",
     "status": "[--json]",

@@ -83,6 +83,7 @@ def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> 
 
     bundle = asked(serin, "export", "spec.yaml")
     assert (bundle["model"], bundle["version"]) == (NAME, 1)
+    assert asked(serin, "export", "spec.yaml") == bundle, "found, not published again"
     (listed,) = asked(serin, "models", "list")
     assert listed["path"] == bundle["path"]
     assert "carrier" in serin("models", "show", NAME)

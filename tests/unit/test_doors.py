@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +13,16 @@ import pytest
 from sklearn.datasets import load_digits
 
 from serin.columns.column import column_from_arrow
-from serin.commands.stages import publish_model, train_model
 from serin.export.score.predict import Scorer
 from serin.features.plan import FeaturePlan
 from serin.formats.trained import read_record, read_trained
 from serin.models.trees import margins, read_booster, scores
+from serin.pipeline.run_stage import run_export, run_train
 from serin.spec.load import load_spec
 from serin.store.store import Store
 from tests.fakes.small_pipeline import small_spec
 
 ROOT = Path(__file__).parents[2]
-
-
-def quiet(_line: str) -> None:
-    pass
 
 
 @pytest.fixture
@@ -37,9 +34,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_xgboost_is_served_by_the_same_graph_as_a_network(home: Path) -> None:
     """The published graph scores raw rows as XGBoost itself scores the features that the ETL makes of them."""
     spec = load_spec(small_spec(home, model={"kind": "xgboost", "rounds": 20}))
-    checkpoint = train_model(spec, say=quiet)
+    checkpoint = run_train(spec).value
 
-    bundle = publish_model(spec, say=quiet)
+    bundle = run_export(spec).value
     table = pq.read_table(home / "parcels.parquet").slice(0, 300).drop_columns(["hours"])
     found = Scorer(bundle.path).answers(table)["score"]
 
@@ -55,12 +52,14 @@ def test_xgboost_is_served_by_the_same_graph_as_a_network(home: Path) -> None:
     assert "XGBoost's trees" in Path(bundle.path, "card.md").read_text()
 
 
-def test_the_digits_go_from_a_script_to_a_version_that_reads_images(home: Path) -> None:
+def test_the_digits_go_from_a_script_to_a_version_that_reads_images(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="serin")
     spec = load_spec(ROOT / "examples" / "digits" / "spec.yaml")
-    said: list[str] = []
 
-    checkpoint = train_model(spec, say=said.append)
-    bundle = publish_model(spec, say=quiet)
+    checkpoint = run_train(spec).value
+    bundle = run_export(spec).value
 
     digits = load_digits()
     chosen = np.arange(len(digits.target)) % 5 == 0
@@ -69,7 +68,7 @@ def test_the_digits_go_from_a_script_to_a_version_that_reads_images(home: Path) 
     right = float(np.mean(found["label"][:, 0] == digits.target[chosen]))
     assert right == pytest.approx(checkpoint.metrics["test_accuracy"])
     assert right > 0.9
-    assert any("epoch 6/6 done: accuracy" in line for line in said)
+    assert any("epoch 6/6 done: accuracy" in line for line in caplog.messages)
     assert Store.open().bundle("digits", 1).digest == bundle.digest
 
 
@@ -77,17 +76,20 @@ def _plan(bundle: str) -> FeaturePlan:
     return FeaturePlan.from_json(json.loads(Path(bundle, "features.json").read_text()))
 
 
-def test_a_pruned_network_is_offered_as_a_variant_with_its_price(home: Path) -> None:
+def test_a_pruned_network_is_offered_as_a_variant_with_its_price(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="serin")
     training = {"epochs": 2, "batch_rows": 64, "learning_rate": 0.02, "seed": 3, "prune": {"share": 0.5}}
     sections = {
         "model": {"hidden": [64, 32]},
         "training": training,
         "export": {"variants": ["fp32", "pruned"], "budget": {"max_drop": 0.05}},
     }
-    spec, said = load_spec(small_spec(home, **sections)), list[str]()
+    spec = load_spec(small_spec(home, **sections))
 
-    checkpoint = train_model(spec, say=said.append)
-    bundle = publish_model(spec, say=quiet)
+    checkpoint = run_train(spec).value
+    bundle = run_export(spec).value
 
     gate = json.loads(Path(bundle.path, "gate.json").read_text())
     variants = {one["name"]: one for one in gate["variants"]}
@@ -95,4 +97,4 @@ def test_a_pruned_network_is_offered_as_a_variant_with_its_price(home: Path) -> 
     assert read_record(Path(checkpoint.path, "pruned")).model.hidden == (32, 16)
     assert variants["pruned"]["bytes"] < variants["fp32"]["bytes"]
     assert variants["pruned"]["status"] in ("chosen", "passed")
-    assert any(line.startswith("pruned: epoch 1/1 done") for line in said)
+    assert any(line.startswith("pruned: epoch 1/1 done") for line in caplog.messages)

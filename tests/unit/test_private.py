@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from serin.commands.stages import look_at_tables
 from serin.draft.guess import guess_spec
 from serin.etl.raw_rows import read_test_rows
 from serin.machine.private import make_private
+from serin.pipeline.check import check_tables
 from serin.serving.envoy.keys import KeyFile
 from serin.spec.load import load_spec
 from serin.stack.host.state import socket_folder
@@ -96,7 +96,7 @@ def build_in(store: str) -> Callable[[Path], None]:
 
 
 def look_at_a_table(folder: Path) -> None:
-    look_at_tables(load_spec(small_spec(folder, rows=300)))
+    check_tables(load_spec(small_spec(folder, rows=300)))
     (folder / "t.csv").write_text("a,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(60)))
     assert "target" in guess_spec(folder / "t.csv", "y")
 

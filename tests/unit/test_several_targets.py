@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from serin.commands.stages import make_dataset, publish_model, train_model
 from serin.errors import LeakFound, SpecError, TargetUnusable
 from serin.export.convert.network import read_network
 from serin.export.score.predict import Scorer
@@ -18,6 +17,7 @@ from serin.export.session import open_session
 from serin.formats.dataset import read_dataset
 from serin.formats.shards import read_split
 from serin.metrics import auc, rmse
+from serin.pipeline.run_stage import run_etl, run_export, run_train
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.training.engine import trees, worker
@@ -27,10 +27,6 @@ from tests.fakes.small_pipeline import small_spec
 
 LATE = {"late": "hours > 30", "very_late": "hours > 38"}
 TIMES = {"hours": "hours", "twice": "hours * 2 + weight"}
-
-
-def quiet(_line: str) -> None:
-    pass
 
 
 def several(folder: Path, expressions: dict[str, str], task: str, **sections: object) -> dict[str, object]:
@@ -44,7 +40,7 @@ def several(folder: Path, expressions: dict[str, str], task: str, **sections: ob
 
 
 def job_for(spec: PipelineSpec) -> TrainingJob:
-    dataset = make_dataset(spec, say=quiet)
+    dataset = run_etl(spec).value
     return TrainingJob(
         model=spec.model,
         training=spec.training,
@@ -64,7 +60,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_target_has_its_column_in_the_shards_and_its_name_in_the_dataset(home: Path) -> None:
     spec = load_spec(several(home, TIMES, "regression"))
 
-    dataset = make_dataset(spec, say=quiet)
+    dataset = run_etl(spec).value
 
     raw, description = pq.read_table(home / "parcels.parquet"), read_dataset(dataset.path)
     test = read_split(dataset.path, "test").whole()
@@ -77,9 +73,9 @@ def test_each_target_has_its_column_in_the_shards_and_its_name_in_the_dataset(ho
 
 def test_a_network_learns_both_and_answers_both(home: Path) -> None:
     spec = load_spec(several(home, LATE, "binary"))
-    checkpoint = train_model(spec, say=quiet)
+    checkpoint = run_train(spec).value
 
-    bundle = publish_model(spec, say=quiet)
+    bundle = run_export(spec).value
     raw = pq.read_table(home / "parcels.parquet")
     found = Scorer(bundle.path).answers(raw.drop_columns(["hours"]))["score"]
 
@@ -129,7 +125,7 @@ def test_a_target_of_one_class_is_named_among_several(home: Path) -> None:
     given = several(home, {**LATE, "never": "hours > 1e9"}, "binary")
 
     with pytest.raises(TargetUnusable, match="'hours > 1e9' has one class only"):
-        make_dataset(load_spec(given), say=quiet)
+        run_etl(load_spec(given))
 
 
 def test_a_column_that_knows_the_second_target_is_a_leak(home: Path) -> None:
@@ -144,7 +140,7 @@ def test_a_column_that_knows_the_second_target_is_a_leak(home: Path) -> None:
     given["features"] = [*given["features"], {"columns": ["scales"], "steps": ["normalize"]}]  # type: ignore[misc]
 
     with pytest.raises(LeakFound, match="scales"):
-        make_dataset(load_spec(given), say=quiet)
+        run_etl(load_spec(given))
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serin.commands.stages import make_dataset, publish_model, train_model
 from serin.errors import ChampionRefused
 from serin.etl.raw_rows import read_test_rows
 from serin.export.champion import ChampionReport, _contest, meet_champion
 from serin.formats.bundle import read_schema, verify_bundle
 from serin.formats.shards import read_split
+from serin.pipeline.run_stage import run_etl, run_export, run_train
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle
@@ -37,8 +37,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SERIN_HOME", str(home))
         spec = spec_of(home / "data")
-        train_model(spec, say=lambda _: None)
-        bundle = publish_model(spec, say=lambda _: None)
+        run_train(spec)
+        bundle = run_export(spec).value
         Store.open().set_alias(NAME, "live", bundle.version)
     return home, bundle
 
@@ -53,8 +53,8 @@ def home(live: tuple[Path, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def retrain(spec: PipelineSpec) -> Bundle:
-    train_model(spec, say=lambda _: None)
-    return publish_model(spec, say=lambda _: None)
+    run_train(spec)
+    return run_export(spec).value
 
 
 def shuffle_training_labels(folder: Path) -> None:
@@ -62,7 +62,7 @@ def shuffle_training_labels(folder: Path) -> None:
     path = folder / "parcels.parquet"
     table = pq.read_table(path)
     hours = table.column("hours").to_numpy().copy()
-    test = read_split(make_dataset(spec_of(folder), say=lambda _: None).path, "test").whole().rows
+    test = read_split(run_etl(spec_of(folder)).value.path, "test").whole().rows
     others = np.setdiff1d(np.arange(len(hours)), test)
     hours[others] = np.random.default_rng(5).permutation(hours[others])
     pq.write_table(table.set_column(table.column_names.index("hours"), "hours", pa.array(hours)), path)
@@ -80,7 +80,7 @@ def test_a_retrain_on_shuffled_labels_is_refused_unless_a_named_person_answers_f
     ):
         retrain(spec)
     assert Store.open().versions(NAME) == [1]
-    bundle = publish_model(spec, override="ann", say=lambda _: None)
+    bundle = run_export(spec, override="ann").value
     assert bundle.version == 2, "the refused one took no number"
     report = champion_of(bundle)
     assert (report["verdict"], report["overridden_by"], report["live_version"]) == ("overridden", "ann", 1)
@@ -92,7 +92,7 @@ def test_another_good_training_passes_and_the_card_shows_both(home: Path) -> Non
     spec = spec_of(
         home / "data", export={"segments": ["carrier"]}, champion={"max_loss": 0.01, "confidence": 0.99}
     )
-    bundle = publish_model(spec, say=lambda _: None)
+    bundle = run_export(spec).value
     report = champion_of(bundle)
     assert report["verdict"] == "better or equal"
     assert report["overall"]["rows"] == 1207
@@ -104,7 +104,7 @@ def test_another_good_training_passes_and_the_card_shows_both(home: Path) -> Non
 
 def meet(spec: PipelineSpec, bundle: Bundle) -> ChampionReport:
     """The champion check alone, with a candidate that nobody may ask."""
-    dataset = make_dataset(spec, say=lambda _: None)
+    dataset = run_etl(spec).value
     return meet_champion(
         spec,
         lambda _: pytest.fail("asked"),
@@ -125,12 +125,12 @@ def test_a_changed_target_is_said_and_passed(home: Path, live: tuple[Path, Bundl
 def test_a_live_model_that_cannot_be_compared_stops_the_candidate(home: Path) -> None:
     model = home / "store" / "models" / NAME / "versions" / "1" / "model.onnx"
     model.write_bytes(model.read_bytes()[:-1] + b"\0")
-    spec = spec_of(home / "data")
+    spec = spec_of(home / "data", champion={"max_loss": 0.01})  # another version than the live one
     with pytest.raises(
         ChampionRefused, match="cannot be compared with the live version 1: the live model cannot"
     ):
-        publish_model(spec, say=lambda _: None)
-    report = champion_of(publish_model(spec, override="bob", say=lambda _: None))
+        run_export(spec)
+    report = champion_of(run_export(spec, override="bob").value)
     assert (report["verdict"], report["overridden_by"], report["overall"]) == ("overridden", "bob", None)
 
 
@@ -147,7 +147,7 @@ def test_columns_that_the_live_model_needs_and_the_tables_lost_stop_the_candidat
 
 def test_the_newest_test_rows_come_back_as_requests_with_their_targets(home: Path) -> None:
     spec = spec_of(home / "data")
-    dataset = make_dataset(spec, say=lambda _: None)
+    dataset = run_etl(spec).value
     rows = read_test_rows(spec.data, spec.features, dataset, max_rows=150)
     table = pq.read_table(home / "data" / "parcels.parquet").take(pa.array(rows.row))
     assert len(rows) == 150

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from serin.pipeline import needs
+from serin.pipeline.needs import etl_needs, export_needs, train_needs
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.export import ExportSpec
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
-from tasks import needs
-from tasks.needs import etl_needs, export_needs, train_needs
 from tests.fakes.gpus import pretend_gpus
 
 GB = 1 << 30

@@ -1,0 +1,92 @@
+"""Raw tables to a dataset: find the one made from the same tables by the same rules, or build it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from serin.machine import environment
+from serin.pipeline.needs import etl_needs
+from serin.pipeline.stage import StageCall, StageResult, name_attempt
+from serin.spec.data import DataSpec
+from serin.spec.etl import EtlSpec
+from serin.spec.features import FeatureSpec
+from serin.store.artifacts import NO_DATASET, Dataset
+from serin.store.stage_keys import remember
+from serin.store.stage_results import find_result, keep_result
+from serin.store.store import Store
+
+
+def build_dataset(
+    data: DataSpec,
+    features: tuple[FeatureSpec, ...],
+    etl: EtlSpec,
+    *,
+    name: str,
+    fresh: bool = False,
+    attempt: str | None = None,
+    run: str | None = None,
+    stop: threading.Event | None = None,
+) -> StageResult[Dataset]:
+    """The dataset that the sections describe, published in the store.
+
+    `fresh`: build it although it is known; the same `attempt` then finds what it has built. `run` and `stop`: see
+    StageCall.
+    """
+    if not data.tables:
+        return StageResult(value=NO_DATASET, ran=False, why="the spec has no data section")
+    call = StageCall(
+        stage="etl",
+        name=name,
+        attempt=name_attempt(fresh=fresh, attempt=attempt),
+        run=run,
+        stop=stop or threading.Event(),
+    )
+    known = _find(call, data, features)
+    if known is not None:
+        return call.found(known, _describe(known))
+    from serin.etl import build  # pandas: not for a call that only looks
+
+    parts = build.dataset_parts(data, features, Store.open())
+    with call.lock(call.key(parts)) as waited:
+        known = _find(call, data, features) if waited else None
+        if known is not None:
+            return call.found(known, _describe(known))
+        why = call.begin(parts)
+        with call.work(etl_needs(data, etl), call.key(parts)) as measurement:
+            dataset = build.build_dataset(
+                data,
+                features,
+                etl,
+                store=Store.open(),
+                name=name,
+                fresh=call.attempt is not None,
+                say=call.log_unless_stopped,
+            )
+            measurement.rows = sum(dataset.rows.values())
+        remember(call.home, name, parts)
+        if call.attempt is not None:
+            keep_result(call.home, "etl", call.attempt, dataset)
+    return StageResult(value=dataset, ran=True, why=why, receipt=measurement.receipt)
+
+
+def find_dataset(data: DataSpec, features: tuple[FeatureSpec, ...]) -> Dataset | None:
+    """The dataset that was made from the same files by the same rules, when there is one. It must still be fresh."""
+    if not data.tables:
+        return NO_DATASET
+    from serin.etl import build
+
+    call = StageCall(stage="etl", name="")
+    return build.find_dataset(data, features, Store.open(), call.log)
+
+
+def _find(call: StageCall, data: DataSpec, features: tuple[FeatureSpec, ...]) -> Dataset | None:
+    """A fresh try finds only what it has built itself, before it was interrupted."""
+    if call.attempt is None:
+        return find_dataset(data, features)
+    found = find_result(environment.home(), "etl", call.attempt, Dataset)
+    return found if found is not None and Path(found.path).is_dir() else None
+
+
+def _describe(dataset: Dataset) -> str:
+    return f"made before: dataset {dataset.digest[:12]} in {dataset.path}"

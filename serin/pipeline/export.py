@@ -1,0 +1,138 @@
+"""Trained weights to a published model version that has passed the gate: find it, or export it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from pathlib import Path
+
+from serin.errors import NotFound
+from serin.formats.bundle import read_manifest
+from serin.formats.trained import RECORD, read_record
+from serin.machine import environment
+from serin.pipeline.needs import export_needs
+from serin.pipeline.stage import StageCall, StageResult, name_attempt
+from serin.spec.pipeline import PipelineSpec
+from serin.store.artifacts import Bundle, Checkpoint, Dataset
+from serin.store.runs import hold_run_of
+from serin.store.stage_keys import StageKey, key_of, remember
+from serin.store.stage_results import find_result, keep_result
+from serin.store.store import Store
+from serin.training.launch.run_dir import edition_of, own_code
+
+_FORMAT = 1  # raise it when the same inputs must give another result
+
+
+def export_model(
+    spec: PipelineSpec,
+    checkpoint: Checkpoint,
+    dataset: Dataset,
+    *,
+    override: str | None = None,
+    fresh: bool = False,
+    attempt: str | None = None,
+    run: str | None = None,
+    stop: threading.Event | None = None,
+) -> StageResult[Bundle]:
+    """A version of the model made of these weights.
+
+    `override`: who answers for publishing it although it is worse than the live version. `fresh`: publish another
+    version although one is known; the same `attempt` then finds what it has published. `run` and `stop`: see StageCall.
+    """
+    call = StageCall(
+        stage="export",
+        name=spec.name,
+        attempt=name_attempt(fresh=fresh, attempt=attempt),
+        run=run,
+        stop=stop or threading.Event(),
+    )
+    parts = export_parts(spec, checkpoint, dataset)
+    key = call.key(parts)
+    Store.open().hold_dataset(dataset)
+    hold_run_of(call.home, Path(checkpoint.path))
+    with call.lock(key):
+        known = _find(spec.name, key)
+        if known is not None:
+            return call.found(known, f"exported before: {known.model} version {known.version}")
+        why = call.begin(parts)
+        with call.work(export_needs(spec.export), key) as measurement:
+            bundle = _export(call, spec, checkpoint, dataset, key, override)
+        keep_result(call.home, "export", key, bundle)
+        keep_result(call.home, "export", parts.digest, bundle)  # found by a call that is not fresh
+        remember(call.home, spec.name, parts)
+    return StageResult(value=bundle, ran=True, why=why, receipt=measurement.receipt)
+
+
+def find_bundle(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> Bundle | None:
+    """The version that was exported from the same weights for the same spec, when the store still has it."""
+    return _find(spec.name, export_parts(spec, checkpoint, dataset).digest)
+
+
+def export_parts(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> StageKey:
+    """What decides a version. It holds its whole spec, by which it is rolled out, watched and trained again, so all of
+    it counts but the search. The code of a network that a script left is not that of the spec's model."""
+    record = (Path(checkpoint.path) / RECORD).read_bytes()  # holds the digest of the weights
+    trained = read_record(checkpoint.path).model
+    operators = json.dumps([feature.operators for feature in spec.features])
+    return key_of(
+        "export", form=_FORMAT, name=spec.name, data=spec.data, features=spec.features, etl=spec.etl, model=spec.model,
+        training=spec.training, export=spec.export, champion=spec.champion, serving=spec.serving,
+        rollout=spec.rollout, monitoring=spec.monitoring, dataset=edition_of(dataset),
+        weights=hashlib.sha256(record).hexdigest(), operators=operators,
+        own_code=f"{own_code(spec.model)} {own_code(trained)}",
+    )  # fmt: skip
+
+
+def _export(
+    call: StageCall,
+    spec: PipelineSpec,
+    checkpoint: Checkpoint,
+    dataset: Dataset,
+    key: str,
+    override: str | None,
+) -> Bundle:
+    from serin.etl.raw_rows import read_test_rows
+    from serin.export import build  # torch and ONNX: not for a call that only looks
+
+    say = call.log_unless_stopped
+    lineage = {"training": Path(checkpoint.path).parent.name, "export": key}
+    return build.export_model(
+        spec,
+        checkpoint,
+        dataset,
+        store=Store.open(),
+        lineage=lineage if call.run is None else {"flow_run": call.run, **lineage},
+        read_rows=lambda features, most: read_test_rows(spec.data, features, dataset, max_rows=most, say=say),
+        override=override,
+        say=say,
+    )
+
+
+def _find(model: str, key: str) -> Bundle | None:
+    found = find_result(environment.home(), "export", key, Bundle)
+    if found is None:
+        return _published_and_not_kept(model, key)
+    try:
+        present = Store.open().bundle(found.model, found.version, hold=True)
+    except NotFound:
+        return None
+    return present if present.digest == found.digest and _met_the_live_one(present) else None
+
+
+def _published_and_not_kept(model: str, key: str) -> Bundle | None:
+    """The newest version, when it is what this export gives: the process that published it died before it kept the
+    result."""
+    versions = Store.open().versions(model)
+    newest = Store.open().bundle(model, versions[-1], hold=True) if versions else None
+    if newest is None or read_manifest(Path(newest.path)).lineage.get("export") != key:
+        return None
+    return newest if _met_the_live_one(newest) else None
+
+
+def _met_the_live_one(bundle: Bundle) -> bool:
+    """Whether the version is live itself, or was compared with the one that is live now."""
+    live = Store.open().aliases(bundle.model).get("live")
+    report = Path(bundle.path) / "champion.json"
+    met = json.loads(report.read_text(encoding="utf-8")).get("live_version") if report.is_file() else None
+    return live in (met, bundle.version)

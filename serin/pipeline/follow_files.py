@@ -1,0 +1,71 @@
+"""Lines that other processes append to text files, passed on with their source while the work goes on."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+_LOOK_S = 0.5
+_LONGEST = 2000  # characters of one line
+
+
+class Followed:
+    """Text files that grow, and may not exist yet: reads the whole lines that were appended since the last read."""
+
+    def __init__(self, find: Callable[[], Iterable[Path]]) -> None:
+        self._find = find
+        self._offsets = {path: path.stat().st_size for path in find()}
+
+    def read(self) -> list[str]:
+        lines = []
+        for path in sorted(self._find()):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole) + len(newline)
+            lines += [line[:_LONGEST] for line in whole.decode(errors="replace").splitlines() if line.strip()]
+        return lines
+
+
+@contextmanager
+def following(
+    find: Callable[[], Iterable[Path]], say: Callable[[str], None], *, label: Callable[[str], str | None]
+) -> Iterator[None]:
+    """Lines that are appended while the block runs go to `say` as `label` gives them; None leaves a line out."""
+    files, over = Followed(find), threading.Event()
+
+    def pass_on() -> None:
+        for line in files.read():
+            labelled = label(line)
+            if labelled is not None:
+                say(labelled)
+
+    def follow() -> None:
+        while not over.wait(_LOOK_S):
+            pass_on()
+
+    with ExitStack() as stack:
+        thread = threading.Thread(target=follow, name="run-log", daemon=True)
+        thread.start()
+        stack.callback(pass_on)  # what came last, once nobody else reads
+        stack.callback(thread.join)
+        stack.callback(over.set)
+        yield
+
+
+def rank_line(line: str) -> str:
+    """torchrun names its ranks; one process alone is the first."""
+    return line if line.startswith("[rank ") else f"[rank 0] {line}"
+
+
+def triton_line(release: str) -> Callable[[str], str | None]:
+    """Warnings, errors and what was loaded: the rest of Triton's log is a table of its settings."""
+
+    def label(line: str) -> str | None:
+        worth = re.match(r"[WEF]\d{4} ", line) or "successfully loaded" in line or "Traceback" in line
+        return f"[triton {release}] {line}" if worth else None
+
+    return label

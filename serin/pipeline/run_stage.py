@@ -1,0 +1,46 @@
+"""Each stage from the spec alone, without an orchestrator. The stage before it is found, or done first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serin.errors import NotTrained
+from serin.pipeline.etl import build_dataset
+from serin.pipeline.export import export_model
+from serin.pipeline.stage import StageResult
+from serin.pipeline.train import find_checkpoint, trace_training, train_model
+from serin.spec.pipeline import PipelineSpec
+from serin.store.artifacts import Bundle, Checkpoint, Dataset
+
+if TYPE_CHECKING:
+    from serin.training.launch.machines import Machines
+
+
+def run_etl(spec: PipelineSpec, *, fresh: bool = False) -> StageResult[Dataset]:
+    """The spec's dataset."""
+    return build_dataset(spec.data, spec.features, spec.etl, name=spec.name, fresh=fresh)
+
+
+def run_train(spec: PipelineSpec, *, machines: Machines | None = None) -> StageResult[Checkpoint]:
+    """The spec's weights. Their dataset is built first where it is not there."""
+    dataset = run_etl(spec).value
+    return train_model(spec.model, spec.training, dataset, name=spec.name, machines=machines)
+
+
+def run_trace(spec: PipelineSpec) -> Path:
+    """A trace of a few steps of the spec's training."""
+    return trace_training(spec.model, spec.training, run_etl(spec).value, name=spec.name)
+
+
+def run_export(
+    spec: PipelineSpec, *, fresh: bool = False, override: str | None = None
+) -> StageResult[Bundle]:
+    """A version from the weights that `run_train` left; NotTrained when there are none.
+
+    `override`: who answers for publishing it although it is worse than the live version."""
+    dataset = run_etl(spec).value
+    checkpoint = find_checkpoint(spec.model, spec.training, dataset)
+    if checkpoint is None:
+        raise NotTrained(spec=spec.name)
+    return export_model(spec, checkpoint, dataset, fresh=fresh, override=override)

@@ -1,0 +1,121 @@
+"""What all stages share: the result of a stage, and the lock, lease, receipt and reason that belong to its work."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from serin.errors import StageStopped
+from serin.machine import environment
+from serin.machine.leases import Lease, lease
+from serin.pipeline.needs import Needs
+from serin.store.receipt import Measurement, Receipt, measure
+from serin.store.stage_keys import StageKey, note, why
+from serin.store.stage_results import one_at_a_time, receipt_file
+
+Value = TypeVar("Value")
+
+_WORK = {"etl": "building the dataset", "train": "training the model", "export": "exporting the model"}
+_PURPOSE = {"etl": "dataset", "train": "training", "export": "export"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageResult(Generic[Value]):
+    """What a stage gives. `ran`: False when an earlier result was found. `why`: why it ran, or what was found.
+    `receipt`: what the work cost; None when nothing was done."""
+
+    value: Value
+    ran: bool
+    why: str
+    receipt: Receipt | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCall:
+    """One call of a stage.
+
+    `name`: the pipeline's. `attempt`: names a fresh try, which is resumed by the same name; None: an earlier result is
+    used. `run`: the orchestrator's run under which the reason is noted; None outside of an orchestrator. `stop`: set
+    from another thread to end the work.
+    """
+
+    stage: str
+    name: str
+    attempt: str | None = None
+    run: str | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def home(self) -> Path:
+        return environment.home()
+
+    def key(self, parts: StageKey) -> str:
+        """The name of the result: that of its parts, set apart for a fresh try."""
+        return f"{parts.digest}-{self.attempt[:8]}" if self.attempt else parts.digest
+
+    def log(self, line: str) -> None:
+        logging.getLogger(f"serin.pipeline.{self.stage}").info("%s", line)
+
+    def log_unless_stopped(self, line: str) -> None:
+        """StageStopped at the first line after `stop` was set: a cancelled run must not publish what nobody waits for,
+        and a thread cannot be ended from outside."""
+        if self.stop.is_set():
+            raise StageStopped(stage=self.stage)
+        self.log(line)
+
+    def found(self, value: Value, reason: str) -> StageResult[Value]:
+        """The result of a call that had nothing to do."""
+        self.log(reason)
+        self._note(ran=False, reason=reason)
+        return StageResult(value=value, ran=False, why=reason)
+
+    def begin(self, parts: StageKey) -> str:
+        """Logs and notes why the work is done; returns the reason."""
+        reason = why(self.home, self.name, parts, fresh=self.attempt is not None)
+        self.log(f"{_WORK[self.stage]} ({reason})")
+        self._note(ran=True, reason=reason)
+        return reason
+
+    def lock(self, key: str) -> AbstractContextManager[bool]:
+        """Holds the stage's lock for `key`; gives whether another call had to be waited for."""
+        return one_at_a_time(self.home, self.stage, key, stop=self.stop, say=self.log)
+
+    def lease(self, needs: Needs) -> AbstractContextManager[Lease]:
+        """Holds what the stage needs."""
+        return lease(
+            needs.gpus,
+            home=self.home,
+            purpose=f"{_PURPOSE[self.stage]} of {self.name}",
+            shared=needs.shared,
+            memory_bytes=needs.memory_bytes,
+            stop=self.stop,
+            say=self.log,
+        )
+
+    @contextmanager
+    def work(self, needs: Needs, key: str) -> Iterator[Measurement]:
+        """Holds what the stage needs, shows this process no other GPU, and measures. The receipt is written beside the
+        stage's result, also when the work fails: it was paid for."""
+        with self.lease(needs) as held, environment.showing_devices(held.ids):
+            measurement = None
+            try:
+                with measure(self.stage, held.devices) as measurement:
+                    yield measurement
+            finally:
+                if measurement is not None and measurement.receipt is not None:
+                    measurement.receipt.write(receipt_file(self.home, self.stage, key))
+
+    def _note(self, *, ran: bool, reason: str) -> None:
+        if self.run is not None:
+            note(self.home, self.run, self.stage, ran=ran, why=reason)
+
+
+def name_attempt(*, fresh: bool, attempt: str | None) -> str | None:
+    """The name of a fresh try: the one that was given, else one that was never used. None when it is not fresh."""
+    return (attempt or secrets.token_hex(4)) if fresh else None

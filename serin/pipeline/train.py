@@ -1,0 +1,131 @@
+"""A dataset to trained weights: find them, or train on leased GPUs, from where an earlier call stopped."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from serin.errors import Preempted, TrainingRefused
+from serin.machine import environment
+from serin.pipeline.follow_files import following, rank_line
+from serin.pipeline.needs import train_needs
+from serin.pipeline.stage import StageCall, StageResult, name_attempt
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
+from serin.store.artifacts import Checkpoint, Dataset
+from serin.store.receipt import read_receipt
+from serin.store.runs import hold_run_of
+from serin.store.stage_keys import remember
+from serin.store.stage_results import find_result, keep_result
+from serin.store.store import Store
+from serin.training.launch import launcher
+from serin.training.launch.run_dir import refuse_changed_code, training_folder, training_key, training_parts
+
+if TYPE_CHECKING:
+    from serin.training.launch.machines import Machines
+
+RANKS = "serin.pipeline.ranks"
+"""The logger of what the ranks print, at DEBUG: too much for a terminal, worth keeping in a run's log."""
+
+
+def train_model(
+    model: ModelSpec,
+    training: TrainingSpec,
+    dataset: Dataset,
+    *,
+    name: str,
+    machines: Machines | None = None,
+    fresh: bool = False,
+    attempt: str | None = None,
+    run: str | None = None,
+    stop: threading.Event | None = None,
+) -> StageResult[Checkpoint]:
+    """The trained weights of the sections and the dataset.
+
+    `fresh`: train again although they are known; the same `attempt` then continues what it has begun. `machines`: those
+    that train together, each by this call; they take no lock against each other. `run` and `stop`: see StageCall; a
+    training that is stopped saves first and raises Preempted.
+    """
+    call = StageCall(
+        stage="train",
+        name=name,
+        attempt=name_attempt(fresh=fresh, attempt=attempt),
+        run=run,
+        stop=stop or threading.Event(),
+    )
+    parts = training_parts(model, training, dataset)
+    folder = training_folder(call.home, model, training, dataset, attempt=call.attempt)
+    Store.open().hold_dataset(dataset)
+    together = machines is not None and machines.count > 1
+    with nullcontext() if together else call.lock(folder.name):
+        known = None if fresh else find_checkpoint(model, training, dataset)
+        if known is not None:
+            return call.found(known, f"trained before: {known.path}")
+        why = call.begin(parts)
+        with call.lease(train_needs(model, training)) as held, _rank_lines(folder / "logs"):
+            refuse_changed_code(parts, training_parts(model, training, dataset), folder)
+            checkpoint = launcher.train(
+                model,
+                training,
+                dataset,
+                folder=folder,
+                devices=held.ids,
+                machines=machines,
+                stop=call.stop,
+                say=call.log,
+            )
+        keep_result(call.home, "train", parts.digest, checkpoint)
+        remember(call.home, name, parts)
+    return StageResult(value=checkpoint, ran=True, why=why, receipt=read_receipt(folder / "receipt.json"))
+
+
+def _rank_lines(logs: Path) -> AbstractContextManager[None]:
+    ranks = logging.getLogger(RANKS)
+    if not ranks.isEnabledFor(logging.DEBUG):
+        return nullcontext()
+    return following(
+        lambda: logs.glob("attempt-*.log"), lambda line: ranks.debug("%s", line), label=rank_line
+    )
+
+
+def find_checkpoint(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> Checkpoint | None:
+    """Weights that were trained before from the same dataset in the same way, when they are still there."""
+    home = environment.home()
+    found = find_result(home, "train", training_key(model, training, dataset), Checkpoint)
+    if found is None:
+        return None
+    hold_run_of(home, Path(found.path))
+    return found if Path(found.path).is_dir() else None
+
+
+def trace_training(model: ModelSpec, training: TrainingSpec, dataset: Dataset, *, name: str) -> Path:
+    """A trace of a few steps, written by a separate training that ends with it."""
+    call = StageCall(stage="train", name=name)
+    folder = training_folder(call.home, model, training, dataset, attempt=secrets.token_hex(4))
+    traced: list[Path] = []
+
+    def hear(record: dict[str, Any]) -> None:
+        if record["event"] == "trace":
+            traced.append(Path(record["path"]))
+            call.stop.set()
+
+    with call.lease(train_needs(model, training)) as held, suppress(Preempted):
+        launcher.train(
+            model,
+            training,
+            dataset,
+            folder=folder,
+            devices=held.ids,
+            stop=call.stop,
+            test=False,
+            profile=True,
+            say=call.log,
+            hear=hear,
+        )
+    if not traced:
+        raise TrainingRefused(folder=folder, reason=f"a model of kind {model.kind} has no steps to trace")
+    return traced[0]
