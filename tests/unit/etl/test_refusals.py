@@ -11,7 +11,7 @@ from serin.errors import (
     CheckFailed,
     ColumnClash,
     ColumnMissing,
-    DataError,
+    ColumnUnusable,
     JoinNotManyToOne,
     SerinError,
     SourceMissing,
@@ -116,9 +116,11 @@ def refusal(kind: type[SerinError], text: str, **changes: Any) -> Any:
             r"key \(id='k2'\) occurs 2 times in 'side'",
             side={"id": ["k0", "k1", "k2", "k3", "k4", "k2", "k6"]},
         ),
-        refusal(DataError, "key 'id' is a string in the main table and a int", side={"id": list(range(7))}),
         refusal(
-            DataError,
+            ColumnUnusable, "key 'id' is a string in the main table and a int", side={"id": list(range(7))}
+        ),
+        refusal(
+            ColumnUnusable,
             "'x' is a float in the main table",
             joins=[{"with": "side", "on": "x", "columns": ["size"]}],
         ),
@@ -170,9 +172,11 @@ def refusal(kind: type[SerinError], text: str, **changes: Any) -> Any:
             "categorify needs text or whole numbers",
             feature={"columns": ["x"], "steps": ["categorify"]},
         ),
-        refusal(DataError, "has type list", main={"x": [[1]] * ROWS}),
+        refusal(ColumnUnusable, "has type list", main={"x": [[1]] * ROWS}),
         refusal(
-            DataError, "'x' holds no value in the training split", main={"x": pa.nulls(ROWS, pa.float64())}
+            ColumnUnusable,
+            "'x' holds no value in the training split",
+            main={"x": pa.nulls(ROWS, pa.float64())},
         ),
     ],
 )
