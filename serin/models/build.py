@@ -20,10 +20,10 @@ from serin.spec.model import ModelSpec
 
 def build_model(spec: ModelSpec, shape: TableShape) -> nn.Module:
     """A network with fresh weights, drawn from torch's global generator: seed it first."""
-    if spec.members == 1:
+    if spec.ensemble_size == 1:
         return _one(spec, shape)
     without_unit = replace(shape, units=False)
-    return Ensemble((_one(spec, without_unit) for _ in range(spec.members)), shape)
+    return Ensemble((_one(spec, without_unit) for _ in range(spec.ensemble_size)), shape)
 
 
 def load_model(folder: Path) -> nn.Module:

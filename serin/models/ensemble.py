@@ -1,4 +1,4 @@
-"""Several networks of one kind that learn side by side and answer together: `model: {members: 4}`.
+"""Several networks of one kind that are trained side by side and answer together: `model: {ensemble_size: 4}`.
 
 They see the same rows in the same steps and share nothing else, so that each makes mistakes of its own. One model to
 everything around it: one file of weights, one optimizer, one graph.

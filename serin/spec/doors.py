@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 DOORS: Mapping[str, str] = {"module": "pkg.mod:Net or net.py:Net", "script": "train.py", "onnx": "model.onnx"}
 """A model of one's own is named by one of these keys, which is its kind too."""
 
-_OF_NETWORKS = ("hidden", "embedding", "dropout", "members", "cross_layers", "blocks", "heads")
+_OF_NETWORKS = ("hidden", "embedding", "dropout", "ensemble_size", "cross_layers", "blocks", "heads")
 _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "options": ("module", "script", "xgboost"),
     "rounds": ("xgboost",),

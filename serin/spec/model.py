@@ -23,7 +23,7 @@ class ModelSpec(Section):
     ft_transformer."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """The probability with which a unit is dropped in training (mlp, dcn, ft_transformer)."""
-    members: int = Field(default=1, ge=1, le=64)
+    ensemble_size: int = Field(default=1, ge=1, le=64)
     """The number of networks that are trained side by side, each from its own initial weights. The model answers with
     the mean of their logits."""
     cross_layers: int = Field(default=3, ge=1)

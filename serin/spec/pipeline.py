@@ -87,14 +87,17 @@ class PipelineSpec(Section):
         model = self.model
         if self.training.prune is not None and model.kind not in ("mlp", "dcn"):
             yield "training.prune", f"cuts hidden layers of mlp and dcn, not of {model.kind}; take it out"
-        if self.training.prune is not None and model.members > 1:
+        if self.training.prune is not None and model.ensemble_size > 1:
             yield (
                 "training.prune",
-                f"cuts one network, not model.members={model.members}; take one of them out",
+                f"cuts one network, not model.ensemble_size={model.ensemble_size}; take one of them out",
             )
-        if self.training.strategy == "pipeline" and model.members > 1:
-            text = f"model.members={model.members} lie side by side, not one after the other; use ddp, fsdp or tensor"
-            yield "training.strategy", text
+        if self.training.strategy == "pipeline" and model.ensemble_size > 1:
+            yield (
+                "training.strategy",
+                f"the networks of model.ensemble_size={model.ensemble_size} run side by side, not one after the other; "
+                "use ddp, fsdp or tensor",
+            )
         if self.has_data:
             yield from self._several_targets_problems()
             if not self.features:

@@ -99,9 +99,9 @@ def test_a_run_on_the_gpu_survives_kill_9_and_ends_near_the_uninterrupted_one(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adagrad"])
-@pytest.mark.parametrize(("updates", "members"), [("dense", 1), ("rows", 1), ("rows", 2)])
+@pytest.mark.parametrize(("updates", "ensemble_size"), [("dense", 1), ("rows", 1), ("rows", 2)])
 def test_a_captured_step_learns_what_an_eager_one_does(
-    optimizer: str, updates: str, members: int, tmp_path: Path
+    optimizer: str, updates: str, ensemble_size: int, tmp_path: Path
 ) -> None:
     dataset = make_dataset(tmp_path / "dataset")
     found = {}
@@ -111,7 +111,7 @@ def test_a_captured_step_learns_what_an_eager_one_does(
             embedding_updates=updates, step=kind, clip_norm=1.0, accumulate=2, precision="fp32",
         )  # fmt: skip
         job = TrainingJob(
-            model=ModelSpec(hidden=(64, 32), members=members), training=training, dataset=dataset.path,
+            model=ModelSpec(hidden=(64, 32), ensemble_size=ensemble_size), training=training, dataset=dataset.path,
             dataset_digest="", processes=1, gpu=True,
         )  # fmt: skip
         (tmp_path / kind).mkdir()

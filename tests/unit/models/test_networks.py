@@ -31,10 +31,10 @@ def test_a_network_answers_with_one_row_of_outputs_per_row(
     assert scores.shape == (4, 2)
 
 
-@pytest.mark.parametrize(("kind", "members"), [("dcn", 1), ("ft_transformer", 1), ("mlp", 3)])
-def test_a_network_becomes_a_graph_that_answers_alike(kind: str, members: int) -> None:
+@pytest.mark.parametrize(("kind", "ensemble_size"), [("dcn", 1), ("ft_transformer", 1), ("mlp", 3)])
+def test_a_network_becomes_a_graph_that_answers_alike(kind: str, ensemble_size: int) -> None:
     shape = TableShape(numeric=3, sizes=(5, 7), outputs=1, units=True)
-    spec = ModelSpec(kind=kind, hidden=(8,), dropout=0.1, members=members)  # type: ignore[arg-type]
+    spec = ModelSpec(kind=kind, hidden=(8,), dropout=0.1, ensemble_size=ensemble_size)  # type: ignore[arg-type]
     network = build_model(spec, shape)
     network.get_buffer("scale").fill_(3.0)
     assert torch2onnx(network, shape).graph.output[0].name == "logits"
@@ -45,7 +45,7 @@ def test_members_learn_each_by_itself_and_answer_by_their_mean(task: str) -> Non
     shape = TableShape(
         numeric=3, sizes=(5, 7), outputs=4 if task == "multiclass" else 1, units=task == "regression"
     )
-    network = build_model(ModelSpec(hidden=(8,), members=3), shape)
+    network = build_model(ModelSpec(hidden=(8,), ensemble_size=3), shape)
     network.get_buffer("scale").fill_(2.0)
     network.get_buffer("shift").fill_(5.0)
     rows = (torch.randn(6, 3), torch.tensor([[0, 0], [4, 6], [1, 2], [3, 3], [2, 5], [0, 1]]))
@@ -65,10 +65,19 @@ def test_members_learn_each_by_itself_and_answer_by_their_mean(task: str) -> Non
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"model": {"members": 0}}, "model.members: Input should be greater than or equal to 1"),
-        ({"model": {"kind": "xgboost", "members": 2}}, "model.members means nothing to xgboost; take it out"),
-        ({"model": {"members": 2}, "training": {"prune": {}}}, "cuts one network, not model.members=2"),
-        ({"model": {"members": 2}, "training": {"strategy": "pipeline"}}, "lie side by side, not one after"),
+        ({"model": {"ensemble_size": 0}}, "model.ensemble_size: Input should be greater than or equal to 1"),
+        (
+            {"model": {"kind": "xgboost", "ensemble_size": 2}},
+            "model.ensemble_size means nothing to xgboost; take it out",
+        ),
+        (
+            {"model": {"ensemble_size": 2}, "training": {"prune": {}}},
+            "cuts one network, not model.ensemble_size=2",
+        ),
+        (
+            {"model": {"ensemble_size": 2}, "training": {"strategy": "pipeline"}},
+            "run side by side, not one after",
+        ),
     ],
 )
 def test_members_that_cannot_be_are_refused(

@@ -69,11 +69,13 @@ CASES = {
     "ddp-fp16": Case(both={"precision": "fp16"}, two={"strategy": "ddp"}),
     "fsdp": Case(both={"clip_norm": 1.0}, two={"strategy": "fsdp", "accumulate": 2}),
     "fsdp-transformer": Case(model=TRANSFORMER, two={"strategy": "fsdp", "gradient_checkpointing": True}),
-    "ddp-members": Case(
-        model={"members": 2}, both={"embedding_updates": "rows"}, two={"strategy": "ddp", "accumulate": 2}
+    "ddp-ensemble": Case(
+        model={"ensemble_size": 2},
+        both={"embedding_updates": "rows"},
+        two={"strategy": "ddp", "accumulate": 2},
     ),
-    "fsdp-members": Case(model={"members": 2}, two={"strategy": "fsdp"}),
-    "tensor-members": Case(model={"members": 2}, two={"strategy": "tensor"}),
+    "fsdp-ensemble": Case(model={"ensemble_size": 2}, two={"strategy": "fsdp"}),
+    "tensor-ensemble": Case(model={"ensemble_size": 2}, two={"strategy": "tensor"}),
     "tensor": Case(both={"clip_norm": 0.5}, two={"strategy": "tensor"}),
     "tensor-dcn": Case(model={"kind": "dcn"}, two={"strategy": "tensor", "accumulate": 2}),
     "tensor-transformer": Case(model=TRANSFORMER, two={"strategy": "tensor"}),

@@ -205,7 +205,7 @@ def test_machines_that_cannot_meet_are_refused(count: int, rendezvous: str | Non
 
 
 @pytest.mark.parametrize(
-    "model", [MODEL, ModelSpec(hidden=(8,), dropout=0.1, members=3)], ids=["one", "members"]
+    "model", [MODEL, ModelSpec(hidden=(8,), dropout=0.1, ensemble_size=3)], ids=["one", "ensemble"]
 )
 def test_one_rank_stopped_again_and_again_ends_with_the_same_weights(
     tmp_path: Path, model: ModelSpec
