@@ -40,7 +40,7 @@ class TrainingSpec(Section):
     """The weight decay."""
     clip_norm: float | None = Field(default=None, gt=0)
     """The largest norm of all gradients together. By default gradients are not clipped."""
-    accumulate: int = Field(default=1, ge=1)
+    gradient_accumulation: int = Field(default=1, ge=1)
     """The number of parts in which the rows of a step go through the network, to save memory."""
     class_weights: tuple[float, ...] | Literal["balanced"] | None = None
     """The weight of each class in the loss. `balanced` weighs by inverse frequency. By default all are equal."""
@@ -72,11 +72,15 @@ class TrainingSpec(Section):
     @model_validator(mode="after")
     def _batch_divides_over_processes(self) -> Self:
         rows, ranks = self.batch_rows, self.processes
-        if isinstance(rows, int) and isinstance(ranks, int) and rows % (ranks * self.accumulate):
-            parts = ranks * self.accumulate
+        if isinstance(rows, int) and isinstance(ranks, int) and rows % (ranks * self.gradient_accumulation):
+            parts = ranks * self.gradient_accumulation
             raise ValueError(
                 f"training.batch_rows={rows} does not divide over training.processes={ranks}"
-                + (f" with training.accumulate={self.accumulate}" if self.accumulate > 1 else "")
+                + (
+                    f" with training.gradient_accumulation={self.gradient_accumulation}"
+                    if self.gradient_accumulation > 1
+                    else ""
+                )
                 + f"; nearest that does: {max(rows // parts, 1) * parts}"
             )
         return self

@@ -108,7 +108,7 @@ def test_a_captured_step_learns_what_an_eager_one_does(
     for kind in ("captured", "eager"):
         training = TrainingSpec(
             epochs=3, batch_rows=100, learning_rate=0.003 if optimizer == "adamw" else 0.03, optimizer=optimizer,
-            embedding_updates=updates, step=kind, clip_norm=1.0, accumulate=2, precision="fp32",
+            embedding_updates=updates, step=kind, clip_norm=1.0, gradient_accumulation=2, precision="fp32",
         )  # fmt: skip
         job = TrainingJob(
             model=ModelSpec(hidden=(64, 32), ensemble_size=ensemble_size), training=training, dataset=dataset.path,

@@ -209,9 +209,9 @@ def _precision(training: TrainingSpec, world: Ranks) -> Literal["auto", "fp32", 
 
 def _parts(training: TrainingSpec, strategy: Strategy, batch_rows: int, world: Ranks, folder: Path) -> int:
     if strategy != "pipeline":
-        return training.accumulate
+        return training.gradient_accumulation
     least = _LEAST_PARTS_PER_RANK * world.size
-    wanted = max(training.accumulate, world.size)
+    wanted = max(training.gradient_accumulation, world.size)
     fitting = [parts for parts in range(wanted, batch_rows + 1) if batch_rows % parts == 0]
     if not fitting:
         reason = (

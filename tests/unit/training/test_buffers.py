@@ -64,7 +64,7 @@ class Net(nn.Module):
 CASES: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, settings of the training
     "alone": (1, {"gradient_checkpointing": True}),
     "ddp": (2, {"strategy": "ddp"}),
-    "fsdp": (2, {"strategy": "fsdp", "accumulate": 2}),
+    "fsdp": (2, {"strategy": "fsdp", "gradient_accumulation": 2}),
     "pipeline": (2, {"strategy": "pipeline", "gradient_checkpointing": True}),
 }
 

@@ -64,20 +64,20 @@ class Case:
 
 TRANSFORMER = {"kind": "ft_transformer"}
 CASES = {
-    "ddp": Case(both={"clip_norm": 1.0}, two={"strategy": "ddp", "accumulate": 2}),
+    "ddp": Case(both={"clip_norm": 1.0}, two={"strategy": "ddp", "gradient_accumulation": 2}),
     "ddp-rows": Case(both={"embedding_updates": "rows"}, two={"strategy": "ddp"}),
     "ddp-fp16": Case(both={"precision": "fp16"}, two={"strategy": "ddp"}),
-    "fsdp": Case(both={"clip_norm": 1.0}, two={"strategy": "fsdp", "accumulate": 2}),
+    "fsdp": Case(both={"clip_norm": 1.0}, two={"strategy": "fsdp", "gradient_accumulation": 2}),
     "fsdp-transformer": Case(model=TRANSFORMER, two={"strategy": "fsdp", "gradient_checkpointing": True}),
     "ddp-ensemble": Case(
         model={"ensemble_size": 2},
         both={"embedding_updates": "rows"},
-        two={"strategy": "ddp", "accumulate": 2},
+        two={"strategy": "ddp", "gradient_accumulation": 2},
     ),
     "fsdp-ensemble": Case(model={"ensemble_size": 2}, two={"strategy": "fsdp"}),
     "tensor-ensemble": Case(model={"ensemble_size": 2}, two={"strategy": "tensor"}),
     "tensor": Case(both={"clip_norm": 0.5}, two={"strategy": "tensor"}),
-    "tensor-dcn": Case(model={"kind": "dcn"}, two={"strategy": "tensor", "accumulate": 2}),
+    "tensor-dcn": Case(model={"kind": "dcn"}, two={"strategy": "tensor", "gradient_accumulation": 2}),
     "tensor-transformer": Case(model=TRANSFORMER, two={"strategy": "tensor"}),
     "pipeline-transformer": Case(model=TRANSFORMER, both={"clip_norm": 0.5}, two={"strategy": "pipeline"}),
     "pipeline-own": Case(

@@ -139,7 +139,7 @@ def test_two_processes_without_enough_memory_are_started_again_with_smaller_part
     hungry = {"precision": "fp32", "epochs": 2, "batch_rows": 100, "processes": 2}
     model = ModelSpec(module=f"{tmp_path / 'net.py'}:Net", options={"limit": 25})
     launcher.train(model, TrainingSpec(**hungry), dataset, folder=folder, say=said.append)
-    frugal = job_of(model, TrainingSpec(**hungry, accumulate=2), dataset).model_dump_json()
+    frugal = job_of(model, TrainingSpec(**hungry, gradient_accumulation=2), dataset).model_dump_json()
     assert run_ranks(2, train_rank, frugal, reference, None) == [0, 0]
     assert any("out of memory: 25 rows at a time from now on, still 100 in a step" in line for line in said)
     assert sum("2 processes" in line for line in said) == 2

@@ -150,7 +150,7 @@ def test_a_forked_process_that_has_ended_can_be_told_to_stop_like_any_other(tmp_
 def test_a_search_in_which_everything_fails_says_why(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data", rows=SMALL)
     training = TrainingSpec(batch_rows=500, processes=1)
-    spec = SearchSpec(space={"training.accumulate": RangeSpec(choice=(3, 7))}, trials=30)
+    spec = SearchSpec(space={"training.gradient_accumulation": RangeSpec(choice=(3, 7))}, trials=30)
     with pytest.raises(SearchFailed, match="batch_rows=500 does not divide") as failed:
         search(MODEL, training, spec, [dataset], folder=tmp_path / "search", home=tmp_path)
     assert str(tmp_path / "search") in str(failed.value)

@@ -141,14 +141,14 @@ def test_large_tables_are_updated_by_row(rows: int, codes: int, pays: bool) -> N
 
 
 def test_a_step_in_parts_learns_what_a_whole_one_does(tmp_path: Path, dataset: Dataset) -> None:
-    whole, parts = run(tmp_path / "whole", dataset), run(tmp_path / "parts", dataset, accumulate=4)
+    whole, parts = run(tmp_path / "whole", dataset), run(tmp_path / "parts", dataset, gradient_accumulation=4)
     for one, other in zip(whole["epochs"], parts["epochs"], strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
 
 
 def test_out_of_memory_cuts_the_step_and_not_the_batch(tmp_path: Path, dataset: Dataset) -> None:
     hungry = run(tmp_path / "hungry", dataset, own(tmp_path, "Hungry"), batch_rows=128)
-    frugal = run(tmp_path / "frugal", dataset, own(tmp_path, "Net"), batch_rows=128, accumulate=8)
+    frugal = run(tmp_path / "frugal", dataset, own(tmp_path, "Net"), batch_rows=128, gradient_accumulation=8)
     assert choices(tmp_path / "hungry")["parts"] == 8  # 16 rows at a time
     assert choices(tmp_path / "hungry")["batch_rows"] == 128
     assert hungry["epochs"][-1]["loss"] == pytest.approx(frugal["epochs"][-1]["loss"], abs=1e-5)
