@@ -47,9 +47,9 @@ class TrainingSpec(Section):
     patience: int | None = Field(default=None, ge=1)
     """Stop after this many epochs without a better valid metric (xgboost: rounds, by default 50). By default all
     epochs are trained."""
-    embedding_updates: Literal["auto", "dense", "rows"] = "auto"
+    embedding_updates: Literal["auto", "dense", "sparse"] = "auto"
     """Which rows of the embedding table a step updates: all (`dense`), or only those that occur in its batch
-    (`rows`). `auto` decides by the size of the table."""
+    (`sparse`). `auto` decides by the size of the table."""
     seed: int = 0
     """The seed of all random numbers."""
     processes: int | Literal["auto"] = "auto"

@@ -187,7 +187,7 @@ def _under_the_roof(product_share: float, memory_share: float) -> tuple[Bound, s
             "memory",
             (
                 f"moving numbers is {memory_share:.0%} of the work: a smaller model.embedding or "
-                "training.embedding_updates: rows moves fewer"
+                "training.embedding_updates: sparse moves fewer"
             ),
         )
     return (

@@ -99,7 +99,7 @@ def test_a_run_on_the_gpu_survives_kill_9_and_ends_near_the_uninterrupted_one(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adagrad"])
-@pytest.mark.parametrize(("updates", "ensemble_size"), [("dense", 1), ("rows", 1), ("rows", 2)])
+@pytest.mark.parametrize(("updates", "ensemble_size"), [("dense", 1), ("sparse", 1), ("sparse", 2)])
 def test_a_captured_step_learns_what_an_eager_one_does(
     optimizer: str, updates: str, ensemble_size: int, tmp_path: Path
 ) -> None:

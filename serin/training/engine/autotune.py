@@ -252,7 +252,7 @@ def _by_row(training: TrainingSpec, network: nn.Module, batch_rows: int) -> bool
     if training.strategy not in ("auto", "ddp"):
         return False
     if training.embedding_updates != "auto":
-        return training.embedding_updates == "rows"
+        return training.embedding_updates == "sparse"
     return any(
         by_row_pays(len(table.weight), batch_rows * len(table.offsets)) for table in category_tables(network)
     )

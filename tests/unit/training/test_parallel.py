@@ -65,13 +65,13 @@ class Case:
 TRANSFORMER = {"kind": "ft_transformer"}
 CASES = {
     "ddp": Case(both={"clip_norm": 1.0}, two={"strategy": "ddp", "gradient_accumulation": 2}),
-    "ddp-rows": Case(both={"embedding_updates": "rows"}, two={"strategy": "ddp"}),
+    "ddp-sparse": Case(both={"embedding_updates": "sparse"}, two={"strategy": "ddp"}),
     "ddp-fp16": Case(both={"precision": "fp16"}, two={"strategy": "ddp"}),
     "fsdp": Case(both={"clip_norm": 1.0}, two={"strategy": "fsdp", "gradient_accumulation": 2}),
     "fsdp-transformer": Case(model=TRANSFORMER, two={"strategy": "fsdp", "gradient_checkpointing": True}),
     "ddp-ensemble": Case(
         model={"ensemble_size": 2},
-        both={"embedding_updates": "rows"},
+        both={"embedding_updates": "sparse"},
         two={"strategy": "ddp", "gradient_accumulation": 2},
     ),
     "fsdp-ensemble": Case(model={"ensemble_size": 2}, two={"strategy": "fsdp"}),

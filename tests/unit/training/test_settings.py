@@ -100,14 +100,14 @@ def own(folder: Path, name: str, **options: Any) -> ModelSpec:
 
 
 @pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 0.01), ("sgd", 0.1), ("adagrad", 0.05)])
-@pytest.mark.parametrize("updates", ["dense", "rows"])
+@pytest.mark.parametrize("updates", ["dense", "sparse"])
 def test_every_optimizer_learns(
     tmp_path: Path, dataset: Dataset, optimizer: str, rate: float, updates: str
 ) -> None:
     settings = {"optimizer": optimizer, "learning_rate": rate, "embedding_updates": updates}
     found = run(tmp_path / "run", dataset, epochs=4, **settings)
     assert found["metrics"]["test_auc"] > 0.75
-    assert choices(tmp_path / "run")["by_row"] == (updates == "rows")
+    assert choices(tmp_path / "run")["by_row"] == (updates == "sparse")
 
 
 @pytest.mark.parametrize("kind", ["dcn", "ft_transformer"])
