@@ -93,11 +93,8 @@ class PipelineSpec(Section):
                 f"cuts one network, not model.ensemble_size={model.ensemble_size}; take one of them out",
             )
         if self.training.strategy == "pipeline" and model.ensemble_size > 1:
-            yield (
-                "training.strategy",
-                f"the networks of model.ensemble_size={model.ensemble_size} run side by side, not one after the other; "
-                "use ddp, fsdp or tensor",
-            )
+            text = f"model.ensemble_size={model.ensemble_size} networks run side by side, not one after the other"
+            yield "training.strategy", f"{text}; use ddp, fsdp or tensor"
         if self.has_data:
             yield from self._several_targets_problems()
             if not self.features:
