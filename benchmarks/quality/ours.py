@@ -22,8 +22,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     """`settings` by their keys in a spec (`model.hidden`); `test`: score the test rows too."""
     gpu = bool(request.get("gpu"))
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
-    step = "captured" if gpu else "eager"  # nothing is to be chosen by a measurement here
-    fixed = {"seed": request["seed"], "precision": "fp32", "step": step}
+    execution = "cuda_graph" if gpu else "eager"  # nothing is to be chosen by a measurement here
+    fixed = {"seed": request["seed"], "precision": "fp32", "execution": execution}
     sections: dict[str, dict[str, Any]] = {"model": {}, "training": fixed}
     for path, value in request["settings"].items():
         section, _, key = path.partition(".")

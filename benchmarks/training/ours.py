@@ -63,8 +63,8 @@ def train(request: dict[str, Any], world: Ranks) -> dict[str, Any]:
     return {
         "seconds": loop.work_s,
         "loss": loop.position.epochs[-1].loss,
-        "step": loop.choices.step,
-        "reason": loop.choices.step_reason,
+        "step": loop.choices.execution,
+        "reason": loop.choices.execution_reason,
         "precision": loop.choices.precision,
     }
 

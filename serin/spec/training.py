@@ -10,6 +10,8 @@ from serin.spec.section import Section
 
 Strategy = Literal["ddp", "fsdp", "tensor", "pipeline"]
 """How several processes share one network."""
+Execution = Literal["eager", "compiled", "cuda_graph"]
+"""How a step runs: operation by operation, compiled by torch, or captured as one CUDA graph."""
 
 
 class PruneSpec(Section):
@@ -61,9 +63,9 @@ class TrainingSpec(Section):
     `pipeline` (consecutive layers). `auto` decides by the memory that is needed."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for about a third more time."""
-    step: Literal["auto", "eager", "captured", "compiled"] = "auto"
-    """How a step is executed. `auto` takes a CUDA graph where a short measurement finds it faster, and never
-    compiles."""
+    execution: Literal["auto", Execution] = "auto"
+    """How a step runs: `eager`, `compiled` by torch, or captured as a `cuda_graph`. `auto` takes a CUDA graph where a
+    short measurement finds it faster, and never compiles."""
     checkpoint_every_steps: int | Literal["auto"] = "auto"
     """Steps between checkpoints. `auto` saves every minute and at the end of each epoch."""
     prune: PruneSpec | None = None

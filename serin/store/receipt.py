@@ -179,7 +179,7 @@ def _under_the_roof(product_share: float, memory_share: float) -> tuple[Bound, s
             "launch",
             (
                 f"at best the same would take {best:.0%} of the time, the rest is many small operations: raise "
-                "training.batch_rows, or let training.step be captured or compiled"
+                "training.batch_rows, or set training.execution to cuda_graph or compiled"
             ),
         )
     if memory_share > product_share:

@@ -52,7 +52,7 @@ def test_the_metrics_on_a_gpu_are_those_of_the_saved_weights(
     (tmp_path / "net.py").write_text(NET)
     job = TrainingJob(
         model=ModelSpec(module=f"{tmp_path / 'net.py'}:Net", options={"replaced": replaced}),
-        training=TrainingSpec(epochs=2, batch_rows=batch_rows, precision="fp32", step="captured"),
+        training=TrainingSpec(epochs=2, batch_rows=batch_rows, precision="fp32", execution="cuda_graph"),
         dataset=dataset.path,
         dataset_digest="",
         processes=1,
@@ -61,8 +61,8 @@ def test_the_metrics_on_a_gpu_are_those_of_the_saved_weights(
     (tmp_path / "run").mkdir()
     worker.train(job, tmp_path / "run", Ranks(rank=0, size=1, device=torch.device("cuda", 0)), lambda: False)
     choices = json.loads((tmp_path / "run" / "choices.json").read_text())
-    assert choices["step"] == ("eager" if replaced else "captured")
-    assert ("network.center is replaced" in choices["step_reason"]) is replaced
+    assert choices["execution"] == ("eager" if replaced else "cuda_graph")
+    assert ("network.center is replaced" in choices["execution_reason"]) is replaced
     network = load_model(tmp_path / "run" / "result")
     steps = json.loads((tmp_path / "run" / "result" / "state.json").read_text())["step"]
     assert int(network.get_buffer("network.layers.1.num_batches_tracked")) == steps

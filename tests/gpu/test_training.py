@@ -90,8 +90,8 @@ def test_a_run_on_the_gpu_survives_kill_9_and_ends_near_the_uninterrupted_one(
     assert difference < 1e-3  # sums on a GPU may come in another order; equal bits were seen on an H200
     assert interrupted.metrics["test_auc"] == pytest.approx(whole.metrics["test_auc"], abs=1e-3)
     choices = json.loads((tmp_path / "whole" / "choices.json").read_text())
-    print("chosen", choices["step"], choices["step_reason"])
-    assert choices["step"] == "captured"
+    print("chosen", choices["execution"], choices["execution_reason"])
+    assert choices["execution"] == "cuda_graph"
     (cost,) = json.loads((tmp_path / "whole" / "receipt.json").read_text())["device"]
     print("receipt", cost)
     assert cost["peak_bytes"] > 0
@@ -105,10 +105,10 @@ def test_a_captured_step_learns_what_an_eager_one_does(
 ) -> None:
     dataset = make_dataset(tmp_path / "dataset")
     found = {}
-    for kind in ("captured", "eager"):
+    for kind in ("cuda_graph", "eager"):
         training = TrainingSpec(
             epochs=3, batch_rows=100, learning_rate=0.003 if optimizer == "adamw" else 0.03, optimizer=optimizer,
-            embedding_updates=updates, step=kind, clip_norm=1.0, gradient_accumulation=2, precision="fp32",
+            embedding_updates=updates, execution=kind, clip_norm=1.0, gradient_accumulation=2, precision="fp32",
         )  # fmt: skip
         job = TrainingJob(
             model=ModelSpec(hidden=(64, 32), ensemble_size=ensemble_size), training=training, dataset=dataset.path,
@@ -116,15 +116,19 @@ def test_a_captured_step_learns_what_an_eager_one_does(
         )  # fmt: skip
         (tmp_path / kind).mkdir()
         worker.train(job, tmp_path / kind, Ranks(rank=0, size=1, device=GPU), lambda: False)
-        assert json.loads((tmp_path / kind / "choices.json").read_text())["step"] == kind
+        assert json.loads((tmp_path / kind / "choices.json").read_text())["execution"] == kind
         found[kind] = json.loads((tmp_path / kind / "result" / "metrics.json").read_text())
     losses = [[epoch["loss"] for epoch in found[kind]["epochs"]] for kind in found]
     difference = max(abs(a - b) for a, b in zip(*losses, strict=True))
     print(
-        optimizer, updates, "largest difference of an epoch's loss", difference, found["captured"]["metrics"]
+        optimizer,
+        updates,
+        "largest difference of an epoch's loss",
+        difference,
+        found["cuda_graph"]["metrics"],
     )
     assert difference < 1e-3
-    assert found["captured"]["metrics"]["test_auc"] > 0.75
+    assert found["cuda_graph"]["metrics"]["test_auc"] > 0.75
 
 
 def job_of(dataset: Dataset, model: ModelSpec, **settings: Any) -> TrainingJob:
@@ -173,7 +177,11 @@ def test_precision_and_batch_are_measured_and_written_down(tmp_path: Path) -> No
     train_here(tmp_path / "run", job_of(dataset, ModelSpec(hidden=(512, 256)), epochs=1))
     found = choices(tmp_path / "run")
     print(
-        {name: found[name] for name in found if name.startswith(("batch", "precision", "step", "learning"))}
+        {
+            name: found[name]
+            for name in found
+            if name.startswith(("batch", "precision", "execution", "learning"))
+        }
     )
     measured = dict(re.findall(r"(\w+) ([\d.]+) ms", found["precision_reason"]))
     assert {"fp32", "tf32", "bf16"} <= measured.keys()
@@ -184,11 +192,17 @@ def test_precision_and_batch_are_measured_and_written_down(tmp_path: Path) -> No
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_every_precision_learns_in_a_captured_step(precision: str, tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "dataset")
-    asked = {"epochs": 3, "batch_rows": 100, "learning_rate": 3e-3, "clip_norm": 1.0, "step": "captured"}
+    asked = {
+        "epochs": 3,
+        "batch_rows": 100,
+        "learning_rate": 3e-3,
+        "clip_norm": 1.0,
+        "execution": "cuda_graph",
+    }
     found = train_here(
         tmp_path / "run", job_of(dataset, ModelSpec(hidden=(64, 32)), precision=precision, **asked)
     )
-    assert choices(tmp_path / "run")["step"] == "captured"
+    assert choices(tmp_path / "run")["execution"] == "cuda_graph"
     assert choices(tmp_path / "run")["precision"] == precision
     print(precision, [epoch["loss"] for epoch in found["epochs"]])
     assert found["metrics"]["test_auc"] > 0.75
@@ -199,11 +213,11 @@ def test_a_group_of_one_over_nccl_is_captured_and_learns_what_one_alone_does(
 ) -> None:
     dataset = make_dataset(tmp_path / "dataset")
     job = job_of(
-        dataset, MODEL, epochs=3, batch_rows=100, learning_rate=3e-3, precision="fp32", step="captured"
+        dataset, MODEL, epochs=3, batch_rows=100, learning_rate=3e-3, precision="fp32", execution="cuda_graph"
     )
     found = [train_here(tmp_path / name, job, world) for name, world in (("a", ALONE), ("b", group_of_one))]
-    print(choices(tmp_path / "b")["step"], choices(tmp_path / "b")["step_reason"])
-    assert choices(tmp_path / "b")["step"] == "captured"
+    print(choices(tmp_path / "b")["execution"], choices(tmp_path / "b")["execution_reason"])
+    assert choices(tmp_path / "b")["execution"] == "cuda_graph"
     losses = [[epoch["loss"] for epoch in one["epochs"]] for one in found]
     difference = max(abs(a - b) for a, b in zip(*losses, strict=True))
     print("largest difference of an epoch's loss", difference)

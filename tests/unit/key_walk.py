@@ -58,7 +58,7 @@ train export: model.blocks model.heads model.rounds model.module model.script mo
 train export: model.answer model.task model.classes model.golden training.epochs training.batch_rows
 train export: training.optimizer training.learning_rate training.schedule training.weight_decay
 train export: training.clip_norm training.gradient_accumulation training.class_weights training.patience
-train export: training.embedding_updates training.seed training.precision training.step
+train export: training.embedding_updates training.seed training.precision training.execution
 train export: training.prune.share training.prune.epochs
 export: etl.engine etl.workers training.processes training.strategy training.gradient_checkpointing
 export: training.checkpoint_every_steps

@@ -97,7 +97,7 @@ def _taken_up(
         raise TrainingRefused(folder=folder, reason=reason)
     if kept.device == _device(world):
         return kept
-    fresh = {"device": _device(world), "precision": _precision(training, world), "step": "auto"}
+    fresh = {"device": _device(world), "precision": _precision(training, world), "execution": "auto"}
     return kept.model_copy(update=fresh)  # what was measured there says nothing here
 
 

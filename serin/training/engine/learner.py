@@ -23,7 +23,7 @@ class Learner:
     def __init__(
         self, network: nn.Module, training: TrainingSpec, choices: ResolvedSettings, loss: Loss, world: Ranks
     ) -> None:
-        self.network, self.world, self.wanted_step = network, world, training.step
+        self.network, self.world, self.wanted_execution = network, world, training.execution
         if training.gradient_checkpointing:
             recompute_parts(network)
         self.updates = Optimizer(network, training, world, by_row=choices.by_row, strategy=choices.strategy)
@@ -38,7 +38,7 @@ class Learner:
 
     @property
     def may_capture(self) -> bool:
-        return self.wanted_step in ("auto", "captured") and not self.why_not_captured
+        return self.wanted_execution in ("auto", "cuda_graph") and not self.why_not_captured
 
     @property
     def why_not_captured(self) -> str:

@@ -123,23 +123,23 @@ class Loop:
 
     def _ready(self) -> TunedStep:
         """The step as it was chosen when the run began; chosen now when it begins."""
-        wanted, ready = self._training.step, None
+        wanted, ready = self._training.execution, None
         while ready is None:
-            decided = self.choices.step != "auto"
-            kind = self.choices.step if decided else wanted
+            decided = self.choices.execution != "auto"
+            kind = self.choices.execution if decided else wanted
             try:
                 ready = ready_step(self.learner, self._loader, kind, self.choices.precision)
             except torch.OutOfMemoryError as error:  # while steps are timed
                 rows = self.choices.batch_rows // self.learner.spread.rows.size
                 self._take_smaller_parts(rows, error)
-        if decided and ready.kind != self.choices.step:
+        if decided and ready.kind != self.choices.execution:
             self._reporter.note(
-                f"the step is {ready.kind} now, no longer {self.choices.step}: {ready.reason}"
+                f"steps run as {ready.kind} now, no longer as {self.choices.execution}: {ready.reason}"
             )
         elif not decided and wanted not in ("auto", ready.kind):
-            self._reporter.note(f"the step is {ready.kind}: {ready.reason}")
+            self._reporter.note(f"steps run as {ready.kind}: {ready.reason}")
         if not decided:
-            self._choose(step=ready.kind, step_reason=ready.reason)
+            self._choose(execution=ready.kind, execution_reason=ready.reason)
         if self.choices.precision == "auto":
             self._choose(precision=ready.precision, precision_reason=ready.precision_reason)
         self._run = ready.run
@@ -188,7 +188,7 @@ class Loop:
             raise TrainingRefused(folder=self._folder, reason=reason) from error
         still = f"still {self.choices.batch_rows:,} in a step"
         text = f"out of memory: {count // parts:,} rows at a time from now on, {still}"
-        smaller = {"parts": parts, "step": "eager", "step_reason": "out of memory"}
+        smaller = {"parts": parts, "execution": "eager", "execution_reason": "out of memory"}
         if self._world.size > 1:
             write_choices(
                 self._folder, self.choices.model_copy(update=smaller)

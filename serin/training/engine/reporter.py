@@ -37,8 +37,8 @@ class Reporter:
             precision=choices.precision,
             precision_reason=choices.precision_reason,
             strategy=choices.strategy,
-            step_kind=choices.step,
-            step_reason=choices.step_reason,
+            execution=choices.execution,
+            execution_reason=choices.execution_reason,
         )
 
     def steps(

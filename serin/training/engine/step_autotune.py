@@ -20,11 +20,11 @@ from serin.training.engine.precision import Precision, candidates, choose_precis
 from serin.training.engine.step import CapturedStep, CapturedSteps, Step, capture_pays, seconds_per_step
 from serin.training.parallel.buffers import buffers_kept
 from serin.training.parallel.dtensors import fill, full
+from serin.spec.training import Execution
 
 _SHORT_S = 1e-3
 _AT_ONCE = 8
 
-Kind = Literal["eager", "captured", "compiled"]
 Feed = Callable[[int, int], Iterator[Tensor | Batch]]
 
 
@@ -34,7 +34,7 @@ class TunedStep:
 
     run: Callable[[Tensor | Batch], Tensor]
     feed: Feed
-    kind: Kind
+    kind: Execution
     reason: str
     precision: Precision
     precision_reason: str = ""
@@ -44,7 +44,7 @@ class TunedStep:
 def ready_step(
     learner: Learner,
     loader: Loader | StreamLoader,
-    kind: Literal["auto"] | Kind,
+    kind: Literal["auto"] | Execution,
     precision: Literal["auto"] | Precision,
 ) -> TunedStep:
     """The step as wanted; eager, with the reason, where that cannot be. Leaves weights and randomness as they were.
@@ -78,7 +78,7 @@ class _Trial:
         self._batches: Feed = loader.batches
         self._rows: Feed = loader.row_numbers if isinstance(loader, Loader) else loader.batches
 
-    def choose_precision(self, kind: Literal["auto"] | Kind) -> tuple[Precision, str]:
+    def choose_precision(self, kind: Literal["auto"] | Execution) -> tuple[Precision, str]:
         seconds: dict[Precision, float] = {}
         for precision in candidates(self._world.device):
             self._step.set_precision(precision)
@@ -89,18 +89,18 @@ class _Trial:
         return choose_precision(seconds, on_cpu=self._world.device.type == "cpu")
 
     def prepare(
-        self, kind: Literal["auto"] | Kind, *, sure: bool = False
-    ) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Kind, str]:
-        """`sure`: captured when it can be, without a look at whether that pays."""
+        self, kind: Literal["auto"] | Execution, *, sure: bool = False
+    ) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Execution, str]:
+        """`sure`: use a CUDA graph where it is possible, without measuring whether it pays."""
         match kind:
             case "eager":
                 return self._eager("asked for")
             case "compiled":
                 return self._compiled()
-            case "auto" | "captured":
+            case "auto" | "cuda_graph":
                 if self._learner.why_not_captured:
                     return self._eager(self._learner.why_not_captured)
-                return self._captured(sure=sure or kind == "captured")
+                return self._captured(sure=sure or kind == "cuda_graph")
 
     def stretch(self, run: Callable[[Tensor | Batch], Tensor]) -> GraphedSteps | None:
         """Several captured steps at once, where one is short and nobody else takes part in it."""
@@ -118,10 +118,10 @@ class _Trial:
             return None
         return GraphedSteps(many, self._loader, self._world.device)
 
-    def _eager(self, reason: str) -> tuple[Step, Feed, Kind, str]:
+    def _eager(self, reason: str) -> tuple[Step, Feed, Execution, str]:
         return self._step, self._batches, "eager", reason
 
-    def _captured(self, *, sure: bool) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Kind, str]:
+    def _captured(self, *, sure: bool) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Execution, str]:
         example, captured, failure = self._example(), None, ""
         try:
             captured = CapturedStep(self._step, example)
@@ -133,15 +133,15 @@ class _Trial:
         if captured is None or failed:
             return self._eager(f"cannot be captured: {failure or 'another process could not'}")
         if sure:
-            return captured, self._rows, "captured", "asked for"
+            return captured, self._rows, "cuda_graph", "asked for"
         captured_s = seconds_per_step(lambda: captured(example), self._world)
         eager_s = seconds_per_step(lambda: self._step(example), self._world)
-        reason = f"captured {captured_s * 1e3:.3f} ms, eager {eager_s * 1e3:.3f} ms per step"
+        reason = f"CUDA graph {captured_s * 1e3:.3f} ms, eager {eager_s * 1e3:.3f} ms per step"
         if not capture_pays(eager_s, captured_s):
             return self._eager(reason)
-        return captured, self._rows, "captured", reason
+        return captured, self._rows, "cuda_graph", reason
 
-    def _compiled(self) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Kind, str]:
+    def _compiled(self) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Execution, str]:
         try:
             compiled = self._step.compiled()
             compiled(next(iter(self._batches(0, 1))))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from serin.spec.model import ModelSpec
 from serin.spec.section import Section
-from serin.spec.training import Strategy, TrainingSpec
+from serin.spec.training import Execution, Strategy, TrainingSpec
 
 # Change how a run goes, not where it ends up: a run may be resumed with other values of these.
 _FREE = frozenset({"processes", "strategy", "gradient_checkpointing", "checkpoint_every_steps"})
@@ -63,8 +63,8 @@ class ResolvedSettings(Section):
     strategy_reason: str = ""
     by_row: bool = False  # are category tables updated row by row?
     parts: int = 1  # in which a rank's rows go through the network
-    step: Literal["auto", "eager", "captured", "compiled"] = "auto"  # auto: not decided yet
-    step_reason: str = ""
+    execution: Literal["auto", Execution] = "auto"  # auto: not decided yet
+    execution_reason: str = ""
     device: Literal["cpu", "cuda"]
     torch: str
 

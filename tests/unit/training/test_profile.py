@@ -19,7 +19,7 @@ from tests.fakes.datasets import make_dataset
 def test_a_short_run_is_traced_and_says_where(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data", rows={"train": 2000, "valid": 100})
     job = TrainingJob(
-        model=ModelSpec(hidden=(8,)), training=TrainingSpec(epochs=2, batch_rows=500, step="eager"),
+        model=ModelSpec(hidden=(8,)), training=TrainingSpec(epochs=2, batch_rows=500, execution="eager"),
         dataset=dataset.path, dataset_digest=dataset.digest, processes=1, gpu=False, profile=True,
     )  # fmt: skip
     follower = Follower(tmp_path)

@@ -244,11 +244,11 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_why(
         raise RuntimeError("no C++ compiler found\nmore about it")
 
     monkeypatch.setattr(torch, "compile", no_compiler)
-    tried = run(tmp_path / "tried", dataset, step="compiled")
-    assert choices(tmp_path / "tried")["step"] == "eager"
-    assert choices(tmp_path / "tried")["step_reason"] == "cannot be compiled: no C++ compiler found"
+    tried = run(tmp_path / "tried", dataset, execution="compiled")
+    assert choices(tmp_path / "tried")["execution"] == "eager"
+    assert choices(tmp_path / "tried")["execution_reason"] == "cannot be compiled: no C++ compiler found"
     assert (
-        tried["epochs"] == run(tmp_path / "eager", dataset, step="eager")["epochs"]
+        tried["epochs"] == run(tmp_path / "eager", dataset, execution="eager")["epochs"]
     )  # trying changed nothing
 
 
