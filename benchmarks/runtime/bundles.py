@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 NUMBERS, TEXTS, VOCABULARY = 13, 8, 2000
-VARIANTS = ["fp32", "fp16", "int8", "int8_dynamic", "small_tables"]
+VARIANTS = ["fp32", "fp16", "int8", "int8_dynamic", "int8_embeddings"]
 
 
 def make_table(path: Path, rows: int) -> None:

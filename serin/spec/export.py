@@ -27,10 +27,10 @@ class ExportSpec(Section):
     """How a trained model becomes a published version: its variants, and what they must prove."""
 
     variants: tuple[
-        Literal["fp32", "fp16", "int8", "int8_dynamic", "small_tables", "pruned", "tensorrt"], ...
+        Literal["fp32", "fp16", "int8", "int8_dynamic", "int8_embeddings", "pruned", "tensorrt"], ...
     ] = Field(default=("fp32",), min_length=1)
     """The variants to build and compare: `fp32` (always), `fp16`, `int8` (8-bit layers, calibrated), `int8_dynamic`
-    (8-bit layers, ranges per batch), `small_tables` (8-bit embedding tables), `pruned` (needs `training.prune`) and
+    (8-bit layers, ranges per batch), `int8_embeddings` (8-bit embedding tables), `pruned` (needs `training.prune`) and
     `tensorrt`. The fastest one that passes is served. One that cannot be built on this machine is reported."""
     tolerance: float = Field(default=1e-4, gt=0)
     """The largest allowed difference between a score of the graph and the trainer's."""

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not has_device("cuda"), reason="this ONNX Runtime has no CUDA provider"),
 ]
 
-ASKED = {"target": "gpu", "variants": ["fp32", "fp16", "int8", "small_tables", "tensorrt"]}
+ASKED = {"target": "gpu", "variants": ["fp32", "fp16", "int8", "int8_embeddings", "tensorrt"]}
 
 
 @pytest.mark.parametrize("kind", ["mlp", "ft_transformer"])

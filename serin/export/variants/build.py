@@ -15,7 +15,7 @@ from serin.export.convert.onnx2trt import missing_tensorrt
 from serin.export.session import Device
 from serin.export.variants.fp16 import to_fp16
 from serin.export.variants.int8 import to_int8, to_int8_dynamic
-from serin.export.variants.int8_embeddings import to_small_tables
+from serin.export.variants.int8_embeddings import to_int8_embeddings
 from serin.formats.wire import Array
 
 CALIBRATION_ROWS = 2048
@@ -48,7 +48,7 @@ def build_variants(
         "fp16": lambda: to_fp16(network.graph, rows),
         "int8": lambda: to_int8(network.graph, rows),
         "int8_dynamic": lambda: to_int8_dynamic(network.graph),
-        "small_tables": lambda: to_small_tables(network.graph),
+        "int8_embeddings": lambda: to_int8_embeddings(network.graph),
         "pruned": lambda: network.smaller.get("pruned", "the training left no pruned weights"),
         "tensorrt": lambda: missing_tensorrt() or network.graph,
     }

@@ -13,7 +13,7 @@ _FEWEST_ROWS = 64  # below this nothing is saved
 _STEPS = 127.0
 
 
-def to_small_tables(network: onnx.ModelProto) -> onnx.ModelProto | str:
+def to_int8_embeddings(network: onnx.ModelProto) -> onnx.ModelProto | str:
     """The network with its tables made small; or the reason why it cannot be."""
     model = onnx.ModelProto()
     model.CopyFrom(network)

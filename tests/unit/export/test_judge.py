@@ -105,7 +105,7 @@ def test_a_segment_that_suffers_alone_is_named(network: Network) -> None:
     table.CopyFrom(onnx.numpy_helper.from_array(values, table.name))
     _, judged = judge_variants(
         replace(context, rows=rows),
-        [Variant(name="fp32", graph=network.graph), Variant(name="small_tables", graph=hurt)],
+        [Variant(name="fp32", graph=network.graph), Variant(name="int8_embeddings", graph=hurt)],
     )
     assert judged[1].status == "rejected"
     assert "auc of carrier=AA drops by" in judged[1].reason

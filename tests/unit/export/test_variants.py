@@ -19,7 +19,7 @@ from serin.models.shape import TableShape
 from serin.spec.model import ModelSpec
 from tests.unit.export.small_court import rows_of, small_court, small_network
 
-ALL = ("fp16", "int8", "fp32", "int8_dynamic", "small_tables", "pruned", "tensorrt")
+ALL = ("fp16", "int8", "fp32", "int8_dynamic", "int8_embeddings", "pruned", "tensorrt")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_every_variant_answers_nearly_as_fp32_does_and_all_of_them_are_judged(ne
     assert status["pruned"] == "unavailable"
     if missing_tensorrt():
         assert status["tensorrt"] == "unavailable"
-    for name in ("fp16", "int8", "int8_dynamic", "small_tables"):
+    for name in ("fp16", "int8", "int8_dynamic", "int8_embeddings"):
         found = next(one for one in judged if one.name == name)
         assert found.largest_score_difference is not None, found.reason
         assert found.largest_score_difference < 0.05
@@ -85,14 +85,14 @@ def test_a_regression_in_large_units_passes_in_fp16() -> None:
     assert judged[1].largest_score_difference < 0.01
 
 
-def test_small_tables_take_a_quarter_of_the_room() -> None:
+def test_int8_embeddings_take_a_quarter_of_the_memory() -> None:
     torch.manual_seed(1)
     shape = TableShape(numeric=2, sizes=(4000, 3000), outputs=1)
     plain = torch2onnx(build_model(ModelSpec(hidden=(8,), embedding=16), shape), shape)
     network = Network(graph=plain, reference=lambda num, cat: num, made_by="torch")
     rows = {"num": np.zeros((4, 2), np.float32), "cat": np.array([[0, 0], [3999, 2999], [7, 2], [9, 1]])}
-    small = {one.name: one for one in build_variants(("fp32", "small_tables"), network, rows, "cpu")}
-    built = small["small_tables"]
+    small = {one.name: one for one in build_variants(("fp32", "int8_embeddings"), network, rows, "cpu")}
+    built = small["int8_embeddings"]
     assert isinstance(built, Variant)
     assert built.graph.ByteSize() < 0.35 * plain.ByteSize()
     wanted, found = (open_session(graph).run(["logits"], rows)[0] for graph in (plain, built.graph))
@@ -115,7 +115,7 @@ def test_a_model_without_layers_has_no_variants_and_says_so() -> None:
     assert [one.name for one in built if isinstance(one, Variant)] == ["fp32"]
     reasons = {one.name: one.reason for one in built if isinstance(one, Unavailable)}
     assert "no layers of weights" in reasons["int8"]
-    assert "no embedding table" in reasons["small_tables"]
+    assert "no embedding table" in reasons["int8_embeddings"]
 
 
 def test_operations_are_counted_for_one_row() -> None:

@@ -17,7 +17,7 @@ def test_the_defaults_ask_for_one_variant_and_a_candidate_that_is_not_worse() ->
     ("given", "says"),
     [
         ({"variants": ["fp16"]}, "add fp32; the others are judged against it"),
-        ({"variants": ["fp32", "fp8"]}, "'small_tables'"),
+        ({"variants": ["fp32", "fp8"]}, "'int8_embeddings'"),
         ({"batch_mix": {1: 0.5, 8: 0.2}}, "shares lie above 0 and add up to 1"),
         ({"batch_mix": {0: 1.0}}, "rows are at least 1"),
         ({"budget": {"max_drop": -1}}, "greater than or equal to 0"),
