@@ -25,6 +25,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   └── GpuUnusable             a GPU that cupy cannot use
 ├── StoreError                  the store cannot do what was asked
 │   ├── NotFound                no such dataset, model, version, alias or run
+│   ├── FormatOutdated          what another version of Serin stored, with other keys in its spec
 │   ├── StoreNotWritable        full disk, no permission
 │   └── BundleBroken            a bundle or dataset that is not what its manifest says
 ├── LeaseUnavailable            no GPU became free in time (retryable)
@@ -411,6 +412,19 @@ class BundleBroken(StoreError):
     template = "{path} is not what its manifest says: {reason}"
     path: str
     reason: str
+
+
+class FormatOutdated(StoreError):
+    def __init__(self, *, path: str, form: str, found: object, expected: int, advice: str) -> None:
+        super().__init__(
+            f"{path} has version {found} of the format {form}, and this Serin reads version {expected}, in which keys "
+            f"of the spec have other names (see CHANGELOG.md); {advice}",
+            path=path,
+            form=form,
+            found=found,
+            expected=expected,
+            advice=advice,
+        )
 
 
 class LeaseUnavailable(SerinError):

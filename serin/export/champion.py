@@ -17,7 +17,15 @@ import numpy as np
 import pyarrow as pa
 
 from serin.columns.segments import segment_masks
-from serin.errors import BundleBroken, ChampionRefused, DataError, ExportFailed, PredictionFailed, SpecError
+from serin.errors import (
+    BundleBroken,
+    ChampionRefused,
+    DataError,
+    ExportFailed,
+    FormatOutdated,
+    PredictionFailed,
+    SpecError,
+)
 from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
 from serin.export.score.predict import Scorer
 from serin.formats.raw_rows import RawRows
@@ -84,7 +92,9 @@ def meet_champion(
     if live is None:
         return ChampionReport(verdict="not compared", reason="there is no live model")
     try:
-        report, problem = _compare(spec, candidate, schema, store.bundle(spec.name, live), read_rows, say)
+        report, problem = _compare(
+            spec, candidate, schema, _find_live(store, spec.name, live), read_rows, say
+        )
     except _Incomparable as error:
         report = ChampionReport(verdict="not compared", reason=str(error), live_version=live)
         problem = str(error)
@@ -125,6 +135,13 @@ def _compare(
     except (DataError, PredictionFailed) as error:
         raise _Incomparable(f"the live model cannot score these rows: {error}") from error
     return _report(spec, schema, live.version, rows, ours, theirs)
+
+
+def _find_live(store: Store, model: str, version: int) -> Bundle:
+    try:
+        return store.bundle(model, version)
+    except FormatOutdated as error:
+        raise _Incomparable(f"the live model cannot be opened: {error}") from error
 
 
 def _open_live(live: Bundle) -> tuple[Scorer, PipelineSpec]:

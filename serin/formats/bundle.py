@@ -25,13 +25,13 @@ from serin.errors import BundleBroken, NameInvalid
 from serin.formats.schema import InputColumn, OutputTensor, Schema, read_schema, write_schema
 from serin.formats.wire import Array, to_wire
 from serin.store.artifacts import Release
+from serin.store.format_version import BUNDLE_FORMAT, BUNDLE_VERSION, EXPORT_AGAIN, check_version
 
 __all__ = [
     "Golden", "InputColumn", "Manifest", "ManifestFile", "OutputTensor", "Schema", "read_golden", "read_manifest",
     "read_schema", "verify_bundle", "write_manifest", "write_schema",
 ]  # fmt: skip
 
-FORMAT, VERSION = "serin.bundle", 1
 MANIFEST, MODEL, GOLDEN = "manifest.json", "model.onnx", "golden.parquet"
 FRONT, CORE = "front.onnx", "core.onnx"  # for a GPU: the same model in two, strings and features apart
 PLAN = "model.plan"  # the core as a TensorRT engine
@@ -96,8 +96,8 @@ def write_manifest(
         if relative != MANIFEST:
             files[relative] = ManifestFile(sha256=_sha256(path), size=path.stat().st_size)
     document = {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": BUNDLE_FORMAT,
+        "version": BUNDLE_VERSION,
         "name": name,
         "model_version": model_version,
         "spec_digest": spec_digest,
@@ -118,8 +118,9 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError("it is a link")
         raw = path.read_bytes()
         document = json.loads(raw)
-        if document["format"] != FORMAT or document["version"] != VERSION:
-            raise ValueError(f"not a {FORMAT} version {VERSION} document")
+        check_version(document, path=path, form=BUNDLE_FORMAT, version=BUNDLE_VERSION, advice=EXPORT_AGAIN)
+        if document["format"] != BUNDLE_FORMAT:
+            raise ValueError(f"not a {BUNDLE_FORMAT} document")
         manifest = Manifest(
             name=document["name"],
             model_version=document["model_version"],

@@ -16,8 +16,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from serin.errors import CheckpointBroken
 from serin.spec.model import ModelSpec
+from serin.store.format_version import check_version
 
 RECORD = "model.json"
+_FORMAT: Final = "serin.weights"
+_TRAIN_AGAIN: Final = "train the model again (`serin train SPEC`)"
 WEIGHTS: Final = "weights.safetensors"
 TREES: Final = "trees.ubj"
 GRAPH: Final = "model.onnx"
@@ -40,7 +43,7 @@ class ModelRecord(_Record):
     """model.json. `shape` and `task` are None for a model with inputs of its own, which its schema.json describes."""
 
     format: Literal["serin.weights"] = "serin.weights"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     model: ModelSpec
     shape: ShapeRecord | None = None
     task: Literal["binary", "multiclass", "regression"] | None = None
@@ -62,7 +65,9 @@ def read_record(folder: Path | str) -> ModelRecord:
     """What model.json says. Says nothing about the file beside it: `read_trained` does."""
     place = Path(folder)
     try:
-        record = ModelRecord.model_validate(json.loads((place / RECORD).read_text()))
+        document = json.loads((place / RECORD).read_text())
+        check_version(document, path=place / RECORD, form=_FORMAT, version=2, advice=_TRAIN_AGAIN)
+        record = ModelRecord.model_validate(document)
     except (OSError, ValidationError, json.JSONDecodeError) as error:
         raise CheckpointBroken(path=place, reason=str(error)) from error
     if record.layout != _layout(record):

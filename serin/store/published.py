@@ -14,6 +14,7 @@ from serin.errors import BundleBroken, NameInvalid
 from serin.machine import environment
 from serin.machine.private import make_private
 from serin.store.artifacts import Bundle, Dataset
+from serin.store.format_version import BUNDLE_FORMAT, BUNDLE_VERSION, EXPORT_AGAIN, check_version
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 
@@ -25,7 +26,14 @@ def dataset_at(folder: Path) -> Dataset:
 
 
 def bundle_at(folder: Path, model: str, version: int) -> Bundle:
-    digest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    manifest = folder / "manifest.json"
+    raw = manifest.read_bytes()
+    with suppress(ValueError):  # a manifest that cannot be read is refused by who reads it
+        document = json.loads(raw)
+        check_version(
+            document, path=manifest, form=BUNDLE_FORMAT, version=BUNDLE_VERSION, advice=EXPORT_AGAIN
+        )
+    digest = hashlib.sha256(raw).hexdigest()
     metrics = folder / "metrics.json"
     numbers = (
         {k: float(v) for k, v in _read_json(metrics).items() if isinstance(v, int | float)}

@@ -17,14 +17,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from serin.errors import Preempted
 from serin.machine import environment
 from serin.machine.parent_death import die_with_parent
-from serin.training.launch.job import TrainingJob, training_file
+from serin.training.launch.job import read_job
 from serin.training.launch.status import Status, read_status, write_status
 
 
 def main() -> None:
     folder, processes, launcher, options = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]
     die_with_parent(launcher)
-    script = TrainingJob.model_validate_json(training_file(folder).read_bytes()).model.script
+    script = read_job(folder).model.script
     worker = ["-m", "serin.training.engine.worker", str(folder), str(os.getpid())]
     if script is not None:
         worker = ["-m", "serin.training.foreign.script_rank", str(os.getpid()), script]

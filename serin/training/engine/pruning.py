@@ -19,14 +19,14 @@ from serin.formats.weights import read_weights, write_weights
 from serin.machine.durable import sync
 from serin.machine.parent_death import die_with_parent
 from serin.spec.model import ModelSpec
-from serin.training.launch.job import TrainingJob, training_file
+from serin.training.launch.job import read_job
 from serin.training.launch.pruned import start_folder
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     die_with_parent(int(sys.argv[2]))
-    job = TrainingJob.model_validate_json(training_file(folder).read_bytes())
+    job = read_job(folder)
     assert job.training.prune is not None
     trained = read_weights(folder / "result")
     model, state = prune(trained.model.model, trained.state, job.training.prune.share)

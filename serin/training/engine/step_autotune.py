@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from serin.spec.training import Execution
 from serin.training.data.loader import Loader
 from serin.training.data.stream import StreamLoader
 from serin.training.data.tables import Batch
@@ -20,7 +21,6 @@ from serin.training.engine.precision import Precision, candidates, choose_precis
 from serin.training.engine.step import CapturedStep, CapturedSteps, Step, capture_pays, seconds_per_step
 from serin.training.parallel.buffers import buffers_kept
 from serin.training.parallel.dtensors import fill, full
-from serin.spec.training import Execution
 
 _SHORT_S = 1e-3
 _AT_ONCE = 8

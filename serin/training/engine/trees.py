@@ -26,7 +26,7 @@ from serin.formats.trained import TREES, write_trained
 from serin.machine.parent_death import die_with_parent
 from serin.models.trees import column_types, joined, load_xgboost, margins, read_booster, scores
 from serin.training.data.class_weights import class_weights
-from serin.training.launch.job import TrainingJob, training_file
+from serin.training.launch.job import TrainingJob, read_job
 from serin.training.launch.progress import tell
 from serin.training.launch.run_lock import only_one
 from serin.training.launch.status import Status, write_status
@@ -55,7 +55,7 @@ def main() -> None:
         asked = True
 
     signal.signal(signal.SIGTERM, ask)
-    job = TrainingJob.model_validate_json(training_file(folder).read_bytes())
+    job = read_job(folder)
     try:
         with only_one(folder / "worker.lock", wait_s=_FORMER_WORKER_ENDS_S):
             status = train(job, folder, lambda: asked)

@@ -37,7 +37,7 @@ from serin.training.engine.learner import Learner
 from serin.training.engine.loop import Loop
 from serin.training.engine.memory import StartAgain
 from serin.training.engine.roofline import WORTH_MEASURING_S, measure_peaks, weigh
-from serin.training.launch.job import ResolvedSettings, TrainingJob, training_file
+from serin.training.launch.job import ResolvedSettings, TrainingJob, read_job
 from serin.training.launch.pruned import start_of
 from serin.training.launch.run_lock import only_one
 from serin.training.launch.status import Status, write_status
@@ -67,7 +67,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     die_with_parent(int(sys.argv[2]))
     stop = StopFlag()
-    job = TrainingJob.model_validate_json(training_file(folder).read_bytes())
+    job = read_job(folder)
     wanted = environment.torchrun_place()[-1]
     if job.gpu and torch.cuda.device_count() < wanted:
         reason = f"{wanted} GPU(s) wanted, torch {torch.__version__} sees {torch.cuda.device_count()}"

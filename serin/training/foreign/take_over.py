@@ -22,7 +22,7 @@ from serin.machine.parent_death import die_with_parent
 from serin.models.shape import TableShape, shape_of
 from serin.models.trees import scores
 from serin.spec.model import ModelSpec
-from serin.training.launch.job import TrainingJob, training_file
+from serin.training.launch.job import TrainingJob, read_job
 from serin.training.launch.script import output_folder, own_metrics
 from serin.training.launch.status import Status, write_status
 from serin.training.results.judge import judge_scores
@@ -36,7 +36,7 @@ Ask = Callable[[Array, Array], Array]  # num float32[n, k], cat int64[n, m] -> l
 def main() -> None:
     folder = Path(sys.argv[1])
     die_with_parent(int(sys.argv[2]))
-    job = TrainingJob.model_validate_json(training_file(folder).read_bytes())
+    job = read_job(folder)
     try:
         take_over(job, folder)
     except SerinError as error:

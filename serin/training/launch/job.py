@@ -10,6 +10,7 @@ from typing import Any, Literal
 from serin.spec.model import ModelSpec
 from serin.spec.section import Section
 from serin.spec.training import Execution, Strategy, TrainingSpec
+from serin.store.format_version import check_version
 
 # Change how a run goes, not where it ends up: a run may be resumed with other values of these.
 _FREE = frozenset({"processes", "strategy", "gradient_checkpointing", "checkpoint_every_steps"})
@@ -17,7 +18,7 @@ _FREE = frozenset({"processes", "strategy", "gradient_checkpointing", "checkpoin
 
 class TrainingJob(Section):
     format: Literal["serin.training"] = "serin.training"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     model: ModelSpec
     training: TrainingSpec
     dataset: str  # folder
@@ -50,7 +51,7 @@ class ResolvedSettings(Section):
     """choices.json: what 'auto' came to when the run began. Kept when it is resumed, maybe on another machine."""
 
     format: Literal["serin.training.choices"] = "serin.training.choices"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     batch_rows: int  # per step, all ranks together
     batch_reason: str = ""
     steps_per_epoch: int
@@ -67,6 +68,15 @@ class ResolvedSettings(Section):
     execution_reason: str = ""
     device: Literal["cpu", "cuda"]
     torch: str
+
+
+def read_job(folder: Path) -> TrainingJob:
+    """The training that is kept in `folder`; FormatOutdated for one that another version of Serin began."""
+    file = training_file(folder)
+    raw = file.read_bytes()
+    advice = "remove the folder, or train in another one"
+    check_version(json.loads(raw), path=file, form="serin.training", version=2, advice=advice)
+    return TrainingJob.model_validate_json(raw)
 
 
 def training_file(folder: Path) -> Path:

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
 from serin.machine.durable import write_whole
 from serin.machine.hardware import Device, inventory
@@ -26,7 +24,7 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import Measurement, Work, measure
-from serin.training.launch.job import TrainingJob, result_folder, training_file
+from serin.training.launch.job import TrainingJob, read_job, result_folder, training_file
 from serin.training.launch.machines import Machines, machines_told
 from serin.training.launch.processes import run_process
 from serin.training.launch.programs import programs, pruning_program
@@ -173,8 +171,8 @@ def _begin(job: TrainingJob, folder: Path) -> None:
     file = training_file(folder)
     if file.exists():
         try:
-            differences = TrainingJob.model_validate_json(file.read_bytes()).differences(job)
-        except ValidationError as error:
+            differences = read_job(folder).differences(job)
+        except ValueError as error:  # not JSON, or not a training
             raise TrainingRefused(
                 folder=folder, reason=f"{file.name} there cannot be read: {error}"
             ) from error

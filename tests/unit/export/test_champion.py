@@ -134,6 +134,15 @@ def test_a_live_model_that_cannot_be_compared_stops_the_candidate(home: Path) ->
     assert (report["verdict"], report["overridden_by"], report["overall"]) == ("overridden", "bob", None)
 
 
+def test_a_live_model_of_an_older_format_stops_the_candidate(home: Path, live: tuple[Path, Bundle]) -> None:
+    manifest = home / "store" / "models" / NAME / "versions" / "1" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 1}))
+    with pytest.raises(
+        ChampionRefused, match=r"cannot be compared with the live version 1: .* has version 1 of"
+    ):
+        meet(spec_of(home / "data"), live[1])
+
+
 def test_columns_that_the_live_model_needs_and_the_tables_lost_stop_the_candidate(
     home: Path, live: tuple[Path, Bundle]
 ) -> None:
