@@ -415,16 +415,15 @@ class BundleBroken(StoreError):
 
 
 class FormatOutdated(StoreError):
-    def __init__(self, *, path: str, form: str, found: object, expected: int, advice: str) -> None:
-        super().__init__(
-            f"{path} has version {found} of the format {form}, and this Serin reads version {expected}, in which keys "
-            f"of the spec have other names (see CHANGELOG.md); {advice}",
-            path=path,
-            form=form,
-            found=found,
-            expected=expected,
-            advice=advice,
-        )
+    template = (
+        "{path} has version {found} of the format {form}, and this Serin reads version {expected}, in which keys of "
+        "the spec have other names (see CHANGELOG.md); {advice}"
+    )
+    path: str
+    form: str
+    found: object
+    expected: int
+    advice: str
 
 
 class LeaseUnavailable(SerinError):
