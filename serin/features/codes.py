@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serin.columns.column import Column
-from serin.features.aggregates.sample import Sample
 from serin.features.fitted import CategoricalStep, Codes
 from serin.features.numbers import Numbers
+from serin.features.sample import Sample
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
 

@@ -7,41 +7,8 @@ from typing import Any
 
 from serin.features.codes import CategoricalFeature
 from serin.features.fitted import Encoding
-from serin.features.missing import Missing
 from serin.features.numbers import Numbers
-from serin.features.ops.bucketize import Bucketize
-from serin.features.ops.categorify import Categorify
-from serin.features.ops.clip import Clip
-from serin.features.ops.count_encode import CountEncode
-from serin.features.ops.cyclical import Cyclical, CyclicalParts
-from serin.features.ops.date_parts import DateParts
-from serin.features.ops.fill_median import FillMedian
-from serin.features.ops.fill_missing import FillMissing
-from serin.features.ops.fill_mode import FillMode
-from serin.features.ops.group_stats import GroupStats
-from serin.features.ops.hash_bucket import HashBucket
-from serin.features.ops.log1p import Log1p
-from serin.features.ops.min_max import MinMax
-from serin.features.ops.normalize import Normalize
-from serin.features.ops.one_hot import OneHot
-from serin.features.ops.ordinal import Ordinal
-from serin.features.ops.robust_scale import RobustScale
-from serin.features.ops.target_encode import TargetEncode
-from serin.features.own import OwnCodes, OwnNumbers
-
-_NUMERIC: Mapping[str, Any] = {
-    step.name: step
-    for step in (FillMissing, FillMedian, FillMode, Missing, Clip, Log1p, Normalize, MinMax, RobustScale)
-}
-_CATEGORICAL: Mapping[str, Any] = {
-    step.name: step for step in (Categorify, HashBucket, Bucketize, DateParts, OwnCodes)
-}
-_ENCODINGS: Mapping[str, Any] = {
-    encoding.name: encoding
-    for encoding in (
-        Ordinal, CountEncode, TargetEncode, GroupStats, OneHot, Cyclical, CyclicalParts, OwnNumbers,
-    )
-}  # fmt: skip
+from serin.features.operator import fitted_class, fitted_name
 
 
 class Writer:
@@ -62,18 +29,18 @@ class Writer:
         for step in numbers.steps:
             exact = exact and step.exact
             fitted = {} if self._exact_only and not exact else step.to_json()
-            document["steps"].append({"step": step.name, **fitted})
+            document["steps"].append({"step": fitted_name(step), **fitted})
         return document
 
     def codes(self, feature: CategoricalFeature) -> dict[str, Any]:
         document: dict[str, Any] = {"column": feature.column, "kind": feature.kind}
         if feature.numbers is not None:
             document["numbers"] = self.numbers(feature.numbers)
-        return document | {"steps": [{"step": feature.step.name, **feature.step.to_json()}]}
+        return document | {"steps": [{"step": fitted_name(feature.step), **feature.step.to_json()}]}
 
     def _encoding(self, encoding: Encoding) -> int:
         if id(encoding) not in self._places:
-            document: dict[str, Any] = {"encoding": encoding.name}
+            document: dict[str, Any] = {"encoding": fitted_name(encoding)}
             if encoding.exact or not self._exact_only:
                 document |= encoding.to_json()
             if isinstance(encoding.inner, Numbers):
@@ -97,7 +64,7 @@ class Reader:
             kind=document["kind"],
             encoding=encoding,
             place=document.get("place", 0),
-            steps=tuple(_NUMERIC[step["step"]].from_json(step) for step in document["steps"]),
+            steps=tuple(fitted_class("numeric", step["step"]).from_json(step) for step in document["steps"]),
         )
 
     def codes(self, document: Mapping[str, Any]) -> CategoricalFeature:
@@ -105,7 +72,7 @@ class Reader:
         return CategoricalFeature(
             column=document["column"],
             kind=document["kind"],
-            step=_CATEGORICAL[step["step"]].from_json(step),
+            step=fitted_class("categorical", step["step"]).from_json(step),
             numbers=self.numbers(document["numbers"]) if "numbers" in document else None,
         )
 
@@ -117,5 +84,6 @@ class Reader:
                 inner = self.numbers(document["numbers"])
             elif "codes" in document:
                 inner = self.codes(document["codes"])
-            self._made[place] = _ENCODINGS[document["encoding"]].from_json(document, inner)
+            kind = fitted_class("encoding", document["encoding"])
+            self._made[place] = kind.from_json(document, inner)
         return self._made[place]

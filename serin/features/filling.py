@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from serin.columns.column import any_true, array_module
-from serin.features.fitted import Floats
+from serin.features.fitted import FittedNumbers, Floats
+from serin.features.operator import NumberOperator
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
 
 
+class FillOperator(NumberOperator):
+    """An operator that gives nulls a value."""
+
+    fills = True
+    indicator: bool = False
+    """Also add a column `<name>_missing`: 1 where the value was null, 0 elsewhere."""
+
+    def beside(self, name: str) -> tuple[str, ...]:
+        return (f"{name}_missing",) if self.indicator else ()
+
+
 @dataclass(frozen=True, slots=True)
-class Fill:
+class Fill(FittedNumbers):
     """`value` is a float32 value, and never -0."""
 
-    name: ClassVar[str]
-    exact: ClassVar[bool] = True
     why: ClassVar[str]
     value: float
+
+    @property
+    def null_becomes(self) -> float:
+        return self.value
 
     def transform(self, values: Floats) -> Floats:
         null = np.isnan(values)
@@ -46,13 +60,6 @@ class Fill:
 
     def describe(self) -> str:
         return f"null becomes {self.value:g} ({self.why})"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"value": self.value}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Self:
-        return cls(float(document["value"]))
 
 
 def float32_of(value: float) -> float:

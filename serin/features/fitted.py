@@ -1,27 +1,30 @@
-"""What a fitted step is. There is one file per step; a step gives the same bits in arrays and in the ONNX graph.
+"""What an operator is once it is fitted; it gives the same bits in arrays and in the ONNX graph.
 
-A numeric step maps float32 to float32 without ever turning an order of values around (fits rely on it), with NaN for
-null, and makes no null of its own. It makes no difference between 0 and -0, which processors treat differently in
-minima and maxima. A categorical step maps a column to columns of int32 codes, 0 for null. An encoding makes numbers
-out of anything: text, a time, codes, the target of other rows.
+A numeric step maps float32 to float32 without ever reversing an order of values (fits rely on it), with NaN for null,
+and makes no nulls. It does not distinguish 0 and -0, which processors treat differently in minima and maxima. A
+categorical step maps a column to columns of int32 codes, 0 for null. An encoding makes numbers out of anything: text, a
+time, codes, the target of other rows.
 
 A step is `exact` when it needs no more than + - * /, comparisons and lookups: the same bits everywhere (class A). One
 that takes a logarithm or a sine does so in float64, and its float32 results are at most 1 ulp apart (class B).
 
 Arrays may be numpy's or cupy's; a step makes new ones with the module its argument comes from.
+
+`to_json` is all that is kept of it, and the class method `from_json(document)` makes it again; an encoding's is also
+given its `inner`: `from_json(document, inner)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from serin.columns.column import Column
-from serin.features.aggregates.sample import Sample
+from serin.features.sample import Sample
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
 
@@ -33,10 +36,14 @@ Codes = npt.NDArray[np.int32]
 
 
 class NumericStep(Protocol):
-    name: ClassVar[str]
     exact: ClassVar[bool]
 
     def transform(self, values: Floats) -> Floats: ...
+
+    @property
+    def null_becomes(self) -> float | None:
+        """The value that it gives to nulls; None: they stay null."""
+        ...
 
     @property
     def shape(self) -> tuple[str, ...]:
@@ -57,33 +64,37 @@ class NumericStep(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PlainStep:
-    """What a numeric step is that has nothing to fit, besides what it does."""
+class FittedNumbers:
+    """What most numeric steps share: they are exact, nulls stay null, and their fields are all there is to keep."""
 
-    name: ClassVar[str]
+    exact: ClassVar[bool] = True
+
+    @property
+    def null_becomes(self) -> float | None:
+        return None
 
     @property
     def shape(self) -> tuple[str, ...]:
-        return (self.name,)
+        return (type(self).__module__, type(self).__qualname__)
 
     def to_json(self) -> dict[str, Any]:
-        return {}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Self:  # noqa: ARG003
-        return cls()
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        return cls(**{field.name: document[field.name] for field in fields(cls)})
 
 
 class CategoricalStep(Protocol):
-    name: ClassVar[str]
-
     def outputs(self, column: str) -> tuple[CategoricalColumn, ...]: ...
 
     def labels(self) -> tuple[tuple[str, ...], ...]:
         """What each code means, for people, one tuple per output; the first is null."""
         ...
 
-    def transform(self, column: Column) -> tuple[Codes, ...]: ...
+    def transform(self, column: Column) -> tuple[Codes, ...]:
+        """One array per output. A code depends on the row's value alone."""
+        ...
 
     def to_onnx(self, graph: GraphBuilder, values: str, kind: Kind) -> tuple[str, ...]:
         """One int64 tensor of codes per output."""
@@ -95,8 +106,6 @@ class CategoricalStep(Protocol):
 
 
 class Encoding(Protocol):
-    name: ClassVar[str]
-
     @property
     def inner(self) -> Any:
         """The numbers or codes it works on, if it does not read columns itself."""

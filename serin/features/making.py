@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from serin.columns.coded import CodedColumn
 from serin.columns.column import Column
-from serin.features.aggregates.sample import Sample
 from serin.features.codes import CategoricalFeature
 from serin.features.fit import NumericFeature
 from serin.features.numbers import Made, Numbers, through
 from serin.features.own import OwnCodes
+from serin.features.sample import Sample
 
 BLOCK_ROWS = 2**14
 

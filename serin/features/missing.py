@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serin.features.fitted import Floats, PlainStep
+from serin.features.fitted import FittedNumbers, Floats
+from serin.features.operator import register_fitted
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
@@ -17,10 +18,7 @@ _FLOAT = 1  # onnx.TensorProto.FLOAT
 
 
 @dataclass(frozen=True, slots=True)
-class Missing(PlainStep):
-    name: ClassVar[str] = "missing"
-    exact: ClassVar[bool] = True
-
+class Missing(FittedNumbers):
     def transform(self, values: Floats) -> Floats:
         return np.isnan(values).astype(np.float32)
 
@@ -37,3 +35,6 @@ class Missing(PlainStep):
 
     def describe(self) -> str:
         return "1 where it is null, else 0"
+
+
+register_fitted("numeric", "missing", Missing)

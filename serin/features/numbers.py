@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from serin.columns.column import array_module
-from serin.features.aggregates.sample import Sample
 from serin.features.fitted import Encoding, Floats, NumericStep
+from serin.features.sample import Sample
 from serin.formats.schema import INT64_NULL, Kind
 
 if TYPE_CHECKING:

@@ -1,22 +1,23 @@
-"""A user's own operator, found by import path (`module:Class`). docs/how-to/features.md has the contract.
+"""A user's plain class as an operator, found by import path (`module:Class`). docs/how-to/features.md has the contract.
 
-It always works on numpy arrays: what lies on a GPU is brought to it and back.
+It always works on numpy arrays: what is on a GPU is brought to it and back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from serin.columns.column import Column, array_module
 from serin.errors import OperatorFailed
 from serin.features.aggregates.aggregate import Fit
-from serin.features.aggregates.sample import Sample
 from serin.features.fitted import Codes, Floats
 from serin.features.numbers import Numbers
+from serin.features.operator import Source, register_fitted
+from serin.features.sample import Sample
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
 from serin.spec.own import load_class
@@ -47,20 +48,23 @@ class OwnAggregate:
         return self.operator.merge(left, right)
 
 
-def fit_operator(step: Own, column: str, numbers: Numbers | None) -> Fit[Any]:
-    """The fitted operator; itself when it has nothing to fit."""
-    operator = step.operator
-    if not hasattr(operator, "measure"):
-        return operator
-    measured = yield OwnAggregate(operator, column, numbers)
-    return operator.fit(measured)
+def fit_own(step: Own, source: Source) -> Fit[OwnNumbers | OwnCodes]:
+    """The fitted operator; the class's instance itself when it has nothing to fit."""
+    operator, numbers = step.operator, None if source.numbers is None else source.numbers.numbers
+    if hasattr(operator, "measure"):
+        measured = yield OwnAggregate(operator, source.column, numbers)
+        operator = operator.fit(measured)
+    if step.made == "codes":
+        return OwnCodes(path=step.path, operator=operator)
+    return OwnNumbers(
+        path=step.path, operator=operator, column=source.column, kind=source.kind, inner=numbers
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnNumbers:
     """An operator that makes numbers, of `inner` numbers or, when there are none, of the column."""
 
-    name: ClassVar[str] = "own"
     path: str
     operator: Any
     column: str
@@ -116,7 +120,6 @@ class OwnNumbers:
 class OwnCodes:
     """An operator that makes codes."""
 
-    name: ClassVar[str] = "own"
     path: str
     operator: Any
 
@@ -161,3 +164,7 @@ def _check(path: str, made: Any, dtype: type[np.generic], rows: int) -> None:
     if not isinstance(made, np.ndarray) or made.dtype != dtype or made.shape != (rows,):
         form = f"{made.dtype}{list(made.shape)}" if isinstance(made, np.ndarray) else type(made).__name__
         raise OperatorFailed(operator=path, problem=f"made {form}, not {np.dtype(dtype)}[{rows}]")
+
+
+register_fitted("categorical", "own", OwnCodes)
+register_fitted("encoding", "own", OwnNumbers)

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from serin.columns.column import Column, any_true, array_module
 from serin.errors import ColumnUnusable
 from serin.features.aggregates.aggregate import Answer, run_fits
-from serin.features.aggregates.sample import Sample
 from serin.features.codes import CategoricalFeature
 from serin.features.documents import Reader, Writer
 from serin.features.filling import Fill
@@ -24,6 +23,7 @@ from serin.features.fit import Feature, NumericFeature, fit_feature
 from serin.features.making import Maker
 from serin.features.missing import Missing
 from serin.features.numbers import Made, Numbers
+from serin.features.sample import Sample
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
 from serin.spec.features import FeatureSpec

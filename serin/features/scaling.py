@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serin.features.fitted import Floats
+from serin.features.fitted import FittedNumbers, Floats
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class Scaling(FittedNumbers):
     """Both are float32 values; `scale` is positive and finite."""
 
-    name: ClassVar[str]
-    exact: ClassVar[bool] = True
     shift: float
     scale: float
 
@@ -42,16 +40,9 @@ class Scaling:
     def describe(self) -> str:
         return f"minus {self.shift:g}, divided by {self.scale:g}"
 
-    def to_json(self) -> dict[str, Any]:
-        return {"shift": self.shift, "scale": self.scale}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Self:
-        return cls(float(document["shift"]), float(document["scale"]))
-
 
 def scale_of(width: float) -> float:
-    """A divisor for values that lie so far apart: 1 when they do not differ, and never more than float32 can hold."""
+    """A divisor for values that far apart: 1 when they do not differ, and never more than float32 can hold."""
     with np.errstate(over="ignore"):
         scale = float(np.float32(width))
     return min(scale, float(np.finfo(np.float32).max)) or 1.0

@@ -1,12 +1,14 @@
-"""Finds a user's own operator by its import path, `module:Class`, and refuses what does not keep the contract."""
+"""Finds an operator outside Serin by its import path, `module:Class`, and checks that it fulfils the contract."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from serin.spec.code_digest import digest_of_module
+from serin.spec.step import FeatureStep
 
 _METHODS = ("transform", "to_onnx", "describe", "to_json", "from_json")
 _FITTING = ("measure", "merge", "fit")
@@ -14,8 +16,8 @@ _KINDS = {"string", "float", "int", "timestamp", "bool"}
 _digests: dict[str, str] = {}  # of modules, as they were when this process imported them
 
 
-def load_class(path: str) -> type[Any]:
-    """The class at `module:Class`; ValueError with what is wrong and how to mend it."""
+def import_class(path: str) -> type[Any]:
+    """The class at `module:Class`; ValueError with what is wrong and how to fix it."""
     module, _, name = path.partition(":")
     if module not in _digests:
         _digests[module] = digest_of_module(module)
@@ -29,8 +31,17 @@ def load_class(path: str) -> type[Any]:
     except AttributeError as error:
         raise ValueError(f"own operator {path!r}: module {module!r} has no {name!r}") from error
     if not isinstance(found, type):
-        raise ValueError(f"own operator {path!r} is no class")  # noqa: TRY004 - pydantic shows ValueErrors
-    _check(path, found)
+        raise ValueError(f"own operator {path!r} is not a class")  # noqa: TRY004 - pydantic shows ValueErrors
+    return found
+
+
+def load_class(path: str) -> type[Any]:
+    """The operator at `module:Class`: a subclass of FeatureStep, or a plain class that fulfils the contract."""
+    found = import_class(path)
+    if not issubclass(found, FeatureStep):
+        _check(path, found)
+    elif inspect.isabstract(found):
+        raise ValueError(f"own operator {path!r} lacks {', '.join(sorted(found.__abstractmethods__))}")
     return found
 
 
@@ -42,7 +53,7 @@ def fingerprint(path: str) -> str:
 
 
 def load_operator(path: str, arguments: Mapping[str, Any]) -> Any:
-    """A new operator with these arguments."""
+    """A new instance of a plain class, with these arguments."""
     kind = load_class(path)
     try:
         return kind(**arguments)

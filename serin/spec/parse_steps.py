@@ -6,17 +6,16 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from serin.errors import nearest
-from serin.spec import steps
-from serin.spec.own import load_operator
-from serin.spec.step import Made, Step
-from serin.spec.steps import NUMBERS
+from serin.spec.operators import operator_named
+from serin.spec.own import load_class, load_operator
+from serin.spec.step import NUMBERS, FeatureStep, Made
 
 
-class Own(Step):
-    """A user's own operator; docs/how-to/features.md has its contract."""
+class Own(FeatureStep):
+    """A user's plain class as an operator; docs/how-to/features.md has its contract."""
 
     name = "own"
+    on_gpu = False
     path: str
     """The import path of the class, `package.module:Class`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -29,11 +28,11 @@ class Own(Step):
 
     @property
     def operator(self) -> Any:
-        """A new one, with these arguments."""
+        """A new instance, with these arguments."""
         return load_operator(self.path, self.arguments)
 
     @property
-    def label(self) -> str:
+    def import_path(self) -> str:
         return self.path
 
     @property
@@ -45,6 +44,10 @@ class Own(Step):
         return ("raw", "numbers") if self.operator.reads == "numbers" else ("raw",)
 
     @property
+    def reads_times(self) -> bool:
+        return False
+
+    @property
     def is_exact(self) -> bool:
         return bool(getattr(self.operator, "exact", True))
 
@@ -52,20 +55,10 @@ class Own(Step):
         return NUMBERS if self.operator.reads == "numbers" else tuple(self.operator.accepts)
 
 
-STEPS: dict[str, type[Step]] = {
-    step.name: step
-    for step in (
-        steps.FillMissing, steps.FillMedian, steps.FillMode, steps.Clip, steps.Log1p, steps.Normalize, steps.MinMax,
-        steps.RobustScale, steps.Bucketize, steps.Categorify, steps.HashBucket, steps.Ordinal, steps.OneHot,
-        steps.CountEncode, steps.TargetEncode, steps.GroupStats, steps.DateParts, steps.Cyclical,
-    )
-}  # fmt: skip
-
-
-def parse_step(value: Any) -> Step:
+def parse_step(value: Any) -> FeatureStep:
     """`normalize`, `clip: {q: [0.01, 0.99]}`, `date_parts: [hour]` or `module:Class` -> the step."""
     arguments: Any
-    if isinstance(value, Step):
+    if isinstance(value, FeatureStep):
         return value
     if isinstance(value, str):
         name, arguments = value, None
@@ -73,24 +66,22 @@ def parse_step(value: Any) -> Step:
         ((name, arguments),) = value.items()
     else:
         raise ValueError(f"a step is a name or a single `name: arguments`, not {value!r}")
-    if ":" in str(name):
-        if not isinstance(arguments, dict | None):
-            raise ValueError(f"{name} takes named arguments, not {arguments!r}")
-        return Own(path=str(name), arguments=arguments or {})
-    if name not in STEPS:
-        raise ValueError(f"unknown step {name!r}{nearest(str(name), STEPS)}")
-    kind = STEPS[name]
+    kind = load_class(str(name)) if ":" in str(name) else operator_named(str(name))
     if arguments is None:
         arguments = {}
+    is_step = issubclass(kind, FeatureStep)
     if not isinstance(arguments, dict):
+        if not is_step:
+            raise ValueError(f"{name} takes named arguments, not {arguments!r}")
         if kind.positional is None:
             raise ValueError(f"{name} takes named arguments: {{{', '.join(kind.model_fields)}}}")
         arguments = {kind.positional: arguments}
-    return kind.model_validate(arguments)
+    return kind.model_validate(arguments) if is_step else Own(path=str(name), arguments=arguments)
 
 
-def dump_step(step: Step) -> Any:
+def dump_step(step: FeatureStep) -> Any:
+    """The step in the spec's notation."""
     if isinstance(step, Own):
         return {step.path: dict(step.arguments)} if step.arguments else step.path
     arguments = step.model_dump(mode="json", exclude_defaults=True)
-    return {step.name: arguments} if arguments else step.name
+    return {step.label: arguments} if arguments else step.label

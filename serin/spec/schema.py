@@ -10,10 +10,10 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonRef, JsonSchemaValue
 from pydantic_core import core_schema
 
-from serin.spec.parse_steps import STEPS
+from serin.spec.operators import operators
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.section import Section
-from serin.spec.step import Step
+from serin.spec.step import FeatureStep
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OWN_OPERATOR = "^[^:]+:[^:]+$"  # package.module:Class
@@ -48,7 +48,7 @@ class _SpecSchema(GenerateJsonSchema):
     """Sections are described by their own docstring, and a step by all of its notations."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        if schema["cls"] is Step:
+        if schema["cls"] is FeatureStep:
             return self._any_step()
         found = super().model_schema(schema)
         found.pop("description", None)
@@ -61,10 +61,11 @@ class _SpecSchema(GenerateJsonSchema):
 
     def _any_step(self) -> JsonSchemaValue:
         """A step's name, or its name with arguments: all of them by key, or the most important one alone."""
-        plain = [name for name, kind in STEPS.items() if not _required(kind)]
+        kinds = operators()
+        plain = [name for name, kind in kinds.items() if not _required(kind)]
         with_arguments = {
             "type": "object",
-            "properties": {name: self._arguments(kind) for name, kind in STEPS.items()},
+            "properties": {name: self._arguments(kind) for name, kind in kinds.items()},
             "patternProperties": {OWN_OPERATOR: {"type": ["object", "null"]}},
             "additionalProperties": False,
             "minProperties": 1,
@@ -78,7 +79,7 @@ class _SpecSchema(GenerateJsonSchema):
             ]
         }
 
-    def _arguments(self, kind: type[Step]) -> JsonSchemaValue:
+    def _arguments(self, kind: type[FeatureStep]) -> JsonSchemaValue:
         by_key = self.generate_inner(kind.__pydantic_core_schema__)
         forms: list[JsonSchemaValue] = [by_key]
         if not _required(kind):
@@ -90,5 +91,5 @@ class _SpecSchema(GenerateJsonSchema):
         return {"anyOf": forms, "description": " ".join(kind.summary.split())}
 
 
-def _required(kind: type[Step]) -> bool:
+def _required(kind: type[FeatureStep]) -> bool:
     return any(field.is_required() for field in kind.model_fields.values())

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
-from serin.spec.parse_steps import STEPS
+from serin.spec.operators import operators
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.section import Section
 
@@ -38,7 +38,7 @@ _TELLING = (
 def all_sections() -> dict[str, type[Section]]:
     """Every section that a spec can hold, by the name of its class."""
     found: dict[str, type[Section]] = {}
-    waiting: list[Any] = [PipelineSpec, *STEPS.values()]
+    waiting: list[Any] = [PipelineSpec, *operators().values()]
     while waiting:
         kind = waiting.pop()
         if isinstance(kind, type) and issubclass(kind, Section) and kind.__name__ not in found:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from serin.columns.column import Column
 from serin.etl.engines.device import usable_gpus
 from serin.features.aggregates.aggregate import Aggregate
-from serin.features.aggregates.sample import Sample
 from serin.features.plan import FeaturePlan
+from serin.features.sample import Sample
 from serin.formats.ulps import alike, ulps_apart
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import columns_of

@@ -21,7 +21,7 @@ from serin.pipeline.export import export_parts
 from serin.spec.code_digest import Closure, closure_of_files
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
-from serin.spec.parse_steps import STEPS
+from serin.spec.operators import operators
 from serin.spec.pipeline import PipelineSpec
 from serin.store import stage_keys
 from serin.store.artifacts import Checkpoint, Dataset
@@ -169,7 +169,7 @@ def spec_changes() -> Iterator[tuple[str, PipelineSpec]]:
     spec = whole_spec()
     for path in leaves(PipelineSpec):
         yield path, with_change(spec, path)
-    for name, kind in STEPS.items():
+    for name, kind in operators().items():
         feature = FeatureSpec.model_construct(columns=("fare",), steps=(kind.model_construct(),))
         bare = spec.model_copy(update={"features": (feature,)})
         for argument, field in kind.model_fields.items():

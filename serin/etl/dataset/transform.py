@@ -18,8 +18,8 @@ from serin.etl.relational.relation import Prepared
 from serin.etl.relational.target import Class, first_target
 from serin.features.aggregates.aggregate import Aggregate
 from serin.features.aggregates.counted import measure_sample, merge_answers
-from serin.features.aggregates.sample import Sample
 from serin.features.plan import FeaturePlan
+from serin.features.sample import Sample
 from serin.formats.dataset import SPLITS
 from serin.formats.schema import InputColumn
 from serin.formats.shards import Rows, RowWriter

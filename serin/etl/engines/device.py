@@ -20,12 +20,9 @@ from serin.formats.shards import Rows, place_rows, write_at, write_rows
 from serin.machine import environment
 from serin.machine.hardware import inventory
 from serin.spec.features import FeatureSpec
-from serin.spec.parse_steps import STEPS
 
 F = TypeVar("F", bound=Callable[..., Any])
 _rescued: list[int] = []  # appending is safe from any thread
-# Steps whose work per row is the same on a GPU: all of ours. One's own step has its column brought to the host.
-GPU_STEPS = frozenset(STEPS)
 QUICK_COMPILER = ("CUPY_NVRTC_USE_PCH", "1")  # a first run compiles its kernels in two thirds of the time
 _STAGE_BYTES = 2**23  # of locked memory that a thread copies through
 _WRITERS = 16
@@ -45,7 +42,7 @@ def usable_gpus() -> Gpus:
 
 def host_columns(features: Sequence[FeatureSpec]) -> list[str]:
     """The columns that have to come to the host, since a step of theirs runs only there."""
-    unfit = [feature for feature in features if any(step.name not in GPU_STEPS for step in feature.steps)]
+    unfit = [feature for feature in features if not all(step.on_gpu for step in feature.steps)]
     return list(dict.fromkeys(column for feature in unfit for column in feature.columns))
 
 

@@ -1,7 +1,7 @@
 """What a fit asks of the training rows. Each aggregate is measured per partition and merged, exactly, in any order.
 
 A fit is a generator: it yields an aggregate, or several in a tuple, is sent the merged answers, and returns what was
-fitted. Whoever drives it decides where the rows are.
+fitted. Its caller decides where the rows are.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from serin.features.aggregates.sample import Sample
+from serin.features.sample import Sample
 
 
 class Aggregate(Protocol):
@@ -31,6 +31,12 @@ class Aggregate(Protocol):
 T = TypeVar("T")
 Fit: TypeAlias = Generator[Aggregate | tuple[Aggregate, ...], Any, T]
 Answer: TypeAlias = Callable[[tuple[Aggregate, ...]], Sequence[Any]]
+
+
+def ready(fitted: T) -> Fit[T]:
+    """A fit that needs no aggregate."""
+    yield from ()
+    return fitted
 
 
 def run_fits(fits: Sequence[Fit[T]], answer: Answer) -> list[T]:

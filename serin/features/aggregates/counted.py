@@ -12,7 +12,7 @@ import numpy.typing as npt
 from serin.columns.coded import CodedColumn
 from serin.columns.column import Column
 from serin.features.aggregates.aggregate import Aggregate
-from serin.features.aggregates.sample import Sample
+from serin.features.sample import Sample
 
 Counts = npt.NDArray[np.int64]
 _MANY = 2**18  # entries that are kept side by side; then equal ones are put together

@@ -45,14 +45,12 @@ class Distribution:
     lower: dict[int, Counts] = field(default_factory=dict)  # per upper half that was asked for
 
     def after(self, step: NumericStep) -> Distribution:
-        return replace(self, numbers=self.numbers.after(step))
-
-    def after_fill(self, step: NumericStep, value: float) -> Distribution:
-        """The same after a step that gives nulls a value. A second one finds none."""
-        if self.filled is not None:
-            return self.after(step)
+        """The same after one more step. The first one that gives nulls a value leaves none for a second."""
+        numbers, value = self.numbers.after(step), step.null_becomes
+        if value is None or self.filled is not None:
+            return replace(self, numbers=numbers)
         filled = Filled(value, len(self.numbers.steps) + 1, self.nulls, self._first_key_not_below(value))
-        return replace(self.after(step), filled=filled)
+        return replace(self, numbers=numbers, filled=filled)
 
     def quantiles(self, shares: Sequence[float]) -> Fit[list[float]]:
         """What the steps made at rank floor(q * (n - 1)), for each q: values that occur. One pass, two after a fill."""

@@ -13,7 +13,7 @@ from serin.columns.column import array_module, count_true
 from serin.columns.limbs import BLOCK, SMALLEST, Limb, limbs, span_of, square_limbs
 from serin.features.aggregates.counted import Counted
 from serin.features.aggregates.number_counts import NumberAggregate, block_rows
-from serin.features.aggregates.sample import Sample
+from serin.features.sample import Sample
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]

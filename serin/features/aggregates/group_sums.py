@@ -14,10 +14,10 @@ from serin.columns.column import array_module, beside, on_host, tally
 from serin.columns.hashing import hash_ints
 from serin.columns.limbs import Limb, limbs, square_limbs
 from serin.columns.superaccumulator import Superaccumulator
-from serin.features.aggregates.sample import Sample
 from serin.features.aggregates.value_counts import group_rows
 from serin.features.fitted import Floats
 from serin.features.numbers import Numbers
+from serin.features.sample import Sample
 from serin.formats.schema import Kind
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 from serin.columns.column import array_module, on_host, tally
 from serin.features.aggregates.counted import Counted
-from serin.features.aggregates.sample import Sample
 from serin.features.aggregates.value_counts import ValueTable, merge_tables, sum_tables
 from serin.features.numbers import Numbers
+from serin.features.sample import Sample
 
 Counts = npt.NDArray[np.int64]
 _BLOCK = 2**14  # rows that stay in the processor's cache from one operation to the next

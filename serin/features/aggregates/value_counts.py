@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from serin.columns.column import Column, array_module, null_of, on_host, tally
 from serin.features.aggregates.counted import Counted
-from serin.features.aggregates.sample import Sample
+from serin.features.sample import Sample
 
 Counts = npt.NDArray[np.int64]
 _BLOCK = 2**15

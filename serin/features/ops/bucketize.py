@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from serin.columns.column import Column, array_module
 from serin.features.aggregates.aggregate import Fit
-from serin.features.aggregates.distribution import Distribution
 from serin.features.filling import float32_of
 from serin.features.fitted import Codes
+from serin.features.operator import Finite, Operator, Source, register
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
-from serin.spec import steps as spec
+from serin.spec.step import NUMBERS
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
@@ -22,20 +23,41 @@ if TYPE_CHECKING:
 _INT64 = 7  # onnx.TensorProto.INT64
 
 
+class Bucketize(Operator):
+    """Numbers become the codes of intervals between `edges`, or between that many `quantiles`; 0 is null."""
+
+    name = "bucketize"
+    kinds = NUMBERS
+    follows = ("raw", "numbers")
+    gives = "codes"
+    positional = "edges"
+    edges: tuple[Finite, ...] | None = Field(default=None, min_length=1)
+    """The edges between the intervals, rising. An edge belongs to the interval above it."""
+    quantiles: int | None = Field(default=None, ge=2, le=1024)
+    """The number of intervals with equally many training rows."""
+
+    @model_validator(mode="after")
+    def _edges_rise(self) -> Self:
+        if (self.edges is None) == (self.quantiles is None):
+            raise ValueError("give either edges: [1, 10, 100] or quantiles: 10")
+        if self.edges is not None and list(self.edges) != sorted(set(self.edges)):
+            raise ValueError(f"edges={list(self.edges)} must rise")
+        return self
+
+    def fit(self, source: Source) -> Fit[FittedBucketize]:
+        if self.edges is not None:
+            return FittedBucketize(tuple(sorted({float32_of(edge) for edge in self.edges})))
+        assert self.quantiles is not None
+        shares = [place / self.quantiles for place in range(1, self.quantiles)]
+        found = yield from source.distribution.quantiles(shares)
+        return FittedBucketize(tuple(sorted(set(found))))  # equal quantiles make one edge
+
+
 @dataclass(frozen=True, slots=True)
-class Bucketize:
+class FittedBucketize:
     """The edges are rising float32 values. An edge belongs to the interval above it."""
 
-    name: ClassVar[str] = "bucketize"
     edges: tuple[float, ...]
-
-    @classmethod
-    def fit(cls, step: spec.Bucketize, data: Distribution) -> Fit[Bucketize]:
-        if step.edges is not None:
-            return cls(tuple(sorted({float32_of(edge) for edge in step.edges})))
-        assert step.quantiles is not None
-        found = yield from data.quantiles([place / step.quantiles for place in range(1, step.quantiles)])
-        return cls(tuple(sorted(set(found))))  # equal quantiles make one edge
 
     def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
         return (CategoricalColumn(name=column, size=2 + len(self.edges)),)
@@ -69,5 +91,8 @@ class Bucketize:
         return {"edges": list(self.edges)}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Bucketize:
+    def from_json(cls, document: dict[str, Any]) -> FittedBucketize:
         return cls(tuple(float(edge) for edge in document["edges"]))
+
+
+register(Bucketize, FittedBucketize)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 
 from serin.columns.column import Column, array_module
 from serin.columns.hashing import hash_ints, hash_strings
@@ -17,10 +18,11 @@ from serin.columns.label_encoder import label_encoder
 from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.value_counts import ValueCounts, ValueTable, merge_tables, span_of
 from serin.features.fitted import Codes
+from serin.features.operator import Operator, Source, register
 from serin.features.ops.hash_bucket import bucket_to_onnx
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import INT64_NULL, Kind
-from serin.spec import steps as spec
+from serin.spec.step import VALUES
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
@@ -29,24 +31,51 @@ _INT64 = 7  # onnx.TensorProto.INT64
 _DENSE = 2**20  # whole numbers within so wide a range are coded by a table
 
 
+class Categorify(Operator):
+    """Codes: 0 null, then `buckets` codes for what is out of vocabulary, then the vocabulary by descending count."""
+
+    name = "categorify"
+    kinds = VALUES
+    gives = "codes"
+    min_count: int = Field(default=1, ge=1)
+    """The number of training rows that a value needs to be in the vocabulary."""
+    max_size: int | None = Field(default=None, ge=1)
+    """The largest size of the vocabulary. By default no limit."""
+    buckets: int = Field(default=1, ge=1)
+    """The number of codes that values outside the vocabulary share, by their hash."""
+    joint: bool = False
+    """Use one vocabulary for all columns of the feature."""
+
+    @property
+    def shared(self) -> bool:
+        return self.joint
+
+    def misfits(self, columns: Sequence[str], kinds: Mapping[str, str]) -> Iterator[str]:
+        if self.joint and len({kinds[column] == "string" for column in columns}) > 1:
+            yield "a joint vocabulary needs columns of one kind: all strings, or all integers"
+
+    def fit(self, source: Source) -> Fit[FittedCategorify]:
+        vocabulary = yield from fit_vocabulary(source.columns, self.min_count, self.max_size)
+        return FittedCategorify(vocabulary, self.buckets)
+
+
+def fit_vocabulary(columns: Sequence[str], min_count: int, max_size: int | None) -> Fit[pa.Array]:
+    """One vocabulary for all these columns: a value counts in whichever column it occurs."""
+    counted: tuple[ValueTable, ...] = yield tuple(ValueCounts(column) for column in columns)
+    table = reduce(merge_tables, counted)
+    order = table.commonest_first()
+    order = order[table.counts[order] >= min_count][:max_size]
+    return table.values.take(pa.array(order))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Categorify:
-    name: ClassVar[str] = "categorify"
+class FittedCategorify:
     vocabulary: pa.Array  # of strings or int64, by descending count, ties by value (strings: by their bytes)
     buckets: int
 
     @property
     def size(self) -> int:
         return 1 + self.buckets + len(self.vocabulary)
-
-    @classmethod
-    def fit(cls, step: spec.Categorify | spec.OneHot, columns: Sequence[str]) -> Fit[Categorify]:
-        """One vocabulary for all these columns: a value counts wherever it stands."""
-        counted: tuple[ValueTable, ...] = yield tuple(ValueCounts(column) for column in columns)
-        table = reduce(merge_tables, counted)
-        order = table.commonest_first()
-        order = order[table.counts[order] >= step.min_count][: step.max_size]
-        return cls(table.values.take(pa.array(order)), step.buckets)
 
     def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
         return (CategoricalColumn(name=column, size=self.size),)
@@ -131,6 +160,9 @@ class Categorify:
         return {"buckets": self.buckets, "of": kind, "vocabulary": self.vocabulary.to_pylist()}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Categorify:
+    def from_json(cls, document: dict[str, Any]) -> FittedCategorify:
         kind = pa.string() if document["of"] == "string" else pa.int64()
         return cls(pa.array(document["vocabulary"], kind), int(document["buckets"]))
+
+
+register(Categorify, FittedCategorify)

@@ -4,36 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from pydantic import model_validator
 
 from serin.columns.column import array_module
 from serin.features.aggregates.aggregate import Fit
-from serin.features.aggregates.distribution import Distribution
 from serin.features.filling import float32_of
-from serin.features.fitted import Floats
-from serin.spec import steps as spec
+from serin.features.fitted import FittedNumbers, Floats
+from serin.features.operator import Finite, NumberOperator, Source, register, rising
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
 
 
+class Clip(NumberOperator):
+    """Limit values to fixed bounds (`min`, `max`) or to quantiles of the training split (`q`)."""
+
+    name = "clip"
+    min: Finite | None = None
+    """The lower bound. By default none."""
+    max: Finite | None = None
+    """The upper bound. By default none."""
+    q: tuple[float, float] | None = None
+    """The quantiles of the training split that become the bounds, such as [0.001, 0.999]."""
+
+    @model_validator(mode="after")
+    def _bounds_make_sense(self) -> Self:
+        if (self.q is None) == (self.min is None and self.max is None):
+            raise ValueError("give either q: [low, high] or min and/or max")
+        if self.q is not None:
+            rising(self.q, "[0.001, 0.999]")
+        if self.min is not None and self.max is not None and self.min >= self.max:
+            raise ValueError(f"min={self.min:g} must be below max={self.max:g}")
+        return self
+
+    def fit(self, source: Source) -> Fit[FittedClip]:
+        if self.q is None:
+            return FittedClip(_float32(self.min), _float32(self.max))
+        low, high = yield from source.distribution.quantiles(self.q)
+        return FittedClip(low, high)
+
+
 @dataclass(frozen=True, slots=True)
-class Clip:
+class FittedClip(FittedNumbers):
     """None: no bound on that side. The bounds are float32 values."""
 
-    name: ClassVar[str] = "clip"
-    exact: ClassVar[bool] = True
     low: float | None
     high: float | None
-
-    @classmethod
-    def fit(cls, step: spec.Clip, data: Distribution) -> Fit[Distribution]:
-        if step.q is None:
-            return data.after(cls(_float32(step.min), _float32(step.max)))
-        low, high = yield from data.quantiles(step.q)
-        return data.after(cls(low, high))
 
     def transform(self, values: Floats) -> Floats:
         xp = array_module(values)
@@ -46,11 +65,11 @@ class Clip:
 
     @property
     def shape(self) -> tuple[str, ...]:
-        return (self.name, *(side for side in ("low", "high") if getattr(self, side) is not None))
+        return ("clip", *(side for side in ("low", "high") if getattr(self, side) is not None))
 
     @classmethod
     def to_onnx(
-        cls, graph: GraphBuilder, values: str, null: str | None, steps: Sequence[Clip]
+        cls, graph: GraphBuilder, values: str, null: str | None, steps: Sequence[FittedClip]
     ) -> tuple[str, str | None]:
         for side, outside in (("low", "Less"), ("high", "Greater")):
             if side in steps[0].shape:
@@ -63,13 +82,9 @@ class Clip:
         high = "inf" if self.high is None else f"{self.high:g}"
         return f"kept within {low} and {high}"
 
-    def to_json(self) -> dict[str, Any]:
-        return {"low": self.low, "high": self.high}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Clip:
-        return cls(document["low"], document["high"])
-
 
 def _float32(value: float | None) -> float | None:
     return None if value is None else float32_of(value)
+
+
+register(Clip, FittedClip)

@@ -10,32 +10,42 @@ import numpy as np
 import pyarrow as pa
 
 from serin.features.aggregates.aggregate import Fit
-from serin.features.aggregates.sample import Sample
 from serin.features.aggregates.value_counts import ValueCounts, ValueTable
 from serin.features.fitted import Floats
+from serin.features.operator import Operator, Source, register
+from serin.features.sample import Sample
 from serin.features.value_table import NumbersByValue
 from serin.formats.schema import Kind
+from serin.spec.step import VALUES
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
 
 
+class CountEncode(Operator):
+    """The number of training rows that have the value."""
+
+    name = "count_encode"
+    kinds = VALUES
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return (f"{name}_count",)
+
+    def fit(self, source: Source) -> Fit[FittedCountEncode]:
+        counted: ValueTable = yield ValueCounts(source.column)
+        order = counted.commonest_first()
+        counts = np.append(counted.counts[order], [0, counted.nulls]).astype(np.float32)
+        table = NumbersByValue(counted.values.take(pa.array(order)), counts[:, None])
+        return FittedCountEncode(column=source.column, kind=source.kind, table=table)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CountEncode:
-    name: ClassVar[str] = "count_encode"
+class FittedCountEncode:
     exact: ClassVar[bool] = True
     inner: ClassVar[None] = None
     column: str
     kind: Kind
     table: NumbersByValue
-
-    @classmethod
-    def fit(cls, column: str, kind: Kind) -> Fit[CountEncode]:
-        counted: ValueTable = yield ValueCounts(column)
-        order = counted.commonest_first()
-        counts = np.append(counted.counts[order], [0, counted.nulls]).astype(np.float32)
-        table = NumbersByValue(counted.values.take(pa.array(order)), counts[:, None])
-        return cls(column=column, kind=kind, table=table)
 
     @property
     def columns(self) -> Mapping[str, Kind]:
@@ -57,6 +67,9 @@ class CountEncode:
         return {"column": self.column, "kind": self.kind, "table": self.table.to_json()}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], inner: None = None) -> CountEncode:  # noqa: ARG003
+    def from_json(cls, document: dict[str, Any], inner: None = None) -> FittedCountEncode:  # noqa: ARG003
         table = NumbersByValue.from_json(document["table"])
         return cls(column=document["column"], kind=document["kind"], table=table)
+
+
+register(CountEncode, FittedCountEncode)

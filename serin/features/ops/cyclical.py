@@ -8,17 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, model_validator
 
 from serin.columns.column import array_module
-from serin.features.aggregates.sample import Sample
+from serin.features.aggregates.aggregate import Fit, ready
 from serin.features.fitted import Floats
 from serin.features.numbers import Numbers
-from serin.features.ops.date_parts import PART_SIZES, DateParts
+from serin.features.operator import Operator, Source, register
+from serin.features.ops.date_parts import PART_SIZES, FittedDateParts, Part
+from serin.features.sample import Sample
 from serin.formats.schema import Kind
+from serin.spec.step import NUMBERS, TIMES, Made
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
@@ -26,9 +30,49 @@ if TYPE_CHECKING:
 _FLOAT, _DOUBLE = 1, 11  # onnx.TensorProto
 
 
+class Cyclical(Operator):
+    """Sine and cosine of `parts` of a time (UTC), or of a number with a `period`."""
+
+    name = "cyclical"
+    kinds = (*TIMES, *NUMBERS)
+    gives = "end"
+    exact = False
+    positional = "parts"
+    parts: tuple[Part, ...] | None = Field(default=None, min_length=1)
+    """The parts of a time."""
+    period: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The period of a number, such as 24 for hours."""
+
+    @model_validator(mode="after")
+    def _turns_something(self) -> Self:
+        if (self.parts is None) == (self.period is None):
+            raise ValueError("give either parts: [hour, weekday] of a time, or the period of a number")
+        return self
+
+    @property
+    def can_follow(self) -> tuple[Made, ...]:
+        return ("raw", "numbers") if self.parts is None else ("raw",)
+
+    @property
+    def needs_exact(self) -> bool:
+        return True
+
+    def accepted(self) -> tuple[str, ...]:
+        return NUMBERS if self.parts is None else TIMES
+
+    def names(self, name: str) -> tuple[str, ...]:
+        bases = [name] if self.parts is None else [f"{name}_{part}" for part in self.parts]
+        return tuple(f"{base}_{axis}" for base in bases for axis in ("sin", "cos"))
+
+    def fit(self, source: Source) -> Fit[FittedCyclical | FittedCyclicalParts]:
+        if self.parts is not None:
+            return ready(FittedCyclicalParts(column=source.column, parts=self.parts))
+        assert self.period is not None
+        return ready(FittedCyclical(inner=source.distribution.numbers, period=self.period))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CyclicalParts:
-    name: ClassVar[str] = "cyclical_parts"
+class FittedCyclicalParts:
     exact: ClassVar[bool] = False
     inner: ClassVar[None] = None
     column: str
@@ -44,11 +88,11 @@ class CyclicalParts:
     def transform(self, sample: Sample) -> tuple[Floats, ...]:
         column = sample.columns[self.column]
         xp = array_module(column.values)
-        made = zip(self.parts, DateParts(self.parts).transform(column), strict=True)
+        made = zip(self.parts, FittedDateParts(self.parts).transform(column), strict=True)
         return tuple(xp.asarray(table)[codes] for part, codes in made for table in _tables(part))
 
     def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:
-        codes = DateParts(self.parts).to_onnx(graph, inputs[self.column], "timestamp")
+        codes = FittedDateParts(self.parts).to_onnx(graph, inputs[self.column], "timestamp")
         return tuple(
             graph.op("Gather", graph.constant(table, part), own, axis=0)
             for part, own in zip(self.parts, codes, strict=True)
@@ -62,15 +106,14 @@ class CyclicalParts:
         return {"column": self.column, "parts": list(self.parts)}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], inner: None = None) -> CyclicalParts:  # noqa: ARG003
+    def from_json(cls, document: dict[str, Any], inner: None = None) -> FittedCyclicalParts:  # noqa: ARG003
         return cls(column=document["column"], parts=tuple(document["parts"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cyclical:
+class FittedCyclical:
     """The remainder by the period is taken first, by exact steps: no sine of a large number is ever asked for."""
 
-    name: ClassVar[str] = "cyclical"
     exact: ClassVar[bool] = False
     slack: ClassVar[float] = 2.0**-46  # next to 0 a sine is as good as its angle: so far off in float64
     inner: Numbers
@@ -109,7 +152,7 @@ class Cyclical:
         return {"period": self.period}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], inner: Numbers) -> Cyclical:
+    def from_json(cls, document: dict[str, Any], inner: Numbers) -> FittedCyclical:
         return cls(inner=inner, period=float(document["period"]))
 
 
@@ -121,3 +164,6 @@ def _tables(part: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]
         np.concatenate([null, made]).astype(np.float32) for made in (np.sin(angle), np.cos(angle))
     )
     return sine, cosine
+
+
+register(Cyclical, FittedCyclical, also={"cyclical_parts": FittedCyclicalParts})

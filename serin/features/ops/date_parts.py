@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from serin.columns.column import Column, array_module
+from serin.features.aggregates.aggregate import Fit, ready
 from serin.features.fitted import Codes
+from serin.features.operator import Operator, Source, register
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import INT64_NULL, Kind
+from serin.spec.step import TIMES
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
 
+Part = Literal["minute", "hour", "weekday", "day", "month", "quarter"]
 PART_SIZES: Mapping[str, int] = {"minute": 60, "hour": 24, "weekday": 7, "day": 31, "month": 12, "quarter": 4}
 _MINUTE, _HOUR, _DAY = 60_000_000, 3_600_000_000, 86_400_000_000
 _BLOCK = 2**14  # rows that stay in the processor's cache from one operation to the next
@@ -25,9 +30,26 @@ _WIDEST = 2**18  # hours or minutes that a table is made for
 _EARLIEST = -(2**62)
 
 
+class DateParts(Operator):
+    """Parts of a time (UTC) as categories; 0 is null."""
+
+    name = "date_parts"
+    kinds = TIMES
+    gives = "codes"
+    positional = "parts"
+    parts: tuple[Part, ...] = Field(default=("hour", "weekday"), min_length=1)
+    """The parts, one feature each. Monday is weekday 1."""
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return tuple(f"{name}_{part}" for part in self.parts)
+
+    def fit(self, source: Source) -> Fit[FittedDateParts]:
+        del source
+        return ready(FittedDateParts(self.parts))
+
+
 @dataclass(frozen=True, slots=True)
-class DateParts:
-    name: ClassVar[str] = "date_parts"
+class FittedDateParts:
     parts: tuple[str, ...]
 
     def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
@@ -101,7 +123,7 @@ class DateParts:
         return {"parts": list(self.parts)}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> DateParts:
+    def from_json(cls, document: dict[str, Any]) -> FittedDateParts:
         return cls(tuple(document["parts"]))
 
 
@@ -139,3 +161,6 @@ def _civil(days: Any) -> tuple[Any, Any]:
     month_from_march = (day_of_year * 5 + 2) // 153
     day = day_of_year - (month_from_march * 153 + 2) // 5 + 1
     return day, (month_from_march + 2) % 12 + 1
+
+
+register(DateParts, FittedDateParts)

@@ -6,16 +6,23 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from serin.features.aggregates.aggregate import Fit
-from serin.features.aggregates.distribution import Distribution
-from serin.features.filling import Fill
+from serin.features.filling import Fill, FillOperator
+from serin.features.operator import Source, register
+
+
+class FillMedian(FillOperator):
+    """Nulls become the training split's median."""
+
+    name = "fill_median"
+
+    def fit(self, source: Source) -> Fit[FittedFillMedian]:
+        (median,) = yield from source.distribution.quantiles([0.5])
+        return FittedFillMedian(median)
 
 
 @dataclass(frozen=True, slots=True)
-class FillMedian(Fill):
-    name: ClassVar[str] = "fill_median"
+class FittedFillMedian(Fill):
     why: ClassVar[str] = "median"
 
-    @classmethod
-    def fit(cls, data: Distribution) -> Fit[Distribution]:
-        (median,) = yield from data.quantiles([0.5])
-        return data.after_fill(cls(median), median)
+
+register(FillMedian, FittedFillMedian)

@@ -6,31 +6,77 @@ A key that no training row has, or null, finds null (and a count of 0).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 
 from serin.columns.rounding import nearest_ratio, nearest_root
 from serin.features.aggregates.aggregate import Fit
-from serin.features.aggregates.distribution import Distribution
 from serin.features.aggregates.group_sums import GroupSums, GroupTable
-from serin.features.aggregates.sample import Sample
 from serin.features.fitted import Floats
+from serin.features.operator import Operator, Source, register
+from serin.features.sample import Sample
 from serin.features.value_table import NumbersByValue
 from serin.formats.schema import Kind
-from serin.spec import steps as spec
+from serin.spec.step import NUMBERS, VALUES
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
 
 
+Stat = Literal["mean", "std", "min", "max", "sum", "count"]
+
+
+class GroupStats(Operator):
+    """Statistics of the column among the training rows with the same value in the column `by`."""
+
+    name = "group_stats"
+    kinds = NUMBERS
+    follows = ("raw", "numbers")
+    by: str
+    """The key column. Clients send it instead of the column itself."""
+    stats: tuple[Stat, ...] = Field(default=("mean",), min_length=1)
+    """The statistics, one feature each."""
+
+    @property
+    def served_by(self) -> tuple[str, ...]:
+        return (self.by,)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return tuple(f"{name}_{stat}_by_{self.by}" for stat in self.stats)
+
+    def misfits(self, columns: Sequence[str], kinds: Mapping[str, str]) -> Iterator[str]:
+        del columns
+        if kinds[self.by] not in VALUES:
+            yield f"group_stats by {self.by!r}: a {kinds[self.by]} cannot be a key; use strings or integers"
+
+    def fit(self, source: Source) -> Fit[FittedGroupStats]:
+        numbers = source.distribution.numbers
+        sums: GroupTable = yield GroupSums(
+            self.by, numbers, squares="std" in self.stats, ends=bool({"min", "max"} & {*self.stats})
+        )
+        order = np.asarray(pc.sort_indices(sums.keys).to_numpy())
+        columns = [_statistic(stat, sums) for stat in self.stats]
+        rows = [[column[row] for column in columns] for row in order]
+        nothing = [0.0 if stat == "count" else math.nan for stat in self.stats]
+        table = np.asarray([*rows, nothing, nothing], np.float64).astype(np.float32) + np.float32(0)
+        return FittedGroupStats(
+            column=numbers.column,
+            by=self.by,
+            kind=source.kinds[self.by],
+            stats=self.stats,
+            table=NumbersByValue(sums.keys.take(pa.array(order)), table),
+            exact=numbers.exact,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GroupStats:
-    name: ClassVar[str] = "group_stats"
+class FittedGroupStats:
     inner: ClassVar[None] = None
     column: str  # the one the statistics are about; not needed to serve them
     by: str
@@ -38,25 +84,6 @@ class GroupStats:
     stats: tuple[str, ...]
     table: NumbersByValue
     exact: bool = True
-
-    @classmethod
-    def fit(cls, step: spec.GroupStats, data: Distribution, kind: Kind) -> Fit[GroupStats]:
-        sums: GroupTable = yield GroupSums(
-            step.by, data.numbers, squares="std" in step.stats, ends=bool({"min", "max"} & {*step.stats})
-        )
-        order = np.asarray(pc.sort_indices(sums.keys).to_numpy())
-        columns = [_statistic(stat, sums) for stat in step.stats]
-        rows = [[column[row] for column in columns] for row in order]
-        nothing = [0.0 if stat == "count" else math.nan for stat in step.stats]
-        numbers = np.asarray([*rows, nothing, nothing], np.float64).astype(np.float32) + np.float32(0)
-        return cls(
-            column=data.numbers.column,
-            by=step.by,
-            kind=kind,
-            stats=step.stats,
-            table=NumbersByValue(sums.keys.take(pa.array(order)), numbers),
-            exact=data.numbers.exact,
-        )
 
     @property
     def columns(self) -> Mapping[str, Kind]:
@@ -85,7 +112,7 @@ class GroupStats:
         }
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], inner: None = None) -> GroupStats:  # noqa: ARG003
+    def from_json(cls, document: dict[str, Any], inner: None = None) -> FittedGroupStats:  # noqa: ARG003
         return cls(
             column=document["column"],
             by=document["by"],
@@ -120,3 +147,6 @@ def _statistic(stat: str, table: GroupTable) -> list[float]:
         nearest_root(square * count - total**2, count**2, exponent)
         for total, square, count in zip(totals, squares, counts, strict=True)
     ]
+
+
+register(GroupStats, FittedGroupStats)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import Field
 
 from serin.columns.column import Column, array_module
 from serin.columns.hashing import hash_ints, hash_strings
+from serin.features.aggregates.aggregate import Fit, ready
 from serin.features.fitted import Codes
+from serin.features.operator import Operator, Source, register
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import INT64_NULL, Kind
+from serin.spec.step import VALUES
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
@@ -19,9 +23,23 @@ if TYPE_CHECKING:
 _INT64 = 7  # onnx.TensorProto.INT64
 
 
+class HashBucket(Operator):
+    """One of `buckets` codes, by the hash of the value; 0 is null."""
+
+    name = "hash_bucket"
+    kinds = VALUES
+    gives = "codes"
+    positional = "buckets"
+    buckets: int = Field(ge=1, le=2**31 - 2)
+    """The number of codes."""
+
+    def fit(self, source: Source) -> Fit[FittedHashBucket]:
+        del source
+        return ready(FittedHashBucket(self.buckets))
+
+
 @dataclass(frozen=True, slots=True)
-class HashBucket:
-    name: ClassVar[str] = "hash_bucket"
+class FittedHashBucket:
     buckets: int
 
     def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
@@ -59,12 +77,15 @@ class HashBucket:
         return {"buckets": self.buckets}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> HashBucket:
+    def from_json(cls, document: dict[str, Any]) -> FittedHashBucket:
         return cls(int(document["buckets"]))
 
 
 def bucket_to_onnx(graph: GraphBuilder, values: str, buckets: int) -> str:
-    """int64[batch]: 1 + hash % buckets of strings or whole numbers."""
+    """int64[batch]: 1 + hash % buckets of strings or integers."""
     hashed = graph.op("MurmurHash3", values, domain="com.microsoft", positive=1, seed=0)
     bucket = graph.op("Mod", hashed, graph.constant(np.uint32(buckets), "buckets"))
     return graph.op("Add", graph.op("Cast", bucket, to=_INT64), graph.constant(np.int64(1), "one"))
+
+
+register(HashBucket, FittedHashBucket)

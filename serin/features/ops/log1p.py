@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from serin.columns.column import array_module
-from serin.features.fitted import Floats, PlainStep
+from serin.features.aggregates.aggregate import Fit, ready
+from serin.features.fitted import FittedNumbers, Floats
+from serin.features.operator import NumberOperator, Source, register
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
@@ -20,9 +22,19 @@ if TYPE_CHECKING:
 _FLOAT, _DOUBLE = 1, 11  # onnx.TensorProto
 
 
+class Log1p(NumberOperator):
+    """The logarithm of 1 + |x|, with the sign of x."""
+
+    name = "log1p"
+    exact = False
+
+    def fit(self, source: Source) -> Fit[FittedLog1p]:
+        del source
+        return ready(FittedLog1p())
+
+
 @dataclass(frozen=True, slots=True)
-class Log1p(PlainStep):
-    name: ClassVar[str] = "log1p"
+class FittedLog1p(FittedNumbers):
     exact: ClassVar[bool] = False
 
     def transform(self, values: Floats) -> Floats:
@@ -36,7 +48,7 @@ class Log1p(PlainStep):
         graph: GraphBuilder,
         values: str,
         null: str | None,
-        steps: Sequence[Log1p],  # noqa: ARG003
+        steps: Sequence[FittedLog1p],  # noqa: ARG003
     ) -> tuple[str, str | None]:
         wide = graph.op("Cast", graph.op("Abs", values), to=_DOUBLE)
         logs = graph.op("Log", graph.op("Add", wide, graph.constant(np.float64(1), "one")))
@@ -46,3 +58,6 @@ class Log1p(PlainStep):
 
     def describe(self) -> str:
         return "logarithm of 1 + |x|, with the sign of x"
+
+
+register(Log1p, FittedLog1p)

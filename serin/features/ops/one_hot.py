@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from serin.errors import ColumnUnusable
-from serin.features.aggregates.sample import Sample
+from serin.features.aggregates.aggregate import Fit
 from serin.features.codes import CategoricalFeature
 from serin.features.fitted import Floats
+from serin.features.operator import Operator, Source, register
+from serin.features.ops.categorify import FittedCategorify, fit_vocabulary
+from serin.features.sample import Sample
 from serin.formats.schema import Kind
+from serin.spec.step import VALUES
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
@@ -21,14 +26,36 @@ MOST_COLUMNS = 1024
 _FLOAT = 1  # onnx.TensorProto.FLOAT
 
 
+class OneHot(Operator):
+    """A column of 0 and 1 for each code, or for each value as categorify would code it; null is 0 in all."""
+
+    name = "one_hot"
+    kinds = VALUES
+    follows = ("raw", "codes")
+    gives = "end"
+    min_count: int = Field(default=1, ge=1)
+    """The number of training rows that a value needs to get its own column."""
+    max_size: int | None = Field(default=64, ge=1)
+    """The largest number of values with their own column. `null` sets no limit."""
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return (f"{name}=",)
+
+    def fit(self, source: Source) -> Fit[FittedOneHot]:
+        if source.codes is not None:
+            return FittedOneHot.of(source.codes)
+        vocabulary = yield from fit_vocabulary(source.columns, self.min_count, self.max_size)
+        step = FittedCategorify(vocabulary, buckets=1)
+        return FittedOneHot.of(CategoricalFeature(column=source.column, kind=source.kind, step=step))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OneHot:
-    name: ClassVar[str] = "one_hot"
+class FittedOneHot:
     exact: ClassVar[bool] = True
     inner: CategoricalFeature
 
     @classmethod
-    def of(cls, codes: CategoricalFeature) -> OneHot:
+    def of(cls, codes: CategoricalFeature) -> FittedOneHot:
         for output in codes.outputs:
             if output.size > 1 + MOST_COLUMNS:
                 raise ColumnUnusable(
@@ -69,5 +96,8 @@ class OneHot:
         return {}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], inner: CategoricalFeature) -> OneHot:  # noqa: ARG003
+    def from_json(cls, document: dict[str, Any], inner: CategoricalFeature) -> FittedOneHot:  # noqa: ARG003
         return cls(inner=inner)
+
+
+register(OneHot, FittedOneHot)

@@ -1,4 +1,4 @@
-"""A value becomes its place in an order: the spec's own, or that of the training split's values. Others are null."""
+"""A value becomes its place in an order: the spec's, or that of the training split's values. Others are null."""
 
 from __future__ import annotations
 
@@ -9,36 +9,61 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field, field_validator
 
 from serin.features.aggregates.aggregate import Fit
-from serin.features.aggregates.sample import Sample
 from serin.features.aggregates.value_counts import ValueCounts, ValueTable
 from serin.features.fitted import Floats
+from serin.features.operator import Operator, Source, register
+from serin.features.sample import Sample
 from serin.features.value_table import NumbersByValue
 from serin.formats.schema import Kind
-from serin.spec import steps as spec
+from serin.spec.step import VALUES
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
 
 
+class Ordinal(Operator):
+    """The position of the value in `order`, or among the sorted values of the training split. Other values are null."""
+
+    name = "ordinal"
+    kinds = VALUES
+    positional = "order"
+    order: tuple[str | int, ...] | None = Field(default=None, min_length=1)
+    """The values in their order. By default the sorted values of the training split."""
+
+    @field_validator("order")
+    @classmethod
+    def _names_each_once(cls, order: tuple[str | int, ...] | None) -> tuple[str | int, ...] | None:
+        if order is not None and len(set(order)) < len(order):
+            raise ValueError("`order` names a value twice")
+        if order is not None and len({type(value) for value in order}) > 1:
+            raise ValueError("`order` mixes text and numbers; put the numbers into quotes, or none")
+        return order
+
+    def misfit(self, kind: str) -> str | None:
+        text = self.order is not None and isinstance(self.order[0], str)
+        if self.order is None or text == (kind == "string"):
+            return None
+        return f"the order holds {'text' if text else 'numbers'}"
+
+    def fit(self, source: Source) -> Fit[FittedOrdinal]:
+        if self.order is not None:
+            values = pa.array(list(self.order), pa.string() if source.kind == "string" else pa.int64())
+        else:
+            table: ValueTable = yield ValueCounts(source.column)
+            values = table.values.take(pc.sort_indices(table.values))  # text by its bytes
+        return FittedOrdinal(column=source.column, kind=source.kind, order=values)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ordinal:
-    name: ClassVar[str] = "ordinal"
+class FittedOrdinal:
     exact: ClassVar[bool] = True
     inner: ClassVar[None] = None
     column: str
     kind: Kind
     order: pa.Array
-
-    @classmethod
-    def fit(cls, step: spec.Ordinal, column: str, kind: Kind) -> Fit[Ordinal]:
-        if step.order is not None:
-            values = pa.array(list(step.order), pa.string() if kind == "string" else pa.int64())
-        else:
-            table: ValueTable = yield ValueCounts(column)
-            values = table.values.take(pc.sort_indices(table.values))  # text by its bytes
-        return cls(column=column, kind=kind, order=values)
 
     @property
     def columns(self) -> Mapping[str, Kind]:
@@ -66,7 +91,10 @@ class Ordinal:
         return {"column": self.column, "kind": self.kind, "of": of, "order": self.order.to_pylist()}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], inner: None = None) -> Ordinal:  # noqa: ARG003
+    def from_json(cls, document: dict[str, Any], inner: None = None) -> FittedOrdinal:  # noqa: ARG003
         type_ = pa.string() if document["of"] == "string" else pa.int64()
         order = pa.array(document["order"], type_)
         return cls(column=document["column"], kind=document["kind"], order=order)
+
+
+register(Ordinal, FittedOrdinal)

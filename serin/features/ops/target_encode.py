@@ -17,17 +17,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 
 from serin.columns.column import array_module, beside
 from serin.columns.rounding import nearest_ratio
 from serin.columns.superaccumulator import Superaccumulator
 from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.group_sums import TARGET, GroupSums, GroupTable, folds_of
-from serin.features.aggregates.sample import Sample
 from serin.features.fitted import Floats
+from serin.features.operator import Operator, Source, register
+from serin.features.sample import Sample
 from serin.features.value_table import NumbersByValue
 from serin.formats.schema import Kind
-from serin.spec import steps as spec
+from serin.spec.step import VALUES
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
@@ -35,32 +37,45 @@ if TYPE_CHECKING:
 Float64 = npt.NDArray[np.float64]
 
 
+class TargetEncode(Operator):
+    """The mean target of the training rows with the value, as if `smoothing` more rows had the mean of all."""
+
+    name = "target_encode"
+    kinds = VALUES
+    folds: int = Field(default=5, ge=2, le=64)
+    """The number of folds. A training row is encoded from the rows of the other folds, to avoid leaking its target."""
+    smoothing: float = Field(default=20.0, ge=0, allow_inf_nan=False)
+    """The number of rows with the overall mean that are added to each value's rows."""
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return (f"{name}_target",)
+
+    def fit(self, source: Source) -> Fit[FittedTargetEncode]:
+        sums: GroupTable = yield GroupSums(source.column, TARGET, self.folds, source.classes)
+        order = np.append(pc.sort_indices(sums.keys).to_numpy(), len(sums.keys)).astype(np.int64)
+        counts, totals = sums.counts[order], sums.sums[order]
+        all_counts, all_totals = counts.sum(axis=1), totals.sum(axis=1)
+        whole = _smoothed(all_counts, all_totals, self.smoothing)
+        apart = [
+            _smoothed(all_counts - counts[:, fold], all_totals - totals[:, fold], self.smoothing)
+            for fold in range(self.folds)
+        ]
+        table = NumbersByValue(sums.keys.take(pa.array(order[:-1])), whole)
+        return FittedTargetEncode(
+            column=source.column, kind=source.kind, table=table, out_of_fold=np.stack(apart)
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TargetEncode:
+class FittedTargetEncode:
     """`out_of_fold`: per fold, what its own rows get; known only while the dataset is made, and never written."""
 
-    name: ClassVar[str] = "target_encode"
     exact: ClassVar[bool] = True
     inner: ClassVar[None] = None
     column: str
     kind: Kind
     table: NumbersByValue
     out_of_fold: npt.NDArray[np.float32] | None = None  # [folds, keys + 2, outputs]
-
-    @classmethod
-    def fit(cls, step: spec.TargetEncode, column: str, kind: Kind, classes: int) -> Fit[TargetEncode]:
-        """`classes`: of a target with several; 0 for a binary target or a regression."""
-        sums: GroupTable = yield GroupSums(column, TARGET, step.folds, classes)
-        order = np.append(pc.sort_indices(sums.keys).to_numpy(), len(sums.keys)).astype(np.int64)
-        counts, totals = sums.counts[order], sums.sums[order]
-        all_counts, all_totals = counts.sum(axis=1), totals.sum(axis=1)
-        whole = _smoothed(all_counts, all_totals, step.smoothing)
-        apart = [
-            _smoothed(all_counts - counts[:, fold], all_totals - totals[:, fold], step.smoothing)
-            for fold in range(step.folds)
-        ]
-        keys = sums.keys.take(pa.array(order[:-1]))
-        return cls(column=column, kind=kind, table=NumbersByValue(keys, whole), out_of_fold=np.stack(apart))
 
     @property
     def columns(self) -> Mapping[str, Kind]:
@@ -95,7 +110,7 @@ class TargetEncode:
         return {"column": self.column, "kind": self.kind, "table": self.table.to_json()}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], inner: None = None) -> TargetEncode:  # noqa: ARG003
+    def from_json(cls, document: dict[str, Any], inner: None = None) -> FittedTargetEncode:  # noqa: ARG003
         table = NumbersByValue.from_json(document["table"])
         return cls(column=document["column"], kind=document["kind"], table=table)
 
@@ -137,3 +152,6 @@ def _drawn_to_the_mean(
         mean = (total + Fraction(int(exact[place]), max(rows, 1)) * share) / (int(counts[row]) + share)
         made[row, place] = nearest_ratio(mean.numerator, mean.denominator, exponent)
     return made
+
+
+register(TargetEncode, FittedTargetEncode)

@@ -23,11 +23,11 @@ from serin.features.aggregates.counted import (
 )
 from serin.features.aggregates.exact_sums import ExactSums
 from serin.features.aggregates.number_counts import HighBits, LowBits, NumberCounts
-from serin.features.aggregates.sample import Sample
 from serin.features.aggregates.value_counts import ValueCounts, ValueTable
 from serin.features.numbers import Numbers
-from serin.features.ops.fill_median import FillMedian
-from serin.features.ops.normalize import Normalize
+from serin.features.ops.fill_median import FittedFillMedian
+from serin.features.ops.normalize import FittedNormalize
+from serin.features.sample import Sample
 from serin.formats.schema import INT64_NULL
 
 floats = st.lists(
@@ -57,7 +57,7 @@ def test_what_is_counted_by_value_is_what_rows_would_give(
     entries: list[float], places: list[int], cut: int
 ) -> None:
     column = coded(entries, places)
-    numbers = Numbers(column="x", kind="float").after(FillMedian(0.5))
+    numbers = Numbers(column="x", kind="float").after(FittedFillMedian(0.5))
     half = int(np.float32(1.5).view(np.uint32)) >> 16
     requests: list[Aggregate] = [
         HighBits(numbers), LowBits(numbers, half), ExactSums(numbers), NumberCounts(numbers),
@@ -136,7 +136,7 @@ def test_columns_of_a_table_share_their_places_through_cuts_and_a_trip() -> None
 
 
 def test_a_fit_from_counts_is_the_fit_from_rows() -> None:
-    steps = (FillMedian(2.0), Normalize(1.0, 3.0))
+    steps = (FittedFillMedian(2.0), FittedNormalize(1.0, 3.0))
     column = coded([1.0, float("nan"), 4.0], [0, 1, 2, 2, 1, 0, 0])
     numbers = Numbers(column="x", kind="float", steps=steps)
     assert np.array_equal(

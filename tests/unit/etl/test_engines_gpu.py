@@ -90,15 +90,14 @@ def test_several_targets_go_through_a_gpu_unchanged(
     assert expected != digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "one")
 
 
-def test_the_columns_of_steps_that_only_the_host_knows_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serin.etl.engines.device.GPU_STEPS", frozenset({"fill_median", "normalize"}))
+def test_the_columns_of_steps_that_only_the_host_knows_are_named() -> None:
     spec = load_spec(
         {
             "name": "a",
             "data": {"tables": {"t": "t.parquet"}, "target": {"expression": "y", "task": "regression"}},
             "features": [
-                {"columns": ["a", "b"], "steps": ["fill_median", "normalize"]},
-                {"columns": ["b", "c"], "steps": ["categorify"]},
+                {"columns": ["a"], "steps": ["fill_median", "normalize"]},
+                {"columns": ["b", "c"], "steps": ["normalize", "tests.fakes.own_operators:Squash"]},
             ],
         }
     )

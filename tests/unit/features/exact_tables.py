@@ -11,11 +11,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from serin.features.aggregates.group_sums import folds_of
-from serin.features.aggregates.sample import Sample
-from serin.features.ops.group_stats import GroupStats
-from serin.features.ops.normalize import Normalize
-from serin.features.ops.target_encode import TargetEncode
+from serin.features.ops.group_stats import FittedGroupStats
+from serin.features.ops.normalize import FittedNormalize
+from serin.features.ops.target_encode import FittedTargetEncode
 from serin.features.plan import FeaturePlan
+from serin.features.sample import Sample
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import columns_of
@@ -61,19 +61,19 @@ def sample_of(table: Sequence[tuple[Any, ...]], rows: Sequence[int] | None = Non
 def check_against_fractions(plan: FeaturePlan, table: Sequence[tuple[Any, ...]]) -> None:
     """Every number that was fitted is the float32 nearest to the exact one."""
     steps = [step for feature in plan.numbers for step in feature.numbers.steps]
-    (normalize,) = (step for step in steps if isinstance(step, Normalize))
+    (normalize,) = (step for step in steps if isinstance(step, FittedNormalize))
     floats = [Fraction(row[0]) for row in table if math.isfinite(row[0])]
     assert normalize.shift == nearest(mean(floats))
     assert normalize.scale == (float(nearest_root(variance(floats))) or 1.0)
     encodings = {id(feature.numbers.encoding): feature.numbers.encoding for feature in plan.numbers}.values()
     for encoding in encodings:
-        if isinstance(encoding, GroupStats):
+        if isinstance(encoding, FittedGroupStats):
             _check_groups(encoding, table)
-        elif isinstance(encoding, TargetEncode):
+        elif isinstance(encoding, FittedTargetEncode):
             _check_targets(encoding, table)
 
 
-def _check_groups(encoding: GroupStats, table: Sequence[tuple[Any, ...]]) -> None:
+def _check_groups(encoding: FittedGroupStats, table: Sequence[tuple[Any, ...]]) -> None:
     place = "fi".index(encoding.column)
     keys = encoding.table.keys.to_pylist()
     for key in ("a", "b"):
@@ -94,7 +94,7 @@ def _check_groups(encoding: GroupStats, table: Sequence[tuple[Any, ...]]) -> Non
         assert found.tolist() == expected, (encoding.column, key)
 
 
-def _check_targets(encoding: TargetEncode, table: Sequence[tuple[Any, ...]]) -> None:
+def _check_targets(encoding: FittedTargetEncode, table: Sequence[tuple[Any, ...]]) -> None:
     folds = folds_of(np.arange(len(table)), FOLDS)
     assert encoding.out_of_fold is not None
     cases = [(encoding.table.numbers, list(range(len(table))))]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from serin.columns.column import Column
 from serin.features.aggregates.aggregate import Aggregate
-from serin.features.aggregates.sample import Sample
 from serin.features.plan import FeaturePlan
+from serin.features.sample import Sample
 from tests.fakes.cupy import FakeCupy, install
 from tests.unit.features.measured import Columns, columns_of
 from tests.unit.features.random_tables import KINDS, features, tables, wire, with_values

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from serin.columns.column import Column
-from serin.features.ops.date_parts import DateParts
+from serin.features.ops.date_parts import FittedDateParts
 from serin.formats.schema import INT64_NULL
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -12,7 +12,7 @@ PARTS = ("minute", "hour", "weekday", "day", "month", "quarter")
 
 
 def codes(*times: int) -> list[tuple[int, ...]]:
-    made = DateParts(PARTS).transform(Column(kind="timestamp", values=np.asarray(times, np.int64)))
+    made = FittedDateParts(PARTS).transform(Column(kind="timestamp", values=np.asarray(times, np.int64)))
     return list(zip(*(part.tolist() for part in made), strict=True))
 
 
@@ -41,7 +41,7 @@ def test_a_null_time_has_code_0_in_every_part() -> None:
 
 
 def test_outputs_carry_the_part_in_their_name_and_a_fixed_size() -> None:
-    outputs = DateParts(("hour", "month")).outputs("departure")
+    outputs = FittedDateParts(("hour", "month")).outputs("departure")
     assert [(output.name, output.size) for output in outputs] == [
         ("departure_hour", 25),
         ("departure_month", 13),
@@ -55,7 +55,7 @@ def test_times_that_lie_close_together_have_the_parts_of_the_calendar(
 ) -> None:
     seconds = np.random.default_rng(1).integers(-300_000, 300_000, 20_000)
     seconds = np.sort(seconds) if in_order else seconds
-    made = DateParts(parts).transform(Column(kind="timestamp", values=seconds * 1_000_000 + 999_999))
+    made = FittedDateParts(parts).transform(Column(kind="timestamp", values=seconds * 1_000_000 + 999_999))
     moments = [EPOCH + dt.timedelta(seconds=int(second)) for second in seconds]
     expected = [
         (m.minute + 1, m.hour + 1, m.isoweekday(), m.day, m.month, (m.month - 1) // 3 + 1)[6 - len(parts) :]

@@ -17,9 +17,9 @@ from serin.columns.rounding import nearest_ratio, nearest_ratios, nearest_root
 from serin.columns.superaccumulator import Superaccumulator
 from serin.features.aggregates.aggregate import Aggregate, Answer
 from serin.features.aggregates.exact_sums import ExactSums
-from serin.features.aggregates.sample import Sample
 from serin.features.numbers import Numbers
 from serin.features.plan import FeaturePlan
+from serin.features.sample import Sample
 from tests.fakes.cupy import install
 from tests.unit.features.exact_tables import (
     FEATURES,

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serin.errors import DataError
-from serin.features.aggregates.sample import Sample
-from serin.features.ops.clip import Clip
-from serin.features.ops.fill_median import FillMedian
-from serin.features.ops.normalize import Normalize
+from serin.features.ops.clip import FittedClip
+from serin.features.ops.fill_median import FittedFillMedian
+from serin.features.ops.normalize import FittedNormalize
+from serin.features.sample import Sample
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import columns_of, fit
@@ -52,9 +52,9 @@ def test_a_chain_is_fitted_on_what_the_steps_before_it_made(nulls: float) -> Non
     filled = np.where(np.isnan(values), median, values)
     low, high = np.quantile(filled, 0.05, method="lower"), np.quantile(filled, 0.95, method="lower")
     clipped = np.clip(filled, low, high).astype(np.float64)
-    assert fill == FillMedian(float(median))
-    assert clip == Clip(float(low), float(high))
-    assert isinstance(normalize, Normalize)
+    assert fill == FittedFillMedian(float(median))
+    assert clip == FittedClip(float(low), float(high))
+    assert isinstance(normalize, FittedNormalize)
     assert math.isclose(normalize.shift, clipped.mean(), rel_tol=1e-6)
     assert math.isclose(normalize.scale, clipped.std(), rel_tol=1e-6)
 
@@ -83,7 +83,7 @@ def test_infinite_values_take_no_part_in_a_fit() -> None:
     (feature,) = fit(
         [FeatureSpec(columns=["f"], steps=["fill_median"])], KINDS, columns_of({"f": values}, KINDS)
     ).numbers
-    assert feature.numbers.steps == (FillMedian(2.0),)
+    assert feature.numbers.steps == (FittedFillMedian(2.0),)
 
 
 def test_a_column_without_a_value_in_training_is_refused_by_name() -> None:

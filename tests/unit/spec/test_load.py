@@ -88,7 +88,7 @@ def test_all_problems_are_reported_at_once_with_key_and_mend() -> None:
     [
         (("[carrier, tailnum]", "[carrier, dep_time]"), "features[1].columns", "training_only"),
         (("[carrier, tailnum]", "[carrier, arr_delay]"), "features[1].columns", "makes the target"),
-        (("[carrier, tailnum]", "[carrier, carrier]"), "features[1]", "stands twice"),
+        (("[carrier, tailnum]", "[carrier, carrier]"), "features[1]", "names a column twice"),
         (("on: tailnum", "on: [tailnum, origin]"), "data.joins[1]", "one key column"),
         (("on: tailnum", "on: dep_time"), "data.joins[1].on", "must come with the request"),
         (("with: planes", "with: plane"), "data.joins[1].with", "no table 'plane'"),

@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from serin.spec.features import FeatureSpec
-from serin.spec.parse_steps import STEPS, dump_step, parse_step
+from serin.spec.operators import operators
+from serin.spec.parse_steps import dump_step, parse_step
 
 OWN = "tests.fakes.own_operators"
 
@@ -27,9 +28,13 @@ OWN = "tests.fakes.own_operators"
         ([{"bucketize": [2, 1]}], "must rise"),
         (
             [{"fill_median": {"indicator": True}}, {"group_stats": {"by": "k"}}],
-            "an indicator tells of the column",
+            "an indicator describes the column",
         ),
         (["log1p", {"cyclical": {"period": 3}}], "cyclical after log1p"),
+        (
+            ["normalize", {"cyclical": ["hour"]}],
+            "normalize makes numbers, and cyclical needs the column itself",
+        ),
         (["bucketize"], "give either edges"),
         ([{"cyclical": {"parts": ["hour"], "period": 3}}], "give either parts"),
         ([{"ordinal": ["a", 1]}], "mixes text and numbers"),
@@ -37,7 +42,7 @@ OWN = "tests.fakes.own_operators"
         ([{"target_encode": {"folds": 1}}], "greater than or equal to 2"),
         (["no_such_module:Class"], "cannot be imported: No module named 'no_such_module'"),
         ([f"{OWN}:Nothing"], "has no 'Nothing'"),
-        ([f"{OWN}:np"], "is no class"),
+        ([f"{OWN}:np"], "is not a class"),
         (["decimal:Decimal"], "lacks transform"),
         ([{f"{OWN}:Known": {"wrong": 1}}], "does not take these arguments"),
         ([f"{OWN}:Squash", {"categorify": {}}], "makes numbers, and categorify needs"),
@@ -74,4 +79,4 @@ def test_a_feature_says_what_it_makes_and_what_it_needs() -> None:
 
 
 def test_every_step_is_documented() -> None:
-    assert all(step.__doc__ for step in STEPS.values())
+    assert all(step.__doc__ for step in operators().values())

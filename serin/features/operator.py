@@ -1,0 +1,121 @@
+"""What an operator is: a step of the spec that can be fitted. A file in ops/ defines one operator, all of it.
+
+Such a file has the operator (its arguments and `fit`), what it is once it is fitted (fitted.py says what that must do),
+and a last line that registers both.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
+
+from serin.features.aggregates.aggregate import Fit
+from serin.features.aggregates.distribution import Distribution
+from serin.features.codes import CategoricalFeature
+from serin.formats.schema import Kind
+from serin.spec.operators import add_operator, operators
+from serin.spec.own import import_class
+from serin.spec.step import NUMBERS, FeatureStep
+
+Role = Literal["numeric", "categorical", "encoding"]
+_LARGEST = 3.4028234663852886e38  # of float32
+_fitted: dict[tuple[Role, str], Any] = {}
+_names: dict[type[Any], str] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a step is fitted on: a column of the training rows, and what the steps before it made of that column."""
+
+    columns: tuple[str, ...]  # one; all of the feature's for an operator that is fitted once for all of them
+    kinds: Mapping[str, Kind]  # of every column of the table
+    classes: int  # of a target with several; 0 for a binary target or a regression
+    numbers: Distribution | None = None
+    codes: CategoricalFeature | None = None
+
+    @property
+    def column(self) -> str:
+        return self.columns[0]
+
+    @property
+    def kind(self) -> Kind:
+        return self.kinds[self.column]
+
+    @property
+    def distribution(self) -> Distribution:
+        """The numbers so far; an operator that reads numbers has them always."""
+        assert self.numbers is not None
+        return self.numbers
+
+
+class Operator(FeatureStep):
+    """A step that can be fitted."""
+
+    @abstractmethod
+    def fit(self, source: Source) -> Fit[Any]:
+        """Asks for aggregates over the training rows and returns what was fitted: a NumericStep if the operator is
+        `monotone`, a CategoricalStep if it makes codes, else an Encoding (serin/features/fitted.py)."""
+        ...
+
+
+class NumberOperator(Operator):
+    """An operator that maps each number to one number, without reversing their order and without making nulls."""
+
+    kinds = NUMBERS
+    follows = ("raw", "numbers")
+    monotone = True
+
+
+def register(
+    operator: type[Operator], fitted: type[Any], *, also: Mapping[str, type[Any]] | None = None
+) -> None:
+    """Makes an operator known to specs by its name, and what it is once fitted to the files that keep it.
+    `also`: further classes that it may be once fitted, by the names under which they are kept."""
+    role: Role = (
+        "numeric" if operator.monotone else "categorical" if operator.gives == "codes" else "encoding"
+    )
+    add_operator(operator)
+    for name, kind in {operator.name: fitted, **(also or {})}.items():
+        register_fitted(role, name, kind)
+
+
+def register_fitted(role: Role, name: str, kind: type[Any]) -> None:
+    """Makes a class known to the files that keep what was fitted."""
+    _fitted[role, name] = kind
+    _names[kind] = name
+
+
+def fitted_class(role: Role, name: str) -> Any:
+    """The class that is kept under a name, or under its import path."""
+    if ":" in name:
+        return import_class(name)
+    if (role, name) not in _fitted:
+        operators()
+    return _fitted[role, name]
+
+
+def fitted_name(fitted: Any) -> str:
+    """The name under which something fitted is kept; the import path of a class outside Serin."""
+    kind = type(fitted)
+    return _names[kind] if kind.__module__.startswith("serin.") else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value) or abs(value) > _LARGEST:
+        raise ValueError(f"{value!r} is not a finite float32 number")
+    return value
+
+
+Finite = Annotated[float, AfterValidator(_finite)]
+"""A number that float32 can hold."""
+
+
+def rising(q: tuple[float, float], example: str) -> None:
+    """ValueError unless these are two quantiles in order."""
+    if not 0 <= q[0] < q[1] <= 1:
+        raise ValueError(f"q={list(q)} must be two rising numbers between 0 and 1, such as {example}")
