@@ -18,7 +18,7 @@ class ServingSpec(Section):
     """The largest number of rows in one batch, and so in one request."""
     request_timeout: Duration = Field(default=5.0, gt=0)
     """How long one request may take before the client gets a timeout."""
-    shape: Literal[
+    backend: Literal[
         "auto", "onnx_native", "onnx_python", "onnxruntime", "ensemble", "tensorrt_plan", "fil"
     ] = "auto"
     """What runs the model inside Triton (see docs/how-to/serve.md). `auto` takes the best that the server has."""
@@ -41,7 +41,7 @@ class ServingSpec(Section):
 
     @model_validator(mode="after")
     def _asks_for_a_gpu_where_it_needs_one(self) -> Self:
-        wants = "shape=tensorrt_plan" if self.shape == "tensorrt_plan" else f"gpus={self.gpus}"
-        if self.device == "cpu" and (self.shape == "tensorrt_plan" or self.gpus > 1):
+        wants = "backend=tensorrt_plan" if self.backend == "tensorrt_plan" else f"gpus={self.gpus}"
+        if self.device == "cpu" and (self.backend == "tensorrt_plan" or self.gpus > 1):
             raise ValueError(f"device=cpu does not go with {wants}; leave one of them out")
         return self

@@ -32,7 +32,7 @@ SOON = replace(
     PLAN, quantiles=(0.5,)
 )  # for cases about crashes: the median is proven in seconds on any machine
 # For both arms: a candidate whose code is changed must differ from the live one in nothing else.
-IN_PYTHON = {"spec": "serving: {p99_ms: 50, request_timeout: 4s, shape: onnx_python}\n"}
+IN_PYTHON = {"spec": "serving: {p99_ms: 50, request_timeout: 4s, backend: onnx_python}\n"}
 ENDING = (Phase.ABORTING, Phase.DRAINING, Phase.PROMOTED, Phase.ROLLED_BACK)
 STUCK = (Hold.INCONCLUSIVE, Hold.INVALID, Hold.FAILED)
 Change = Callable[[str], str]

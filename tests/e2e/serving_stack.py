@@ -134,13 +134,13 @@ def door(**settings: Any) -> Iterator[tuple[Gateway, int, ChildHost]]:
 
 
 @contextmanager
-def running_stack(tls: TlsFiles | None = None, shape: str = "auto") -> Iterator[Stack]:
+def running_stack(tls: TlsFiles | None = None, backend: str = "auto") -> Iterator[Stack]:
     host = ChildHost()
     folder = Path(tempfile.mkdtemp(prefix="serin-e2e-"))  # short: it holds unix sockets
     store = Store(str(folder / "store"))
     releases = Releases(folder / "releases", host=host, store=store)
     try:
-        spec = f"serving: {{p99_ms: 50, request_timeout: 4s, shape: {shape}}}\n"
+        spec = f"serving: {{p99_ms: 50, request_timeout: 4s, backend: {backend}}}\n"
         versions = [bundles.publish(store, bias=bias, spec=spec).version for bias in (-1.0, 1.5)]
         stable, candidate = (Release(model=bundles.MODEL, version=version) for version in versions)
         for release in (stable, candidate):

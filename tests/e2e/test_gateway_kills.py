@@ -27,7 +27,7 @@ from tests.unit.serving.bundles import SCHEMA
 def served() -> Iterator[tuple[Stage, Release]]:
     with stage() as scene:
         # In Triton's Python: there a process beside it must not stay behind either.
-        yield scene, scene.first_release(spec="serving: {shape: onnx_python}\n")
+        yield scene, scene.first_release(spec="serving: {backend: onnx_python}\n")
 
 
 def granted(clients: Clients) -> int:

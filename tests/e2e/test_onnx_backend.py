@@ -34,31 +34,31 @@ pytestmark = pytest.mark.skipif(
     NATIVE not in find_triton().describe(gpus=False).backends,
     reason="Triton was installed without a C++ compiler: run `serin install triton` where there is one",
 )
-SHAPES = ("onnx_native", "onnx_python")
+BACKENDS = ("onnx_native", "onnx_python")
 FAR = 100  # a distance that the graph's table does not have
 
 
 class Both:
-    """One graph in two releases, by shape. Requests wait a little for company, so that they share batches."""
+    """One graph in two releases, by backend. Requests wait a little for company, so that they share batches."""
 
     def __init__(self, folder: Path) -> None:
         self.host, store = ChildHost(), Store(str(folder / "store"))
         self.releases = Releases(folder / "releases", host=self.host, store=store, devices=lambda: ())
-        self.by_shape: dict[str, Release] = {}
-        for shape in SHAPES:
-            spec = f"serving: {{shape: {shape}, queue_delay_us: 20000}}\n"
+        self.by_backend: dict[str, Release] = {}
+        for backend in BACKENDS:
+            spec = f"serving: {{backend: {backend}, queue_delay_us: 20000}}\n"
             bundle = bundles.publish(store, bias=0.0, spec=spec, extra={"model.onnx": choking_graph()})
-            self.by_shape[shape] = Release(model=bundle.model, version=bundle.version)
+            self.by_backend[backend] = Release(model=bundle.model, version=bundle.version)
             self.graph = bundle.path
-        for release in self.by_shape.values():
+        for release in self.by_backend.values():
             self.releases.start(release)
-        for release in self.by_shape.values():
+        for release in self.by_backend.values():
             ready = lambda release=release: self.releases.state(release) == "ready"  # noqa: E731
             wait_for(release.name, ready, self.host, release.name)
 
-    def answer(self, shape: str, columns: dict[str, Array], protocol: Protocol = "http") -> Array | str:
+    def answer(self, backend: str, columns: dict[str, Array], protocol: Protocol = "http") -> Array | str:
         """The scores, or what was said instead."""
-        release = self.by_shape[shape]
+        release = self.by_backend[backend]
         address = getattr(self.releases.endpoint(release), protocol)
         try:
             return predict(address, MODEL, columns, SCHEMA, protocol, release.version)["score"]
@@ -66,7 +66,7 @@ class Both:
             return f"{refused.fields['status']} {refused.fields['reason']}"
 
     def close(self) -> None:
-        for release in self.by_shape.values():
+        for release in self.by_backend.values():
             self.host.kill(release.name)  # that it goes in peace is shown elsewhere
             self.releases.stop(release)
         self.host.stop_all()
@@ -117,8 +117,8 @@ def texts(*values: bytes | str) -> dict[str, Array]:
 def test_they_answer_with_the_graph_s_own_bits(both: Both, protocol: Protocol) -> None:
     for columns in (bundles.rows(1), bundles.rows(40), texts("", "a\0b", "Zürich 雪", "\U0001f600", "AA\0")):
         own = bundles.score(both.graph, columns)
-        for shape in SHAPES:
-            assert np.array_equal(both.answer(shape, columns, protocol), own), (shape, columns)
+        for backend in BACKENDS:
+            assert np.array_equal(both.answer(backend, columns, protocol), own), (backend, columns)
 
 
 WRONG: dict[str, dict[str, Array]] = {
@@ -136,7 +136,7 @@ WRONG: dict[str, dict[str, Array]] = {
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_they_refuse_the_same_in_the_same_words(both: Both, wrong: str, protocol: Protocol) -> None:
-    native, python = (both.answer(shape, WRONG[wrong], protocol) for shape in SHAPES)
+    native, python = (both.answer(backend, WRONG[wrong], protocol) for backend in BACKENDS)
     assert isinstance(native, str)
     assert native == python
     assert "/" not in native.replace("UTF-8", "")
@@ -175,13 +175,13 @@ def test_who_shares_a_batch_with_a_request_at_fault_does_not_pay_for_it(both: Bo
         answers = list(pool.map(lambda each: both.answer("onnx_native", each), asked))
     for columns, answer in zip(asked, answers, strict=True):
         assert isinstance(answer, str) if columns is not good else np.array_equal(answer, own)
-    log = both.releases.log(both.by_shape["onnx_native"]).read_text()
+    log = both.releases.log(both.by_backend["onnx_native"]).read_text()
     assert "scoring failed" in log
     assert _statistics(both)["batches"] < _statistics(both)["requests"], "nobody shared a batch"
 
 
 def _statistics(both: Both) -> dict[str, int]:
-    place = both.releases._place(both.by_shape["onnx_native"])
+    place = both.releases._place(both.by_backend["onnx_native"])
     assert place is not None
     connection = http.client.HTTPConnection("127.0.0.1", place.metrics_port, timeout=10)
     try:
@@ -197,7 +197,7 @@ def _statistics(both: Both) -> dict[str, int]:
 
 
 def test_only_the_outputs_that_are_asked_for_are_given(both: Both) -> None:
-    release = both.by_shape["onnx_native"]
+    release = both.by_backend["onnx_native"]
     columns = bundles.rows(1)
     inputs: list[dict[str, Any]] = [
         {"name": each.name, "datatype": each.dtype, "shape": [1, 1], "data": columns[each.name].reshape(-1).tolist()}
@@ -214,7 +214,9 @@ def test_only_the_outputs_that_are_asked_for_are_given(both: Both) -> None:
 
 
 def test_it_needs_no_process_of_its_own(both: Both) -> None:
-    children = {shape: _children(both.host.pid(release.name)) for shape, release in both.by_shape.items()}
+    children = {
+        backend: _children(both.host.pid(release.name)) for backend, release in both.by_backend.items()
+    }
     assert not children["onnx_native"]
     assert children["onnx_python"]
 

@@ -55,7 +55,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("ensemble")
     store, host = Store(str(folder / "store")), ChildHost()
     releases = Releases(folder / "releases", host=host, store=store, devices=lambda: ())
-    bundle = bundles.publish(store, bias=-1.0, in_two=True, spec="serving: {shape: ensemble}\n")
+    bundle = bundles.publish(store, bias=-1.0, in_two=True, spec="serving: {backend: ensemble}\n")
     release = Release(model=bundle.model, version=bundle.version)
     try:
         releases.start(release)
@@ -82,7 +82,7 @@ def test_an_ensemble_answers_as_the_whole_graph_and_refuses_in_the_same_words(en
     log = releases.log(release).read_text()
     assert f"{release.name} is served as ensemble on the CPU: named in the spec" in log
     assert f'release="{release.name}"' in counted
-    assert 'shape="ensemble"' in counted
+    assert 'backend="ensemble"' in counted
 
 
 def test_requests_in_shared_memory_are_for_the_owner_alone(ensemble: Served) -> None:

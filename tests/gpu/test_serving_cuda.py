@@ -144,7 +144,7 @@ def test_a_release_answers_through_the_whole_door_as_the_trained_network_does(
             ]
             print(f"{size} rows at once: {np.abs(found - wanted).max():.2g} from torch")
             np.testing.assert_allclose(found, wanted, atol=0.01)
-        latency_table(f"{served.shape} on {device}", url, bundle)
+        latency_table(f"{served.backend} on {device}", url, bundle)
 
 
 @pytest.mark.timeout(300)

@@ -22,12 +22,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.fuzz", description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--number", type=int, default=random.randrange(10**6), help="of the first round")
-    parser.add_argument("--shape", default="auto", help="what in Triton runs the model")
+    parser.add_argument("--backend", default="auto", help="what in Triton runs the model")
     chosen = parser.parse_args()
     began, seen, wrong, examples = time.monotonic(), Counter[str](), Counter[str](), dict[str, object]()
     held: list[Footprint] = []
     with (
-        running_stack(shape=chosen.shape) as stack,
+        running_stack(backend=chosen.backend) as stack,
         healthy_clients(stack) as healthy,
         stalled_clients(stack.port, 20),
     ):

@@ -90,10 +90,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.resets", description=__doc__)
     parser.add_argument("--resets", type=int, default=10_000)
     parser.add_argument("--number", type=int, default=random.randrange(10**6), help="draws the moments")
-    parser.add_argument("--shape", default="auto", help="what in Triton runs the model")
+    parser.add_argument("--backend", default="auto", help="what in Triton runs the model")
     chosen = parser.parse_args()
     faults, done = [], 0
-    with running_stack(shape=chosen.shape) as stack:
+    with running_stack(backend=chosen.backend) as stack:
         began = footprint(stack).pids
         print(f"number {chosen.number}; before: {memory(stack, stack.stable)}")
         client = Resetter(

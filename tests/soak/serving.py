@@ -104,14 +104,14 @@ def growths(times: Sequence[float], held: Sequence[Footprint], memory_share: flo
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.serving", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--shape", default="auto", help="what in Triton runs the model")
+    parser.add_argument("--backend", default="auto", help="what in Triton runs the model")
     chosen = parser.parse_args()
     begin = time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begin:5.0f} s] {text}", flush=True)
 
-    with running_stack(shape=chosen.shape) as stack:
+    with running_stack(backend=chosen.backend) as stack:
         soaked = soak(stack, chosen.minutes * 60, every_s=10.0, memory_share=0.02, say=say)
     print(outcome(soaked.results))
     print(*soaked.growths, sep="\n")

@@ -65,7 +65,7 @@ export: training.checkpoint_every_steps
 export: export.variants export.tolerance export.variant_tolerance export.target export.batch_mix
 export: export.segments export.budget.metric export.budget.max_drop export.budget.segment_max_drop
 export: champion.metric champion.max_loss champion.confidence champion.max_rows
-export: serving.p99_ms serving.max_batch_rows serving.request_timeout serving.shape serving.device
+export: serving.p99_ms serving.max_batch_rows serving.request_timeout serving.backend serving.device
 export: serving.accelerator serving.gpus serving.gpu_memory_mb serving.instances serving.threads
 export: serving.queue_delay_us serving.max_string_bytes
 export: rollout.steps rollout.approve rollout.step_time rollout.min_requests rollout.false_rollback

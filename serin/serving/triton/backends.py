@@ -16,13 +16,13 @@ from serin.formats.schema import Task
 from serin.serving.native.onnx_backend import NATIVE
 from serin.spec.serving import ServingSpec
 
-Shape = Literal["onnx_native", "onnx_python", "onnxruntime", "ensemble", "tensorrt_plan", "fil"]
+Backend = Literal["onnx_native", "onnx_python", "onnxruntime", "ensemble", "tensorrt_plan", "fil"]
 Runner = Literal["python", "onnxruntime", "tensorrt", "fil"]  # a backend of Triton's, by its folder
 Place = Literal["cpu", "gpu"]
 
 PLAN_PROFILE_ROWS = (1, 8, 64)  # an engine has a profile for each, and one for the largest batch
-_IN_TWO: tuple[Shape, ...] = ("tensorrt_plan", "ensemble", "onnx_python", "onnxruntime")
-_WHOLE: tuple[Shape, ...] = ("onnxruntime", "onnx_native", "onnx_python")
+_IN_TWO: tuple[Backend, ...] = ("tensorrt_plan", "ensemble", "onnx_python", "onnxruntime")
+_WHOLE: tuple[Backend, ...] = ("onnxruntime", "onnx_native", "onnx_python")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Contents:
 class Choice:
     """`front` and `core`: who runs the parts of a model in two; None where one model is all there is."""
 
-    shape: Shape
+    backend: Backend
     place: Place
     reason: str
     front: Runner | None = None
@@ -63,23 +63,25 @@ class Choice:
     def __str__(self) -> str:
         where = "a GPU" if self.place == "gpu" else "the CPU"
         parts = f" (front by {self.front}, core by {self.core})" if self.front else ""
-        return f"{self.shape} on {where}{parts}: {self.reason}"
+        return f"{self.backend} on {where}{parts}: {self.reason}"
 
 
 def choose_backend(contents: Contents, server: Server, serving: ServingSpec, gpus: int) -> Choice:
     """`gpus`: how many this machine has."""
     place = _place(contents, serving, gpus)
-    if serving.shape != "auto":
-        return _named(contents, server, serving, serving.shape, place)
+    if serving.backend != "auto":
+        return _named(contents, server, serving, serving.backend, place)
     tried: list[str] = []
     if place == "gpu":
-        for shape in _on_gpu(contents):
-            if shape == "ensemble" and "onnxruntime" not in server.backends:
+        for backend in _on_gpu(contents):
+            if backend == "ensemble" and "onnxruntime" not in server.backends:
                 continue  # two models of the Python backend are slower than one that does both parts
-            why_not = _obstacle(contents, server, serving, shape, "gpu")
+            why_not = _obstacle(contents, server, serving, backend, "gpu")
             if not why_not:
-                return _choice(server, shape, "gpu", f"the first that fits this server and {contents.model}")
-            tried.append(f"{shape}: {why_not}")
+                return _choice(
+                    server, backend, "gpu", f"the first that fits this server and {contents.model}"
+                )
+            tried.append(f"{backend}: {why_not}")
         if serving.device == "gpu":
             raise BackendRefused(
                 model=contents.model,
@@ -89,11 +91,11 @@ def choose_backend(contents: Contents, server: Server, serving: ServingSpec, gpu
             )
     why_cpu = f"no GPU ({'; '.join(tried)})" if tried else _why_cpu(contents, serving, gpus)
     tried.clear()
-    for shape in _WHOLE:
-        why_not = _obstacle(contents, server, serving, shape, "cpu")
+    for backend in _WHOLE:
+        why_not = _obstacle(contents, server, serving, backend, "cpu")
         if not why_not:
-            return _choice(server, shape, "cpu", why_cpu)
-        tried.append(f"{shape}: {why_not}")
+            return _choice(server, backend, "cpu", why_cpu)
+        tried.append(f"{backend}: {why_not}")
     raise BackendRefused(
         model=contents.model,
         asked="this Triton",
@@ -102,7 +104,7 @@ def choose_backend(contents: Contents, server: Server, serving: ServingSpec, gpu
     )
 
 
-def _on_gpu(contents: Contents) -> tuple[Shape, ...]:
+def _on_gpu(contents: Contents) -> tuple[Backend, ...]:
     if TREES in contents.files:
         return ("fil",)  # ONNX Runtime runs trees on the CPU alone
     return _IN_TWO if contents.for_gpu else _WHOLE
@@ -123,24 +125,28 @@ def _place(contents: Contents, serving: ServingSpec, gpus: int) -> Place:
     return "gpu" if wanted else "cpu"
 
 
-def _named(contents: Contents, server: Server, serving: ServingSpec, shape: Shape, place: Place) -> Choice:
-    why_not = _obstacle(contents, server, serving, shape, place)
+def _named(
+    contents: Contents, server: Server, serving: ServingSpec, backend: Backend, place: Place
+) -> Choice:
+    why_not = _obstacle(contents, server, serving, backend, place)
     free = place == "gpu" and serving.device == "auto" and serving.gpus == 1
-    if why_not and free and not _obstacle(contents, server, serving, shape, "cpu"):
-        return _choice(server, shape, "cpu", f"named in the spec; no GPU ({why_not})")
+    if why_not and free and not _obstacle(contents, server, serving, backend, "cpu"):
+        return _choice(server, backend, "cpu", f"named in the spec; no GPU ({why_not})")
     if why_not:
         raise BackendRefused(
             model=contents.model,
-            asked=f"serving.shape: {shape}",
+            asked=f"serving.backend: {backend}",
             reason=why_not,
-            instead="leave serving.shape out to get what this server can do",
+            instead="leave serving.backend out to get what this server can do",
         )
-    return _choice(server, shape, place, "named in the spec")
+    return _choice(server, backend, place, "named in the spec")
 
 
-def _obstacle(contents: Contents, server: Server, serving: ServingSpec, shape: Shape, place: Place) -> str:
-    """Why `shape` cannot serve this bundle in this place; empty when it can."""
-    needed: Mapping[Shape, tuple[str, ...]] = {
+def _obstacle(
+    contents: Contents, server: Server, serving: ServingSpec, backend: Backend, place: Place
+) -> str:
+    """Why `backend` cannot serve this bundle in this place; empty when it can."""
+    needed: Mapping[Backend, tuple[str, ...]] = {
         "onnx_native": (MODEL,),
         "onnx_python": (MODEL,),
         "onnxruntime": (MODEL,),
@@ -148,14 +154,14 @@ def _obstacle(contents: Contents, server: Server, serving: ServingSpec, shape: S
         "tensorrt_plan": (FRONT, PLAN),
         "fil": (FRONT, TREES),
     }
-    if missing := [name for name in needed[shape] if name not in contents.files]:
+    if missing := [name for name in needed[backend] if name not in contents.files]:
         return f"the bundle holds no {' and no '.join(missing)} (export it with export.target: gpu)"
-    in_two = shape in ("ensemble", "tensorrt_plan", "fil")
+    in_two = backend in ("ensemble", "tensorrt_plan", "fil")
     if in_two and _front(server) is None:
         return f"its front needs the onnxruntime or the python backend; the server has {_have(server)}"
-    if in_two and shape != "fil" and contents.empty:
+    if in_two and backend != "fil" and contents.empty:
         return f"the tensor {contents.empty!r} between front and core has no columns"
-    match shape:
+    match backend:
         case "onnx_native":
             return _native_obstacle(server, place)
         case "onnx_python":
@@ -205,12 +211,12 @@ def _fil_obstacle(contents: Contents, server: Server) -> str:
     return ""
 
 
-def _choice(server: Server, shape: Shape, place: Place, reason: str) -> Choice:
-    cores: Mapping[Shape, Runner] = {"tensorrt_plan": "tensorrt", "fil": "fil"}
-    if shape in ("onnx_native", "onnx_python", "onnxruntime"):
-        return Choice(shape=shape, place=place, reason=reason)
+def _choice(server: Server, backend: Backend, place: Place, reason: str) -> Choice:
+    cores: Mapping[Backend, Runner] = {"tensorrt_plan": "tensorrt", "fil": "fil"}
+    if backend in ("onnx_native", "onnx_python", "onnxruntime"):
+        return Choice(backend=backend, place=place, reason=reason)
     front = _front(server)
-    return Choice(shape=shape, place=place, reason=reason, front=front, core=cores.get(shape, front))
+    return Choice(backend=backend, place=place, reason=reason, front=front, core=cores.get(backend, front))
 
 
 def _front(server: Server) -> Runner | None:

@@ -44,7 +44,7 @@ def estimate_need(folder: Path, choice: Choice, serving: ServingSpec) -> Need:
     if file.suffix == ".onnx":
         activations = bytes_per_row(onnx.load_model(file)) * serving.max_batch_rows
     arena = max(_LEAST_BYTES, round(_SPARE * (weights + activations)))
-    if choice.shape == "tensorrt_plan" or serving.accelerator == "tensorrt":
+    if choice.backend == "tensorrt_plan" or serving.accelerator == "tensorrt":
         arena += _WORKSPACE_BYTES
     processes = 1 + (serving.instances if _own_processes(choice) else 0)  # the server's own comes first
     total = processes * CONTEXT_BYTES + serving.instances * arena
@@ -148,15 +148,15 @@ def reserved_bytes(releases: Path) -> dict[str, dict[str, int]]:
 
 def _accelerated(folder: Path, choice: Choice) -> Path:
     """The file that goes to the GPU."""
-    if choice.shape == "tensorrt_plan":
+    if choice.backend == "tensorrt_plan":
         return folder / PLAN
-    if choice.shape == "fil":
+    if choice.backend == "fil":
         return folder / TREES
-    if choice.shape == "onnxruntime" or not (folder / CORE).is_file():
+    if choice.backend == "onnxruntime" or not (folder / CORE).is_file():
         return folder / MODEL
     return folder / CORE
 
 
 def _own_processes(choice: Choice) -> bool:
     """Instances of the Python backend are processes, each with a context of its own."""
-    return choice.shape == "onnx_python" or choice.core == "python"
+    return choice.backend == "onnx_python" or choice.core == "python"

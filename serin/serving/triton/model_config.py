@@ -18,9 +18,9 @@ from serin.serving.triton.warm_up import CPU_ROWS, GPU_ROWS, add_warm_up
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
 
-SHAPES = environment.application_folder() / "triton_models"
-SHAPE_FOLDER = SHAPES / "onnx_python"
-MODEL_CODE = SHAPE_FOLDER / "1" / "model.py"
+BACKENDS = environment.application_folder() / "triton_models"
+PYTHON_BACKEND = BACKENDS / "onnx_python"
+MODEL_CODE = PYTHON_BACKEND / "1" / "model.py"
 
 _TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "INT8": "TYPE_INT8"}
 _WORKSPACE_BYTES = 1 << 30
@@ -160,8 +160,8 @@ def ensemble_config(schema: Schema, settings: Settings, steps: Sequence[Step]) -
     return Configured(text=str(text_format.MessageToString(config)))
 
 
-def _begun(shape: str, settings: Settings, name: str | None) -> Any:
-    template = (SHAPES / shape / "config.pbtxt").read_text(encoding="utf-8")
+def _begun(backend: str, settings: Settings, name: str | None) -> Any:
+    template = (BACKENDS / backend / "config.pbtxt").read_text(encoding="utf-8")
     config = text_format.Parse(template, model_config_pb2.ModelConfig())
     config.name = settings.release.model if name is None else name
     config.max_batch_size = settings.serving.max_batch_rows

@@ -1,4 +1,4 @@
-"""What is known of a release beyond the life of whoever started it: `<releases>/<release>/release.json`."""
+"""What is known of a release after the process that started it has ended: `<releases>/<release>/release.json`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 from serin.machine.durable import write_secret
 from serin.serving.triton.process import TritonPorts
 from serin.store.artifacts import Release
+from serin.store.format_version import check_version
 
-FORMAT, VERSION = "serin.release", 1
+FORMAT, VERSION = "serin.release", 2
 FILE = "release.json"
 
 
@@ -20,7 +21,7 @@ class Served:
     """How it is served. `devices`: the GPUs on each of which it has reserved `bytes`; none: the CPU. `arena_bytes`: of
     these, what ONNX Runtime may take for one instance. `request_s`: how long a request may take."""
 
-    shape: str
+    backend: str
     reason: str = ""
     devices: tuple[str, ...] = ()
     bytes: int = 0
@@ -29,7 +30,7 @@ class Served:
 
     def __str__(self) -> str:
         where = f"{', '.join(self.devices)} with {self.bytes >> 20:,} MB" if self.devices else "the CPU"
-        return f"{self.shape} on {where}: {self.reason}"
+        return f"{self.backend} on {where}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +40,17 @@ class Record:
 
 
 def read_record(folder: Path) -> Record | None:
+    """The record of a release; None for one that was never started here."""
     try:
         found: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    served = found.get("served") or {"shape": "onnx_python"}  # what there was before there was a choice
-    devices = tuple(served.get("devices", ()))
+    advice = "stop the stack with the Serin that started it, then remove this folder"
+    check_version(found, path=folder / FILE, form=FORMAT, version=VERSION, advice=advice)
+    served = found["served"]
     return Record(
-        place=TritonPorts.from_json(found["place"]), served=Served(**{**served, "devices": devices})
+        place=TritonPorts.from_json(found["place"]),
+        served=Served(**{**served, "devices": tuple(served["devices"])}),
     )
 
 

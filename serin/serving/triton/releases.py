@@ -163,7 +163,7 @@ class Releases:
         return [release for release in self._known() if self._host.state(release.name) != "absent"]
 
     def served(self, release: Release) -> Served | None:
-        """In which shape and where, and why so; None for one that was not started."""
+        """By which backend and where, and why; None for a release that was not started."""
         record = self._record(release)
         return record.served if record else None
 
@@ -216,7 +216,7 @@ class Releases:
         return record
 
     def _serve(self, release: Release, bundle: Bundle) -> Served:
-        """In which shape, and on which devices with how much memory."""
+        """By which backend, and on which devices with how much memory."""
         assert self._install is not None, "asked before Triton was found"
         serving, devices, folder = serving_settings(bundle), tuple(self._devices()), Path(bundle.path)
         server = self._install.describe(gpus=bool(devices))
@@ -224,23 +224,23 @@ class Releases:
             wanted = len(devices) if serving.device != "cpu" else 0
             asks = check_own_repository(folder, read_manifest(folder), server, wanted)
             if not asks:
-                return Served(shape="repository", reason="a team's own, taken as it is")
+                return Served(backend="repository", reason="your own repository, taken as it is")
             need, count, reason = (
                 repository_need(folder, serving),
                 serving.gpus,
                 "one of its models asks for a GPU",
             )
-            shape = "repository"
+            backend = "repository"
         else:
             choice = choose_for(bundle, server=server, serving=serving, gpus=len(devices))
             if choice.place == "cpu":
-                return Served(shape=choice.shape, reason=choice.reason)
+                return Served(backend=choice.backend, reason=choice.reason)
             need, count, reason = estimate_need(folder, choice, serving), serving.gpus, choice.reason
-            shape = choice.shape
+            backend = choice.backend
         rooms = look_around(devices, releases=self._folder, but=release.name)
         picked = pick_devices(release.name, need, count, rooms)
         return Served(
-            shape=shape,
+            backend=backend,
             reason=reason,
             devices=tuple(device.id for device in picked),
             bytes=need.total_bytes,

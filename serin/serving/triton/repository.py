@@ -141,7 +141,7 @@ def _settings(
         fp16=(source / PLAN).is_file(),
         engines=folder.with_name("engines"),
         golden=read_golden(source) if (source / GOLDEN).is_file() else None,
-        tags={"shape": choice.shape},
+        tags={"backend": choice.backend},
     )
 
 

@@ -59,15 +59,15 @@ def contents_of(folder: Path, manifest: Manifest, schema: Schema, serving: Servi
 def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings) -> list[Part]:
     """The model that clients ask comes first."""
     model = settings.release.model
-    if choice.shape == "onnxruntime":
+    if choice.backend == "onnxruntime":
         return [Part(name=model, config=onnxruntime_config(schema, settings), files={MODEL: folder / MODEL})]
-    if choice.shape == "onnx_native":
+    if choice.backend == "onnx_native":
         asked = native_settings(
             schema, threads=settings.threads, max_string_bytes=settings.serving.max_string_bytes
         )
         files: dict[str, Path | bytes] = {MODEL: folder / MODEL, SETTINGS: asked}
         return [Part(name=model, config=native_config(schema, settings), files=files)]
-    if choice.shape == "onnx_python":
+    if choice.backend == "onnx_python":
         in_two = choice.place == "gpu" and (folder / CORE).is_file()
         graphs = (FRONT, CORE) if in_two else (MODEL,)
         config = python_config(schema, settings, graphs=graphs)
@@ -78,7 +78,7 @@ def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings
     assert choice.core is not None, "... and a core"
     front_name, core_name = f"{model}_front", f"{model}_core"  # no model of ours has a low line in its name
     inner = _inner(folder)
-    if choice.shape == "fil":
+    if choice.backend == "fil":
         return _with_trees(folder, schema, settings, choice.front, (front_name, core_name))
     front_schema = Schema(task=schema.task, inputs=schema.inputs, outputs=inner)
     columns = tuple(_as_input(tensor) for tensor in inner)

@@ -25,7 +25,7 @@ def possible_devices(bundle: Bundle, server: Server, gpus: int) -> tuple[Place, 
     path = Path(bundle.path) / "spec.yaml"
     spec = read_yaml(path.read_text(encoding="utf-8")) if path.exists() else {}
     named = (spec.get("serving") or {}).get("device", "auto")  # not what an earlier tuning chose
-    if named != "auto" or serving.gpus > 1 or serving.shape == "tensorrt_plan":
+    if named != "auto" or serving.gpus > 1 or serving.backend == "tensorrt_plan":
         return (now,)
     found = []
     for asked in ("auto", "cpu"):  # auto is a GPU only for what was exported for one

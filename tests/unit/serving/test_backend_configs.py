@@ -1,4 +1,4 @@
-"""Every configuration that is written, for every shape, parses by Triton's own schema and agrees with the bundle's."""
+"""Every configuration, for every backend, parses by Triton's own schema and agrees with the bundle's."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ FRONT, CORE = f"{MODEL}_front", f"{MODEL}_core"
 CASES: dict[str, tuple[Server, dict[str, object], int, dict[str, str]]] = {
     "onnx_python": (WHEEL, {}, 0, {MODEL: "python"}),
     "onnx_native": (WITH_NATIVE, {}, 0, {MODEL: "serin_onnx"}),
-    "onnx_python on a GPU": (WHEEL, {"shape": "onnx_python"}, 1, {MODEL: "python"}),
-    "onnxruntime": (CONTAINER, {"shape": "onnxruntime"}, 0, {MODEL: "onnxruntime"}),
-    "onnxruntime, CUDA": (CONTAINER, {"shape": "onnxruntime"}, 2, {MODEL: "onnxruntime"}),
+    "onnx_python on a GPU": (WHEEL, {"backend": "onnx_python"}, 1, {MODEL: "python"}),
+    "onnxruntime": (CONTAINER, {"backend": "onnxruntime"}, 0, {MODEL: "onnxruntime"}),
+    "onnxruntime, CUDA": (CONTAINER, {"backend": "onnxruntime"}, 2, {MODEL: "onnxruntime"}),
     "onnxruntime, TensorRT": (
         CONTAINER,
-        {"shape": "onnxruntime", "accelerator": "tensorrt"},
+        {"backend": "onnxruntime", "accelerator": "tensorrt"},
         1,
         {MODEL: "onnxruntime"},
     ),
-    "ensemble, Python": (WHEEL, {"shape": "ensemble"}, 0, {MODEL: "", FRONT: "python", CORE: "python"}),
+    "ensemble, Python": (WHEEL, {"backend": "ensemble"}, 0, {MODEL: "", FRONT: "python", CORE: "python"}),
     "ensemble, CUDA": (
         CONTAINER,
-        {"shape": "ensemble"},
+        {"backend": "ensemble"},
         2,
         {MODEL: "", FRONT: "onnxruntime", CORE: "onnxruntime"},
     ),
     "ensemble, TensorRT": (
         CONTAINER,
-        {"shape": "ensemble", "accelerator": "tensorrt"},
+        {"backend": "ensemble", "accelerator": "tensorrt"},
         1,
         {MODEL: "", FRONT: "onnxruntime", CORE: "onnxruntime"},
     ),
     "tensorrt_plan": (
         CONTAINER,
-        {"shape": "tensorrt_plan"},
+        {"backend": "tensorrt_plan"},
         1,
         {MODEL: "", FRONT: "onnxruntime", CORE: "tensorrt"},
     ),
-    "fil": (CONTAINER, {"shape": "fil"}, 1, {MODEL: "", FRONT: "onnxruntime", CORE: "fil"}),
+    "fil": (CONTAINER, {"backend": "fil"}, 1, {MODEL: "", FRONT: "onnxruntime", CORE: "fil"}),
 }
 
 
@@ -184,7 +184,7 @@ def test_an_engine_is_given_all_of_its_profiles(bundle: Bundle, tmp_path: Path) 
 
 
 def test_an_engine_serves_no_batch_beyond_those_it_was_built_for(bundle: Bundle, tmp_path: Path) -> None:
-    serving = ServingSpec(shape="tensorrt_plan", max_batch_rows=129)
+    serving = ServingSpec(backend="tensorrt_plan", max_batch_rows=129)
     with pytest.raises(BackendRefused, match="max_batch_rows=129 is beyond the 128 rows"):
         build_repository(bundle, tmp_path / "repository", server=CONTAINER, serving=serving, gpus=(0,))
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Which shape serves what: a table of servers, bundles and wishes."""
+"""Which backend serves what: a table of servers, bundles and wishes."""
 
 from __future__ import annotations
 
@@ -32,78 +32,102 @@ CLASSES = Contents(
 
 
 @pytest.mark.parametrize(
-    ("contents", "server", "wish", "gpus", "shape", "place"),
+    ("contents", "server", "wish", "gpus", "backend", "place"),
     [
         (NETWORK, WHEEL, {}, 0, "onnx_python", "cpu"),
         (NETWORK, WITH_NATIVE, {}, 0, "onnx_native", "cpu"),
-        (NETWORK, WITH_NATIVE, {"shape": "onnx_python"}, 0, "onnx_python", "cpu"),
+        (NETWORK, WITH_NATIVE, {"backend": "onnx_python"}, 0, "onnx_python", "cpu"),
         (NETWORK, WITH_NATIVE, {"device": "gpu"}, 1, "onnx_python", "gpu"),
-        (FOR_GPU, WITH_NATIVE, {"shape": "onnx_native"}, 1, "onnx_native", "cpu"),
+        (FOR_GPU, WITH_NATIVE, {"backend": "onnx_native"}, 1, "onnx_native", "cpu"),
         (TREE, WITH_NATIVE, {}, 1, "onnx_native", "cpu"),
         (NETWORK, CONTAINER, {}, 0, "onnxruntime", "cpu"),
         (NETWORK, CONTAINER, {}, 4, "onnxruntime", "cpu"),  # exported for the CPU
         (NETWORK, CONTAINER, {"device": "gpu"}, 1, "onnxruntime", "gpu"),
         (NETWORK, WHEEL_CUDA, {"device": "gpu"}, 1, "onnx_python", "gpu"),
-        (NETWORK, CONTAINER, {"shape": "onnx_python"}, 0, "onnx_python", "cpu"),
+        (NETWORK, CONTAINER, {"backend": "onnx_python"}, 0, "onnx_python", "cpu"),
         (FOR_GPU, WHEEL, {}, 0, "onnx_python", "cpu"),
         (FOR_GPU, WHEEL, {}, 1, "onnx_python", "cpu"),  # a Python without CUDA
         (FOR_GPU, WHEEL_CUDA, {}, 1, "onnx_python", "gpu"),
         (FOR_GPU, WHEEL_CUDA, {"device": "cpu"}, 1, "onnx_python", "cpu"),
         (FOR_GPU, CONTAINER, {}, 1, "ensemble", "gpu"),
         (FOR_GPU, CONTAINER, {"accelerator": "tensorrt"}, 1, "ensemble", "gpu"),
-        (FOR_GPU, CONTAINER, {"shape": "onnxruntime"}, 1, "onnxruntime", "gpu"),
-        (FOR_GPU, WHEEL, {"shape": "ensemble"}, 1, "ensemble", "cpu"),
-        (FOR_GPU, WHEEL_CUDA, {"shape": "ensemble"}, 1, "ensemble", "gpu"),
+        (FOR_GPU, CONTAINER, {"backend": "onnxruntime"}, 1, "onnxruntime", "gpu"),
+        (FOR_GPU, WHEEL, {"backend": "ensemble"}, 1, "ensemble", "cpu"),
+        (FOR_GPU, WHEEL_CUDA, {"backend": "ensemble"}, 1, "ensemble", "gpu"),
         (WITH_PLAN, CONTAINER, {"max_batch_rows": 256}, 1, "tensorrt_plan", "gpu"),
         (WITH_PLAN, CONTAINER, {"max_batch_rows": 257}, 1, "ensemble", "gpu"),
         (WITH_PLAN, CONTAINER, {}, 0, "onnxruntime", "cpu"),
         (TREE, CONTAINER, {}, 1, "fil", "gpu"),
-        (TREE, CONTAINER, {"shape": "fil"}, 0, "fil", "cpu"),
+        (TREE, CONTAINER, {"backend": "fil"}, 0, "fil", "cpu"),
         (TREE, WHEEL_CUDA, {}, 1, "onnx_python", "cpu"),  # ONNX Runtime has no trees for a GPU
         (CLASSES, CONTAINER, {}, 1, "onnxruntime", "cpu"),
         (NARROW, CONTAINER, {}, 1, "onnx_python", "gpu"),
     ],
 )
 def test_the_first_shape_that_can_is_taken(
-    contents: Contents, server: Server, wish: dict[str, object], gpus: int, shape: str, place: str
+    contents: Contents, server: Server, wish: dict[str, object], gpus: int, backend: str, place: str
 ) -> None:
     choice = choose_backend(contents, server, ServingSpec.model_validate(wish), gpus)
-    assert (choice.shape, choice.place) == (shape, place), choice.reason
+    assert (choice.backend, choice.place) == (backend, place), choice.reason
     assert choice.reason
-    assert (choice.front is None) == (shape in ("onnx_native", "onnx_python", "onnxruntime"))
+    assert (choice.front is None) == (backend in ("onnx_native", "onnx_python", "onnxruntime"))
 
 
 @pytest.mark.parametrize(
     ("contents", "server", "wish", "gpus", "words"),
     [
-        (NETWORK, WHEEL, {"shape": "onnx_native"}, 0, "the server has no serin_onnx backend; it has python"),
+        (
+            NETWORK,
+            WHEEL,
+            {"backend": "onnx_native"},
+            0,
+            "the server has no serin_onnx backend; it has python",
+        ),
         (
             NETWORK,
             WITH_NATIVE,
-            {"shape": "onnx_native", "device": "gpu"},
+            {"backend": "onnx_native", "device": "gpu"},
             1,
             "it runs on the CPU alone",
         ),
-        (NETWORK, WHEEL, {"shape": "onnxruntime"}, 0, "the server has no onnxruntime backend; it has python"),
-        (NETWORK, CONTAINER, {"shape": "ensemble"}, 1, "no front.onnx and no core.onnx .*export.target: gpu"),
-        (NETWORK, CONTAINER, {"shape": "fil"}, 1, "no front.onnx and no trees.ubj"),
+        (
+            NETWORK,
+            WHEEL,
+            {"backend": "onnxruntime"},
+            0,
+            "the server has no onnxruntime backend; it has python",
+        ),
+        (
+            NETWORK,
+            CONTAINER,
+            {"backend": "ensemble"},
+            1,
+            "no front.onnx and no core.onnx .*export.target: gpu",
+        ),
+        (NETWORK, CONTAINER, {"backend": "fil"}, 1, "no front.onnx and no trees.ubj"),
         (NETWORK, WHEEL, {"device": "gpu"}, 0, r"this machine has 0 GPU\(s\)"),
         (NETWORK, CONTAINER, {"gpus": 3}, 2, r"serving.gpus: 3: this machine has 2 GPU\(s\)"),
         (NETWORK, WHEEL, {"device": "gpu"}, 1, "onnx_python: the ONNX Runtime of its Python has no provider"),
         (
             FOR_GPU,
             NO_FRONT,
-            {"shape": "ensemble"},
+            {"backend": "ensemble"},
             1,
             "its front needs the onnxruntime or the python backend",
         ),
-        (WITH_PLAN, WHEEL, {"shape": "tensorrt_plan", "max_batch_rows": 8}, 1, "no tensorrt backend"),
-        (WITH_PLAN, CONTAINER, {"shape": "tensorrt_plan", "max_batch_rows": 8}, 0, "an engine needs a GPU"),
-        (WITH_PLAN, CONTAINER, {"shape": "tensorrt_plan"}, 1, "max_batch_rows=1024 is beyond the 256 rows"),
-        (TREE, WHEEL, {"shape": "fil"}, 1, "no fil backend"),
+        (WITH_PLAN, WHEEL, {"backend": "tensorrt_plan", "max_batch_rows": 8}, 1, "no tensorrt backend"),
+        (WITH_PLAN, CONTAINER, {"backend": "tensorrt_plan", "max_batch_rows": 8}, 0, "an engine needs a GPU"),
+        (WITH_PLAN, CONTAINER, {"backend": "tensorrt_plan"}, 1, "max_batch_rows=1024 is beyond the 256 rows"),
+        (TREE, WHEEL, {"backend": "fil"}, 1, "no fil backend"),
         (TREE, WHEEL_CUDA, {"device": "gpu"}, 1, "fil: the server has no fil backend"),
-        (CLASSES, CONTAINER, {"shape": "fil"}, 1, "one number for a row"),
-        (NARROW, CONTAINER, {"shape": "ensemble"}, 1, "'features/cat' between front and core has no columns"),
+        (CLASSES, CONTAINER, {"backend": "fil"}, 1, "one number for a row"),
+        (
+            NARROW,
+            CONTAINER,
+            {"backend": "ensemble"},
+            1,
+            "'features/cat' between front and core has no columns",
+        ),
         (NETWORK, Server(backends=frozenset()), {}, 0, "it has none.*serin install triton"),
     ],
 )

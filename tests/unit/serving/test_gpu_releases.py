@@ -15,7 +15,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serin.errors import BackendRefused, GpuMemoryShort
+from serin.errors import BackendRefused, FormatOutdated, GpuMemoryShort
 from serin.export.take_repository import import_repository
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, write_schema
 from serin.machine.hardware import Device
@@ -156,8 +156,8 @@ def test_a_release_over_two_gpus_reserves_on_both(machine: Machine) -> None:
     [
         ("serving: {device: gpu}", (), r"serving.device: gpu: this machine has 0 GPU\(s\)"),
         ("serving: {gpus: 2}", (LARGE,), r"serving.gpus: 2: this machine has 1 GPU\(s\)"),
-        ("serving: {shape: fil}", (LARGE,), r"serving.shape: fil: the bundle holds no trees.ubj"),
-        ("serving: {shape: onnxruntime}", (LARGE,), "no onnxruntime backend; it has python"),
+        ("serving: {backend: fil}", (LARGE,), r"serving.backend: fil: the bundle holds no trees.ubj"),
+        ("serving: {backend: onnxruntime}", (LARGE,), "no onnxruntime backend; it has python"),
         (
             "serving: {device: gpu, accelerator: tensorrt}",
             (LARGE,),
@@ -185,17 +185,16 @@ def test_without_a_provider_in_triton_s_python_the_cpu_serves_and_the_log_says_w
     assert machine.config(V1).parameters["graphs"].string_value == "model.onnx"
 
 
-def test_a_record_of_before_there_was_a_choice_is_still_read(machine: Machine) -> None:
+def test_a_record_of_an_older_format_is_refused_with_advice(machine: Machine) -> None:
     machine.publish("serving: {device: cpu}")
     releases = machine.releases()
     releases.start(V1)
     path = machine.folder / "releases" / V1.name / "release.json"
     record = json.loads(path.read_text())
-    del record["served"]
+    record |= {"version": 1, "served": {"shape": "onnx_python"}}
     path.write_text(json.dumps(record))
-    served = releases.served(V1)
-    assert served is not None
-    assert (served.shape, served.devices) == ("onnx_python", ())
+    with pytest.raises(FormatOutdated, match="stop the stack with the Serin that started it"):
+        releases.served(V1)
 
 
 def own_repository(folder: Path, store: Store, config: str) -> Bundle:
@@ -240,7 +239,7 @@ def test_a_team_s_own_repository_for_another_backend_is_refused(machine: Machine
 def test_the_need_grows_with_the_graph_the_batch_and_the_instances(tmp_path: Path) -> None:
     for name, graph in (("model.onnx", bundles.graph(0.0)), ("core.onnx", bundles.core(0.0))):
         onnx.save(graph, tmp_path / name)
-    choice = Choice(shape="onnx_python", place="gpu", reason="")
+    choice = Choice(backend="onnx_python", place="gpu", reason="")
     row = bytes_per_row(bundles.core(0.0))
     assert row == 3 * 4 + 8 + 4 * 4, "three numbers and a code; the code, the sum, the logit and the score"
     small = estimate_need(tmp_path, choice, ServingSpec())

@@ -52,7 +52,7 @@ def test_an_exported_forest_is_served_by_fil_from_rows_that_xgboost_scores_as_th
     bundle = export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
     assert "trees.ubj" in verify_bundle(Path(bundle.path)).files
 
-    serving = trained.spec.serving.model_copy(update={"shape": "fil"})
+    serving = trained.spec.serving.model_copy(update={"backend": "fil"})
     folder = build_repository(bundle, tmp_path / "repository", server=SERVER, serving=serving)
 
     core = folder / f"{bundle.model}_core"

@@ -9,7 +9,7 @@ from serin.spec.serving import ServingSpec
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ({"shape": "openvino"}, "shape"),
+        ({"backend": "openvino"}, "backend"),
         ({"device": "tpu"}, "device"),
         ({"accelerator": "rocm"}, "accelerator"),
         ({"gpus": 0}, "gpus"),
@@ -18,7 +18,7 @@ from serin.spec.serving import ServingSpec
         ({"threads": 0}, "threads"),
         ({"queue_delay_us": -1}, "queue_delay_us"),
         ({"max_string_bytes": 0}, "max_string_bytes"),
-        ({"device": "cpu", "shape": "tensorrt_plan"}, "device=cpu does not go with shape=tensorrt_plan"),
+        ({"device": "cpu", "backend": "tensorrt_plan"}, "device=cpu does not go with backend=tensorrt_plan"),
         ({"device": "cpu", "gpus": 2}, "device=cpu does not go with gpus=2"),
     ],
 )
@@ -29,4 +29,4 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_key(section: dict[str, obje
 
 def test_without_a_word_everything_is_left_to_what_the_server_and_the_machine_have() -> None:
     spec = ServingSpec()
-    assert (spec.shape, spec.device, spec.threads, spec.gpu_memory_mb) == ("auto", "auto", None, None)
+    assert (spec.backend, spec.device, spec.threads, spec.gpu_memory_mb) == ("auto", "auto", None, None)
