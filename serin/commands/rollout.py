@@ -30,7 +30,7 @@ _POLL_S = 0.3
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Bring a model version to its clients, step by step.", no_args_is_help=True)
-    for command in (start, status, watch, pause, resume, approve, promote, abort, back):
+    for command in (start, status, watch, pause, resume, approve, promote, abort, rollback):
         group.command()(command)
     for command in (rollout_story.report, rollout_story.replay):
         group.command()(command)
@@ -141,7 +141,7 @@ def abort(model: Model, why: Why = "") -> None:
     _tell("abort", model, why=why)
 
 
-def back(
+def rollback(
     model: Model,
     version: Annotated[
         int | None,
@@ -152,8 +152,8 @@ def back(
     why: Why = "",
     follow: Follow = True,
 ) -> None:
-    """Return to the version that was live before: at once while it is still warm, else by a rollout of its own."""
-    _tell("back", model, version=version, why=why)
+    """Return to the version that was live before: at once while it is still warm, else by a new rollout."""
+    _tell("rollback", model, version=version, why=why)
     if follow:
         _follow(model, returning=True)
 

@@ -51,7 +51,7 @@ COMMAND_LINE = {
     "rollout replay": (
         "[MODEL] [--rollout] [--margin] [--tolerance-ms] [--false-rollback] [--error-tolerance] [--log] [--json]"
     ),
-    "rollout back": "[MODEL] [--to] [--why] [--follow --no-follow]",
+    "rollout rollback": "[MODEL] [--to] [--why] [--follow --no-follow]",
     "models list": "[--json]",
     "models diff": "[MODEL] [LEFT] [RIGHT] [--json]",
     "models import": "[FOLDER] [--name] [--entry] [--with-code]",

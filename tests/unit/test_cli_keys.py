@@ -45,7 +45,7 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(
         (("create", "ada", "--lasts", "soon"), "'soon' is not a valid duration"),
         (("create", "ada", "--lasts", "0s"), "a key that never lived"),
         (("create", "Ada"), "a name is made of"),
-        (("create", "ada", "--model", "../x"), "no model name"),
+        (("create", "ada", "--model", "../x"), "not a valid model name"),
         (("revoke", "ada"), "there is no such key"),
     ],
 )

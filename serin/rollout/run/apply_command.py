@@ -19,7 +19,7 @@ def apply_command(now: Rollout | None, command: Command, t: float) -> Rollout:
             if command.version is None:
                 raise _refused(command, "name the version to roll out")
             return _begin(now, command, Release(model=command.model, version=command.version), t)
-        case "back":
+        case "rollback":
             return _go_back(now, command, t)
         case "pause" | "resume" | "approve" | "promote" | "abort":
             return _change(_running(now, command), command, t)

@@ -133,7 +133,7 @@ def test_a_return_to_an_earlier_version_needs_none(scene: Scene) -> None:
     scene.command("start", 2, plan=WITH)
     scene.until(Phase.PROMOTED)
     scene.fleet.starts.clear()
-    scene.command("back")
+    scene.command("rollback")
     scene.until_true(lambda now: now.phase is Phase.PROMOTED and now.candidate == release(1))
     assert scene.fleet.starts == ["flights-v1"]
 

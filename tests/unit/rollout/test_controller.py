@@ -191,7 +191,7 @@ def test_back_during_the_bake_is_instant(scene: Scene) -> None:
     scene.judge.bake_s = 100.0
     scene.command("start", 2)
     scene.until(Phase.BAKING)
-    scene.command("back")
+    scene.command("rollback")
     scene.tick()
     route = scene.router.route("flights")
     assert route
@@ -203,7 +203,7 @@ def test_back_after_the_end_starts_the_old_version_and_gives_it_everything(scene
     scene.promote_first()
     scene.command("start", 2)
     scene.until(Phase.PROMOTED)
-    command = scene.command("back")
+    command = scene.command("rollback")
     scene.until(Phase.BAKING)
     assert scene.answer(command).accepted
     assert scene.router.shares("flights")[-1] == ("flights-v1", 100)

@@ -70,7 +70,7 @@ STORIES = {
         Phase.PROMOTED,
         replace(PLAN, steps=(50.0, 100.0), second_opinion=True),
     ),
-    "back to the version before": Story(two_were_live, ("back",), Phase.PROMOTED),
+    "back to the version before": Story(two_were_live, ("rollback",), Phase.PROMOTED),
 }
 
 

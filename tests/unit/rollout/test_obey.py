@@ -86,14 +86,14 @@ def test_a_rollout_that_does_not_run_cannot_be_changed(phase: Phase | None, kind
         apply_command(rollout(phase) if phase else None, command(kind), T)
 
 
-@pytest.mark.parametrize("kind", ["pause", "resume", "approve", "promote", "abort", "back"])
+@pytest.mark.parametrize("kind", ["pause", "resume", "approve", "promote", "abort", "rollback"])
 def test_a_rollback_under_way_is_not_disturbed(kind: Kind) -> None:
     with pytest.raises(RolloutRefused, match="being rolled back"):
         apply_command(rollout(Phase.ABORTING), command(kind), T)
 
 
 @pytest.mark.parametrize("phase", [phase for phase in RUNNING if phase is not Phase.ABORTING])
-@pytest.mark.parametrize("kind", ["abort", "back"])
+@pytest.mark.parametrize("kind", ["abort", "rollback"])
 def test_abort_and_back_take_all_traffic_away_in_every_phase(phase: Phase, kind: Kind) -> None:
     then = apply_command(rollout(phase), command(kind, why="too slow"), T)
     assert (then.phase, then.weight_percent, then.reason, then.by) == (Phase.ABORTING, 0, "too slow", "ann")
@@ -144,7 +144,7 @@ def test_promote_of_what_is_promoted_is_refused() -> None:
 
 
 def test_back_after_the_end_starts_the_version_before_again_in_one_step() -> None:
-    then = apply_command(rollout(Phase.PROMOTED), command("back"), T)
+    then = apply_command(rollout(Phase.PROMOTED), command("rollback"), T)
     assert (then.phase, then.candidate, then.stable, then.plan.steps) == (Phase.PENDING, V1, V2, (100.0,))
     assert then.plan.min_requests == 0, "nobody's traffic is waited for"
 
@@ -152,18 +152,18 @@ def test_back_after_the_end_starts_the_version_before_again_in_one_step() -> Non
 @pytest.mark.parametrize("now", [None, rollout(Phase.ROLLED_BACK), rollout(Phase.PROMOTED, stable=None)])
 def test_back_is_refused_when_nothing_was_live_before(now: Rollout | None) -> None:
     with pytest.raises(RolloutRefused, match="no version was live before"):
-        apply_command(now, command("back"), T)
+        apply_command(now, command("rollback"), T)
 
 
 def test_back_may_name_any_earlier_version() -> None:
-    then = apply_command(rollout(Phase.PROMOTED, candidate=V3, stable=V2), command("back", version=1), T)
+    then = apply_command(rollout(Phase.PROMOTED, candidate=V3, stable=V2), command("rollback", version=1), T)
     assert (then.phase, then.candidate, then.stable, then.plan.steps) == (Phase.PENDING, V1, V3, (100.0,))
 
 
 def test_back_to_another_version_waits_for_the_rollout_that_runs() -> None:
     with pytest.raises(RolloutRefused, match="abort it first"):
-        apply_command(rollout(Phase.SHIFTING), command("back", version=3), T)
-    assert apply_command(rollout(Phase.SHIFTING), command("back", version=1), T).phase is Phase.ABORTING
+        apply_command(rollout(Phase.SHIFTING), command("rollback", version=3), T)
+    assert apply_command(rollout(Phase.SHIFTING), command("rollback", version=1), T).phase is Phase.ABORTING
 
 
 ASKING = replace(PLAN, approve=(5.0, 100.0))

@@ -21,7 +21,7 @@ V1, V2 = Release(model="flights", version=1), Release(model="flights", version=2
 PLAN = Plan(
     steps=(5.0, 50.0, 100.0), approve=(50.0,), drain_s=0.0, load_s=1e9, baseline=True, second_opinion=True
 )  # fmt: skip
-COMMANDS: tuple[Kind, ...] = ("pause", "resume", "approve", "promote", "abort", "back")
+COMMANDS: tuple[Kind, ...] = ("pause", "resume", "approve", "promote", "abort", "rollback")
 LENGTH = 6
 
 

@@ -75,7 +75,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(keys: KeyFile) -> None:
         keys.create("ada")
     with pytest.raises(KeyRefused, match="a name is made of"):
         keys.create('x"]=1')
-    with pytest.raises(NameInvalid, match="no model name"):
+    with pytest.raises(NameInvalid, match="not a valid model name"):
         keys.create("bob", models=['delays"'])
     with pytest.raises(KeyRefused, match="there is no such key"):
         keys.revoke("bob")
