@@ -1,7 +1,7 @@
-"""Columns whose values stand in a small table, with a position per row: what is asked of such a column is worked out
-once per entry of the table. Joined columns come so, and whole numbers that lie close together.
+"""Columns whose values are in a small table, with a position per row: work on such a column is done once per entry of
+the table. Joined columns are stored this way, and integers from a narrow range.
 
-All on the host; each is a Column like any other to those who ask for its `values`.
+They are on the host only. Code that reads `values` can treat each as any other Column.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from serin.columns.column import Array, Column, array_module, null_of
 from serin.formats.schema import INT64_NULL, Kind
 
 Positions = npt.NDArray[np.intp]
-_WIDEST = 2**16  # whole numbers within so wide a range are kept as positions
+_WIDEST = 2**16  # integers within so wide a range are kept as positions
 _ENTRIES_PER_ROW = 4  # of a table that is there anyway; one with more is not worth it
 _ROWS_PER_ENTRY, _FEW_ENTRIES, _SOME_ROWS = 2, 2**13, 2**10  # of a table that is made for a column
 
 
 class Places:
-    """A position per row, none negative; shared by the columns that lie in the same table. Never changed."""
+    """A position per row, none negative; shared by the columns of the same table. Immutable."""
 
     __slots__ = ("_parts", "_seen", "rows")
 
@@ -38,7 +38,7 @@ class Places:
         return len(self.rows)
 
     def __getitem__(self, rows: slice | Array) -> Places:
-        """Some of the rows; the same slice is the same object, which remembers what it was asked."""
+        """Some of the rows. The same slice gives the same object, which keeps its counts."""
         if not isinstance(rows, slice):
             return Places(self.rows[rows] if rows.dtype == bool else np.take(self.rows, rows))
         start, stop, step = rows.indices(len(self.rows))
@@ -77,7 +77,7 @@ class CodedColumn(Column):
 
     @property
     def values(self) -> Array:
-        """One per row; made when somebody asks."""
+        """One value per row, made at the first access."""
         made: Array | None = self._made  # type: ignore[attr-defined]
         if made is None:
             made = np.take(self.entries, self.places.rows)
@@ -99,7 +99,7 @@ class CodedColumn(Column):
         return int(counts[null[places]].sum())
 
     def of_entries(self) -> Column:
-        """The table as a column of its own."""
+        """The table as a column."""
         return Column(kind=self.kind, values=self.entries)
 
     def __getitem__(self, rows: slice | Array) -> Column:
@@ -123,7 +123,7 @@ def _remake(kind: Kind, entries: Array, places: Places) -> CodedColumn:
 
 
 def look_up(table: Mapping[str, Column], found: Any) -> dict[str, Column]:
-    """The rows of a table at these positions; -1 gives a null. Numbers of a table smaller than that stay in it."""
+    """The rows of a table at these positions; -1 gives a null. Numbers from a small table stay coded."""
     rows = len(next(iter(table.values()))) if table else 0
     if array_module(found) is not np or rows > len(found) * _ENTRIES_PER_ROW:
         return {name: column.take_or_null(found) for name, column in table.items()}
@@ -141,7 +141,7 @@ def look_up(table: Mapping[str, Column], found: Any) -> dict[str, Column]:
 
 
 def compact(column: Column) -> Column:
-    """The same column; whole numbers that lie close together as positions in the range they lie in."""
+    """The same column; integers from a narrow range as positions in that range."""
     if column.kind != "int" or isinstance(column, CodedColumn) or not isinstance(column.values, np.ndarray):
         return column
     values, null = column.values, None

@@ -1,9 +1,9 @@
 """A column as arrays: what fit and transform work on, instead of frames.
 
-A null is a value of its own, the same one as on the wire: NaN, the smallest int64, -1 for a bool, and code -1 for a
+A null is a reserved value, the same one as on the wire: NaN, the smallest int64, -1 for a bool, and code -1 for a
 string. Strings are codes into a dictionary, so that work on text is done once per distinct value, never per row.
 
-`values` may lie on a GPU (cupy). Work that is done per row makes new arrays through `array_module(values)` and brings
+`values` may be on a GPU (cupy). Work that is done per row makes new arrays through `array_module(values)` and brings
 its small tables there with `xp.asarray`; dictionaries, and all that is done once per distinct value, stay on the host.
 """
 
@@ -43,7 +43,7 @@ class Column:
         return null
 
     def null_count(self, rows: Array | None = None) -> int:
-        """How many of these rows are null; of all, when none are named."""
+        """How many of these rows are null; without `rows`, how many of all."""
         some = self if rows is None else self[beside(rows, self.values)]
         if self.kind != "float" and (not len(some) or int(some.values.min()) != null_of(self.kind)):
             return 0  # a null is the smallest of all
@@ -87,7 +87,7 @@ class Column:
         if self.kind == "float":
             return self.values
         if self.kind not in ("int", "bool"):
-            raise ValueError(f"a {self.kind} is no number")
+            raise ValueError(f"a {self.kind} is not a number")
         numbers = self.values.astype(np.float32)
         null = self.null
         if any_true(null):
@@ -127,13 +127,13 @@ def on_host(array: Any) -> Array:
 
 
 def beside(array: Any, other: Any) -> Any:
-    """The array where the other one is."""
+    """The array on the device of the other one."""
     xp = array_module(other)
     return on_host(array) if xp is np else xp.asarray(array)
 
 
 def count_true(mask: Any) -> int:
-    """How many are true. A GPU adds whole numbers up at once, and would compile a kernel to add truths."""
+    """How many are true. A GPU sums integers at once, but would compile a kernel to sum booleans."""
     return int(np.count_nonzero(mask) if isinstance(mask, np.ndarray) else mask.astype(np.int64).sum())
 
 
@@ -142,7 +142,7 @@ def any_true(mask: Any) -> bool:
 
 
 def tally(codes: Any, size: int, weights: Any = None) -> Any:
-    """How many of the codes (0 .. size - 1) are which, or what their weights add up to; where the codes are."""
+    """The number of each code (0 .. size - 1), or the sum of its weights, on the device of the codes."""
     xp = array_module(codes)
     if xp is np:
         return np.bincount(codes, weights, minlength=size)
@@ -154,7 +154,7 @@ def tally(codes: Any, size: int, weights: Any = None) -> Any:
 def take(columns: Mapping[str, Column], rows: Array) -> dict[str, Column]:
     """The same rows of every column, by mask or positions; these go to each device once."""
     if rows.dtype == bool:
-        rows = np.flatnonzero(rows)  # a mask would be counted anew for every column
+        rows = np.flatnonzero(rows)  # a mask would be counted again for every column
     places: dict[Any, Any] = {}
     done: dict[int, Any] = {}
     for column in columns.values():
@@ -170,7 +170,7 @@ def null_of(kind: Kind) -> float | int:
 
 
 def kind_of_type(arrow: pa.DataType) -> Kind | None:
-    """What kind a column of this Arrow type is; None when it is none that a feature can be made of."""
+    """The kind of a column of this Arrow type; None when no feature can be made of it."""
     if pa.types.is_dictionary(arrow):
         return kind_of_type(arrow.value_type)
     if pa.types.is_boolean(arrow):
@@ -187,7 +187,7 @@ def kind_of_type(arrow: pa.DataType) -> Kind | None:
 
 
 def column_from_arrow(values: pa.ChunkedArray | pa.Array, kind: Kind) -> Column:
-    """The column; pa.ArrowInvalid when a value does not fit the kind (text that is no time, say)."""
+    """The column; pa.ArrowInvalid when a value does not fit the kind (such as text that is not a time)."""
     chunked = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
     if kind == "string":
         return _strings(chunked)
@@ -222,7 +222,7 @@ def _strings(values: pa.ChunkedArray) -> Column:
 
 
 def _canonical(codes: npt.NDArray[np.int32], dictionary: pa.Array) -> Column:
-    """Without entries that mean null, and with each text once."""
+    """The column without dictionary entries that mean null, and with each string once."""
     distinct = pc.unique(dictionary)
     if len(distinct) == len(dictionary) and not _any_void(dictionary):
         return Column(kind="string", values=codes, dictionary=dictionary)
@@ -233,7 +233,7 @@ def _canonical(codes: npt.NDArray[np.int32], dictionary: pa.Array) -> Column:
 
 
 def _any_void(texts: pa.Array) -> bool:
-    """Whether one of them is null or empty: two texts that begin at the same byte."""
+    """Whether one of them is null or empty: two strings that begin at the same byte."""
     if texts.null_count or not len(texts):
         return bool(texts.null_count)
     begins = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, 4 * texts.offset)
@@ -284,7 +284,7 @@ def _bools(values: pa.ChunkedArray) -> Array:
 
 
 def _one_chunk(values: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """The values without a copy where they lie together already."""
+    """The values, without a copy where they are contiguous already."""
     if values.num_chunks == 1:
         return values.chunk(0)
     return values.combine_chunks() if values.num_chunks else pa.array([], values.type)

@@ -24,7 +24,7 @@ _TRUTHS = frozenset(("and", "or", "not", "is_null", "in")) | COMPARISONS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typed:
-    """An expression over columns of these kinds; texts that are times have become numbers."""
+    """An expression over columns of these kinds; strings that are times have become numbers."""
 
     root: Node
     kinds: Mapping[str, Kind]
@@ -32,7 +32,7 @@ class Typed:
 
     @property
     def servable(self) -> bool:
-        """Whether the graph can calculate it: all but the order of texts."""
+        """Whether the graph can calculate it: everything but the order of strings."""
         return _servable(self.root, self.kinds)
 
 
@@ -67,13 +67,13 @@ def derive(expression: Typed, columns: Mapping[str, Column], rows: int, *, exact
 
 
 def evaluate_columns(expression: Typed, columns: Mapping[str, Column], rows: int) -> Masked:
-    """The expression over columns; what is asked of one text column is worked out once per different text."""
+    """The expression over columns; a part that reads a single string column is evaluated once per distinct string."""
     given: dict[str, Masked] = {}
     root = _by_text(expression.root, columns, given)
     own = {name: columns[name] for name in Expression("", root).columns if name not in given}
     apart = {type(column.values) for column in own.values()} | {type(each.values) for each in given.values()}
     if any(column.kind == "string" for column in own.values()) or len(apart) > 1:
-        # texts beside each other, or columns in two places: on the host
+        # several strings, or columns in two places: on the host
         own = {name: column.on_host() for name, column in own.items()}
         given = {name: Masked(on_host(each.values), on_host(each.null)) for name, each in given.items()}
     given |= {name: Masked(column.to_wire(), column.null) for name, column in own.items()}
@@ -126,7 +126,7 @@ def _servable(node: Node, kinds: Mapping[str, Kind]) -> bool:
 
 
 def _with_times(node: Node, kinds: Mapping[str, Kind]) -> Node:
-    """Texts that a time is compared with as microseconds."""
+    """The tree with strings that are compared with a time as microseconds."""
     children = tuple(_with_times(child, kinds) for child in node.children)
     if node.kind in COMPARISONS or node.kind == "in":
         is_time = [child.kind == "column" and kinds.get(child.value) == "timestamp" for child in children]
@@ -142,13 +142,13 @@ def _time(node: Node) -> Node:
         moment = column_from_arrow(pa.array([node.value]), "timestamp").values[0]
     except ValueError as error:  # pa.ArrowInvalid is one
         raise ExpressionError(
-            f"{node.value!r} is no time; write 2013-01-31 or 2013-01-31T05:00:00"
+            f"{node.value!r} is not a time; write 2013-01-31 or 2013-01-31T05:00:00"
         ) from error
     return Node("literal", int(moment))
 
 
 def _by_text(node: Node, columns: Mapping[str, Column], given: dict[str, Masked]) -> Node:
-    """The tree with each question about a single text column replaced by its answers, which go into `given`."""
+    """The tree with each part that reads a single string column replaced by its values, which go into `given`."""
     names = Expression("", node).columns
     if len(names) == 1 and node.kind in _TRUTHS and columns[names[0]].dictionary is not None:
         column = columns[names[0]]

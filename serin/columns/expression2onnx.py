@@ -167,7 +167,7 @@ class _Translator:
         return _Pair(made, graph.op(name, left, right), null)
 
     def _modulo(self, left: str, divisor: str, made: str) -> str:
-        """The sign of the divisor, as in Python."""
+        """The remainder with the sign of the divisor, as in Python."""
         graph = self._graph
         if (
             made == "int"

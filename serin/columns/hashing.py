@@ -1,4 +1,4 @@
-"""murmur3-32, seed 0, over whole arrays: the one hash of codes and splits (the same as ONNX Runtime's MurmurHash3)."""
+"""murmur3-32, seed 0, over whole arrays: the hash of codes and splits (the same as ONNX Runtime's MurmurHash3)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hash_ints(values: npt.NDArray[np.int64]) -> UInt32:
 
 
 def hash_strings(texts: pa.Array) -> UInt32:
-    """The hash of each text's UTF-8 bytes; a null counts as empty. Loops over the words of the longest."""
+    """The hash of each string's UTF-8 bytes; a null counts as empty. Loops over the words of the longest."""
     plain = texts.cast(pa.large_binary()).fill_null(b"")
     if len(plain) == 0:
         return np.empty(0, np.uint32)

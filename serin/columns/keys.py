@@ -42,7 +42,7 @@ class KeyIndex:
             self._dense[self._codes] = rows
 
     def duplicate(self) -> tuple[int, int] | None:
-        """A row whose key stands more than once, and how often; the first such row. None when all keys differ."""
+        """The first row whose key occurs more than once, and how often it does. None when all keys differ."""
         distinct, first, counts = np.unique(self._codes, return_index=True, return_counts=True)
         if len(distinct) == len(self._codes):
             return None
@@ -87,7 +87,7 @@ class KeyIndex:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sorted:
-    """Many whole numbers in order: few values are found in them sooner than a table of all of them is hashed."""
+    """Many sorted integers: searching them for a few values takes less time than hashing all of them."""
 
     numbers: Positions
     order: Positions
@@ -108,7 +108,7 @@ class Sorted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
-    """Whole numbers low, low + step, ... of which a table says which place each has; for hours, days, ids in a row."""
+    """Integers low, low + step, ... with a table of their places; for hours, days, consecutive ids."""
 
     low: int
     step: int
@@ -116,7 +116,7 @@ class Grid:
 
     @classmethod
     def of(cls, distinct: pa.Array) -> Grid | None:
-        """A grid with these numbers on it, when it is not much larger than they are many."""
+        """A grid that holds these numbers, when it has not many more places than there are numbers."""
         if not len(distinct) or not (pa.types.is_int64(distinct.type) or pa.types.is_int8(distinct.type)):
             return None
         values = np.asarray(distinct.to_numpy()).astype(np.int64)
@@ -136,7 +136,7 @@ class Grid:
         found = np.empty(len(values), np.int64)
         outside = len(self.table) - 1
         for start in range(0, len(values), _BLOCK):
-            # what is below comes out large, or below 0: on the grid is no other number than the right one
+            # what is below becomes large or negative: only the right number is on the grid
             offset = values[start : start + _BLOCK].astype(np.int64, copy=False) - self.low
             place = offset if self.step == 1 else np.rint(offset * (1 / self.step)).astype(np.int64)
             known = (place * self.step == offset) & (place.view(np.uint64) < outside)
@@ -148,7 +148,7 @@ class Grid:
 def _distinct(key: Column) -> pa.Array:
     """The values that occur; none of them null."""
     if key.kind == "float":
-        raise ValueError("a float is no key")
+        raise ValueError("a float cannot be a key")
     if key.dictionary is not None:
         return key.dictionary
     return pc.unique(pa.array(key.values[~key.null]))

@@ -1,4 +1,4 @@
-"""The one ONNX operator that maps strings or whole numbers to whole numbers."""
+"""The one ONNX operator that maps strings or integers to integers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Splits float32 and int64 arrays into limbs, integers whose sums are exact: the same on the host and on a GPU.
 
 A float32 has 24 significant bits and its square 48, so float64 holds both, and every part of their bits, without
-rounding. One limb holds a whole array where its exponents lie close enough together.
+rounding. One limb holds a whole array where its exponents are close enough together.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _in_blocks(values: Any, make: Callable[[Any], list[Limb]]) -> list[Limb]:
 
 
 def span_of(values: Any) -> Span:
-    """Of float32, without those that are not finite, or of int64."""
+    """The span of int64 values, or of float32 values without those that are not finite."""
     if not len(values):
         return Span(0, 0, True)
     if values.dtype != np.float32:

@@ -89,7 +89,7 @@ class GraphBuilder:
 
 
 class Whole:
-    """An int64 tensor of a graph that is calculated with as numpy arrays are: // and % round towards minus infinity."""
+    """An int64 tensor of a graph with the arithmetic of numpy arrays: // and % round towards minus infinity."""
 
     def __init__(self, graph: GraphBuilder, name: str) -> None:
         self._graph = graph

@@ -47,7 +47,7 @@ class Superaccumulator:
 
     @property
     def exponent(self) -> int:
-        """Of the unit of the first digit."""
+        """The exponent of the first digit's unit."""
         return DIGIT_BITS * self.base
 
     def __getitem__(self, place: Any) -> Self:
@@ -64,7 +64,7 @@ class Superaccumulator:
         return type(self)(_normal(self._from(base, other) - other._from(base, self)), base)
 
     def sum(self, axis: int) -> Self:
-        """Over an axis of `shape`, which may be 2^31 long."""
+        """The sums over an axis of `shape`, which may be 2^31 long."""
         return type(self)(_normal(self.digits.sum(axis=axis + 1)), self.base)
 
     def placed(self, rows: Int64, size: int) -> Self:

@@ -1,4 +1,4 @@
-"""Features made a block of rows at a time, on the host: what depends on one value is made once per different value.
+"""Makes features a block of rows at a time, on the host; what depends on one value is made once per distinct value.
 
 A block stays in the processor's cache from the first column to the last, and on its way to disk.
 """
@@ -28,7 +28,7 @@ Cat = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Looked:
-    """A feature by a table: `places` says which entry is a row's; -1 is the last."""
+    """A feature that is looked up in a table: `places` has each row's entry; -1 is the last."""
 
     table: npt.NDArray[Any]
     places: npt.NDArray[Any]

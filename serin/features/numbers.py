@@ -23,7 +23,7 @@ Made = dict[int, tuple[Any, ...]]  # what encodings made of a sample, or of a gr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """float32, NaN for null. `column` is the one they are about; `encoding` and `place` say which of its outputs."""
+    """float32, NaN for null. `column`: what they are made of. `encoding`, `place`: the output they start from."""
 
     column: str
     kind: Kind
@@ -83,7 +83,7 @@ class Numbers:
             yield through(self.steps, values[start : start + rows])
 
     def of(self, sample: Sample) -> Floats:
-        """The numbers of all rows, in one array of their own."""
+        """The numbers of all rows, in one array."""
         blocks = list(self.blocks(sample, max(len(sample), 1)))
         if blocks:
             return blocks[0]

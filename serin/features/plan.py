@@ -107,7 +107,7 @@ class FeaturePlan:
         return num, cat
 
     def maker(self, columns: Mapping[str, Column], fold_ids: npt.NDArray[np.int64] | None = None) -> Maker:
-        """The same, for columns on the host, to be filled into arrays piece by piece."""
+        """The same, for columns on the host, to fill arrays one piece at a time."""
         return Maker(self.numbers, self.categories, columns, fold_ids)
 
     def _transform_on_gpu(

@@ -23,7 +23,7 @@ _INT64 = 7  # onnx.TensorProto.INT64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumbersByValue:
-    """float32[len(keys) + 2, k]: a row per key, then one for values that are no key, then one for null."""
+    """float32[len(keys) + 2, k]: a row per key, then one for values that are not among the keys, then one for null."""
 
     keys: pa.Array  # strings or int64, all different, none null
     numbers: npt.NDArray[np.float32]

@@ -16,12 +16,12 @@ from serin.features.sample import Sample
 
 Counts = npt.NDArray[np.int64]
 _MANY = 2**18  # entries that are kept side by side; then equal ones are put together
-MOST = 2**20  # different values above which they are no shorter way
+MOST = 2**20  # different values above which counting them saves no time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counted:
-    """A column of numbers by value: entries, some of them perhaps several times, and in how many rows each stands."""
+    """A column of numbers by value: entries, possibly repeated, and the number of rows of each."""
 
     entries: Column
     counts: Counts
@@ -36,7 +36,7 @@ class ByValue(Aggregate, Protocol):
         ...
 
     def measure_counted(self, values: Counted) -> Any:
-        """What `measure` gives for a sample in which each entry stands as often as its count says."""
+        """What `measure` gives for a sample that repeats each entry as often as its count."""
         ...
 
 
@@ -46,7 +46,7 @@ def counted_column(aggregate: Aggregate) -> str | None:
 
 
 def count_values(column: Column) -> Counted | None:
-    """The column by value, when it is kept so."""
+    """The column by value, when it is stored that way."""
     if not isinstance(column, CodedColumn):
         return None
     places, counts = column.places.seen()
@@ -54,7 +54,7 @@ def count_values(column: Column) -> Counted | None:
 
 
 def measure_sample(aggregate: Aggregate, sample: Sample) -> Any:
-    """What the aggregate measures; by value where that is a shorter way, also for later questions."""
+    """What the aggregate measures, or the column by value where that is shorter and serves later aggregates too."""
     column = counted_column(aggregate)
     counted = None if column is None else count_values(sample.columns[column])
     return aggregate.measure(sample) if counted is None else counted

@@ -1,7 +1,7 @@
 """Exact order statistics of numbers that are spread over partitions, from counts of float bit patterns.
 
 Every numeric step keeps the order of values, so the quantile of what the steps made is what the steps make of the raw
-quantile; and the nulls that a fill gave a value stand among the raw values where that value would. So the raw counts
+quantile; and the nulls that a fill gave a value rank among the raw values where that value would. So the raw counts
 serve all steps. Infinite values take no part.
 """
 

@@ -1,4 +1,4 @@
-"""The sum of numbers and of their squares, as exact integers: the same from any cut into pieces and any device."""
+"""The sum of numbers and of their squares, as exact integers: the result does not depend on partitioning or device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DIGIT_BITS = 38  # as many of them as a block has rows are added up in float64 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Of `count` finite values, in units of 2^SUM_EXPONENT and 2^SQUARES_EXPONENT."""
+    """The sums of `count` finite values, in units of 2^SUM_EXPONENT and 2^SQUARES_EXPONENT."""
 
     count: int
     total: int
@@ -35,7 +35,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class ExactSums(NumberAggregate):
-    """Infinite values take no part."""
+    """The sums of all finite values."""
 
     def measure(self, sample: Sample) -> Sums:
         sums = Sums(0, 0, 0)
@@ -58,7 +58,7 @@ class ExactSums(NumberAggregate):
 
 
 def _sums_of_block(values: Any, whole: Floats, squares: Floats, spare: Floats) -> Sums:
-    """Of at most as many values as a block has, on the host; the buffers are as long."""
+    """The sums of at most one block of values, on the host; the buffers are as long as a block."""
     span = span_of(values)
     np.multiply(values, 2.0**-span.exponent, out=whole, dtype=np.float64)
     count = len(values)
@@ -86,7 +86,7 @@ def _digits_added(whole: Floats, bits: int, spare: Floats) -> int:
 
 
 def _sums_of_limbs(values: Any, count: int, counts: Counts | None = None) -> Sums:
-    """Of any number of values, wherever they are; each as often as `counts` says."""
+    """The sums of any number of values on any device; each counts as often as `counts` says."""
     return Sums(
         count,
         _limbs_added(limbs(values), counts, SUM_EXPONENT),

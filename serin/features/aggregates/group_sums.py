@@ -1,4 +1,4 @@
-"""Exact sums of numbers by the value of a key column; in folds of the rows where that is asked."""
+"""Exact sums of numbers by the value of a key column; by folds of the rows where an operator asks for them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Target:
         return "the target"
 
     def to_json(self) -> dict[str, Any]:
-        raise AssertionError("the target is no feature")
+        raise AssertionError("the target is not a feature")
 
 
 TARGET = Numbers(column="target", kind="float", encoding=Target())
@@ -60,7 +60,7 @@ TARGET = Numbers(column="target", kind="float", encoding=Target())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupTable:
-    """Per key, the last row for null."""
+    """Sums and counts per key; the last row is for null."""
 
     keys: pa.Array
     counts: Counts  # [keys + 1, folds]

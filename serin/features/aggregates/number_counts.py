@@ -40,7 +40,7 @@ class NumberAggregate:
 
 @dataclass(frozen=True, slots=True)
 class HighBits(NumberAggregate):
-    """How many rows have which upper 16 bits in their float32 form. int64[65536], by the bits as they are."""
+    """The number of rows by the upper 16 bits of their float32 form: int64[65536], indexed by the bits."""
 
     def measure(self, sample: Sample) -> Counts:
         counts = np.zeros(65536, np.int64)
@@ -61,7 +61,7 @@ class HighBits(NumberAggregate):
 
 @dataclass(frozen=True, slots=True)
 class LowBits(NumberAggregate):
-    """Among the rows with these upper 16 bits, how many have which lower 16 bits. int64[65536]."""
+    """The number of rows by the lower 16 bits, among those with these upper 16 bits: int64[65536]."""
 
     upper: int
 
@@ -113,12 +113,12 @@ class NumberCounts(NumberAggregate):
 
 
 def count_codes(codes: Any, size: int) -> Counts:
-    """How many of the codes (0 .. size - 1) are which; on the host, wherever the codes are."""
+    """The number of each code (0 .. size - 1), on the host."""
     return on_host(tally(codes, size)).astype(np.int64)
 
 
 def block_rows(sample: Sample, rows: int) -> int:
-    """The size of a block: a GPU has no use for small ones."""
+    """The number of rows in a block: a GPU takes all rows at once."""
     arrays = [column.values for column in sample.columns.values()]
     xp = array_module(*arrays, *(() if sample.target is None else (sample.target,)))
     return rows if xp is np else _ALL
@@ -131,7 +131,7 @@ def _added(halves: npt.NDArray[np.uint16], counts: Counts) -> Counts:
 
 
 def _bits(values: Any) -> Any:
-    """The float32 form of each value, as a whole number."""
+    """The bits of each float32 value, as an integer."""
     return array_module(values).ascontiguousarray(values).view(np.uint32)
 
 

@@ -16,12 +16,12 @@ from serin.features.sample import Sample
 
 Counts = npt.NDArray[np.int64]
 _BLOCK = 2**15
-_DENSE = 2**20  # whole numbers within so wide a range are counted in a table, on a GPU
+_DENSE = 2**20  # integers within so wide a range are counted in a table, on a GPU
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueTable:
-    """Distinct values (none null) and how often each occurs; `nulls` apart."""
+    """Distinct values (none null) and how often each occurs; nulls are counted in `nulls`."""
 
     values: pa.Array
     counts: Counts
@@ -35,7 +35,7 @@ class ValueTable:
 
 @dataclass(frozen=True, slots=True)
 class ValueCounts:
-    """How often each value occurs. The order of values is that of no promise: sort before use."""
+    """How often each value occurs. The order of values is undefined: sort before use."""
 
     on_gpu: ClassVar[bool] = True
     column: str
@@ -101,7 +101,7 @@ def group_rows(column: Column) -> tuple[Any, pa.Array]:
 
 
 def span_of(values: Any, null: Any) -> tuple[int, int]:
-    """The least and the largest of the whole numbers that are no null, on a GPU; (0, -1) when there is none."""
+    """The smallest and the largest of the integers that are not null, on a GPU; (0, -1) when there is none."""
     ends = np.iinfo(np.int64)
     low = int(np.where(null, np.int64(ends.max), values).min()) if len(values) else ends.max
     high = int(np.where(null, np.int64(ends.min), values).max()) if len(values) else ends.min
@@ -109,7 +109,7 @@ def span_of(values: Any, null: Any) -> tuple[int, int]:
 
 
 def _group_on_gpu(column: Column) -> tuple[Any, pa.Array]:
-    """By counting where the values lie close together, else by sorting them."""
+    """By counting where the values are from a narrow range, else by sorting them."""
     xp = array_module(column.values)
     values, null = column.values.astype(np.int64, copy=False), column.null
     low, high = span_of(values, null)
@@ -128,7 +128,7 @@ def merge_tables(left: ValueTable, right: ValueTable) -> ValueTable:
 
 
 def sum_tables(values: pa.Array, counts: Counts, nulls: int) -> ValueTable:
-    """The table of values that may stand several times."""
+    """The table of values that may be repeated."""
     encoded = values.dictionary_encode()
     total = np.zeros(len(encoded.dictionary), np.int64)
     np.add.at(total, encoded.indices.to_numpy(), counts)

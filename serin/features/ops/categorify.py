@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
 
 _INT64 = 7  # onnx.TensorProto.INT64
-_DENSE = 2**20  # whole numbers within so wide a range are coded by a table
+_DENSE = 2**20  # integers within so wide a range are coded by a table
 
 
 class Categorify(Operator):

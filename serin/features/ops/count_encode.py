@@ -1,4 +1,4 @@
-"""A value becomes the number of training rows that have it: 0 for one that none has. Null counts as a value."""
+"""A value becomes the number of training rows that have it: 0 for an unseen one. Null counts as a value."""
 
 from __future__ import annotations
 

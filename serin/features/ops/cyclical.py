@@ -1,4 +1,4 @@
-"""What comes round again, as a point on a circle: sine and cosine, so that the end is next to the beginning.
+"""Periodic values as points on a circle: sine and cosine, so that the end is next to the beginning.
 
 Parts of a time (UTC), or a number with a period. In float64, stored as float32 (class B).
 """
@@ -112,7 +112,7 @@ class FittedCyclicalParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedCyclical:
-    """The remainder by the period is taken first, by exact steps: no sine of a large number is ever asked for."""
+    """The remainder by the period is taken first, by exact steps: the sine of a large number is never needed."""
 
     exact: ClassVar[bool] = False
     slack: ClassVar[float] = 2.0**-46  # next to 0 a sine is as good as its angle: so far off in float64

@@ -69,7 +69,7 @@ class FittedDateParts:
         return tuple(xp.where(null, 0, part_code(part, times)).astype(np.int32) for part in self.parts)
 
     def _on_host(self, column: Column) -> tuple[Codes, ...]:
-        """The same codes, from a table with an entry per hour (or minute) where the times lie close together."""
+        """The same codes, from a table with an entry per hour (or minute) where the times are from a narrow range."""
         values = column.values
         unit = _MINUTE if "minute" in self.parts else _HOUR
         first, last = (int(values.min()) // unit, int(values.max()) // unit) if len(values) else (0, 0)
@@ -78,7 +78,7 @@ class FittedDateParts:
             return self._in_blocks(column)
         entries = np.arange(first, last + 1) * unit
         tables = [part_code(part, entries).astype(np.int32) for part in self.parts]
-        if _in_order(values):  # as most tables are: each entry stands in one stretch of rows
+        if _in_order(values):  # as most tables are: each entry's rows are contiguous
             counts = np.diff(np.searchsorted(values, entries), append=len(values))
             return tuple(np.repeat(table, counts) for table in tables)
         made = tuple(np.empty(len(values), np.int32) for _ in self.parts)

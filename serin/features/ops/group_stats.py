@@ -1,4 +1,4 @@
-"""Statistics of a column among the training rows with the same key, for each row that key: served by the key alone.
+"""Statistics of a column among the training rows with the same key; clients send the key alone.
 
 A key that no training row has, or null, finds null (and a count of 0).
 """

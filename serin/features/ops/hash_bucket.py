@@ -1,4 +1,4 @@
-"""A value becomes one of a fixed number of codes by its hash: nothing is fitted, and nothing is unseen. 0 is null."""
+"""A value becomes one of a fixed number of codes by its hash: nothing is fitted, no value is unknown. 0 is null."""
 
 from __future__ import annotations
 

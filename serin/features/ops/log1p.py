@@ -1,6 +1,6 @@
 """The logarithm of 1 + |x|, with the sign of x: defined everywhere, and log(1 + x) where x is not negative.
 
-In float64, stored as float32 (class B). By log(1 + x), not log1p: ONNX has no other, and in float64 it is as good.
+In float64, stored as float32 (class B). By log(1 + x), since ONNX has no log1p.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A value becomes the mean target of the training rows that have it, drawn towards the mean of all (smoothing).
+"""A value becomes the mean target of the training rows that have it, shrunk towards the mean of all rows (smoothing).
 
-A training row is encoded from the other folds' targets, never from its own. Folds go by a hash of the row id; in a
-split by group by that of the group, since its rows are no more independent here than in the splits. What is not
-trained on, a request above all, is encoded from all training rows and needs no target. Null counts as a value. With
+A training row is encoded from the other folds' targets, never from its own. The fold is a hash of the row id; in a
+split by group, of the group, since rows of a group are not independent. Rows that are not trained on, and requests,
+are encoded from all training rows and need no target. Null counts as a value. With
 several classes there is one number for each: the share of rows in it.
 """
 
@@ -124,12 +124,12 @@ def _smoothed(
     prior = np.asarray(
         [nearest_ratio(total, rows or 1, every.exponent) for total in every.integers(every.exponent)]
     )
-    means = _drawn_to_the_mean(counts, totals, every, rows, smoothing)
+    means = _shrunk_to_the_mean(counts, totals, every, rows, smoothing)
     means = np.where(counts[:, None] + smoothing > 0, means, prior.astype(np.float32))
     return np.concatenate([means[:-1], prior[None].astype(np.float32), means[-1:]]) + np.float32(0)
 
 
-def _drawn_to_the_mean(
+def _shrunk_to_the_mean(
     counts: npt.NDArray[np.int64],
     totals: Superaccumulator,
     every: Superaccumulator,
