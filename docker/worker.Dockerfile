@@ -39,4 +39,4 @@ USER 10001:10001
 WORKDIR /var/lib/serin
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=4 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8081/health', timeout=4)"]
-CMD ["prefect", "--no-prompt", "worker", "start", "--pool", "gpu", "--type", "process", "--install-policy", "never", "--with-healthcheck"]
+CMD ["prefect", "--no-prompt", "worker", "start", "--pool", "gpu", "--type", "serin", "--install-policy", "never", "--with-healthcheck"]

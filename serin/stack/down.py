@@ -11,6 +11,7 @@ from pathlib import Path
 from serin.errors import NameInvalid, NotUp, ServingError, SupervisorGone
 from serin.serving.envoy.gateway import PROCESS_NAME as GATEWAY
 from serin.stack.host.process_scan import end_processes, group_members, stack_processes
+from serin.stack.host.run_processes import record_folder
 from serin.stack.host.state import Stack, changing_stack, read_stack, remove_sockets
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes
@@ -55,7 +56,7 @@ def clear_away(home: Path) -> str:
     if segments:
         found.append(f"{segments} shared memory segment{'s' if segments > 1 else ''}")
     Supervisor(home).forget_programs()
-    shutil.rmtree(processes.scratch_folder(home), ignore_errors=True)
+    shutil.rmtree(record_folder(home), ignore_errors=True)
     sockets = remove_sockets(home)
     if sockets:
         found.append(f"{sockets} socket{'s' if sockets > 1 else ''}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import sys
 import time
@@ -51,13 +52,7 @@ def bring_up(
 
     `tls` and `envoy_file` are for the gateway (serving/gateway.py).
     """
-    if not sys.platform.startswith("linux"):
-        raise StackUnusable(
-            problem="the local stack needs Linux (Triton's wheel is Linux only); elsewhere use docker/compose.yaml"
-        )
-    if importlib.util.find_spec("prefect") is None:
-        raise ExtraMissing(package="Prefect, which the local stack needs,", extra="flows")
-    find_triton()  # TritonMissing says how to get it, before anything was started
+    _check_installation()
     make_private(home)
     with changing_stack(home), port_claims() as claims:
         last = read_stack(home)
@@ -90,6 +85,22 @@ def bring_up(
                     "the last gateway here spoke TLS, this one does not: --tls-cert and --tls-key were not given"
                 )
             return _start(home, gateway_port, prefect_port, foreign, say, tls=tls is not None)
+
+
+def _check_installation() -> None:
+    """What is missing is reported before anything is started."""
+    if not sys.platform.startswith("linux"):
+        raise StackUnusable(
+            problem="the local stack needs Linux (Triton's wheel is Linux only); elsewhere use docker/compose.yaml"
+        )
+    if importlib.util.find_spec("prefect") is None:
+        raise ExtraMissing(package="Prefect, which the local stack needs,", extra="flows")
+    if not importlib.metadata.entry_points(group="prefect.collections", name="serin"):
+        raise StackUnusable(
+            problem="this environment does not register Serin's Prefect worker: it was installed from older sources; "
+            "install again (in a checkout: make install, or pip install --no-deps -e .)"
+        )
+    find_triton()
 
 
 def _foreign_prefect() -> str | None:

@@ -36,9 +36,15 @@ def test_the_wheel_holds_the_core_and_the_application_folder_and_nothing_else(wh
     assert held == expected
 
 
-def test_the_installed_wheel_finds_its_application_folder(wheel: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_finds_its_application_folder_and_prefect_its_worker_type(
+    wheel: Path, tmp_path: Path
+) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    program = "from serin.machine.environment import application_folder; print(application_folder())"
+    program = (
+        "import inspect; from prefect.workers.base import BaseWorker; "
+        "from serin.machine.environment import application_folder; print(application_folder()); "
+        "print(inspect.getfile(BaseWorker.get_worker_class_from_type('serin')))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": str(tmp_path)},
@@ -46,7 +52,9 @@ def test_the_installed_wheel_finds_its_application_folder(wheel: Path, tmp_path:
         capture_output=True,
         text=True,
     )
-    assert done.stdout.strip() == str(tmp_path / "serin" / "app"), done.stderr
+    application = tmp_path / "serin" / "app"
+    worker = application / "deployments" / "workers" / "worker.py"  # found by the wheel's entry point
+    assert done.stdout.split() == [str(application), str(worker)], done.stderr
     assert sorted(path.name for path in (tmp_path / "serin" / "app").iterdir()) == sorted(APPLICATION)
 
 

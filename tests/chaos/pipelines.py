@@ -22,14 +22,9 @@ from typing import Any, TypeVar
 from serin.errors import StackError
 from serin.machine.leases import Holder, holders
 from serin.serving.ports import free_ports
-from serin.stack.host.process_scan import (
-    RUN_MARK,
-    RunProcesses,
-    environment_of,
-    run_processes,
-    stack_processes,
-    start_ticks,
-)
+from serin.stack.host.exec_wrapper import environment_of
+from serin.stack.host.process_scan import stack_processes, start_ticks
+from serin.stack.host.run_processes import RUN_MARK, RunProcesses, run_processes
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect.login import make_login, stack_api

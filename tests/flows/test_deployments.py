@@ -41,7 +41,7 @@ def api(prefect_server: None) -> str:
     url = str(get_current_settings().api.url)
     for pool in POOLS:
         template = json.loads((FILE.parent / f"{pool}-pool.json").read_text())
-        rest_api.ensure_pool(url, pool, template=template, slots=None)
+        rest_api.ensure_pool(url, pool, kind="serin", template=template, slots=None)
     words = ["--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
     done = subprocess.run(
         [sys.executable, "-m", "prefect", *words],

@@ -1,7 +1,7 @@
 """Find and end processes that belong to a stack, by a mark in their environment. Never by name.
 
-Every process of a stack inherits STACK_MARK=<home>, also those that start sessions of their own (Prefect's flow runs,
-torchrun's workers, Triton's stubs), so that nothing escapes `serin down` and a crash can be cleaned up later.
+Every process of a stack inherits STACK_MARK=<home>, also those that start their own sessions (Prefect's flow runs,
+torchrun's workers, Triton's stubs), so that `serin down` finds all of them and a crash can be cleaned up later.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from serin.stack.host.exec_wrapper import environment_of, stat_of
 
 STACK_MARK = "SERIN_STACK"
-RUN_MARK = "PREFECT__FLOW_RUN_ID"  # Prefect's own
 
 
 def start_ticks(pid: int) -> int | None:
-    """When `pid` began, in clock ticks since boot: with the pid it names one process for good. None: it has ended."""
+    """When `pid` began, in clock ticks since boot: with the pid it identifies one process. None: it has ended."""
     try:
         fields = stat_of(pid)
     except OSError:
@@ -83,10 +81,10 @@ def _wait(handles: dict[int, int], seconds: float) -> bool:
     return True
 
 
-def _ancestors(pid: int | None = None) -> set[int]:
-    """A process and those it comes from; this one when none is named."""
+def _ancestors() -> set[int]:
+    """This process and those it comes from."""
     pids = set()
-    pid = os.getpid() if pid is None else pid
+    pid = os.getpid()
     while pid > 0 and pid not in pids:
         pids.add(pid)
         try:
@@ -94,39 +92,6 @@ def _ancestors(pid: int | None = None) -> set[int]:
         except OSError:
             break
     return pids
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunProcesses:
-    """The living processes of one run: those of Prefect, which prepare and run its flow, and all that they have
-    started."""
-
-    engines: tuple[int, ...]
-    others: tuple[int, ...]
-    attended: bool = (
-        False  # one of the others was started by somebody who is not of the run, and lives: a worker
-    )
-
-
-def run_processes(home: Path) -> dict[str, RunProcesses]:
-    """By the run's id, of the stack in `home`. Prefect marks each process that it starts for a run, and children
-    inherit the mark."""
-    found: dict[str, dict[bool, list[int]]] = {}
-    starters = set()
-    for pid in stack_processes(home):
-        run = _variable(pid, RUN_MARK)
-        if run:
-            found.setdefault(run, {True: [], False: []})[_runs_a_flow(pid)].append(pid)
-        else:
-            starters.add(pid)
-    return {
-        run: RunProcesses(
-            engines=tuple(pids[True]),
-            others=tuple(pids[False]),
-            attended=any(starters & _ancestors(pid) for pid in pids[False]),
-        )
-        for run, pids in found.items()
-    }
 
 
 def process_began(pid: int) -> float | None:
@@ -138,18 +103,3 @@ def process_began(pid: int) -> float | None:
         line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
     )
     return int(booted) + ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _variable(pid: int, name: str) -> str | None:
-    values = [word for word in environment_of(pid) if word.startswith(f"{name}=".encode())]
-    return values[0].decode(errors="replace").partition("=")[2] if values else None
-
-
-def _runs_a_flow(pid: int) -> bool:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    # Pull steps have a process of their own (prefect.runner._workspace_resolver): for many seconds on a busy machine.
-    prefixes = (b"prefect.engine", b"prefect.runner.")
-    return any(word.startswith(prefixes) or b"/prefect/runner/" in word for word in words)

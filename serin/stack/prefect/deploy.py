@@ -17,7 +17,7 @@ from serin.stack.host.logs import log_tail
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.prefect import rest_api
 from serin.stack.prefect.login import stack_api
-from serin.stack.prefect.processes import POOLS, prefect_environment
+from serin.stack.prefect.processes import POOLS, WORKER_TYPE, prefect_environment
 
 _DEPLOY = ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
 _SECONDS = 600.0  # ten seconds of work; minutes on a machine that is busy otherwise
@@ -32,7 +32,7 @@ def make_pools(api: rest_api.Api) -> None:
     for pool in POOLS:
         slots = max(1, len(inventory())) if pool == "gpu" else None
         template = json.loads(pool_template(pool).read_text())
-        rest_api.ensure_pool(api, pool, template=template, slots=slots)
+        rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=template, slots=slots)
 
 
 def deploy(home: Path) -> list[str]:

@@ -16,7 +16,8 @@ from typing import Any
 from serin.errors import NotFound, NotUp, PipelineFailed, RunNotResumable
 from serin.machine import environment
 from serin.spec.load import load_spec
-from serin.stack.host.process_scan import STACK_MARK, run_processes
+from serin.stack.host.process_scan import STACK_MARK
+from serin.stack.host.run_processes import run_processes
 from serin.stack.host.state import Stack, running_stack
 from serin.stack.prefect.follow import ENDED_BADLY, RunLog, begin_run, follow_run
 from serin.stack.prefect.login import stack_api

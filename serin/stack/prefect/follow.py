@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import NotUp, PipelineFailed, PrefectGone
-from serin.stack.host.process_scan import run_processes
+from serin.stack.host.run_processes import run_processes
 from serin.stack.host.state import Stack
 from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.rest_api import Api, call

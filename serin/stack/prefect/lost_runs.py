@@ -13,10 +13,8 @@ STARTING_S = (
 REQUEUES = 3  # a run that somebody has asked for is queued again at most so often
 
 _UNDER_WAY = frozenset({"RUNNING", "PAUSED", "CANCELLING"})
-# Prefect's words for a run that got SIGTERM and was not cancelled by a person.
-_ASKED_TO_STOP = ("cancelled by the runtime environment", "terminated by", "status code: -15")
-# A worker says twice that a process has died: at once, and with other words when the run's hooks are done.
-_DIED, _DIED_ECHO = "Process exited with status code", "Flow run infrastructure exited"
+# Prefect's words for a run that got SIGTERM.
+_ASKED_TO_STOP = ("cancelled by the runtime environment", "terminated by", "status code -15")
 _QUEUED_AGAIN = "queued again"
 _STILL_WAITS = ("Late", "AwaitingConcurrencySlot")  # Prefect's names for a run that goes on to wait
 
@@ -83,24 +81,14 @@ def times_queued_again(history: Iterable[Past]) -> int:
     return count
 
 
-def may_be_echo(run: Run) -> bool:
-    return run.state == "CRASHED" and run.message.startswith(_DIED_ECHO)
-
-
-def is_echo(history: Sequence[Past]) -> bool:
-    """Whether a run is recorded as crashed by the second word about a process that had died before somebody asked for
-    the run again. `history`: its states, the oldest first."""
-    asked = [
-        number
-        for number, past in enumerate(history)
-        if past.type == "SCHEDULED" and past.name not in _STILL_WAITS
-    ]
-    if not asked:
-        return False
-    before, since = history[: asked[-1]], history[asked[-1] :]
-    died_before = any(past.type == "CRASHED" and past.message.startswith(_DIED) for past in before)
-    lived_since = any(past.type == "RUNNING" or past.message.startswith(_DIED) for past in since)
-    return died_before and not lived_since
+def was_being_cancelled(history: Sequence[Past]) -> bool:
+    """Whether somebody cancelled the run after it was queued last. `history`: its states, the oldest first."""
+    cancelling = False
+    for past in history:
+        if past.type == "SCHEDULED" and past.name not in _STILL_WAITS:
+            cancelling = False
+        cancelling = cancelling or past.type == "CANCELLING"
+    return cancelling
 
 
 def queued_again(number: int, why: str) -> str:

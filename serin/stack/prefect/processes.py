@@ -14,6 +14,7 @@ from serin.stack.prefect.login import make_login
 
 POOLS = ("cpu", "gpu")
 PREFECT, RECONCILER = "prefect", "reconciler"
+WORKER_TYPE = "serin"  # of the work pools and their workers (deployments/workers)
 
 
 def worker_name(pool: str) -> str:
@@ -24,11 +25,6 @@ def worker_name(pool: str) -> str:
 def workers_of(home: Path) -> tuple[str, ...]:
     """As the Prefect server knows the workers of the stack in `home`: by names that no other stack has."""
     return tuple(f"serin-{pool}-{stack_name(home)}" for pool in POOLS)
-
-
-def scratch_folder(home: Path) -> Path:
-    """Where workers keep what they need for a run. One that is killed leaves it; `serin down` takes it away."""
-    return home / "stack" / "scratch"
 
 
 def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str]:
@@ -120,7 +116,7 @@ def prefect_worker(stack: Stack, pool: str, *, template: Path) -> Process:
     return Process(
         name=worker_name(pool),
         command=(
-            sys.executable, "-m", "deployments.worker", "start", "--pool", pool, "--type", "process",
+            sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--pool", pool, "--type", WORKER_TYPE,
             "--name", name, "--install-policy", "never", "--base-job-template", str(template),
         ),
         environment=prefect_environment(stack.home, stack.prefect_api_url, own=stack.owns_prefect),

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import SupervisorGone
-from serin.stack.host.process_scan import RunProcesses, end_processes, process_began, run_processes
+from serin.stack.host.process_scan import end_processes, process_began
+from serin.stack.host.run_processes import RunProcesses, run_processes
 from serin.stack.host.state import Stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect.login import stack_api
@@ -24,12 +25,11 @@ from serin.stack.prefect.lost_runs import (
     Fate,
     Past,
     Run,
-    is_echo,
     judge,
-    may_be_echo,
     not_queued_again,
     queued_again,
     times_queued_again,
+    was_being_cancelled,
     was_preempted,
 )
 from serin.stack.prefect.processes import POOLS, worker_name, workers_of
@@ -64,14 +64,13 @@ class Reconciler:
         self._ours = workers
         self._missing: dict[str, float] = {}
         self._orphans: dict[str, float] = {}
-        self._no_echoes: set[tuple[str, float]] = set()
 
     def look(self) -> list[str]:
         """What was found and done, in words. PrefectGone and PrefectRefused are for the caller to outlive."""
         now, found = time.monotonic(), run_processes(self._home)
         runs = self._read_runs({"state": {"type": {"any_": list(_LOOKED_AT)}}})
         known = {run.id: run for run in runs}
-        gone = [run for run in known if run not in found or not _has_somebody(found[run])]
+        gone = [run for run in known if run not in found or not found[run].engines]
         self._missing = {run: self._missing.get(run, now) for run in gone}
         workers = self._workers()
         said = [
@@ -100,7 +99,7 @@ class Reconciler:
 
     def _end_orphans(self, found: Mapping[str, RunProcesses], now: float) -> list[str]:
         """Processes of a run whose own process is gone: nobody waits for what they do."""
-        headless = {run: left.others for run, left in found.items() if not _has_somebody(left)}
+        headless = {run: left.others for run, left in found.items() if not left.engines}
         self._orphans = {run: self._orphans.get(run, now) for run in headless}
         said = []
         for run, since in self._orphans.items():
@@ -114,14 +113,13 @@ class Reconciler:
         crashed = {"state": {"type": {"any_": ["CRASHED"]}}, "end_time": {"after_": since}}
         said = []
         for run in self._read_runs(crashed):
-            if run.id in found:
+            if run.id in found or not was_preempted(run, stack_since=self._stack_since):
                 continue
-            if was_preempted(run, stack_since=self._stack_since):
-                said.append(self._queue_again(run, "it was asked to stop, and goes on where it stopped"))
-            elif may_be_echo(run) and (run.id, run.since) not in self._no_echoes:
-                if is_echo(self._history(run)):
-                    said.append(self._queue_again(run, "a late word about the process before had ended it"))
-                self._no_echoes.add((run.id, run.since))
+            if was_being_cancelled(self._history(run)):  # its worker has ended before it could say so
+                _set_state(self._api, f"/flow_runs/{run.id}", _STATES[Fate.CANCELLED])
+                said.append(f"{run.name} is {Fate.CANCELLED}")
+            else:
+                said.append(self._queue_again(run, "it was asked to stop, and resumes where it stopped"))
         return said
 
     def _history(self, run: Run) -> list[Past]:
@@ -172,11 +170,6 @@ class Reconciler:
                     if began is not None:
                         found[pool] = began
         return found
-
-
-def _has_somebody(left: RunProcesses) -> bool:
-    """Prefect's own process for the run, or one that its worker has just started: nothing is to be done then."""
-    return bool(left.engines) or left.attended
 
 
 def build_reconciler(stack: Stack) -> Reconciler:

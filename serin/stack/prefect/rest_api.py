@@ -136,17 +136,21 @@ def _api(api: Api | str) -> Api:
     return Api(api) if isinstance(api, str) else api
 
 
-def ensure_pool(api: Api | str, name: str, *, template: Mapping[str, Any] | None, slots: int | None) -> None:
-    """A process work pool `name` with this job template and limit, made or brought up to date."""
-    settings: dict[str, Any] = {"concurrency_limit": slots}
-    if template is not None:
-        settings["base_job_template"] = dict(template)
+def ensure_pool(
+    api: Api | str, name: str, *, kind: str, template: Mapping[str, Any], slots: int | None
+) -> None:
+    """A work pool `name` of this type, with this job template and limit, made or brought up to date."""
+    settings: dict[str, Any] = {"concurrency_limit": slots, "base_job_template": dict(template)}
     try:
-        call(api, "POST", "/work_pools/", {"name": name, "type": "process", **settings})
+        call(api, "POST", "/work_pools/", {"name": name, "type": kind, **settings})
     except PrefectRefused as refusal:
         if refusal.fields["code"] != 409:
             raise
-        call(api, "PATCH", f"/work_pools/{name}", settings)
+        if call(api, "GET", f"/work_pools/{name}")["type"] == kind:
+            call(api, "PATCH", f"/work_pools/{name}", settings)
+        else:  # the type of a pool cannot be changed
+            call(api, "DELETE", f"/work_pools/{name}")
+            call(api, "POST", "/work_pools/", {"name": name, "type": kind, **settings})
 
 
 def deployments(api: Api | str) -> list[str]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from serin.serving.ports import is_free
+from serin.stack.host.run_processes import record_folder
 from serin.stack.host.state import running_stack
-from serin.stack.prefect.processes import scratch_folder
 from tests.e2e.whole_stack import Stack
 
 
@@ -31,6 +31,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         assert all(is_free(port) for port in (up.gateway_port, up.prefect_port) if port)
         assert "no stack is up" in made.serin("down", code=1)
         assert [path for path in Path("/proc/net/unix").read_text().split() if str(made.home) in path] == []
-        assert not scratch_folder(made.home).exists()
+        assert not record_folder(made.home).exists()
     finally:
         made.kill()

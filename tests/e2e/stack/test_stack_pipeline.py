@@ -20,7 +20,7 @@ import pytest
 from serin.formats.bundle import read_manifest
 from serin.formats.trained import RECORD
 from serin.machine.leases import holders
-from serin.stack.host.process_scan import run_processes
+from serin.stack.host.run_processes import run_processes
 from serin.stack.host.state import running_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.store.store import Store
@@ -148,7 +148,7 @@ def test_who_cancels_a_pipeline_ends_its_stage_ranks_and_dask_workers_and_frees_
     until(lambda: len(holders(stack.home)) == 2, "one for each rank")
     until(lambda: len(_running(stack, stage, "train.py")) == 2, "both ranks of torchrun")
     engine = until(lambda: _only_engine(stack, stage), "the training's one engine")
-    assert b"deployments.engine" in Path(f"/proc/{engine}/cmdline").read_bytes(), (
+    assert b"deployments.workers.warm_process" in Path(f"/proc/{engine}/cmdline").read_bytes(), (
         "no process had waited for it"
     )
     _cancel(stack, ranks)
@@ -169,8 +169,8 @@ def _cancel(stack: Stack, run: str) -> None:
 
 def _only_engine(stack: Stack, run: str) -> int | None:
     """A child that it starts looks like the engine itself until it has become another program."""
-    engines = run_processes(stack.home)[run].engines
-    return engines[0] if len(engines) == 1 else None
+    (engine,) = run_processes(stack.home)[run].engines
+    return engine
 
 
 def _running(stack: Stack, run: str, words: str) -> list[int]:

@@ -11,8 +11,8 @@ from serin.errors import NotUp
 from serin.serving.triton.process import new_place
 from serin.stack.down import clear_away, take_down
 from serin.stack.host.process_scan import STACK_MARK
+from serin.stack.host.run_processes import record_folder
 from serin.stack.host.state import socket_folder
-from serin.stack.prefect.processes import scratch_folder
 from serin.store.artifacts import Release
 
 
@@ -54,9 +54,9 @@ def test_a_release_record_that_a_crash_cut_short_does_not_stop_the_cleaning(tmp_
     assert clear_away(tmp_path) == ""
 
 
-def test_what_workers_that_were_killed_left_of_their_runs_is_taken_away(tmp_path: Path) -> None:
-    left = scratch_folder(tmp_path) / "prefect-workspace-attempt-1" / "supervisor.json"
-    left.parent.mkdir(parents=True)
-    left.touch()
+def test_the_records_of_runs_are_removed(tmp_path: Path) -> None:
+    record = record_folder(tmp_path) / "1"
+    record.parent.mkdir(parents=True)
+    record.write_text("0d9f1f6e 1")
     clear_away(tmp_path)
-    assert not left.parent.parent.exists()
+    assert not record.parent.exists()

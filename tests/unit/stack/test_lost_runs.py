@@ -13,11 +13,11 @@ from serin.stack.prefect.lost_runs import (
     Fate,
     Past,
     Run,
-    is_echo,
     judge,
     not_queued_again,
     queued_again,
     times_queued_again,
+    was_being_cancelled,
     was_preempted,
 )
 
@@ -29,10 +29,8 @@ TAKEN = Past(type="PENDING", name="Pending")
 AGAIN = Past(type="SCHEDULED", name="AwaitingRetry", message=queued_again(1, "its worker is gone"))
 RESUMED = Past(type="SCHEDULED", name="AwaitingRetry", message="resumed by ada")
 RUNS = Past(type="RUNNING", name="Running")
-DIED = Past(type="CRASHED", name="Crashed", message="Process exited with status code: -9.")
-ECHO = Past(
-    type="CRASHED", name="Crashed", message="Flow run infrastructure exited with non-zero status code -9."
-)
+CANCELLING = Past(type="CANCELLING", name="Cancelling")
+ENDED = Past(type="CRASHED", name="Crashed", message=TERMINATED)
 LATE = Past(type="SCHEDULED", name="Late")
 
 
@@ -72,8 +70,11 @@ def test_a_run_that_was_taken_and_not_started_is_queued_again_when_its_worker_is
     assert judge(replace(RUN, state="PENDING"), missing_s=missing_s, worker_since=worker_since) is fate
 
 
-def test_what_was_asked_to_stop_in_the_time_of_this_stack_is_preempted() -> None:
-    assert was_preempted(STOPPED, stack_since=900.0)
+@pytest.mark.parametrize(
+    "message", [TERMINATED, "Flow run infrastructure exited with non-zero status code -15. Terminated."]
+)
+def test_what_was_asked_to_stop_in_the_time_of_this_stack_is_preempted(message: str) -> None:
+    assert was_preempted(replace(STOPPED, message=message), stack_since=900.0)
 
 
 @pytest.mark.parametrize(
@@ -116,19 +117,15 @@ def test_a_run_that_is_not_queued_again_says_why_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("history", "echo"),
+    ("history", "cancelled"),
     [
-        ([ASKED_FOR, TAKEN, RUNS, DIED, RESUMED, ECHO], True),
-        ([ASKED_FOR, TAKEN, RUNS, DIED, RESUMED, TAKEN, ECHO], True),
-        ([ASKED_FOR, TAKEN, RUNS, DIED, RESUMED, TAKEN, RUNS, DIED, RESUMED, LATE, TAKEN, ECHO], True),
-        ([ASKED_FOR, TAKEN, ECHO], False),  # its own death, before it ran
-        ([ASKED_FOR, TAKEN, RUNS, ECHO], False),
-        ([ASKED_FOR, TAKEN, RUNS, DIED, RESUMED, TAKEN, RUNS, ECHO], False),
-        ([ASKED_FOR, TAKEN, RUNS, DIED, RESUMED, TAKEN, DIED, ECHO], False),
+        ([ASKED_FOR, TAKEN, RUNS, CANCELLING, ENDED], True),
+        ([ASKED_FOR, TAKEN, RUNS, CANCELLING, ENDED, RESUMED, LATE, TAKEN, RUNS, ENDED], False),
+        ([ASKED_FOR, TAKEN, RUNS, ENDED], False),
         ([], False),
     ],
 )
-def test_the_second_word_about_a_death_does_not_end_what_was_resumed_since(
-    history: list[Past], echo: bool
+def test_a_run_was_being_cancelled_when_somebody_cancelled_it_since_it_was_queued(
+    history: list[Past], cancelled: bool
 ) -> None:
-    assert is_echo(history) is echo
+    assert was_being_cancelled(history) is cancelled

@@ -37,13 +37,13 @@ def test_a_port_without_a_server_does_not_answer() -> None:
 def test_a_refusal_carries_the_servers_words(server: Server) -> None:
     server.answers["POST /work_pools/"] = (422, {"detail": "bad template"})
     with pytest.raises(PrefectRefused, match="bad template"):
-        rest_api.ensure_pool(server.url, "cpu", template={}, slots=None)
+        rest_api.ensure_pool(server.url, "cpu", kind="serin", template={}, slots=None)
 
 
 def test_a_pool_that_exists_is_brought_up_to_date(server: Server) -> None:
     server.answers["POST /work_pools/"] = (409, {"detail": "exists"})
     server.answers["PATCH /work_pools/gpu"] = (204, None)
-    rest_api.ensure_pool(server.url, "gpu", template={"variables": {}}, slots=2)
+    rest_api.ensure_pool(server.url, "gpu", kind="serin", template={"variables": {}}, slots=2)
     assert server.asked[-1] == (
         "PATCH /work_pools/gpu",
         {"concurrency_limit": 2, "base_job_template": {"variables": {}}},

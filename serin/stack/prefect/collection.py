@@ -1,0 +1,27 @@
+"""Registers the worker type `serin` with Prefect: the entry point `prefect.collections`, which Prefect imports.
+
+The worker is in the application folder (the checkout, or serin/app of an installed wheel). It is loaded under a private
+name: Prefect imports this module in other projects' processes too, and must not hide their own `deployments` package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from serin.machine.environment import application_folder
+
+_PACKAGE = "serin_workers"
+
+
+def _load_workers() -> None:
+    folder = application_folder() / "deployments" / "workers"
+    spec = importlib.util.spec_from_file_location(
+        _PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+    importlib.import_module(f"{_PACKAGE}.worker")
+
+
+_load_workers()
