@@ -62,6 +62,7 @@ soak: $(INSTALLED) ## the long runs: a table larger than the memory of its worke
 	$(BIN)/python -m tests.soak.messages
 	$(BIN)/python -m tests.soak.resets
 	$(BIN)/python -m tests.soak.native_fuzz
+	$(BIN)/python -m tests.soak.compilers
 
 chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose under load; kill -9 at every part while pipelines run
 	$(BIN)/python -m tests.chaos.rollout

@@ -1,23 +1,17 @@
 # Serving: NVIDIA's Triton with Serin beside it. One container holds the releases (a Triton process each), Envoy before
 # them and the rollout controller that starts and stops them. Built from the repository's root.
 ARG TRITON_IMAGE
-FROM ${TRITON_IMAGE}
+FROM ${TRITON_IMAGE} AS build
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# A C++ compiler, for the gateway's request filter: without it the gateway would listen on the loopback interface only.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends python3-venv \
+    && apt-get install --yes --no-install-recommends g++ python3-venv \
     && rm -rf /var/lib/apt/lists/* \
-    && python3 -m venv /opt/serin \
-    && groupadd --gid 10001 serin \
-    && useradd --uid 10001 --gid serin --create-home serin \
-    && install --directory --owner serin --group serin /var/lib/serin
+    && python3 -m venv /opt/serin
 WORKDIR /src
 COPY constraints.txt ./
-# Triton's own Python runs the graphs: the ONNX Runtime that passed the gate, and a numpy that its stub can take.
-RUN grep '^onnxruntime==' constraints.txt > runtime.txt && echo 'numpy==1.26.4' >> runtime.txt \
-    && python3 -m pip install --break-system-packages --requirement runtime.txt
-# Serin has a Python of its own, which must not come first on PATH: Triton would take it for its models.
 RUN grep '^torch==' constraints.txt > torch.txt \
     && /opt/serin/bin/pip install --index-url https://download.pytorch.org/whl/cpu --requirement torch.txt
 COPY pyproject.toml README.md LICENSE ./
@@ -26,7 +20,23 @@ COPY flows flows
 COPY tasks tasks
 COPY deployments deployments
 COPY triton_models triton_models
-RUN /opt/serin/bin/pip install --constraint constraints.txt ".[cpu]"
+RUN /opt/serin/bin/pip install --constraint constraints.txt ".[cpu]" \
+    && /opt/serin/bin/serin install gateway
+
+FROM ${TRITON_IMAGE}
+
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN groupadd --gid 10001 serin \
+    && useradd --uid 10001 --gid serin --create-home serin \
+    && install --directory --owner serin --group serin /var/lib/serin
+WORKDIR /src
+COPY constraints.txt ./
+# Triton's own Python runs the graphs: the ONNX Runtime that passed the gate, and a numpy that its stub can take.
+RUN grep '^onnxruntime==' constraints.txt > runtime.txt && echo 'numpy==1.26.4' >> runtime.txt \
+    && python3 -m pip install --break-system-packages --requirement runtime.txt
+# Serin has its own Python, which must not come first on PATH: Triton would take it for its models. The filter is beside it.
+COPY --from=build /opt/serin /opt/serin
+COPY --from=build /opt/serin-triton /opt/serin-triton
 
 ENV SERIN_HOME=/var/lib/serin \
     SERIN_TRITON=/opt/tritonserver \

@@ -68,7 +68,7 @@ def list_keys(as_json: Json = False) -> None:
     ]
     show_table(("name", "state", "models", "made", "expires"), rows, empty="no keys yet")
     if not ring.required:
-        show("no key is asked for: whoever reaches the gateway's port is answered")
+        show("no key is asked for: anyone who can reach the gateway's port gets answers")
 
 
 def revoke(name: Name) -> None:
@@ -89,7 +89,9 @@ def require(
     key_file(environment.home()).require(on)
     _publish()
     show(
-        "a key is asked for" if on else "no key is asked for: whoever reaches the gateway's port is answered"
+        "a key is asked for"
+        if on
+        else "no key is asked for: anyone who can reach the gateway's port gets answers"
     )
 
 

@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
     install = typer.Typer(help="Install what pip cannot bring along.", no_args_is_help=True)
     install.callback()(lambda: None)
     install.command("triton")(install_triton)
+    install.command("gateway")(install_gateway)
     app.add_typer(install, name="install")
 
 
@@ -136,3 +137,10 @@ def install_triton() -> None:
 
     install_triton(say=progress())
     show(f"Triton: {find_triton().server}")
+
+
+def install_gateway() -> None:
+    """Compile the gateway's request filter, where another Triton than `serin install triton`'s is used."""
+    from serin.serving.triton.installation import install_request_filter
+
+    show(f"request filter: {install_request_filter(say=progress())}")

@@ -1,4 +1,4 @@
-"""How the gateway's door is guarded, for `serin status`: TLS or not, keys or not."""
+"""How the gateway is guarded, for `serin status`: TLS, API keys, and the filter that reads requests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serin.errors import GatewayRejected, KeyFileBroken
+from serin.serving.triton.installation import NO_FILTER
 from serin.stack.wiring import build_gateway, key_file
 
 
@@ -18,6 +19,7 @@ class Guard:
     keys_required: bool | None  # None: the file of keys is lost or broken, and the gateway closed
     good_keys: int
     trouble: str | None = None  # why the gateway is closed, and what to do
+    lacks_filter: bool = False
 
     @property
     def words(self) -> str:
@@ -32,8 +34,8 @@ class Guard:
         elif self.keys_required:
             keys = f"API keys are asked for ({self.good_keys} good)"
         else:
-            keys = "no API keys: whoever reaches the port is answered"
-        return f"{tls}; {keys}"
+            keys = "no API keys: anyone who can reach this port gets answers"
+        return "; ".join([tls, keys, *([NO_FILTER] if self.lacks_filter else [])])
 
 
 def key_trouble(home: Path) -> str | None:
@@ -48,13 +50,26 @@ def key_trouble(home: Path) -> str | None:
 def read_guard(home: Path) -> Guard:
     gateway = build_gateway(home)
     days = None
-    tls = gateway.speaks_tls()
+    tls, lacks_filter = gateway.speaks_tls(), gateway.lacks_filter()
     if tls:
         with contextlib.suppress(GatewayRejected):
             days = gateway.certificate_days()
     try:
         ring = key_file(home).read()
     except KeyFileBroken as error:
-        return Guard(tls=tls, certificate_days=days, keys_required=None, good_keys=0, trouble=str(error))
+        return Guard(
+            tls=tls,
+            certificate_days=days,
+            keys_required=None,
+            good_keys=0,
+            trouble=str(error),
+            lacks_filter=lacks_filter,
+        )
     good = sum(1 for key in ring.keys if key.state(time.time()) == "good")
-    return Guard(tls=tls, certificate_days=days, keys_required=ring.required, good_keys=good)
+    return Guard(
+        tls=tls,
+        certificate_days=days,
+        keys_required=ring.required,
+        good_keys=good,
+        lacks_filter=lacks_filter,
+    )

@@ -17,8 +17,9 @@ from pathlib import Path
 from serin.errors import AlreadyUp, ProcessFailed, SerinError
 from serin.machine import environment
 from serin.machine.private import make_private
+from serin.serving.envoy.bootstrap import LOOPBACK
 from serin.serving.envoy.tls import TlsFiles, tls_pair
-from serin.serving.triton.installation import find_request_filter
+from serin.serving.triton.installation import NO_FILTER, find_request_filter
 from serin.stack.down import clear_away, take_down
 from serin.stack.guard import key_trouble
 from serin.stack.host.process_scan import start_ticks
@@ -49,9 +50,13 @@ def serve(
         if last is not None and last.is_alive:
             raise AlreadyUp(home=home, pid=last.supervisor_pid)
         clear_away(home)
+        request_filter = find_request_filter()
         build_gateway(home).write_bootstrap(
-            port, address, tls=tls, expert=envoy_file, request_filter=find_request_filter()
+            port, address, tls=tls, expert=envoy_file, request_filter=request_filter
         )
+        if request_filter is None:
+            log.warning(NO_FILTER)
+            address = LOOPBACK
         if trouble := key_trouble(home):
             log.warning(trouble)
         stack = _start(home, port=port, tls=tls is not None)

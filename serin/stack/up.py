@@ -18,7 +18,7 @@ from serin.machine import environment
 from serin.machine.private import make_private
 from serin.serving.envoy.tls import TlsFiles
 from serin.serving.process import Process
-from serin.serving.triton.installation import find_request_filter, find_triton
+from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
 from serin.stack.down import clear_away
 from serin.stack.guard import key_trouble
 from serin.stack.host.logs import log_says, log_size, log_tail
@@ -75,9 +75,12 @@ def bring_up(
                 claims, asked=ui_port, option="--ui-port", preferred=(*sticky, *_PREFECT_PORTS)
             )
         with _down_on_failure(home, say):
+            request_filter = find_request_filter()
             build_gateway(home).write_bootstrap(
-                gateway_port, tls=tls, expert=envoy_file, request_filter=find_request_filter()
+                gateway_port, tls=tls, expert=envoy_file, request_filter=request_filter
             )
+            if request_filter is None:
+                say(NO_FILTER)
             if trouble := key_trouble(home):
                 say(trouble)
             if last is not None and last.tls and tls is None:

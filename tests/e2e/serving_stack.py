@@ -101,10 +101,10 @@ def start_gateway(
     *,
     tls: TlsFiles | None = None,
     expert: Path | None = None,
-    compiled: bool = True,
+    library: Path | None = None,
     **limits: int,
 ) -> tuple[Gateway, int]:
-    """`compiled`: with the filter of our own, where there is one; else with the script that does the same."""
+    """`library`: the request filter; None: the one that `serin install triton` built."""
     gateway = Gateway(
         folder / "gateway",
         admin=folder / "admin.sock",
@@ -113,12 +113,18 @@ def start_gateway(
         **limits,
     )
     (port,) = free_ports(1)
-    gateway.write_bootstrap(
-        port, tls=tls, expert=expert, request_filter=find_request_filter() if compiled else None
-    )
+    gateway.write_bootstrap(port, tls=tls, expert=expert, request_filter=library or built_filter())
     host.start(gateway.process())
     wait_for("Envoy", gateway.ready, host, PROCESS_NAME)
     return gateway, port
+
+
+def built_filter() -> Path:
+    found = find_request_filter()
+    assert found is not None, (
+        "the gateway's request filter was not built from these sources: serin install triton"
+    )
+    return found
 
 
 @contextmanager

@@ -159,8 +159,7 @@ def _frame(draw: random.Random, message: bytes) -> bytes:
 
 
 @contextmanager
-def guarded(*, compiled: bool) -> Iterator[Guarded]:
-    """With the compiled filter, or with the script that does the same."""
+def guarded() -> Iterator[Guarded]:
     host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-e2e-"))
     web = ThreadingHTTPServer(("127.0.0.1", 0), _Web)
     threading.Thread(target=web.serve_forever, daemon=True).start()
@@ -171,7 +170,7 @@ def guarded(*, compiled: bool) -> Iterator[Guarded]:
     calls.start()
     try:
         _, key = KeyFile(path=folder / "keys.json").create("one", models=[MODEL])
-        gateway, port = start_gateway(folder, host, compiled=compiled)
+        gateway, port = start_gateway(folder, host)
         releases = [Release(model=name, version=1) for name in (MODEL, OTHER)]
         gateway.follow_keys()
         gateway.apply(

@@ -11,10 +11,9 @@ from serin.errors import SerinError
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
 from serin.serving.envoy.keys import KeyFile
 from serin.serving.envoy.tls import TlsFiles
-from serin.serving.triton.installation import find_request_filter
 from tests.e2e.serving_certificates import Authority
 from tests.e2e.serving_host import wait_for
-from tests.e2e.serving_stack import door
+from tests.e2e.serving_stack import built_filter, door
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "lost": lambda path: path.unlink(),
@@ -68,7 +67,7 @@ def test_no_damage_to_a_guard_file_lets_anybody_in(tmp_path: Path) -> None:
             """False when the gateway is not even started."""
             host.kill(PROCESS_NAME)
             try:
-                gateway.write_bootstrap(port, tls=files, request_filter=find_request_filter())
+                gateway.write_bootstrap(port, tls=files, request_filter=built_filter())
             except SerinError:
                 return False
             host.start(gateway.process())

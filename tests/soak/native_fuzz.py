@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from serin.serving.native.compiler import find_compiler
+from serin.serving.native.compiler import machine_compiler
 from serin.serving.native.onnx_backend import NATIVE, native_settings
 from serin.serving.triton.installation import find_triton
 from tests.e2e.test_onnx_backend import choking_graph
@@ -38,7 +38,9 @@ def main() -> int:
         (folder / "1" / "native.txt").write_bytes(native_settings(SCHEMA, threads=1, max_string_bytes=100))
         program = folder / "fuzz"
         source = Path(__file__).with_suffix(".cc")
-        subprocess.run([find_compiler(), *SANITIZED, "-o", program, source, "-ldl"], check=True)
+        compiler = machine_compiler()
+        assert compiler is not None, "no C++ compiler is on PATH"
+        subprocess.run([*compiler.command, *SANITIZED, "-o", program, source, "-ldl"], check=True)
         command = [program, folder, str(asked.rounds), str(asked.seed)]
         with (folder / "log.txt").open("w") as log:  # ONNX Runtime says every time that it choked
             done = subprocess.run(command, stderr=log, text=True, stdout=subprocess.PIPE)

@@ -34,6 +34,7 @@ COMMAND_LINE = {
     "deploy": "",
     "doctor": "[--json]",
     "env": "",
+    "install gateway": "",
     "install triton": "",
     "runs list": "[--limit] [--json]",
     "runs report": "[RUN] [--pictures]",

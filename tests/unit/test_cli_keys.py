@@ -35,7 +35,7 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(
     assert serin(monkeypatch, "keys", "list") == 0
     assert "revoked" in capsys.readouterr().out
     assert serin(monkeypatch, "keys", "require", "--off") == 0
-    assert "whoever reaches the gateway's port is answered" in capsys.readouterr().out
+    assert "anyone who can reach the gateway's port gets answers" in capsys.readouterr().out
     assert key not in (home / "keys.json").read_text()
 
 

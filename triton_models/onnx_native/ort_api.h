@@ -30,7 +30,7 @@ class Api {
     void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) throw std::runtime_error(std::string("ONNX Runtime cannot be loaded: ") + dlerror());
     struct Base {
-      const void* const* (*table)(uint32_t version);
+      void* const* (*table)(uint32_t version);
       const char* (*version)();
     };
     auto base = reinterpret_cast<const Base* (*)()>(dlsym(handle, "OrtGetApiBase"));
@@ -84,7 +84,7 @@ class Api {
   };
 
  private:
-  const void* const* table_ = nullptr;
+  void* const* table_ = nullptr;
 };
 
 }  // namespace ort

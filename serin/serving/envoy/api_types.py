@@ -35,7 +35,8 @@ ROUTE_CONFIGURATION = "type.googleapis.com/envoy.config.route.v3.RouteConfigurat
 
 SERVICE = "/inference.GRPCInferenceService"
 STREAM_IDLE_S = 300.0  # without a byte in either direction
-SOURCES = Path(__file__).parent  # the Lua files lie beside this one
+SOURCES = Path(__file__).parent  # of the Lua files
+REQUEST_FILTER = "model_name"  # the filter's name, and of the metadata that routes have for it
 
 JSON_HEADER = {
     "header": {"key": "content-type", "value": "application/json"},

@@ -15,10 +15,9 @@ from serin.serving.envoy.api_types import (
     CONNECTION_MANAGER,
     FILE_LOG,
     HEADER_MUTATION,
-    LUA,
+    REQUEST_FILTER,
     REVERSE_BRIDGE,
     ROUTER,
-    SOURCES,
     STREAM_IDLE_S,
     followed,
     module_filter,
@@ -31,6 +30,7 @@ from serin.serving.envoy.routes import ROUTES_NAME
 Document = dict[str, Any]
 
 STAT_PREFIX = "gateway"
+LOOPBACK = "127.0.0.1"
 
 LOG_FIELDS = {
     "t": "%START_TIME(%s.%6f)%",
@@ -72,34 +72,18 @@ def bootstrap(
     request_filter: Path | None = None,
     http_filters: Sequence[Document] = (),
 ) -> Document:
-    """`clusters`, `routes`, `keys` and `tls` are files, each in a folder of its own, whose renames Envoy follows.
+    """`clusters`, `routes`, `keys` and `tls` are files, each in its own folder, whose renames Envoy follows.
 
-    `request_filter`: the library that looks into requests (native/request_filter.py); without it a script does.
+    `request_filter`: the library that reads requests before they are routed (native/request_filter.py). Without it the
+    gateway listens on loopback whatever `address` says, and gRPC calls find no route: the filter reads their model.
     `inside` is a socket for the owner of this machine's stack: the same gateway without TLS and without keys.
     """
-    guarded = [
-        _own_headers(),
-        keys_filter(keys),
-        *http_filters,
-        *_http_filters(max_request_bytes, request_filter),
-    ]
-    unguarded = [_own_headers(), *_http_filters(max_request_bytes, request_filter)]
-    chain: Document = {"filters": [_connection_manager(log, routes, guarded)]}
-    if tls is not None:
-        chain["transport_socket"] = tls_socket(tls)
-    public = {
-        "name": STAT_PREFIX,
-        "address": {"socket_address": {"address": address, "port_value": port}},
-        "enable_reuse_port": False,  # else a second Envoy could take half of the connections, unseen
-        "connection_balance_config": {"exact_balance": {}},
-        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
-        "filter_chains": [chain],
-    }
-    private = {
-        "name": "inside",
-        "address": _socket(inside),
-        "filter_chains": [{"filters": [_connection_manager(log, routes, unguarded)]}],
-    }
+    last = _http_filters(max_request_bytes, request_filter)
+    guarded = _connection_manager(log, routes, [_own_headers(), keys_filter(keys), *http_filters, *last])
+    unguarded = _connection_manager(log, routes, [_own_headers(), *last])
+    private = {"name": "inside", "address": _socket(inside), "filter_chains": [{"filters": [unguarded]}]}
+    # Nothing keeps away the requests that end Triton 2.51 then; but who can reach loopback can reach Triton itself.
+    public = _public_listener(address if request_filter else LOOPBACK, port, guarded, tls)
     return {
         "node": {"id": "gateway", "cluster": "serin"},
         "admin": {"address": _socket(admin)},
@@ -109,6 +93,20 @@ def bootstrap(
             "listeners": [public, private, _health_listener(health)],
             "clusters": [_health_cluster(health)],
         },
+    }
+
+
+def _public_listener(address: str, port: int, manager: Document, tls: Path | None) -> Document:
+    chain: Document = {"filters": [manager]}
+    if tls is not None:
+        chain["transport_socket"] = tls_socket(tls)
+    return {
+        "name": STAT_PREFIX,
+        "address": {"socket_address": {"address": address, "port_value": port}},
+        "enable_reuse_port": False,  # else a second Envoy could take half of the connections, unseen
+        "connection_balance_config": {"exact_balance": {}},
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
+        "filter_chains": [chain],
     }
 
 
@@ -154,16 +152,10 @@ def _http_filters(max_request_bytes: int, request_filter: Path | None) -> list[D
     bridge = {"@type": REVERSE_BRIDGE, "content_type": _PROTOBUF, "withhold_grpc_frames": True}
     return [
         {"name": "buffer", "typed_config": buffer},
-        module_filter("model_name", request_filter) if request_filter else _model_name_script(),
+        *([module_filter(REQUEST_FILTER, request_filter)] if request_filter else []),
         {"name": "bridge", "typed_config": bridge},
         {"name": "router", "typed_config": {"@type": ROUTER, "suppress_envoy_headers": True}},
     ]
-
-
-def _model_name_script() -> Document:
-    parts = [(SOURCES / name).read_text() for name in ("shapes.lua", "message.lua", "model_name.lua")]
-    source = {"inline_string": "\n".join(parts)}
-    return {"name": "model_name", "typed_config": {"@type": LUA, "default_source_code": source}}
 
 
 def _log(path: Path) -> Document:

@@ -18,8 +18,8 @@ from serin.machine import environment
 from serin.machine.durable import write_secret, write_whole
 from serin.machine.hardware import memory_bytes
 from serin.serving.envoy.admin import Admin
-from serin.serving.envoy.api_types import CLUSTER, EXTENSION, ROUTE_CONFIGURATION, SECRET
-from serin.serving.envoy.bootstrap import bootstrap
+from serin.serving.envoy.api_types import CLUSTER, EXTENSION, REQUEST_FILTER, ROUTE_CONFIGURATION, SECRET
+from serin.serving.envoy.bootstrap import LOOPBACK, bootstrap
 from serin.serving.envoy.clusters import cluster_name, clusters
 from serin.serving.envoy.guard import keys_document, tls_document
 from serin.serving.envoy.keys import CLOSED, KeyFile, lua_table
@@ -75,7 +75,7 @@ class Gateway:
     def write_bootstrap(
         self,
         port: int,
-        address: str = "127.0.0.1",
+        address: str = LOOPBACK,
         *,
         tls: TlsFiles | None = None,
         expert: Path | None = None,
@@ -84,7 +84,8 @@ class Gateway:
         """The document Envoy starts from. Routes that an earlier Envoy had are kept.
 
         `tls`: the port speaks TLS alone. `expert`: a file of Envoy settings to be added (user_settings.py).
-        `request_filter`: the library that looks into requests (native/request_filter.py); without it a script does.
+        `request_filter`: the library that reads requests (native/request_filter.py); without it the gateway listens on
+        the loopback interface only and answers no gRPC calls.
         """
         added = read_expert(expert) if expert else ExpertSettings()
         for kind in _TYPES:
@@ -202,6 +203,16 @@ class Gateway:
 
     def speaks_tls(self) -> bool:
         return (self.folder / "tls.json").exists() or self._file("tls").exists()
+
+    def lacks_filter(self) -> bool:
+        """Whether the last bootstrap was written without the request filter."""
+        try:
+            document = json.loads((self.folder / "bootstrap.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return False  # it was never started
+        (chain,) = document["static_resources"]["listeners"][0]["filter_chains"]
+        filters = chain["filters"][0]["typed_config"]["http_filters"]
+        return REQUEST_FILTER not in [each["name"] for each in filters]
 
     def certificate_days(self) -> int | None:
         """Until the certificate in force ends; None without TLS."""

@@ -101,7 +101,7 @@ function envoy_on_request(handle)
     if model ~= nil and not entry.models:find("," .. model .. ",", 1, true) then
       refuse(handle, "403", "7", "this key may not ask for this model")
     elseif path:sub(1, #SERVICE) == SERVICE then
-      headers:add("x-serin-may", entry.models) -- for model_name.lua: the model's name is in the message
+      headers:add("x-serin-may", entry.models) -- for the request filter: the model is named in the message
     end
   end
 end

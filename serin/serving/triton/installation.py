@@ -18,6 +18,7 @@ from pathlib import Path
 from serin.errors import TritonInstallFailed, TritonMissing
 from serin.machine import environment
 from serin.serving.native import onnx_backend
+from serin.serving.native.compiler import Compiler, machine_compiler, obtain_compiler
 from serin.serving.native.grpc_cancel_guard import build_cancel_guard, cancel_guard_path
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.native.request_filter import build_request_filter, request_filter_path
@@ -25,6 +26,10 @@ from serin.serving.triton.backends import Server
 
 WHEEL, NUMPY = "nvidia-pytriton==0.7.0", "numpy==1.26.4"
 CONTAINER_FOLDER = Path("/opt/tritonserver")
+NO_FILTER = (
+    "no request filter: the gateway listens on the loopback interface only and answers no gRPC calls "
+    "(`serin install gateway` builds the filter)"
+)
 
 _NEWEST_PYTHON = (3, 12)
 
@@ -67,9 +72,21 @@ def find_triton() -> TritonInstall:
 
 
 def find_request_filter() -> Path | None:
-    """The gateway's filter, where one was compiled."""
-    place = request_filter_path(default_folder())
-    return place if place.is_file() else None
+    """The gateway's request filter, where it was built."""
+    path = request_filter_path(default_folder())
+    return path if path.is_file() else None
+
+
+def install_request_filter(say: Callable[[str], None] = lambda _: None) -> Path:
+    """Builds the gateway's request filter where it is missing, beside any Triton. TritonInstallFailed says why not."""
+    folder = default_folder()
+    path = request_filter_path(folder)
+    if not path.is_file():
+        if machine_compiler() is None:
+            _make_environment(folder, say)
+        say("compiling the gateway's request filter")
+        build_request_filter(obtain_compiler(folder, say), path)
+    return path
 
 
 def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall:
@@ -77,23 +94,29 @@ def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall
     About half a minute and 400 MB."""
     folder, runtime = default_folder(), _runtime()
     install = _from_environment(folder)
-    if install and not _stale_runtime(folder, runtime):
-        _complete(install, say)
-        say(f"Triton is installed in {folder}")
-        return install
-    python = folder / "bin" / "python3"
-    if not python.exists():
-        say(f"making {folder}")
-        _run([_base_python(sys.version_info[:2]), "-m", "venv", str(folder)], "making a virtual environment")
-    say(f"installing {WHEEL}, {runtime} and {NUMPY}")
-    quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
-    _run([str(python), "-m", "pip", "install", *quiet, WHEEL, runtime, NUMPY], "installing Triton's packages")
-    install = _from_environment(folder)
+    if install is None or _stale_runtime(folder, runtime):
+        python = _make_environment(folder, say)
+        say(f"installing {WHEEL}, {runtime} and {NUMPY}")
+        quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
+        _run(
+            [str(python), "-m", "pip", "install", *quiet, WHEEL, runtime, NUMPY],
+            "installing Triton's packages",
+        )
+        install = _from_environment(folder)
     if install is None:
         raise TritonInstallFailed(step="looking at what was installed", reason=f"{folder} holds no Triton")
     _complete(install, say)
     say(f"Triton is installed in {folder}")
     return install
+
+
+def _make_environment(folder: Path, say: Callable[[str], None]) -> Path:
+    """The Python of Triton's environment, which is made where it is missing."""
+    python = folder / "bin" / "python3"
+    if not python.exists():
+        say(f"making {folder}")
+        _run([_base_python(sys.version_info[:2]), "-m", "venv", str(folder)], "making a virtual environment")
+    return python
 
 
 def shortcomings(install: TritonInstall) -> list[str]:
@@ -108,8 +131,6 @@ def shortcomings(install: TritonInstall) -> list[str]:
         )
     if install.cancel_guard is None:
         found.append("no guard against cancelled gRPC calls: a client that cancels one may end Triton")
-    if find_request_filter() is None:
-        found.append("no filter for the gateway: a script looks into requests, and costs more")
     if stale := _stale_runtime(folder, _runtime()):
         found.append(f"its ONNX Runtime is {stale}, ours {_runtime().rpartition('=')[2]}")
     return found
@@ -123,30 +144,36 @@ def _stale_runtime(folder: Path, wanted: str) -> str:
 
 
 def _complete(install: TritonInstall, say: Callable[[str], None]) -> None:
-    """Adds Serin's ONNX backend, the gRPC cancel guard and the gateway's request filter, where a compiler is found.
-    Models are served without them too."""
+    """Builds what is missing of Serin's own libraries: the ONNX backend, the gRPC cancel guard, the request filter.
+
+    Models are served without them too, with the limits that `shortcomings` names.
+    """
     folder = install.python_folder.parent
-    if install.cancel_guard is None:
-        try:
-            build_cancel_guard(cancel_guard_path(folder))
-        except TritonInstallFailed as error:
-            say(
-                f"without a guard against cancelled gRPC calls ({error.fields['reason']}): "
-                "a client that cancels one may end Triton"
-            )
-    if find_request_filter() is None:
-        try:
-            build_request_filter(request_filter_path(folder))
-        except TritonInstallFailed as error:
-            say(f"without a filter for the gateway ({error.fields['reason']}): a script looks into requests")
-    if onnx_backend.is_built(install.backends):
-        return
     packages = next(folder.glob("lib/python3.*/site-packages"))
+    builds: dict[str, Callable[[Compiler], None]] = {}
+    if install.cancel_guard is None:
+        builds["the gRPC cancel guard"] = lambda c: build_cancel_guard(c, cancel_guard_path(folder))
+    if find_request_filter() is None:
+        builds["the gateway's request filter"] = lambda c: build_request_filter(
+            c, request_filter_path(folder)
+        )
+    if not onnx_backend.is_built(install.backends):
+        builds["the ONNX backend"] = lambda c: onnx_backend.build(
+            c, install.backends, packages / "onnxruntime"
+        )
+    if not builds:
+        return
     try:
-        say("compiling the backend for ONNX graphs")
-        onnx_backend.build(install.backends, packages / "onnxruntime")
+        compiler = obtain_compiler(folder, say)
     except TritonInstallFailed as error:
-        say(f"without a backend of its own ({error.fields['reason']}): models run in Python, beside Triton")
+        say(f"without {', '.join(builds)}: {error.fields['reason']}")
+        return
+    for name, build in builds.items():
+        say(f"compiling {name}")
+        try:
+            build(compiler)
+        except TritonInstallFailed as error:
+            say(f"without {name}: {error.fields['reason']}")
 
 
 def _accelerators(python_folder: Path) -> frozenset[str]:

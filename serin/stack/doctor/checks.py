@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serin.errors import SerinError
 from serin.machine.hardware import inventory
-from serin.serving.triton.installation import find_triton, shortcomings
+from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton, shortcomings
 from serin.stack.doctor.finding import Finding
 from serin.stack.doctor.gpu_links import examine_links
 from serin.stack.guard import key_trouble
@@ -43,6 +43,7 @@ def examine(home: Path) -> list[Finding]:
     return [
         *found,
         _triton(),
+        *_filter(),
         _gpus(),
         *examine_links(),
         _disk(home),
@@ -83,10 +84,17 @@ def _triton() -> Finding:
     except SerinError as error:
         return Finding(what="Triton", verdict="missing", found="none", advice=str(error))
     if lacks := shortcomings(install):
-        advice = f"{'; '.join(lacks)}. `serin install triton` mends it (a C++ compiler must be on the PATH)"
+        advice = f"{'; '.join(lacks)}. `serin install triton` completes it"
         return Finding(what="Triton", verdict="note", found=str(install.server), advice=advice)
     advice = f"for production: NVIDIA's container {PRODUCTION_TRITON} or newer; older ones have known security holes"
     return Finding(what="Triton", verdict="note", found=str(install.server), advice=advice)
+
+
+def _filter() -> list[Finding]:
+    """Only where it is missing."""
+    if find_request_filter() is not None:
+        return []
+    return [Finding(what="gateway", verdict="note", found="no request filter", advice=NO_FILTER)]
 
 
 def _gpus() -> Finding:

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
-from serin.serving.native.compiler import find_compiler
+from serin.serving.native.compiler import machine_compiler
 from serin.serving.native.request_filter import SOURCES
 
 SANITIZED = ("-std=c++17", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -15,7 +15,10 @@ SANITIZED = ("-std=c++17", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sa
 def build_reader(program: Path) -> None:
     """TritonInstallFailed where there is no compiler, or none with sanitizers."""
     source = Path(__file__).with_name("request_filter.cc")
-    command = [find_compiler(), *SANITIZED, f"-I{SOURCES}", "-o", str(program), str(source)]
+    compiler = machine_compiler()
+    if compiler is None:
+        raise TritonInstallFailed(step="compiling the reader", reason="no C++ compiler is on PATH")
+    command = [*compiler.command, *SANITIZED, f"-I{SOURCES}", "-o", str(program), str(source)]
     made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode and "asan" in made.stderr:
         raise TritonInstallFailed(step="compiling the reader", reason="the compiler has no sanitizers here")

@@ -1,4 +1,4 @@
-"""The backend of our own: when it is there, what it is told, and what happens where it cannot be made."""
+"""Serin's ONNX backend: when it is offered, its settings, and what happens where it cannot be built."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from serin.errors import TritonInstallFailed
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema
 from serin.serving.native import compiler, onnx_backend
+from serin.serving.native.compiler import Compiler, obtain_compiler
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.triton.installation import TritonInstall
 
@@ -43,11 +44,31 @@ def _hex(name: str) -> str:
     return name.encode().hex()
 
 
-def test_without_a_compiler_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(TritonInstallFailed, match=r"no C\+\+ compiler is on PATH"):
-        onnx_backend.build(tmp_path / "backends", tmp_path)
-    assert not (tmp_path / "backends").exists()
+def test_the_machines_compiler_comes_first_then_that_of_ziglang_and_a_failure_names_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "lib" / "python3.11" / "site-packages" / "ziglang" / "zig"
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(
+        TritonInstallFailed, match=r"no C\+\+ compiler is on PATH, and ziglang.* cannot be installed"
+    ):
+        obtain_compiler(tmp_path)  # there is no pip either
+    program.parent.mkdir(parents=True)
+    program.touch()
+    zig = obtain_compiler(tmp_path)
+    assert zig.command[:2] == (str(program), "c++")
+    assert zig.variables()["ZIG_GLOBAL_CACHE_DIR"] == str(tmp_path / "zig-cache")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "g++").touch(mode=0o755)
+    assert obtain_compiler(tmp_path).command == (str(tmp_path / "bin" / "g++"),)
+
+
+def test_a_source_that_cannot_be_compiled_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "capi").mkdir()
+    (tmp_path / "capi" / "libonnxruntime.so.1").touch()
+    with pytest.raises(TritonInstallFailed, match="compiling the ONNX backend"):
+        onnx_backend.build(Compiler(("false",)), tmp_path / "backends", tmp_path)
+    assert list((tmp_path / "backends").iterdir()) == []
 
 
 def test_one_that_was_built_from_other_sources_is_not_offered(tmp_path: Path) -> None:
@@ -69,7 +90,7 @@ def test_it_compiles_without_a_warning(tmp_path: Path, monkeypatch: pytest.Monke
     (runtime / "capi" / "libonnxruntime.so.1.2.3").write_bytes(b"")
     with monkeypatch.context() as strict:
         strict.setattr(compiler, "_FLAGS", (*compiler._FLAGS, "-Wall", "-Wextra", "-Werror"))
-        onnx_backend.build(tmp_path / "backends", runtime)
+        onnx_backend.build(Compiler(("c++",)), tmp_path / "backends", runtime)
         assert onnx_backend.is_built(tmp_path / "backends")
     assert not onnx_backend.is_built(tmp_path / "backends"), "it was made with other flags than ours"
 

@@ -87,6 +87,7 @@ Function next(const char* name) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int accept(int listener, sockaddr* place, socklen_t* size) {
@@ -124,3 +125,4 @@ ssize_t recvmsg(int file, msghdr* message, int flags) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

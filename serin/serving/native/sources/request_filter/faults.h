@@ -1,7 +1,6 @@
-// What ends Triton 2.51 before it looks at a single value. It takes memory for as many elements as a shape claims: so no
-// shape may claim more elements than its request has bytes. It calls itself for every bracket inside a bracket: so JSON
-// may be nested only as deep as tensors are. shapes.lua says the same where this cannot be compiled. message.h checks the
-// messages of gRPC.
+// Requests that end Triton 2.51 before it looks at a single value. It allocates as many elements as a shape claims: so no
+// shape may claim more elements than its request has bytes. It recurses for every bracket inside a bracket: so JSON may
+// be nested only as deep as tensors are. message.h checks gRPC messages.
 
 #pragma once
 

@@ -1,6 +1,5 @@
-// Looks into a request before the router does, which cannot: the model's name (and version) in a gRPC message become
-// headers, and what Triton would die of is refused (faults.h, message.h). Loaded into Envoy; model_name.lua does the same where this
-// cannot be compiled, and takes longer.
+// Reads a request before Envoy's router does: the model's name (and version) in a gRPC message become headers, and
+// requests that would end Triton are refused (faults.h, message.h). Envoy loads this as a dynamic module.
 
 #include <memory>
 #include <string>

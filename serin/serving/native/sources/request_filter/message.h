@@ -2,7 +2,7 @@
 // key a request needs and where it goes; Triton reads the same bytes again. So everything that two readers could take
 // differently is refused: a field that may be there once and comes twice (protobuf takes the last, or merges), a known
 // field of another type (protobuf skips it), numbers and lengths that do not fit, field 0, groups, text that is not UTF-8.
-// Fields that are not known are skipped, as protobuf does. message.lua does the same where this cannot be compiled.
+// Fields that are not known are skipped, as protobuf does.
 
 #pragma once
 
