@@ -21,11 +21,11 @@ from benchmarks.serving.asking import Server, json_documents, plain_bytes, tenso
 from benchmarks.serving.contenders import PACKAGE, PEERS, Peer, bytes_body, protocol_answer, protocol_body
 from benchmarks.serving.proxy import bare_proxy
 from serin.errors import ReleaseNotReady
+from serin.machine.ports import free_ports
+from serin.machine.process import Process
 from serin.serving.children import Children
 from serin.serving.client.load import Closed, run_load
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway, default_threads
-from serin.serving.ports import free_ports
-from serin.serving.process import Process
 from serin.serving.triton.installation import find_request_filter
 from serin.serving.triton.releases import Releases
 from serin.store.artifacts import ModelRoute, Release

@@ -8,10 +8,11 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec the loader's lock may be taken
 
 
 def die_with_parent(parent: int) -> None:
     """SIGKILL this process as soon as `parent` is gone, also when it went before this call."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

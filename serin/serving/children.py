@@ -1,20 +1,19 @@
-"""A ProcessHost whose processes are children of this one and die with it: for work that needs a server for a while."""
+"""A ProcessHost whose processes are children of this one and end with it, for work that needs a server temporarily."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 
 from serin.errors import ReleaseNotReady
-from serin.serving.process import Process, ProcessState
+from serin.machine.parent_death import die_with_parent
+from serin.machine.process import Process, ProcessState
 
-_PR_SET_PDEATHSIG = 1
 _KILL_S = 10.0
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Children:
@@ -41,7 +40,7 @@ class Children:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 (one call of the kernel, no lock of ours)
+                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 (system calls, no lock)
             )
         self._children[process.name] = child, process
 
@@ -95,7 +94,3 @@ def _end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from serin.errors import AlreadyUp, ExtraMissing, PrefectGone, ProcessFailed, StackUnusable
 from serin.machine import environment
 from serin.machine.private import make_private
+from serin.machine.process import Process
 from serin.serving.envoy.tls import TlsFiles
-from serin.serving.process import Process
 from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
 from serin.stack.down import clear_away
 from serin.stack.guard import key_trouble

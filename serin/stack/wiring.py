@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 from serin.machine import environment
+from serin.machine.process import Process
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.keys import KeyFile
-from serin.serving.process import Process
 from serin.serving.triton.process import TritonPorts, reclaim_shared_memory
 from serin.serving.triton.releases import Releases
 from serin.stack.host.standing import standing_process

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from serin.errors import StackError
 from serin.machine.leases import Holder, holders
-from serin.serving.ports import free_ports
+from serin.machine.ports import free_ports
 from serin.stack.host.exec_wrapper import environment_of
 from serin.stack.host.process_scan import stack_processes, start_ticks
 from serin.stack.host.run_processes import RUN_MARK, RunProcesses, run_processes

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from serin.formats.serving.journal import Decision, last_decision, read_decisions
+from serin.machine.ports import free_ports
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.commands import Command, read_answer, submit
 from serin.rollout.run.record import decision2rollout
-from serin.serving.ports import free_ports
 from serin.serving.triton.repository import build_repository
 from serin.stack.host.process_scan import stack_processes
 from serin.stack.host.supervisor import Supervisor

@@ -14,10 +14,10 @@ from typing import Any
 
 from serin.formats.serving.request import Request
 from serin.formats.serving.request_log import read_requests
+from serin.machine.ports import free_ports
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.envoy.tls import TlsFiles
-from serin.serving.ports import free_ports
 from serin.serving.triton.installation import find_request_filter
 from serin.serving.triton.releases import Releases
 from serin.store.artifacts import Endpoint, ModelRoute, Release

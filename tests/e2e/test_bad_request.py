@@ -16,9 +16,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
+from serin.machine.ports import free_ports
 from serin.serving.envoy.api_types import SERVICE
 from serin.serving.envoy.gateway import PROCESS_NAME
-from serin.serving.ports import free_ports
 from serin.serving.triton.installation import find_triton
 from serin.serving.triton.process import new_place, reclaim_shared_memory, triton_process
 from serin.store.artifacts import ModelRoute, Release

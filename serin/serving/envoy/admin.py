@@ -10,10 +10,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from serin.errors import GatewayRejected
+from serin.machine.unix_http import UnixConnection
 from serin.serving.envoy.bootstrap import STAT_PREFIX
 from serin.serving.envoy.guard import KEYS_NAME, TLS_NAME
 from serin.serving.envoy.routes import ROUTES_NAME
-from serin.serving.unix_http import UnixConnection
 
 SCOPES = {
     "clusters": "cluster_manager.cds",

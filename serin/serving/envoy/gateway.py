@@ -17,6 +17,7 @@ from serin.errors import GatewayRejected, KeyFileBroken, TlsUnfit
 from serin.machine import environment
 from serin.machine.durable import write_secret, write_whole
 from serin.machine.hardware import memory_bytes
+from serin.machine.process import Process
 from serin.serving.envoy.admin import Admin
 from serin.serving.envoy.api_types import CLUSTER, EXTENSION, REQUEST_FILTER, ROUTE_CONFIGURATION, SECRET
 from serin.serving.envoy.bootstrap import LOOPBACK, bootstrap
@@ -28,7 +29,6 @@ from serin.serving.envoy.routes import Timeouts, route_configuration
 from serin.serving.envoy.tls import TlsFiles
 from serin.serving.envoy.user_settings import ExpertSettings, merge, read_expert
 from serin.serving.envoy.validate import validate
-from serin.serving.process import Process
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 PROCESS_NAME = "gateway"

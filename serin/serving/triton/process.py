@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from serin.machine import environment
+from serin.machine.process import Leftovers, Process
 from serin.serving.native.grpc_cancel_guard import cancel_guard_variables
-from serin.serving.process import Leavings, Process
 from serin.serving.triton.installation import TritonInstall
 from serin.store.artifacts import Endpoint, Release
 
@@ -92,7 +92,7 @@ def triton_process(
         log=log,
         stop_s=_EXIT_S + 4.0,
         settle_s=_SETTLE_S,
-        leaves=Leavings(shared_memory=place.shared_memory_prefix),
+        leaves=Leftovers(shared_memory=place.shared_memory_prefix),
     )
 
 

@@ -15,9 +15,9 @@ from serin.errors import NameInvalid, PredictionFailed, ReleaseNotReady, SerinEr
 from serin.formats.bundle import REPOSITORY, read_golden, read_manifest
 from serin.formats.schema import Schema, read_schema
 from serin.machine.hardware import Device, inventory
+from serin.machine.ports import free_ports, is_free
+from serin.machine.process import ProcessHost
 from serin.serving.client.client import Protocol, predict
-from serin.serving.ports import free_ports, is_free
-from serin.serving.process import ProcessHost
 from serin.serving.triton.golden_answers import allowed_difference, difference_found
 from serin.serving.triton.gpu_memory import estimate_need, look_around, pick_devices, repository_need
 from serin.serving.triton.installation import TritonInstall, find_triton

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from serin.errors import PortTaken
-from serin.serving.ports import is_free
+from serin.machine.ports import is_free
 
 
 class Claims:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import SupervisorGone, SupervisorRefused
-from serin.serving.unix_http import UnixConnection
+from serin.machine.unix_http import UnixConnection
 
 
 class _UnixTransport(xmlrpc.client.Transport):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from serin.machine import environment
-from serin.serving.process import Process
+from serin.machine.process import Process
 from serin.stack.host.process_scan import STACK_MARK
 
 

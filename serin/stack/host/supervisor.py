@@ -20,7 +20,7 @@ from typing import Any
 
 from serin.errors import ProcessFailed, StackUnusable, SupervisorGone, SupervisorRefused
 from serin.machine.durable import write_secret
-from serin.serving.process import Process, ProcessState
+from serin.machine.process import Process, ProcessState
 from serin.stack.host import exec_wrapper, supervisord
 from serin.stack.host.process_scan import STACK_MARK, end_processes, group_members
 from serin.stack.host.rpc import call_supervisor

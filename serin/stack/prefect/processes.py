@@ -7,7 +7,7 @@ from pathlib import Path
 
 from serin.machine import environment
 from serin.machine.durable import write_whole
-from serin.serving.process import Process
+from serin.machine.process import Process
 from serin.stack.host.standing import stack_environment, standing_process
 from serin.stack.host.state import Stack, stack_name
 from serin.stack.prefect.login import make_login

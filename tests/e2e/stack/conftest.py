@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.serving.ports import is_free
+from serin.machine.ports import is_free
 from serin.stack.host.run_processes import record_folder
 from serin.stack.host.state import running_stack
 from tests.e2e.whole_stack import Stack

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.serving.ports import is_free
+from serin.machine.ports import is_free
 from serin.stack.host.state import Stack as Running
 from serin.stack.host.state import read_stack, running_stack
 from tests.e2e.whole_stack import Stack, until

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from serin.errors import GatewayRejected, PredictionFailed, RowsUnfit
+from serin.machine.ports import free_ports, is_free
 from serin.serving.client.client import Protocol, predict, request_columns
 from serin.serving.envoy.gateway import Gateway
-from serin.serving.ports import free_ports, is_free
 from serin.store.artifacts import ModelRoute
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from serin.errors import PredictionFailed
+from serin.machine.ports import free_ports
 from serin.serving.client.address import Address
 from serin.serving.client.client import Client, Protocol
 from serin.serving.client.tensors import encode
-from serin.serving.ports import free_ports
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 from tests.unit.serving.pausing_server import serving

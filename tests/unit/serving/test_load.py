@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from serin.machine.ports import free_ports
 from serin.serving.client.latencies import Latencies
 from serin.serving.client.load import Closed, LoadResult, Open, json_target, model_target, run_load
 from serin.serving.client.load_connections import Target
 from serin.serving.client.tensors import read_http_answer
-from serin.serving.ports import free_ports
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 from tests.unit.serving.pausing_server import ANSWER, PausingServer, pauses_once, serving

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from serin.errors import NotFound, ReleaseNotReady, TritonInstallFailed, TritonMissing
-from serin.serving.process import Process, ProcessState
+from serin.machine.process import Process, ProcessState
 from serin.serving.triton import installation
 from serin.serving.triton.installation import TritonInstall, find_triton, install_triton, shortcomings
 from serin.serving.triton.process import new_place, reclaim_shared_memory, triton_process

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from serin.errors import PortTaken
-from serin.serving.ports import is_free
+from serin.machine.ports import is_free
 from serin.stack.host.ports import choose_port, port_claims
 
 

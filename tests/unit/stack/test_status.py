@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from serin.machine.process import ProcessState
 from serin.monitoring.latency import ReleaseLatency
 from serin.rollout.run.status import ModelStatus, ReleaseStatus, RolloutStatus
-from serin.serving.process import ProcessState
 from serin.stack.host.supervisor import Child
 from serin.stack.status import Address, Status
 

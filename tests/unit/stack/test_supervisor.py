@@ -15,7 +15,7 @@ import pytest
 
 from serin.errors import StackError
 from serin.machine.environment import child_environment
-from serin.serving.process import Leavings, Process
+from serin.machine.process import Leftovers, Process
 from serin.stack.host import supervisor as supervisor_module
 from serin.stack.host.process_scan import (
     STACK_MARK,
@@ -83,7 +83,7 @@ def test_what_a_killed_process_leaves_is_gone_before_it_comes_back(supervisor: S
         {child}
         test -e {left} && echo "begun beside the last one" || echo alone
         : > {left}; wait"""
-    process = replace(sleeper(supervisor, script), leaves=Leavings(shared_memory=prefix))
+    process = replace(sleeper(supervisor, script), leaves=Leftovers(shared_memory=prefix))
     bystander = replace(
         sleeper(supervisor, f"{child} wait"), name="bystander", log=supervisor.logs / "bystander.log"
     )

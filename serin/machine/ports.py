@@ -1,4 +1,4 @@
-"""Free ports on loopback. Only a hint: whoever binds first has the port."""
+"""Finds free ports on loopback. Only a hint: the first process to bind a port has it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 
 def free_ports(count: int, *, but: Iterable[int] = ()) -> tuple[int, ...]:
-    """`count` ports that nobody listens on now, none of them in `but`."""
+    """Returns `count` ports that nothing listens on now, none of them in `but`."""
     avoided = set(but)
     found: list[int] = []
     with ExitStack() as held:  # all are held until the last is found, so that they differ
@@ -26,9 +26,7 @@ def is_free(port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-            probe.listen(
-                1
-            )  # a port that somebody bound and does not listen on yet lets itself be bound again
+            probe.listen(1)  # a port that is bound but not listened on yet can be bound a second time
         except OSError:
             return False
     return True
