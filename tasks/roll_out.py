@@ -20,9 +20,9 @@ from serin.errors import RolloutFailed, RolloutRefused, RolloutUnfinished
 from serin.formats.serving.journal import Decision
 from serin.machine import environment
 from serin.pipeline.follow_files import following, triton_line
+from serin.reports.rollout_charts import evidence_drawing
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase
-from serin.rollout.drawing import evidence_drawing
 from serin.rollout.run.commands import Command, Kind, ask
 from serin.rollout.run.status import model_status, reader
 from serin.rollout.run.story import tell

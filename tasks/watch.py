@@ -83,7 +83,7 @@ async def look_at_tables(model: str) -> None:
 
 
 def _draw(requests: list[Request], p99_ms: float, title: str) -> bytes:
-    from serin.monitoring.picture import latency_picture  # matplotlib: not when there is nothing to draw
+    from serin.reports.latency import latency_picture  # matplotlib: not when there is nothing to draw
 
     return latency_picture(requests, p99_ms=p99_ms, title=title)
 

@@ -38,7 +38,7 @@ def report(
     ] = None,
 ) -> None:
     """The story of a rollout as one HTML file: evidence over time, both arms' latencies, every decision."""
-    from serin.rollout.page import story2html
+    from serin.reports.rollout_page import story2html
     from serin.rollout.run.story import tell
 
     path = out or Path(f"{model}-rollout.html")
@@ -144,8 +144,8 @@ def _as_json(found: Replay) -> dict[str, object]:
         {
             "t": moment.point.t,
             "weight_percent": moment.point.weight_percent,
-            "evidence": moment.point.weighed.total,
-            "guards": dict(moment.point.weighed.worths),
+            "evidence": moment.point.total,
+            "guards": dict(moment.point.e_values),
             "verdict": moment.verdict.value,
             "reason": moment.reason,
         }

@@ -18,15 +18,15 @@ from rich.table import Table
 from rich.text import Text
 
 from serin.commands.output import when
-from serin.evidence.histogram import bands_us, quantiles_us
+from serin.evidence.histogram import bands_us, latency_name, quantiles_us
 from serin.formats.serving.journal import Decision
+from serin.reports.rollout_charts import EvidencePoint
 from serin.rollout.decide.evidence import Evidence
-from serin.rollout.decide.guards import latency_name
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import reader
-from serin.rollout.run.story import Point, point, tell
+from serin.rollout.run.story import point, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,10 +81,10 @@ def _head(now: Rollout, t: float) -> RenderableType:
     return line
 
 
-def _evidence(now: Rollout, seen: Point) -> RenderableType:
+def _evidence(now: Rollout, seen: EvidencePoint) -> RenderableType:
     """Bars on a scale of powers of ten: full is enough."""
     table = Table("against the candidate", "", "evidence", "enough", box=None, pad_edge=False)
-    rows = [("all together", seen.weighed.total), *seen.weighed.worths.items()]
+    rows = [("all together", seen.total), *seen.e_values.items()]
     for name, e_value in rows:
         style = "bold" if name == "all together" else ""
         bar = _bar(e_value, now.plan.rollback_at, "red")

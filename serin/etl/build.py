@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.etl.dataset.assemble import Assembly
+from serin.etl.dataset.assemble import Assembly, Heard
 from serin.etl.dataset.compare import family_key, find_previous
-from serin.etl.dataset.report import Heard
 from serin.etl.engines.attempts import run_with_room
 from serin.etl.engines.engine import Engine
 from serin.etl.engines.memory_budget import shared_room

@@ -34,6 +34,11 @@ def bins_of(us: Array, *, margin: float = 0.0, tolerance_us: float = 0.0) -> Arr
     return found
 
 
+def latency_name(quantile: float) -> str:
+    """The name of a latency quantile, such as p95."""
+    return f"p{quantile * 100:g}"
+
+
 def count(bins: Array) -> Array:
     return np.bincount(bins, minlength=BINS)
 

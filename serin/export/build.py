@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from serin.export.card import model_card
-from serin.export.champion import ChampionReport, ReadRows, meet_champion
+from serin.export.champion import ReadRows, meet_champion
 from serin.export.convert.fuse import name_model
+from serin.export.gate.gate import library_versions
 from serin.export.gate.golden import write_golden
 from serin.export.own_inputs import export_own_inputs
 from serin.export.score.predict import BATCH_ROWS
@@ -20,10 +20,12 @@ from serin.export.session import open_session, run_in_batches
 from serin.export.tracking import track_bundle
 from serin.export.validate import Proven, prove_model
 from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES, write_document, write_manifest
+from serin.formats.champion import ChampionReport
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
 from serin.formats.schema import write_schema
 from serin.formats.trained import read_record, read_trained
 from serin.formats.wire import Array, to_wire
+from serin.reports.model_card import model_card
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
 from serin.store.store import Store
@@ -112,7 +114,7 @@ def _fill(
     write_schema(work, proven.schema)
     write_golden(work, proven.golden, proven.outputs)
     write_document(work / "metrics.json", {"format": "serin.metrics", **metrics})
-    write_document(work / "gate.json", proven.report.to_json())
+    write_document(work / "gate.json", proven.report.to_json(library_versions()))
     write_document(work / "champion.json", champion.to_json())
     shutil.copyfile(folder / FEATURES, work / FEATURES)
     _copy_lookups(work, data, folder)

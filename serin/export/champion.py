@@ -9,9 +9,8 @@ changed, there is nothing to compare: said, and passed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +27,7 @@ from serin.errors import (
 )
 from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
 from serin.export.score.predict import Scorer
+from serin.formats.champion import ChampionReport, Contest
 from serin.formats.raw_rows import RawRows
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
@@ -43,38 +43,6 @@ _FEWEST_ROWS = 100
 ReadRows = Callable[[tuple[FeatureSpec, ...], int], RawRows]
 """(features, most rows) -> the newest rows of the test split, with every request column these features need."""
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
-    """One comparison: `loss` is what the candidate loses against the live model (below 0: it gains), with its bounds
-    at the confidence. An rmse's loss is a share of the live model's."""
-
-    rows: int
-    candidate: float
-    live: float
-    loss: float
-    at_least: float  # the loss is larger than this, surely
-    at_most: float
-    worse: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChampionReport:
-    """champion.json."""
-
-    verdict: Literal["better or equal", "not compared", "overridden"]
-    reason: str
-    live_version: int | None = None
-    metric: str | None = None
-    max_loss: float | None = None
-    confidence: float | None = None
-    overall: Contest | None = None
-    segments: dict[str, Contest] = field(default_factory=dict)
-    overridden_by: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"format": "serin.champion", "version": 1, **asdict(self)}
 
 
 def meet_champion(

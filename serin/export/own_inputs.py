@@ -16,14 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serin.errors import ChampionRefused, ExportFailed, GateFailed
-from serin.export.champion import ChampionReport
 from serin.export.convert.fuse import name_model
-from serin.export.gate.gate import GateReport, batch_sizes
+from serin.export.gate.gate import batch_sizes, library_versions
 from serin.export.gate.golden import tile
 from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
 from serin.export.session import open_session, run_in_batches
 from serin.export.tracking import track_bundle
 from serin.formats.bundle import GOLDEN, MODEL, output_column, write_document, write_manifest
+from serin.formats.champion import ChampionReport
+from serin.formats.gate import GateReport
 from serin.formats.schema import Schema, read_schema, write_schema
 from serin.formats.trained import read_trained
 from serin.formats.wire import Array, to_wire
@@ -63,7 +64,7 @@ def export_own_inputs(
             golden = golden.append_column(name, output_column(values))
         pq.write_table(golden, work / GOLDEN, compression="zstd")
         write_document(work / "metrics.json", {"format": "serin.metrics", **checkpoint.metrics})
-        write_document(work / "gate.json", report.to_json())
+        write_document(work / "gate.json", report.to_json(library_versions()))
         write_document(work / "champion.json", champion.to_json())
         card = _card(spec, release, schema, report, champion, checkpoint.metrics, known)
         (work / "card.md").write_text(card, encoding="utf-8")

@@ -16,8 +16,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serin.errors import ExportFailed
-from serin.export.champion import ChampionReport
 from serin.formats.bundle import GOLDEN, MANIFEST, REPOSITORY, read_golden, write_document, write_manifest
+from serin.formats.champion import ChampionReport
 from serin.formats.schema import FILE as SCHEMA
 from serin.formats.schema import Schema, read_schema
 from serin.spec.names import valid_model_name

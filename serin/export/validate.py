@@ -18,7 +18,7 @@ from serin.export.convert.features2onnx import FeatureGraph, features2onnx
 from serin.export.convert.fuse import fuse
 from serin.export.convert.network import Network, read_network
 from serin.export.convert.onnx2trt import engine_of
-from serin.export.gate.gate import Batch, GateReport, batch_sizes, check_features, check_metric, check_scores
+from serin.export.gate.gate import Batch, batch_sizes, check_features, check_metric, check_scores
 from serin.export.gate.golden import GoldenRows, read_golden_rows, tile
 from serin.export.session import Device, has_device, open_session, run_in_batches
 from serin.export.variants.build import CALIBRATION_ROWS, build_variants
@@ -27,6 +27,7 @@ from serin.export.variants.context import Runnable, TestRows, VariantContext, fr
 from serin.export.variants.latency import race, thread_counts
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, DatasetDescription
+from serin.formats.gate import GateReport
 from serin.formats.runtime import Runtime
 from serin.formats.schema import Schema, outputs_of
 from serin.formats.shards import read_split

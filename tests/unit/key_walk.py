@@ -97,6 +97,8 @@ NOT_DECIDING: Mapping[str, str] = {
     "tritonclient": "configurations of imported repositories", "pylibcudf": "is cudf", "numba": "is cudf's",
 }  # fmt: skip
 """Libraries that a stage imports and that decide none of its numbers."""
+PAGES = PACKAGE / "reports"
+"""Stages import it, but it decides no result: it takes values and returns text. Changing a page rebuilds nothing."""
 NOT_IN: Mapping[str, frozenset[str]] = {
     "etl": frozenset({"onnx", "safetensors", "torch"}),  # for export, in the same modules
     "train": frozenset({"pandas", "pyarrow"}),  # of the formats of requests and of search's tables

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.metadata
+import inspect
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -14,7 +18,7 @@ from serin.spec import code_digest
 from serin.spec.pipeline import PipelineSpec
 from serin.store import stage_keys
 from tests.unit import key_walk
-from tests.unit.key_walk import ALL, EFFECTS, NOT_DECIDING, NOT_IN, PACKAGE, STAGES
+from tests.unit.key_walk import ALL, EFFECTS, NOT_DECIDING, NOT_IN, PACKAGE, PAGES, STAGES
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +77,34 @@ def test_every_module_that_a_stage_imports_is_in_its_key(
     stage: str, closures: dict[str, code_digest.Closure]
 ) -> None:
     counted = set(stage_keys.source_files(stage))
-    missing = sorted(name for name, path in closures[stage].files.items() if path not in counted)
+    deciding = {name: path for name, path in closures[stage].files.items() if PAGES not in path.parents}
+    missing = sorted(name for name, path in deciding.items() if path not in counted)
     assert missing == []
     assert len(closures[stage].files) > 80
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_no_page_is_in_the_key_of_a_stage(stage: str) -> None:
+    assert [path for path in stage_keys.source_files(stage) if PAGES in path.parents] == []
+
+
+def test_a_stage_gets_nothing_but_text_from_a_page() -> None:
+    """So that a page cannot decide a result: its functions return text or nothing, its classes only hold values."""
+    imported = {
+        (node.module, alias.name)
+        for stage in ("etl", "export", "training")
+        for path in (PACKAGE / stage).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("serin.reports")
+        for alias in node.names
+    }
+    assert imported
+    for module, name in sorted(imported):
+        found = getattr(importlib.import_module(module), name)
+        if inspect.isfunction(found):
+            assert get_type_hints(found)["return"] in (str, type(None)), f"{module}.{name}"
+        elif inspect.isclass(found):
+            assert found.__dataclass_params__.frozen, f"{module}.{name}"
 
 
 def test_a_changed_byte_in_a_module_of_a_stage_changes_its_key(

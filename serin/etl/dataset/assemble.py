@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from serin.etl.dataset.golden import Made, choose_golden
 from serin.etl.dataset.leaks import Ids, collect_ids, judge_leaks
 from serin.etl.dataset.lookups import write_lookup
 from serin.etl.dataset.relate_target import Extent, find_extents, relate_to_target
-from serin.etl.dataset.report import Heard, Report, render, shown_target, write_report
 from serin.etl.dataset.seal import PartSeals, seal_dataset
 from serin.etl.dataset.split import split_rule
 from serin.etl.dataset.statistics import collect_statistics
@@ -30,7 +29,7 @@ from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.progress import Progress
 from serin.etl.relational.checks import write_freshness
 from serin.etl.relational.relation import LoadedJoin
-from serin.etl.relational.target import check_classes, check_varies
+from serin.etl.relational.target import Class, check_classes, check_varies
 from serin.etl.relational.totals import Totals, total_up
 from serin.etl.sources.layout import DerivedLayout, Layout
 from serin.features.plan import FeaturePlan
@@ -45,11 +44,26 @@ from serin.formats.dataset import (
 )
 from serin.formats.shards import count_parts
 from serin.formats.statistics import ColumnStatistics, write_statistics
+from serin.reports.data_report import Report, render, write_report
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
+from serin.spec.target import TargetSpec
 from serin.store.artifacts import Dataset
 
 Sizes = npt.NDArray[np.int64]  # rows by piece and split
+
+
+class Heard:
+    """Passes lines on and keeps the warnings among them."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.warnings: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        if line.startswith("warning: "):
+            self.warnings.append(line.removeprefix("warning: "))
+        self._say(line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +210,7 @@ class Assembly:
             bins=relate_to_target(train_sample, statistics, extents, label),
             kinds=self.layout.kinds,
             sources={name: self.data.source_of(name) for name in self.layout.kept},
-            shown=shown_target(self.data.target, totals.classes),
+            shown=_shown_target(self.data.target, totals.classes),
             share=train_sample.share,
             warnings=self.say.warnings,
         )
@@ -205,3 +219,10 @@ class Assembly:
 
 def _describe_derived(layout: DerivedLayout) -> DerivedDescription:
     return DerivedDescription(name=layout.name, expression=layout.text, kinds=dict(layout.expression.kinds))
+
+
+def _shown_target(target: TargetSpec, classes: Sequence[Class]) -> str:
+    """What the page draws of the target: of several classes, the first."""
+    if target.task == "regression":
+        return f"the mean of {next(iter(target.each.values()))}"
+    return f"the share of {next(iter(target.each.values()))}" + (f" = {classes[0]}" if classes else "")

@@ -19,42 +19,16 @@ from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.target import first_target
 from serin.formats.schema import INT64_NULL
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
+from serin.reports.data_report import Bins, Floats
 
 if TYPE_CHECKING:
     from serin.etl.dataset.transform import Divided
 
-Floats = npt.NDArray[np.float64]
 Extent = tuple[int, int]
 _SHOWN = 10  # commonest values
 _BINS = 32  # of numbers, about equally many rows in each
 _TIMES = 48  # bins of a time, equally long
 _WHOLE = 80  # whole numbers within so wide a range get a bin each: years, hours, marks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bins:
-    """Rows and target by bin. The last bin holds nulls; of categories, the one before it all other values."""
-
-    edges: Floats | None  # of numbers and times
-    values: tuple[str | int, ...]  # of categories
-    rows: Floats
-    target: Floats  # sums
-    squares: Floats
-    whole: bool = False  # of numbers: a bin for each whole number, which is its middle
-
-    def means(self) -> Floats:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(self.target / self.rows)
-
-    def explained(self) -> float:
-        """Which share of the target's variance the bins explain; a bin of few rows explains less than it seems to."""
-        total = self.rows.sum()
-        mean = self.target.sum() / max(total, 1)
-        variance = float(self.squares.sum() / max(total, 1) - mean**2)
-        used = self.rows > 0
-        between = float((self.rows[used] * (self.means()[used] - mean) ** 2).sum() / max(total, 1))
-        chance = variance * (used.sum() - 1) / max(total, 1)
-        return max(0.0, min(1.0, (between - chance) / variance)) if variance > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,9 +13,7 @@ because an optimised kernel may be right for one row and wrong for eight.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 import onnx
@@ -25,9 +23,7 @@ from serin.export.convert.network import Network
 from serin.export.gate.golden import GoldenRows, tile
 from serin.export.gate.intermediate_tensors import with_tensors
 from serin.export.gate.quality import answers, measure
-from serin.export.gate.variant_result import VariantResult
 from serin.export.session import open_session, run_in_batches
-from serin.formats.runtime import Runtime
 from serin.formats.schema import Schema, Task
 from serin.formats.ulps import alike
 from serin.formats.wire import Array
@@ -36,40 +32,6 @@ BATCHES = (1, 2, 3, 7, 8, 9, 16, 63, 64, 65)
 CHECKPOINT_TOLERANCE = 0.01  # training may have measured in bf16 or on another device
 NOTHING: Mapping[str, float] = {}
 Batch = tuple[Array, Array, Array]  # num float32[n, k], cat int64[n, m], target[n]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateReport:
-    """What was compared and how far apart it was; gate.json."""
-
-    golden_rows: int
-    batch_rows: tuple[int, ...]
-    feature_columns: int  # equal bit for bit
-    rounded_columns: tuple[str, ...]  # logarithms and sines: equal within their last place
-    tolerance: float
-    largest_score_difference: float
-    test_rows: int
-    made_by: str  # the trainer
-    test_trained: dict[str, float]
-    test_onnx: dict[str, float]
-    target: str = "cpu"
-    chosen: str = "fp32"
-    variants: tuple[VariantResult, ...] = ()
-    front_core_difference: float | None = None  # largest, of a score by front and core from the whole graph's
-    allowed_difference: float | None = None  # of a score on another device or in another batch
-    engine_key: str | None = None  # of the machine that a TensorRT engine is good for
-    runtime: Runtime = field(default_factory=Runtime)
-
-    def with_variants(
-        self, chosen: str, variants: tuple[VariantResult, ...], front_core: float | None, runtime: Runtime
-    ) -> GateReport:
-        return replace(
-            self, chosen=chosen, variants=variants, front_core_difference=front_core, runtime=runtime
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        versions = {name: version(name) for name in ("torch", "onnx")} | {"onnxruntime": _runtime_version()}
-        return {"format": "serin.gate", "version": 1, "passed": True, **asdict(self), "versions": versions}
 
 
 def batch_sizes(rows: int, max_rows: int | None = None) -> tuple[int, ...]:
@@ -228,7 +190,8 @@ def _near(stage: str, name: str, who: str, found: float, wanted: float, toleranc
         raise GateFailed(stage=stage, what=f"{name} on the test split", found=apart)
 
 
-def _runtime_version() -> str:
+def library_versions() -> dict[str, str]:
+    """The libraries that the checks ran with, for gate.json."""
     import onnxruntime
 
-    return str(onnxruntime.__version__)
+    return {"torch": version("torch"), "onnx": version("onnx"), "onnxruntime": str(onnxruntime.__version__)}

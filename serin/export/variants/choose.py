@@ -20,13 +20,13 @@ from serin.errors import ExportFailed
 from serin.export.gate.gate import batch_sizes
 from serin.export.gate.golden import GoldenRows, tile
 from serin.export.gate.quality import answers, loss, measure
-from serin.export.gate.variant_result import VariantResult
 from serin.export.session import RUNTIME_ERRORS, open_session, run_in_batches
 from serin.export.variants.build import Unavailable, Variant
 from serin.export.variants.context import Runnable, VariantContext, open_runnable
 from serin.export.variants.first_divergence import first_divergence
 from serin.export.variants.flops import count_flops
 from serin.export.variants.latency import HOPELESS, race
+from serin.formats.gate import VariantResult
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from serin.evidence.e_process import Array, bet, bet_on_share, difference, start
-from serin.evidence.histogram import quantile_bins, slower_than
+from serin.evidence.histogram import latency_name, quantile_bins, slower_than
 from serin.rollout.decide.plan import Plan
 
 ERRORS: Final = "errors"
@@ -44,10 +44,6 @@ class Arms:
     candidate_errors: Array
     control_refused: Array
     candidate_refused: Array
-
-
-def latency_name(quantile: float) -> str:
-    return f"p{quantile * 100:g}"
 
 
 def reversed_name(quantile: float) -> str:

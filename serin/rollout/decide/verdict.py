@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from serin.evidence.histogram import quantiles_us
+from serin.evidence.histogram import latency_name, quantiles_us
 from serin.rollout.decide.blocks import Counts
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.guards import (
     PROMISES,
     STABLE_PROMISES,
-    latency_name,
     proven_quantiles,
     reversed_name,
     weights,

@@ -11,13 +11,14 @@ from pathlib import Path
 from serin.formats.serving.journal import Decision
 from serin.formats.serving.request import Request
 from serin.formats.serving.request_log import read_since
+from serin.reports.rollout_charts import EvidencePoint
 from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.decide.verdict import Verdict
 from serin.rollout.run.judge import arm_of, verdict_on
 from serin.rollout.run.record import decision2rollout
-from serin.rollout.run.story import Point, point
+from serin.rollout.run.story import point
 
 _BEFORE_S = 60.0  # stable's traffic before the rollout tells its latency
 
@@ -29,7 +30,7 @@ _AFTER_S = 5.0  # what was still under way at the end counts too
 class Moment:
     """What would have been said at the end of a second."""
 
-    point: Point
+    point: EvidencePoint
     verdict: Verdict
     reason: str
 

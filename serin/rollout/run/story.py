@@ -1,55 +1,27 @@
-"""A rollout as it went, from its journal alone: the evidence over time, both arms' latencies, every decision. Pure."""
+"""Reconstructs a rollout from its journal: the evidence over time, both arms' latencies, every decision. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
-from serin.evidence.e_process import Array
 from serin.formats.serving.journal import Decision
+from serin.reports.rollout_charts import EvidencePoint, RolloutStory, StoryRules
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.state import Rollout
-from serin.rollout.decide.verdict import Verdict, Weighed, weigh
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.decide.verdict import Verdict, weigh
 from serin.rollout.run.record import decision2rollout
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """What was known at a time. `proofs` are the reversed bets."""
-
-    t: float
-    weight_percent: float
-    weighed: Weighed
-    proofs: Mapping[str, float]
+_TURNS: Final = {  # the phase in which the outcome was decided
+    Phase.PROMOTED: Phase.BAKING,
+    Phase.ROLLED_BACK: Phase.ABORTING,
+    Phase.ABORTING: Phase.ABORTING,
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Story:
-    rollout: Rollout  # as it is now, or as it ended
-    began: float
-    ended: float | None
-    decisions: tuple[Decision, ...]  # those that changed something
-    points: tuple[Point, ...]
-    latencies: tuple[Array, Array] | None  # bin counts: stable's, candidate's
-
-    @property
-    def plan(self) -> Plan:
-        return self.rollout.plan
-
-    @property
-    def stable_name(self) -> str:
-        return self.rollout.stable.name if self.rollout.stable else "nothing"
-
-    @property
-    def control(self) -> str:
-        """What the candidate was held against, for people."""
-        if self.rollout.baseline:
-            return f"a process of its own below 50% ({self.rollout.baseline.name}), then {self.stable_name} itself"
-        return f"as many requests of {self.stable_name}, drawn by lot"
-
-
-def tell(decisions: Sequence[Decision]) -> Story:
+def tell(decisions: Sequence[Decision]) -> RolloutStory:
     """The story of one rollout's decisions, oldest first; there is at least one."""
     last = decision2rollout(decisions[-1])
     points, changes, before = [], [], None
@@ -61,8 +33,15 @@ def tell(decisions: Sequence[Decision]) -> Story:
         if evidence := _evidence(decision):
             points.append(point(now, evidence, decision.t))
     newest = next((found for decision in reversed(decisions) if (found := _evidence(decision))), None)
-    return Story(
-        rollout=last,
+    turned = next((found for found in changes if found.phase == _TURNS.get(last.phase)), changes[-1])
+    return RolloutStory(
+        candidate=last.candidate.name,
+        stable=last.stable.name if last.stable else "nothing",
+        control=_control(last),
+        phase=last.phase,
+        hold=last.hold,
+        reason=turned.reason,
+        rules=_rules(last.plan),
         began=decisions[0].t,
         ended=decisions[-1].t if last.phase.final else None,
         decisions=tuple(changes),
@@ -71,9 +50,32 @@ def tell(decisions: Sequence[Decision]) -> Story:
     )
 
 
-def point(now: Rollout, evidence: Evidence, t: float) -> Point:
-    proofs = {name: worth for name, worth in evidence.worths().items() if name.startswith("not slower")}
-    return Point(t=t, weight_percent=now.weight_percent, weighed=weigh(now.plan, evidence), proofs=proofs)
+def point(now: Rollout, evidence: Evidence, t: float) -> EvidencePoint:
+    proofs = {name: e_value for name, e_value in evidence.worths().items() if name.startswith("not slower")}
+    weighed = weigh(now.plan, evidence)
+    return EvidencePoint(
+        t=t, weight_percent=now.weight_percent, total=weighed.total, e_values=weighed.worths, proofs=proofs
+    )
+
+
+def _control(now: Rollout) -> str:
+    """What the candidate was compared with, for people."""
+    stable = now.stable.name if now.stable else "nothing"
+    if now.baseline:
+        return f"a second process of the stable version below 50% ({now.baseline.name}), then {stable} itself"
+    return f"an equal number of requests of {stable}, chosen at random"
+
+
+def _rules(plan: Plan) -> StoryRules:
+    return StoryRules(
+        steps=plan.steps,
+        quantiles=plan.quantiles,
+        rollback_at=plan.rollback_at,
+        promote_at=plan.promote_at,
+        false_rollback=plan.false_rollback,
+        allowed=plan.allowed,
+        warmup_s=plan.warmup_s,
+    )
 
 
 def _changes(before: Rollout, now: Rollout) -> bool:

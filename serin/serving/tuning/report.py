@@ -1,4 +1,4 @@
-"""Reports what a tuning found as serving.yaml, with a reason for each value; plot.py draws the picture beside it."""
+"""Writes what a tuning found: serving.yaml with a reason for each value, and the chart beside it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from serin.reports.tuning import Role, TuningChart, TuningLine, draw
 from serin.serving.triton.tuned import DEVICE, KEYS, cores, write_tuned
-from serin.serving.tuning.plot import draw
 from serin.serving.tuning.requests import in_words
 from serin.serving.tuning.trials import Settings, Trial, Tuning, as_spec
 
@@ -20,8 +20,50 @@ def write_report(tuning: Tuning) -> tuple[Path, Path]:
     """The settings and the plot, beside the model's versions."""
     settings = write_tuned(tuning.bundle, list(heading(tuning)), values(tuning))
     plot = settings.with_name(PLOT)
-    plot.write_text(draw(tuning), encoding="utf-8")
+    plot.write_text(draw(_chart(tuning)), encoding="utf-8")
     return settings, plot
+
+
+def _chart(tuning: Tuning) -> TuningChart:
+    bundle = tuning.bundle
+    return TuningChart(
+        title=f"{bundle.model} version {bundle.version}, {cores()} cores, requests of {in_words(tuning.mix)}",
+        p99_ms=tuning.p99_ms,
+        lines=tuple(
+            TuningLine(role=_role(tuning, trial), settings=str(trial.settings), points=trial.points)
+            for trial in tuning.trials
+            if trial.points
+        ),
+        best=tuning.chosen.best(tuning.p99_ms),
+        legend=_legend(tuning),
+    )
+
+
+def _role(tuning: Tuning, trial: Trial) -> Role:
+    if trial.settings == tuning.chosen.settings:
+        return "chosen"
+    if tuning.passed_over and trial.settings == tuning.passed_over.settings:
+        return "passed over"
+    return "before" if trial.settings == tuning.before.settings else "other"
+
+
+def _legend(tuning: Tuning) -> dict[Role, str]:
+    best = tuning.chosen.best(tuning.p99_ms)
+    figure = (
+        f": {best.requests_per_s:,.0f}/s at {best.clients} clients (ring; numbers are clients)"
+        if best
+        else ""
+    )
+    legend: dict[Role, str] = {"chosen": f"chosen: {tuning.chosen.settings}{figure}"}
+    if tuning.better:
+        legend["before"] = (
+            f"before: {tuning.before.settings}; chosen served {tuning.gain:.2f} times the load in turns"
+        )
+    if tuning.passed_over:
+        served = f"served {tuning.passed_over_gain:.2f} times the load in turns"
+        legend["passed over"] = f"best of the search: {tuning.passed_over.settings}; {served}"
+    legend["other"] = "other settings that were tried"
+    return legend
 
 
 def heading(tuning: Tuning) -> Iterator[str]:

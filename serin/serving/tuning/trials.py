@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from serin.formats.bundle import read_manifest, write_manifest
+from serin.reports.tuning import LoadPoint
 from serin.serving.client.load import LoadResult
 from serin.serving.triton.backends import Place
 from serin.serving.tuning.requests import Mix
@@ -39,21 +40,11 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One number of clients in a closed loop."""
-
-    clients: int
-    requests_per_s: float
-    p50_ms: float
-    p99_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     settings: Settings
-    points: tuple[Point, ...]
+    points: tuple[LoadPoint, ...]
 
-    def best(self, p99_ms: float) -> Point | None:
+    def best(self, p99_ms: float) -> LoadPoint | None:
         """None when even one client waits longer."""
         good = [point for point in self.points if point.p99_ms <= p99_ms]
         return max(good, key=lambda point: point.requests_per_s, default=None)
@@ -90,7 +81,7 @@ class Tuning:
         return self.chosen.settings != self.before.settings
 
 
-def falls(points: Sequence[Point]) -> bool:
+def falls(points: Sequence[LoadPoint]) -> bool:
     """Twice in a row fewer requests/s than before: more clients will not help."""
     fastest = max(point.requests_per_s for point in points)
     return all(point.requests_per_s < _FALLEN * fastest for point in points[-2:])

@@ -20,6 +20,7 @@ from pathlib import Path
 from serin.errors import BackendRefused, GpuMemoryShort, ReleaseNotReady, TuningFailed
 from serin.formats.bundle import GOLDEN, REPOSITORY
 from serin.formats.runtime import read_runtime
+from serin.reports.tuning import LoadPoint
 from serin.serving.children import Children
 from serin.serving.client.load import Closed, LoadResult, Open, run_load
 from serin.serving.client.load_connections import Target
@@ -29,7 +30,7 @@ from serin.serving.triton.repository import serving_settings
 from serin.serving.triton.tuned import cores
 from serin.serving.tuning.devices import devices_for
 from serin.serving.tuning.requests import ONE_ROW, Mix, mixed_target
-from serin.serving.tuning.trials import Point, Settings, Trial, Tuning, copy_with, falls
+from serin.serving.tuning.trials import Settings, Trial, Tuning, copy_with, falls
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 
@@ -168,12 +169,12 @@ class Tuner:
             if rows >= least:
                 yield replace(now, max_batch_rows=rows)
 
-    def _try(self, settings: Settings, near: Point | None = None) -> Trial:
+    def _try(self, settings: Settings, near: LoadPoint | None = None) -> Trial:
         """`near`: what was best with other settings. Far fewer clients than there are not asked for first."""
         if settings in self._trials:
             return self._trials[settings]
         first = max(CLIENTS.index(near.clients) - NEAR, 0) if near else 0
-        points: list[Point] = []
+        points: list[LoadPoint] = []
         with self._serving(settings) as target:
             for clients in CLIENTS[first:]:
                 point = self._point(target, clients)
@@ -198,13 +199,13 @@ class Tuner:
         self.say(f"{settings}: {figure}")
         return trial
 
-    def _point(self, target: Target, clients: int) -> Point | None:
+    def _point(self, target: Target, clients: int) -> LoadPoint | None:
         """None when a request failed: whatever it was, it is no setting to have."""
         found = self._lap(target, Closed(clients=clients))
         if found.failed or not found.requests:
             self.say(f"{clients} clients: {found.errors or 'nothing was answered'}")
             return None
-        return Point(
+        return LoadPoint(
             clients=clients,
             requests_per_s=found.requests_per_s,
             p50_ms=found.quantile_ms(0.5),

@@ -11,8 +11,9 @@ import pytest
 
 from serin.errors import ChampionRefused
 from serin.etl.raw_rows import read_test_rows
-from serin.export.champion import ChampionReport, _contest, meet_champion
+from serin.export.champion import _contest, meet_champion
 from serin.formats.bundle import read_schema, verify_bundle
+from serin.formats.champion import ChampionReport
 from serin.formats.shards import read_split
 from serin.pipeline.run_stage import run_etl, run_export, run_train
 from serin.spec.load import load_spec

@@ -5,10 +5,10 @@ import onnx
 import pytest
 
 from serin.export.convert.network import Network
-from serin.export.gate.variant_result import VariantResult
 from serin.export.variants.build import Unavailable, Variant
 from serin.export.variants.choose import _choose, judge_variants
 from serin.export.variants.int8 import to_int8
+from serin.formats.gate import VariantResult
 from tests.unit.export.small_court import (
     copy_of,
     rows_of,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from serin.formats.serving.journal import Decision
+from serin.reports.rollout_page import story2html
 from serin.rollout.decide.state import Hold, Phase, Rollout
 from serin.rollout.decide.verdict import Judgement, Verdict
-from serin.rollout.page import story2html
 from serin.rollout.run.compaction import worth_keeping
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import history, model_status, reader

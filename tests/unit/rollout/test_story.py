@@ -16,10 +16,10 @@ from rich.console import Console
 from serin import cli
 from serin.commands.rollout_view import frame
 from serin.formats.serving.journal import Decision
+from serin.reports.rollout_page import story2html
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.decide.verdict import Verdict
-from serin.rollout.page import story2html
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.replay import replay
 from serin.rollout.run.status import history
@@ -91,7 +91,7 @@ def test_a_slow_candidate_is_rolled_back_and_an_equal_one_promoted(bad: Course, 
 def test_a_story_has_the_evidence_over_time_and_the_decisions_that_changed_something(bad: Course) -> None:
     story = tell(bad.decisions)
     assert len(story.points) > 3
-    assert max(point.weighed.total for point in story.points) >= PLAN.rollback_at
+    assert max(point.total for point in story.points) >= PLAN.rollback_at
     assert len(story.decisions) <= len(bad.decisions)
     assert [decision.phase for decision in story.decisions][-2:] == [Phase.ABORTING, Phase.ROLLED_BACK]
     assert story.latencies is not None

@@ -9,12 +9,13 @@ import yaml
 
 from serin.errors import TuningFailed
 from serin.formats.bundle import verify_bundle
+from serin.reports.tuning import LoadPoint
 from serin.serving.client.latencies import Latencies
 from serin.serving.client.load import LoadResult
 from serin.serving.triton.repository import serving_settings
 from serin.serving.triton.tuned import cores, read_tuned, tuned_file
 from serin.serving.tuning.report import findings, values, write_report
-from serin.serving.tuning.trials import Point, Settings, Trial, Tuning, copy_with
+from serin.serving.tuning.trials import Settings, Trial, Tuning, copy_with
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
@@ -27,7 +28,7 @@ SPEC = "serving: {p99_ms: 50}\n"
 
 def trial(settings: Settings, *figures: tuple[int, float, float]) -> Trial:
     points = tuple(
-        Point(clients=clients, requests_per_s=speed, p50_ms=p99 / 2, p99_ms=p99)
+        LoadPoint(clients=clients, requests_per_s=speed, p50_ms=p99 / 2, p99_ms=p99)
         for clients, speed, p99 in figures
     )
     return Trial(settings=settings, points=points)

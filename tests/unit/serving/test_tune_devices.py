@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from serin.errors import GpuMemoryShort, TuningFailed
+from serin.reports.tuning import LoadPoint
 from serin.serving.client.address import Address
 from serin.serving.client.latencies import Latencies
 from serin.serving.client.load import LoadResult
@@ -20,7 +21,7 @@ from serin.serving.triton.tuned import tuned_file
 from serin.serving.tuning import tune
 from serin.serving.tuning.devices import possible_devices
 from serin.serving.tuning.requests import declared_mix, in_words, mixed_target, parse_mix
-from serin.serving.tuning.trials import Point, Settings, Trial
+from serin.serving.tuning.trials import Settings, Trial
 from serin.serving.tuning.tune import Tuner
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
@@ -69,11 +70,11 @@ class Measured(Tuner):
     speeds: dict[tuple[Place, int], float] = field(default_factory=dict)
     no_room: bool = False
 
-    def _try(self, settings: Settings, near: Point | None = None) -> Trial:
+    def _try(self, settings: Settings, near: LoadPoint | None = None) -> Trial:
         if self.no_room and settings.device == "gpu":
             raise GpuMemoryShort(release="m-v1", wanted_mb=9, room=["0 MB free"])
         speed = self.speeds.get((settings.device, settings.instances), 1.0)
-        point = Point(clients=1, requests_per_s=speed, p50_ms=1.0, p99_ms=1e9 if speed == 0 else 2.0)
+        point = LoadPoint(clients=1, requests_per_s=speed, p50_ms=1.0, p99_ms=1e9 if speed == 0 else 2.0)
         return self._trials.setdefault(settings, Trial(settings=settings, points=(point,)))
 
     def _in_turns(self, one: Trial, other: Trial) -> float:
@@ -123,10 +124,10 @@ class Laddered(Tuner):
     most_clients: int = 64
     asked: list[int] = field(default_factory=list)
 
-    def _point(self, target: Target, clients: int) -> Point | None:
+    def _point(self, target: Target, clients: int) -> LoadPoint | None:
         self.asked.append(clients)
         p99_ms = 10.0 if clients <= self.most_clients else 90.0
-        return Point(clients=clients, requests_per_s=100.0 * clients, p50_ms=1.0, p99_ms=p99_ms)
+        return LoadPoint(clients=clients, requests_per_s=100.0 * clients, p50_ms=1.0, p99_ms=p99_ms)
 
     @contextmanager
     def _serving(self, settings: Settings) -> Iterator[Target]:
@@ -148,7 +149,7 @@ def test_other_settings_are_asked_by_about_as_many_clients_as_suited_the_best(
     tmp_path: Path, most_clients: int, near: int | None, asked: list[int], best: int | None
 ) -> None:
     tuner = Laddered(bundle=publish(tmp_path), p99_ms=50, most_clients=most_clients)
-    point = Point(clients=near, requests_per_s=1.0, p50_ms=1.0, p99_ms=1.0) if near else None
+    point = LoadPoint(clients=near, requests_per_s=1.0, p50_ms=1.0, p99_ms=1.0) if near else None
     found = tuner._try(Settings(instances=1, threads=1, queue_delay_us=0, max_batch_rows=64), point)
     assert tuner.asked == asked
     chosen = found.best(50)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from serin.formats.serving.request import Request
-from serin.monitoring.picture import latency_picture
+from serin.reports.latency import latency_picture
 
 
 def requests(count: int, *, releases: int = 2) -> list[Request]:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from serin.columns.column import Column
-from serin.etl.dataset.charts import number, percent
-from serin.etl.dataset.relate_target import Bins, relate_to_target
-from serin.etl.dataset.report import FILE
+from serin.etl.dataset.relate_target import relate_to_target
 from serin.etl.dataset.train_sample import TrainSample
 from serin.formats.statistics import NumberStatistics
+from serin.reports.charts import number, percent
+from serin.reports.data_report import FILE, Bins
 from serin.store.store import Store
 from tests.unit.etl.trips import build, spec_of, trips
 

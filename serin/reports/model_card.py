@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serin.export.champion import ChampionReport
-from serin.export.gate.gate import GateReport
 from serin.features.plan import FeaturePlan
+from serin.formats.champion import ChampionReport
 from serin.formats.dataset import DatasetDescription
+from serin.formats.gate import GateReport
 from serin.formats.schema import Schema
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec

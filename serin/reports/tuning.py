@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from html import escape
+from typing import Literal
 
-from serin.serving.triton.tuned import cores
-from serin.serving.tuning.requests import in_words
-from serin.serving.tuning.trials import Trial, Tuning
-
+Role = Literal["chosen", "before", "passed over", "other"]
 Scale = Callable[[float], float]
 
 _WIDE, _HIGH, _LEFT, _TOP, _RIGHT, _BOTTOM = 720, 460, 64, 112, 20, 48
@@ -17,13 +16,42 @@ _COLOURS = {"chosen": "#0b7a53", "before": "#2b5fb4", "passed over": "#b8651b", 
 _LIMIT = "#c0392b"
 
 
-def draw(tuning: Tuning) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """What one number of clients in a closed loop measured."""
+
+    clients: int
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningLine:
+    """The measurements of one setting."""
+
+    role: Role
+    settings: str
+    points: tuple[LoadPoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningChart:
+    """`best`: the highest load of the chosen setting within `p99_ms`. `legend`: one line of text per role."""
+
+    title: str
+    p99_ms: float
+    lines: tuple[TuningLine, ...]
+    best: LoadPoint | None
+    legend: Mapping[Role, str]
+
+
+def draw(chart: TuningChart) -> str:
     """p99 is logarithmic. The chosen line says how many clients there were; a ring is around its best point."""
-    shown = [trial for trial in tuning.trials if trial.points]
-    points = [point for trial in shown for point in trial.points]
+    points = [point for line in chart.lines for point in line.points]
     fastest = max(point.requests_per_s for point in points) * 1.05
     low = min(point.p99_ms for point in points) / 1.3
-    high = max(*(point.p99_ms for point in points), tuning.p99_ms) * 1.3
+    high = max(*(point.p99_ms for point in points), chart.p99_ms) * 1.3
 
     def x(requests_per_s: float) -> float:
         return _LEFT + requests_per_s / fastest * (_WIDE - _LEFT - _RIGHT)
@@ -32,27 +60,19 @@ def draw(tuning: Tuning) -> str:
         share = math.log(ms / low) / math.log(high / low)
         return _HIGH - _BOTTOM - share * (_HIGH - _BOTTOM - _TOP)
 
-    parts = [*_axes(fastest, low, high, x, y), _limit(tuning.p99_ms, y)]
+    parts = [*_axes(fastest, low, high, x, y), _limit(chart.p99_ms, y)]
     for role in ("other", "passed over", "before", "chosen"):
-        for trial in shown:
-            if _role(tuning, trial) == role:
-                parts += _line(trial, role, x, y)
-    parts += _best(tuning, x, y)
-    parts += _legend(tuning)
+        for line in chart.lines:
+            if line.role == role:
+                parts += _line(line, x, y)
+    parts += _best(chart.best, x, y)
+    parts += _legend(chart)
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE} {_HIGH}" width="{_WIDE}" height="{_HIGH}" '
         f'font-family="system-ui, sans-serif" font-size="12" fill="#333">\n'
         f'<rect width="{_WIDE}" height="{_HIGH}" fill="#fff"/>\n{body}\n</svg>\n'
     )
-
-
-def _role(tuning: Tuning, trial: Trial) -> str:
-    if trial.settings == tuning.chosen.settings:
-        return "chosen"
-    if tuning.passed_over and trial.settings == tuning.passed_over.settings:
-        return "passed over"
-    return "before" if trial.settings == tuning.before.settings else "other"
 
 
 def _axes(fastest: float, low: float, high: float, x: Scale, y: Scale) -> Iterator[str]:
@@ -80,13 +100,14 @@ def _limit(p99_ms: float, y: Scale) -> str:
     )
 
 
-def _line(trial: Trial, role: str, x: Scale, y: Scale) -> Iterator[str]:
+def _line(trial: TuningLine, x: Scale, y: Scale) -> Iterator[str]:
+    role = trial.role
     places = [(x(point.requests_per_s), y(point.p99_ms)) for point in trial.points]
     joined = " ".join(f"{left:.1f},{down:.1f}" for left, down in places)
     width = 1 if role == "other" else 2
     yield (
         f'<polyline points="{joined}" fill="none" stroke="{_COLOURS[role]}" stroke-width="{width}">'
-        f"<title>{escape(str(trial.settings))}</title></polyline>"
+        f"<title>{escape(trial.settings)}</title></polyline>"
     )
     for (left, down), point in zip(places, trial.points, strict=True):
         yield (
@@ -97,8 +118,7 @@ def _line(trial: Trial, role: str, x: Scale, y: Scale) -> Iterator[str]:
             yield _text(left + 6, down - 6, str(point.clients), fill=_COLOURS[role])
 
 
-def _best(tuning: Tuning, x: Scale, y: Scale) -> Iterator[str]:
-    best = tuning.chosen.best(tuning.p99_ms)
+def _best(best: LoadPoint | None, x: Scale, y: Scale) -> Iterator[str]:
     if best:
         yield (
             f'<circle cx="{x(best.requests_per_s):.1f}" cy="{y(best.p99_ms):.1f}" r="7" fill="none" '
@@ -106,26 +126,9 @@ def _best(tuning: Tuning, x: Scale, y: Scale) -> Iterator[str]:
         )
 
 
-def _legend(tuning: Tuning) -> Iterator[str]:
-    bundle = tuning.bundle
-    title = f"{bundle.model} version {bundle.version}, {cores()} cores, requests of {in_words(tuning.mix)}"
-    yield f'<text x="{_LEFT}" y="18" font-weight="600">{escape(title)}</text>'
-    best = tuning.chosen.best(tuning.p99_ms)
-    figure = (
-        f": {best.requests_per_s:,.0f}/s at {best.clients} clients (ring; numbers are clients)"
-        if best
-        else ""
-    )
-    lines = {"chosen": f"chosen: {tuning.chosen.settings}{figure}"}
-    if tuning.better:
-        lines["before"] = (
-            f"before: {tuning.before.settings}; chosen gave {tuning.gain:.2f} times as many in turns"
-        )
-    if tuning.passed_over:
-        gave = f"gave {tuning.passed_over_gain:.2f} times as many in turns"
-        lines["passed over"] = f"best of the search: {tuning.passed_over.settings}; {gave}"
-    lines["other"] = "other settings that were tried"
-    for row, (role, text) in enumerate(lines.items()):
+def _legend(chart: TuningChart) -> Iterator[str]:
+    yield f'<text x="{_LEFT}" y="18" font-weight="600">{escape(chart.title)}</text>'
+    for row, (role, text) in enumerate(chart.legend.items()):
         down = 36 + 16 * row
         yield f'<rect x="{_LEFT}" y="{down - 9}" width="10" height="10" fill="{_COLOURS[role]}"/>'
         yield _text(_LEFT + 16, down, text)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 import numpy as np
 
 from serin.evidence.e_process import Array
-from serin.evidence.histogram import bands_us, quantiles_us, upper_us
-from serin.rollout.decide.guards import latency_name
-from serin.rollout.run.story import Point, Story
+from serin.evidence.histogram import bands_us, latency_name, quantiles_us, upper_us
+from serin.formats.serving.journal import Decision
 
 STABLE, CANDIDATE, ALARM, INK, FAINT = "#1f5fa8", "#d9731a", "#b3261e", "#22272e", "#d8dde3"
 GOOD: Final = "#2a8c6a"
@@ -24,31 +24,72 @@ _LOW, _HIGH = 1e-2, 1e5  # evidence outside is drawn at the edge
 Scale = Callable[[float], float]
 
 
-def evidence_drawing(story: Story) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidencePoint:
+    """What was known at a time. `e_values`: the evidence of each guard against the candidate; `total`: of all guards
+    together; `proofs`: the evidence that the candidate is not slower."""
+
+    t: float
+    weight_percent: float
+    total: float
+    e_values: Mapping[str, float]
+    proofs: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoryRules:
+    """The settings of the rollout that its page mentions. `steps`: percent of traffic."""
+
+    steps: tuple[float, ...]
+    quantiles: tuple[float, ...]
+    rollback_at: float
+    promote_at: float
+    false_rollback: float
+    allowed: str  # how much slower a candidate may be
+    warmup_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RolloutStory:
+    """One rollout as its page shows it. Times are seconds since the epoch."""
+
+    candidate: str
+    stable: str
+    control: str  # what the candidate was compared with
+    phase: str
+    hold: str | None
+    reason: str  # of the decision that settled the outcome
+    rules: StoryRules
+    began: float
+    ended: float | None
+    decisions: tuple[Decision, ...]  # those that changed something
+    points: tuple[EvidencePoint, ...]
+    latencies: tuple[Array, Array] | None  # bin counts: stable's, candidate's
+
+
+def evidence_drawing(story: RolloutStory) -> str:
     """The guards' evidence over time against what sends a candidate back; the weights behind it."""
     points = story.points
     if not points:
         return ""
-    guards = {
-        name: [point.weighed.worths.get(name, 1.0) for point in points] for name in points[-1].weighed.worths
-    }
-    total = [point.weighed.total for point in points]
-    limit = (story.plan.rollback_at, f"back at {story.plan.rollback_at:g}", ALARM)
+    guards = {name: [point.e_values.get(name, 1.0) for point in points] for name in points[-1].e_values}
+    total = [point.total for point in points]
+    limit = (story.rules.rollback_at, f"back at {story.rules.rollback_at:g}", ALARM)
     return _over_time(points, guards, limit, "evidence against the candidate over time", total=total)
 
 
-def proof_drawing(story: Story) -> str:
+def proof_drawing(story: RolloutStory) -> str:
     """The evidence that the candidate is not slower, against what it needs to get all traffic."""
     points = story.points
     if not points or not points[-1].proofs:
         return ""
     proofs = {name: [point.proofs.get(name, 1.0) for point in points] for name in points[-1].proofs}
-    limit = (story.plan.promote_at, f"enough at {story.plan.promote_at:g}", GOOD)
+    limit = (story.rules.promote_at, f"enough at {story.rules.promote_at:g}", GOOD)
     return _over_time(points, proofs, limit, "evidence for the candidate over time")
 
 
 def _over_time(
-    points: Sequence[Point],
+    points: Sequence[EvidencePoint],
     series: Mapping[str, Sequence[float]],
     limit: tuple[float, str, str],
     label: str,
@@ -74,7 +115,7 @@ def _over_time(
     return _svg(parts, label)
 
 
-def latency_drawing(story: Story) -> str:
+def latency_drawing(story: RolloutStory) -> str:
     """How latencies are spread in both arms, with their quantiles."""
     if story.latencies is None or not all(counts.sum() for counts in story.latencies):
         return ""
@@ -85,14 +126,14 @@ def latency_drawing(story: Story) -> str:
     shares = [_smooth(counts / counts.sum()) for counts in story.latencies]
     y = _linear(0.0, max(float(share.max()) for share in shares), _HEIGHT - _BOTTOM, _TOP + 24)
     parts = list(_milliseconds(low, high, x))
-    names = (story.stable_name, story.rollout.candidate.name)
+    names = (story.stable, story.candidate)
     for index, (share, colour) in enumerate(zip(shares, (STABLE, CANDIDATE), strict=True)):
         bins = range(max(int(held[0]) - 2, 0), min(int(held[-1]) + 3, len(share)))
         row = [(x(float(upper_us(place))), y(float(share[place]))) for place in bins]
         parts.append(_area(row, colour))
         parts.append(_line(row, colour, 1.8))
         parts.append(_text(_WIDTH - _RIGHT + 6, _TOP + 10 + 16 * index, names[index], colour, bold=True))
-        parts += _quantiles(story.latencies[index], story.plan.quantiles, x, colour, index)
+        parts += _quantiles(story.latencies[index], story.rules.quantiles, x, colour, index)
     return _svg(parts, "latency of both arms")
 
 
@@ -116,7 +157,7 @@ def _smooth(share: Array) -> Array:
     return smooth
 
 
-def _weights(points: Sequence[Point], x: Scale) -> Iterator[str]:
+def _weights(points: Sequence[EvidencePoint], x: Scale) -> Iterator[str]:
     """A band for each weight the candidate had."""
     begin = points[0]
     for after in (*points[1:], None):

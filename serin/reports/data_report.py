@@ -5,25 +5,50 @@ Self-contained: no script, no font, no picture from elsewhere. It is no part of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from serin.etl.dataset.charts import histogram, moment, number, percent, ranking
-from serin.etl.dataset.relate_target import Bins, Floats
-from serin.etl.dataset.report_style import STYLE
-from serin.etl.relational.target import Class
 from serin.formats.dataset import DatasetDescription
 from serin.formats.schema import Kind
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
-from serin.spec.target import TargetSpec
+from serin.reports.charts import histogram, moment, number, percent, ranking
+from serin.reports.data_report_style import STYLE
 
 FILE = "report.html"
+Floats = npt.NDArray[np.float64]
 _BARS = 40
 _TAIL = 0.01  # of the rows at either end may lie outside the picture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bins:
+    """Rows and target by bin. The last bin holds nulls; of categories, the one before it all other values."""
+
+    edges: Floats | None  # of numbers and times
+    values: tuple[str | int, ...]  # of categories
+    rows: Floats
+    target: Floats  # sums
+    squares: Floats
+    whole: bool = False  # of numbers: a bin for each whole number, which is its middle
+
+    def means(self) -> Floats:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(self.target / self.rows)
+
+    def explained(self) -> float:
+        """Which share of the target's variance the bins explain; a bin of few rows explains less than it seems to."""
+        total = self.rows.sum()
+        mean = self.target.sum() / max(total, 1)
+        variance = float(self.squares.sum() / max(total, 1) - mean**2)
+        used = self.rows > 0
+        between = float((self.rows[used] * (self.means()[used] - mean) ** 2).sum() / max(total, 1))
+        chance = variance * (used.sum() - 1) / max(total, 1)
+        return max(0.0, min(1.0, (between - chance) / variance)) if variance > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,26 +63,6 @@ class Report:
     shown: str
     share: float = 1.0  # of the rows that the target is shown for
     warnings: Sequence[str] = ()
-
-
-class Heard:
-    """Passes lines on and keeps the warnings among them."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self.warnings: list[str] = []
-
-    def __call__(self, line: str) -> None:
-        if line.startswith("warning: "):
-            self.warnings.append(line.removeprefix("warning: "))
-        self._say(line)
-
-
-def shown_target(target: TargetSpec, classes: Sequence[Class]) -> str:
-    """What the page draws of the target: of several classes, the first."""
-    if target.task == "regression":
-        return f"the mean of {next(iter(target.each.values()))}"
-    return f"the share of {next(iter(target.each.values()))}" + (f" = {classes[0]}" if classes else "")
 
 
 def write_report(folder: Path, digest: str, body: str) -> None:

@@ -7,9 +7,15 @@ from html import escape
 from typing import Final
 
 from serin.formats.serving.journal import Decision
-from serin.rollout.decide.state import Phase
-from serin.rollout.drawing import ALARM, GOOD, INK, evidence_drawing, latency_drawing, proof_drawing
-from serin.rollout.run.story import Story
+from serin.reports.rollout_charts import (
+    ALARM,
+    GOOD,
+    INK,
+    RolloutStory,
+    evidence_drawing,
+    latency_drawing,
+    proof_drawing,
+)
 
 _STYLE: Final = f"""
 body {{ font: 15px/1.5 system-ui, sans-serif; color: {INK}; max-width: 980px; margin: 2rem auto; padding: 0 1rem; }}
@@ -25,30 +31,23 @@ _LATENCY_NOTE: Final = (
     "All requests that were judged. The bars show between what each quantile lies, at 95% if requests were "
     "independent of each other: they are for the eye, and nothing is decided by them."
 )
-_ENDS: Final = {Phase.PROMOTED: ("good", "promoted"), Phase.ROLLED_BACK: ("bad", "rolled back")}
-_TURNS: Final = {  # where it was decided, for the reason in the headline
-    Phase.PROMOTED: Phase.BAKING,
-    Phase.ROLLED_BACK: Phase.ABORTING,
-    Phase.ABORTING: Phase.ABORTING,
-}
+_ENDS: Final = {"promoted": ("good", "promoted"), "rolled_back": ("bad", "rolled back")}
 
 
-def story2html(story: Story) -> str:
-    now = story.rollout
-    kind, word = _ENDS.get(now.phase, ("", f"{now.phase}{f', held ({now.hold})' if now.hold else ''}"))
-    title = f"{now.candidate.name} against {story.stable_name}"
-    turned = next(
-        (found for found in story.decisions if found.phase == _TURNS.get(now.phase)), story.decisions[-1]
+def story2html(story: RolloutStory) -> str:
+    kind, word = _ENDS.get(
+        story.phase, ("", f"{story.phase}{f', held ({story.hold})' if story.hold else ''}")
     )
+    title = f"{story.candidate} against {story.stable}"
     return "".join(
         (
             f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
             f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>",
-            f'<p class="lead"><span class="{kind}">{escape(word)}</span>: {escape(turned.reason)}</p>',
+            f'<p class="lead"><span class="{kind}">{escape(word)}</span>: {escape(story.reason)}</p>',
             f'<p class="note">{_time(story.began)} to {_time(story.ended) if story.ended else "now"} UTC; steps ',
-            f"{escape(', '.join(f'{step:g}%' for step in story.plan.steps))}; a candidate no worse than allowed is ",
-            f"rolled back with a chance of at most {story.plan.false_rollback:g}. Allowed: slower by ",
-            f"{escape(story.plan.allowed)}; latencies of its first {story.plan.warmup_s:g} s with traffic are not ",
+            f"{escape(', '.join(f'{step:g}%' for step in story.rules.steps))}; a candidate no worse than allowed is ",
+            f"rolled back with a chance of at most {story.rules.false_rollback:g}. Allowed: slower by ",
+            f"{escape(story.rules.allowed)}; latencies of its first {story.rules.warmup_s:g} s with traffic are not ",
             f"compared. Held against: {escape(story.control)}.</p>",
             _section(
                 "Evidence against the candidate",
@@ -71,7 +70,7 @@ def _section(title: str, drawing: str, note: str) -> str:
     return f'<h2>{escape(title)}</h2>{shown}<p class="note">{escape(note)}</p>'
 
 
-def _table(story: Story) -> str:
+def _table(story: RolloutStory) -> str:
     head = "".join(f"<th>{name}</th>" for name in ("UTC", "phase", "traffic", "verdict", "reason", "by"))
     return f"<table><tr>{head}</tr>{''.join(map(_row, story.decisions))}</table>"
 

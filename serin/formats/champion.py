@@ -1,0 +1,38 @@
+"""champion.json: how a candidate compared with the live version when it was published."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """One comparison: `loss` is what the candidate loses against the live model (below 0: it gains), with its bounds
+    at the confidence. An rmse's loss is a share of the live model's."""
+
+    rows: int
+    candidate: float
+    live: float
+    loss: float
+    at_least: float  # the loss is larger than this, surely
+    at_most: float
+    worse: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChampionReport:
+    """champion.json."""
+
+    verdict: Literal["better or equal", "not compared", "overridden"]
+    reason: str
+    live_version: int | None = None
+    metric: str | None = None
+    max_loss: float | None = None
+    confidence: float | None = None
+    overall: Contest | None = None
+    segments: dict[str, Contest] = field(default_factory=dict)
+    overridden_by: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "serin.champion", "version": 1, **asdict(self)}
