@@ -49,6 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from tests.scheduling import order
 
     items.sort(key=lambda item: order(item.nodeid))
+    for item in items:
+        if item.nodeid.startswith("tests/gpu/"):  # RAPIDS and the CUDA packages warn about themselves
+            item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

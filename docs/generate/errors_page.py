@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import html
 import inspect
 import re
+import string
 from collections.abc import Iterator
 
 from serin import errors
@@ -29,20 +29,17 @@ def render() -> str:
 
 
 def _entries(kind: type[errors.SerinError], level: int) -> Iterator[str]:
-    messages = _messages()
     for child in kind.__subclasses__():
-        if child.__module__ != errors.__name__:
-            continue
-        yield f"\n{'#' * min(level, 4)} {child.__name__}\n"
-        yield _entry(child, messages.get(child.__name__))
-        yield from _entries(child, level + 1)
+        if child.__module__ == errors.__name__:
+            yield f"\n{'#' * min(level, 4)} {child.__name__}\n"
+            yield _entry(child)
+            yield from _entries(child, level + 1)
 
 
-def _entry(kind: type[errors.SerinError], message: str | None) -> str:
+def _entry(kind: type[errors.SerinError]) -> str:
     parts = [_when(kind)]
-    if message:
-        quoted = html.escape(message, quote=False).replace("\n", "\n> ")
-        parts.append(f"> {quoted}")
+    if "template" in vars(kind):
+        parts.append(f"> {_message(kind.template)}")
     facts = [f"Exit code {kind.exit_code}"]
     if kind.exit_code == 2:
         facts.append("correct the spec or the argument, then run the command again")
@@ -50,6 +47,13 @@ def _entry(kind: type[errors.SerinError], message: str | None) -> str:
         facts.append("retryable: run the same command again")
     parts.append("; ".join(facts) + ".")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _message(template: str) -> str:
+    """The template with its fields in braces, without conversions and formats."""
+    parts = string.Formatter().parse(template)
+    text = "".join(literal + (f"{{{field}}}" if field is not None else "") for literal, field, *_ in parts)
+    return html.escape(text, quote=False).replace("\n", "\n> ")
 
 
 def _when(kind: type[errors.SerinError]) -> str:
@@ -63,36 +67,3 @@ def _when(kind: type[errors.SerinError]) -> str:
     own = inspect.cleandoc(kind.__dict__["__doc__"]) if kind.__dict__.get("__doc__") else ""
     sentence = said[:1].upper() + said[1:] + "." if said else ""
     return "\n\n".join(part for part in (sentence, own) if part)
-
-
-def _messages() -> dict[str, str]:
-    """The text that each class gives to its base, by name: read from the source, so that it cannot go stale."""
-    tree = ast.parse(inspect.getsource(errors))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    return {node.name: text for node in classes if (text := _message(node))}
-
-
-def _message(node: ast.ClassDef) -> str | None:
-    for call in ast.walk(node):
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "super().__init__" and call.args:
-            return _template(call.args[0], node)
-    return None
-
-
-def _template(value: ast.expr, scope: ast.ClassDef) -> str | None:
-    if isinstance(value, ast.Constant):
-        return str(value.value)
-    if isinstance(value, ast.JoinedStr):
-        return "".join(_piece(part) for part in value.values)
-    if isinstance(value, ast.Name):
-        assigned = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)]
-        found = [node.value for node in assigned if ast.unparse(node.targets[0]) == value.id]
-        return _template(found[0], scope) if len(found) == 1 else None
-    return None
-
-
-def _piece(part: ast.expr) -> str:
-    if isinstance(part, ast.FormattedValue):
-        names = [node.id for node in ast.walk(part.value) if isinstance(node, ast.Name)]
-        return "{" + (names[-1] if names else "...") + "}"
-    return str(part.value) if isinstance(part, ast.Constant) else ""

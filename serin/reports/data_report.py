@@ -223,8 +223,9 @@ def _line(bins: Bins, low: float, high: float) -> list[tuple[float, float]]:
     middles = (bins.edges[1:] + bins.edges[:-1]) / 2
     means, rows = bins.means()[:-1], bins.rows[:-1]
     fewest = 0.002 * rows.sum()
+    width = (high - low) or 1.0  # integers of 2^53 and more: both ends may round to one number
     return [
-        (float((middle - low) / (high - low)), float(value))
+        (float((middle - low) / width), float(value))
         for middle, value, count in zip(middles, means, rows, strict=True)
         if count > fewest and low <= middle <= high
     ]
