@@ -28,18 +28,41 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_readme_s_tree_is_the_real_one() -> None:
-    (shown,) = blocks("README.md", "text")
-    top, core = set(), set()
+    top, core = _tree("README.md")
+    assert set(top) == _entries("")
+    assert set(core) == _entries("serin/") - {"__init__.py"}
+
+
+def test_the_readme_s_tree_names_every_room_of_a_folder() -> None:
+    top, core = _tree("README.md")
+    named = {name: _rooms(text) for name, text in top.items() if name.endswith("/") and _rooms(text)}
+    named |= {f"serin/{name}": _rooms(text) for name, text in core.items() if name.endswith("/")}
+    real = {folder: {name for name in _entries(folder) if name.endswith("/")} for folder in named}
+    assert named == real
+
+
+def test_the_architecture_page_shows_the_readme_s_tree() -> None:
+    assert _tree("docs/architecture.md") == _tree("README.md")
+
+
+def _tree(page: str) -> tuple[dict[str, str], dict[str, str]]:
+    """What a page says of each entry of the root, and of each entry of serin/."""
+    shown = next(block for block in blocks(page, "text") if block.startswith("README.md"))
+    top: dict[str, str] = {}
+    core: dict[str, str] = {}
     for line in shown.splitlines():
-        name = line.split()[0]
-        (core if line.startswith("  ") else top).add(name)
-    assert top == _entries("")
-    assert core == _entries("serin/") - {"__init__.py"}
+        name, _, text = line.strip().partition(" ")
+        (core if line.startswith("  ") else top)[name] = text.strip()
+    return top, core
 
 
 def _entries(folder: str) -> set[str]:
     inside = [name.removeprefix(folder) for name in repository_files() if name.startswith(folder)]
     return {f"{name.split('/')[0]}/" if "/" in name else name for name in inside}
+
+
+def _rooms(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w./-])([\w.-]+/)(?=[\s,;:|)]|$)", text))
 
 
 def test_the_readme_names_the_two_commands() -> None:
