@@ -16,13 +16,13 @@ import numpy.typing as npt
 from serin.columns.column import Column, any_true, array_module
 from serin.errors import ColumnUnusable
 from serin.features.aggregates.aggregate import Answer, run_fits
+from serin.features.block_transform import BlockTransform
 from serin.features.codes import CategoricalFeature
-from serin.features.documents import Reader, Writer
 from serin.features.filling import Fill
 from serin.features.fit import Feature, NumericFeature, fit_feature
-from serin.features.making import Maker
 from serin.features.missing import Missing
 from serin.features.numbers import Made, Numbers
+from serin.features.plan_json import PlanReader, PlanWriter
 from serin.features.sample import Sample
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
@@ -99,16 +99,18 @@ class FeaturePlan:
         come first."""
         if any(column.xp is not np for column in columns.values()):
             return self._transform_on_gpu(columns, fold_ids)
-        maker = self.maker(columns, fold_ids)
+        blocks = self.block_transform(columns, fold_ids)
         rows = len(next(iter(columns.values())))
         num = np.empty((rows, len(self.numbers)), np.float32)
         cat = np.empty((rows, len(self.categorical)), np.int32)
-        maker.fill(0, num, cat)
+        blocks.fill(0, num, cat)
         return num, cat
 
-    def maker(self, columns: Mapping[str, Column], fold_ids: npt.NDArray[np.int64] | None = None) -> Maker:
+    def block_transform(
+        self, columns: Mapping[str, Column], fold_ids: npt.NDArray[np.int64] | None = None
+    ) -> BlockTransform:
         """The same, for columns on the host, to fill arrays one piece at a time."""
-        return Maker(self.numbers, self.categories, columns, fold_ids)
+        return BlockTransform(self.numbers, self.categories, columns, fold_ids)
 
     def _transform_on_gpu(
         self, columns: Mapping[str, Column], fold_ids: npt.NDArray[np.int64] | None
@@ -179,7 +181,7 @@ class FeaturePlan:
 
     def to_json(self, *, exact_only: bool = False) -> dict[str, Any]:
         """`exact_only`: without the numbers that may differ between machines, for digests; not to be read back."""
-        writer = Writer(exact_only=exact_only)
+        writer = PlanWriter(exact_only=exact_only)
         features: list[dict[str, Any]] = [
             {"name": number.name, "makes": "numeric", **writer.numbers(number.numbers)}
             for number in self.numbers
@@ -192,7 +194,7 @@ class FeaturePlan:
         """The plan, or ValueError with what is wrong."""
         if document.get("format") != FORMAT or document.get("version") != VERSION:
             raise ValueError(f"not a {FORMAT} version {VERSION} document")
-        reader = Reader(document["encodings"])
+        reader = PlanReader(document["encodings"])
         numeric = [entry for entry in document["features"] if entry["makes"] == "numeric"]
         return cls(
             numbers=tuple(

@@ -150,7 +150,7 @@ def _write_from_host(
     divided: Divided, starts: Sequence[int], plan: FeaturePlan, folder: Path
 ) -> tuple[Any, Any]:
     """Block by block; num and cat of the test rows are kept."""
-    maker = plan.maker(divided.columns, divided.fold_ids[divided.span(0)])
+    blocks = plan.block_transform(divided.columns, divided.fold_ids[divided.span(0)])
     widths = len(plan.numeric), len(plan.categorical)
     for split, name in enumerate(SPLITS):
         span = divided.span(split)
@@ -161,7 +161,7 @@ def _write_from_host(
             for start in range(0, size, max(rows, 1)):
                 count = min(rows, size - start)
                 part = slice(span.start + start, span.start + start + count)
-                maker.fill(part.start, num[:count], cat[:count])
+                blocks.fill(part.start, num[:count], cat[:count])
                 target, ids = divided.target[part], divided.rows[part]
                 made = Rows(num=num[:count], cat=cat[:count], target=target, rows=ids)
                 writer.write(starts[split] + start, made)

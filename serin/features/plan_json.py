@@ -11,7 +11,7 @@ from serin.features.numbers import Numbers
 from serin.features.operator import fitted_class, fitted_name
 
 
-class Writer:
+class PlanWriter:
     """`exact_only` leaves out every number that was fitted on, or is, the result of a function (class B)."""
 
     def __init__(self, *, exact_only: bool = False) -> None:
@@ -52,7 +52,7 @@ class Writer:
         return self._places[id(encoding)]
 
 
-class Reader:
+class PlanReader:
     def __init__(self, encodings: list[dict[str, Any]]) -> None:
         self._documents = encodings
         self._made: dict[int, Encoding] = {}

@@ -61,7 +61,7 @@ class _Whole:
 _Source = _Looked | _Stepped | _Whole
 
 
-class Maker:
+class BlockTransform:
     """The features of these columns. `fold_ids`: of the rows that train; they come first."""
 
     def __init__(
