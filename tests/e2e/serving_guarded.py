@@ -19,7 +19,7 @@ import tritonclient.grpc
 from cryptography import x509
 from tritonclient.utils import InferenceServerException
 
-from serin.serving.client.client import infer_inputs
+from serin.serving.client.transports import infer_inputs
 from serin.serving.envoy.keys import KeyFile
 from serin.serving.envoy.tls import TlsFiles
 from tests.e2e.serving_certificates import Authority

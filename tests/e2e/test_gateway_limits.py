@@ -25,7 +25,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from serin.errors import EnvoyFileUnfit
-from serin.serving.client.client import infer_inputs
+from serin.serving.client.transports import infer_inputs
 from serin.serving.envoy.api_types import SERVICE
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
 from serin.serving.envoy.routes import Timeouts

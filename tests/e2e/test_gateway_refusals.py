@@ -21,7 +21,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from serin.serving.client.client import infer_inputs
+from serin.serving.client.transports import infer_inputs
 from serin.serving.envoy.api_types import SERVICE
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.triton.installation import find_triton

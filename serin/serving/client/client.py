@@ -22,7 +22,6 @@ from serin.errors import PredictionFailed, RowsUnfit, nearest
 from serin.formats.schema import NULL_OF_KIND, InputColumn, Kind, OutputTensor, Schema
 from serin.formats.wire import Array, as_arrow, to_wire
 from serin.serving.client.address import Address
-from serin.serving.client.tensors import encode
 from serin.serving.client.transports import GrpcTransport, HttpTransport, Transport, Unanswered
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class Client:
             raise PredictionFailed(model=self.model, status="OK", reason=reason) from error
 
     def _infer(self, columns: Mapping[str, Array], schema: Schema, left_s: float) -> dict[str, Array]:
-        return self._transport.infer(self.model, self.version, encode(columns, schema), left_s)
+        return self._transport.infer(self.model, self.version, columns, schema, left_s)
 
     def _schema(self, table: pa.Table) -> Schema:
         """The model's tensors as its server names them; whether an INT64 is a time can only be seen in the rows."""
@@ -171,17 +170,6 @@ def request_columns(rows: Mapping[str, Array], schema: Schema) -> dict[str, Arra
         if len(columns[column.name]) != len(columns[schema.inputs[0].name]):
             raise RowsUnfit(column=column.name, reason="has another number of rows than the first column")
     return columns
-
-
-def infer_inputs(library: Any, columns: Mapping[str, Array], schema: Schema) -> list[Any]:
-    """`columns` as the inputs of one of tritonclient's libraries."""
-    inputs = []
-    for column in schema.inputs:
-        values = columns[column.name]
-        tensor = library.InferInput(column.name, list(values.shape), column.dtype)
-        tensor.set_data_from_numpy(values)
-        inputs.append(tensor)
-    return inputs
 
 
 def _batches(columns: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]:

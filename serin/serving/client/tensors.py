@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol as bytes: the binary form of HTTP and the messages of gRPC, both ways."""
+"""Tensors of the Open Inference Protocol as bytes: HTTP's binary form both ways, and the request message of gRPC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from serin.formats.schema import Schema
@@ -18,7 +17,6 @@ from serin.formats.wire import Array
 
 HEADER_BYTES = "inference-header-content-length"
 INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
-METADATA_METHOD = "/inference.GRPCInferenceService/ModelMetadata"
 
 _NUMPY = {
     "BOOL": "?", "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "UINT8": "u1", "UINT16": "<u2",
@@ -37,7 +35,7 @@ class Tensor:
 
 
 def encode(columns: Mapping[str, Array], schema: Schema) -> list[Tensor]:
-    """The schema's columns, which have their wire types already."""
+    """Encodes the schema's columns, which have their wire types already."""
     return [
         Tensor(
             column.name, column.dtype, columns[column.name].shape, _bytes(columns[column.name], column.dtype)
@@ -47,7 +45,7 @@ def encode(columns: Mapping[str, Array], schema: Schema) -> list[Tensor]:
 
 
 def http_body(tensors: Iterable[Tensor]) -> tuple[bytes, int]:
-    """A request's body and the length of its JSON part, which goes into the header HEADER_BYTES."""
+    """Returns a request's body and the length of its JSON part, which goes into the header HEADER_BYTES."""
     listed = list(tensors)
     inputs = [
         {
@@ -73,7 +71,7 @@ def grpc_message(model: str, tensors: Iterable[Tensor], version: int | None = No
 
 
 def read_http_answer(body: bytes, head_bytes: int | None) -> dict[str, Array]:
-    """The outputs by name; ValueError when the body is none of an answer."""
+    """Returns the outputs by name; ValueError when the body is not a valid answer."""
     end = len(body) if head_bytes is None else head_bytes
     try:
         listed = json.loads(body[:end])["outputs"]
@@ -89,18 +87,6 @@ def read_http_answer(body: bytes, head_bytes: int | None) -> dict[str, Array]:
     except (KeyError, TypeError, AttributeError, struct.error) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     return found
-
-
-def read_grpc_answer(message: bytes) -> dict[str, Array]:
-    """The outputs by name; ValueError when the message is none of an answer."""
-    try:
-        answer = service_pb2.ModelInferResponse.FromString(message)
-        return {
-            output.name: _array(data, output.datatype, list(output.shape))
-            for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True)
-        }
-    except (DecodeError, KeyError, struct.error) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _bytes(values: Array, dtype: str) -> bytes:

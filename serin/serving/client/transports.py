@@ -1,6 +1,7 @@
-"""How the client's tensors travel: HTTP/1.1 with binary bodies over a pool of connections, or one gRPC channel.
+"""How the client's tensors travel: HTTP/1.1 with binary bodies over a pool of connections, or NVIDIA's gRPC client.
 
-Both may be used by several threads at once. Asking again is safe: inference changes nothing.
+Both may be used by several threads at once. Asking again is safe: inference changes nothing. NVIDIA's HTTP client is
+not used: it is documented for one thread, has one timeout for all requests, and does not show the header retry-after.
 """
 
 from __future__ import annotations
@@ -9,25 +10,18 @@ import http.client
 import json
 import re
 import ssl
+import struct
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import grpc
-from tritonclient.grpc import service_pb2
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
+from serin.formats.schema import Schema
 from serin.formats.wire import Array
 from serin.serving.client.address import Address
-from serin.serving.client.tensors import (
-    HEADER_BYTES,
-    INFER_METHOD,
-    METADATA_METHOD,
-    Tensor,
-    grpc_message,
-    http_body,
-    read_grpc_answer,
-    read_http_answer,
-)
+from serin.serving.client.tensors import HEADER_BYTES, encode, http_body, read_http_answer
 
 
 class Unanswered(Exception):
@@ -43,7 +37,7 @@ class Transport(Protocol):
     """Raises Unanswered and nothing else."""
 
     def infer(
-        self, model: str, version: int | None, tensors: Iterable[Tensor], timeout_s: float
+        self, model: str, version: int | None, columns: Mapping[str, Array], schema: Schema, timeout_s: float
     ) -> dict[str, Array]: ...
 
     def metadata(self, model: str, version: int | None, timeout_s: float) -> dict[str, Any]: ...
@@ -60,9 +54,9 @@ class HttpTransport:
         self._lock = threading.Lock()
 
     def infer(
-        self, model: str, version: int | None, tensors: Iterable[Tensor], timeout_s: float
+        self, model: str, version: int | None, columns: Mapping[str, Array], schema: Schema, timeout_s: float
     ) -> dict[str, Array]:
-        body, head_bytes = http_body(tensors)
+        body, head_bytes = http_body(encode(columns, schema))
         path = f"{_path(model, version)}/infer"
         answer, data = self._exchange("POST", path, body, {HEADER_BYTES: str(head_bytes)}, timeout_s)
         length = answer.getheader(HEADER_BYTES)
@@ -130,50 +124,66 @@ class HttpTransport:
 
 
 class GrpcTransport:
+    """NVIDIA's gRPC client, with its errors as Unanswered."""
+
     def __init__(self, address: Address, headers: Mapping[str, str]) -> None:
-        options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-        if address.tls:
-            trusted = address.ca.read_bytes() if address.ca else None
-            credentials = grpc.ssl_channel_credentials(trusted)
-            self._channel = grpc.secure_channel(str(address), credentials, options=options)
-        else:
-            self._channel = grpc.insecure_channel(str(address), options=options)
-        self._metadata = tuple(headers.items())
-        self._infer = self._channel.unary_unary(INFER_METHOD)
-        self._describe = self._channel.unary_unary(METADATA_METHOD)
+        self._client = tritonclient.grpc.InferenceServerClient(
+            str(address),
+            ssl=address.tls,
+            root_certificates=str(address.ca) if address.ca else None,
+            channel_args=[("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)],
+        )
+        self._headers = dict(headers)
 
     def infer(
-        self, model: str, version: int | None, tensors: Iterable[Tensor], timeout_s: float
+        self, model: str, version: int | None, columns: Mapping[str, Array], schema: Schema, timeout_s: float
     ) -> dict[str, Array]:
-        answer = self._call(self._infer, grpc_message(model, tensors, version), timeout_s)
+        inputs = infer_inputs(tritonclient.grpc, columns, schema)
+        answer = self._call(self._client.infer, model, version, timeout_s, inputs=inputs)
         try:
-            return read_grpc_answer(answer)
-        except ValueError as error:
+            return {output.name: answer.as_numpy(output.name) for output in answer.get_response().outputs}
+        except (ValueError, TypeError, struct.error) as error:
             raise Unanswered("OK", f"what cannot be read: {error}") from error
 
     def metadata(self, model: str, version: int | None, timeout_s: float) -> dict[str, Any]:
-        asked = service_pb2.ModelMetadataRequest(name=model, version=str(version) if version else "")
-        answer = self._call(self._describe, asked.SerializeToString(), timeout_s)
-        found = service_pb2.ModelMetadataResponse.FromString(answer)
-        listed = {"inputs": found.inputs, "outputs": found.outputs}
+        found = self._call(self._client.get_model_metadata, model, version, timeout_s)
         return {
-            part: [
-                {"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in tensors
-            ]
-            for part, tensors in listed.items()
+            part: [_described(tensor) for tensor in getattr(found, part)] for part in ("inputs", "outputs")
         }
 
     def close(self) -> None:
-        self._channel.close()
+        self._client.close()
 
-    def _call(self, method: Any, message: bytes, timeout_s: float) -> bytes:
+    def _call(
+        self, method: Callable[..., Any], model: str, version: int | None, timeout_s: float, **arguments: Any
+    ) -> Any:
         try:
-            answer: bytes = method(message, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            code = error.code()
-            again = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
-            raise Unanswered(str(code), error.details() or code.name, again=again) from error
-        return answer
+            return method(
+                model,
+                model_version=str(version) if version else "",
+                headers=self._headers,
+                client_timeout=timeout_s,
+                **arguments,
+            )
+        except InferenceServerException as error:
+            status = error.status() or "nothing"
+            again = status in ("StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED")
+            raise Unanswered(status, error.message() or status, again=again) from error
+
+
+def infer_inputs(library: Any, columns: Mapping[str, Array], schema: Schema) -> list[Any]:
+    """Returns `columns` as the inputs of one of tritonclient's libraries."""
+    inputs = []
+    for column in schema.inputs:
+        values = columns[column.name]
+        tensor = library.InferInput(column.name, list(values.shape), column.dtype)
+        tensor.set_data_from_numpy(values)
+        inputs.append(tensor)
+    return inputs
+
+
+def _described(tensor: Any) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
 
 
 def _path(model: str, version: int | None) -> str:
