@@ -112,7 +112,9 @@ def _bind(
 def _reads(
     tree: ast.AST, local: Holders, everywhere: Holders, sections: Mapping[str, type[Section]]
 ) -> Iterator[tuple[str, str]]:
-    for node, inside in _walk(tree, None, sections):
+    for node, inside in _walk(tree, sections):
+        if not isinstance(node, ast.Attribute | ast.Call):
+            continue
         match node:
             case ast.Attribute(value=ast.Name(id="self"), attr=attr, ctx=ast.Load()) if inside:
                 held = {inside}
@@ -125,21 +127,22 @@ def _reads(
         yield from ((kind, attr) for kind in held if attr in sections[kind].model_fields)
 
 
-def _walk(
-    node: ast.AST, inside: str | None, sections: Mapping[str, type[Section]]
-) -> Iterator[tuple[ast.AST, str | None]]:
+def _walk(tree: ast.AST, sections: Mapping[str, type[Section]]) -> Iterator[tuple[ast.AST, str | None]]:
     """Every node with the section whose method it is in; what only checks a section is left out."""
-    if isinstance(node, ast.ClassDef):
-        inside = node.name if node.name in sections else None
-    elif isinstance(node, ast.FunctionDef) and inside:
-        decorators = {
-            _last(each.func if isinstance(each, ast.Call) else each) for each in node.decorator_list
-        }
-        if decorators & {"field_validator", "model_validator"} or "problems" in node.name:
-            return
-    yield node, inside
-    for child in ast.iter_child_nodes(node):
-        yield from _walk(child, inside, sections)
+    waiting: list[tuple[ast.AST, str | None]] = [(tree, None)]
+    while waiting:
+        node, inside = waiting.pop()
+        if isinstance(node, ast.ClassDef):
+            inside = node.name if node.name in sections else None
+        elif isinstance(node, ast.FunctionDef) and inside and _only_checks(node):
+            continue
+        yield node, inside
+        waiting += [(child, inside) for child in ast.iter_child_nodes(node)]
+
+
+def _only_checks(node: ast.FunctionDef) -> bool:
+    decorators = {_last(each.func if isinstance(each, ast.Call) else each) for each in node.decorator_list}
+    return bool(decorators & {"field_validator", "model_validator"}) or "problems" in node.name
 
 
 def _held(value: ast.AST, local: Holders, everywhere: Holders) -> set[str]:
