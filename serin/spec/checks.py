@@ -66,12 +66,12 @@ class CheckSpec(Section):
             raise ValueError(f"{wrong[0]} needs a column: {{column: name, {wrong[0]}: ...}}")
         if wrong:
             raise ValueError(
-                f"{wrong[0]} is about the whole table; give it a check of its own, without `column`"
+                f"{wrong[0]} is about the whole table; put it into a separate check without `column`"
             )
         for low, high in (("min", "max"), ("min_rows", "max_rows")):
             lower, upper = getattr(self, low), getattr(self, high)
             if lower is not None and upper is not None and lower > upper:
-                raise ValueError(f"{low} is {lower:g} and {high} is {upper:g}: nothing lies between them")
+                raise ValueError(f"{low} is {lower:g} and {high} is {upper:g}: no value is between them")
         if not any(self._set(name) for name in here):
             raise ValueError(f"a check needs {', '.join(here[:-1])} or {here[-1]}")
         return self

@@ -123,11 +123,11 @@ class DataSpec(Section):
         return (column,)
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """What does not fit together inside this section, as (key, what and how to mend it)."""
+        """What does not fit together inside this section, as (key, problem and how to fix it)."""
         for table in self.tables:
             if not _FILE_NAME.fullmatch(table):
                 rule = "letters, digits, '_', '-' and '.', at most 63, not '.' or '-' first: files are called by it"
-                yield f"data.tables.{table}", f"{table!r} is no table name: {rule}"
+                yield f"data.tables.{table}", f"{table!r} is not a valid table name: {rule}"
         yield from self._join_problems()
         yield from self._name_problems()
         yield from self._order_problems()

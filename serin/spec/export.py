@@ -58,6 +58,6 @@ class ExportSpec(Section):
     def _shares_of_one(cls, mix: dict[int, float]) -> dict[int, float]:
         if min(mix) < 1 or min(mix.values()) <= 0 or abs(sum(mix.values()) - 1) > 1e-6:
             raise ValueError(
-                f"{mix}: rows are at least 1, shares lie above 0 and add up to 1, as in {{1: 0.8, 64: 0.2}}"
+                f"{mix}: rows must be at least 1, shares must be above 0 and add up to 1, as in {{1: 0.8, 64: 0.2}}"
             )
         return mix

@@ -1,4 +1,4 @@
-"""From YAML or a plain mapping to a PipelineSpec. Every problem is reported at once, with its key and its mend."""
+"""From YAML or a plain mapping to a PipelineSpec. Every problem is reported at once, with its key and how to fix it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> Pipeline
 
 
 def load_search_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:
-    """A spec that says what may be tried; SpecError for one that does not."""
+    """A spec with a `search` section; SpecError for one without."""
     spec = load_spec(source)
     if spec.search is None:
         where = str(source) if isinstance(source, str | Path) else "spec"
@@ -48,7 +48,7 @@ def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> Pipe
 
 
 def _own_files(model: ModelSpec, base: Path) -> dict[str, str]:
-    """A model of one's own lies beside the spec too."""
+    """Paths of your own model are relative to the spec too."""
     files = {"script": model.script, "onnx": model.onnx, "golden": model.golden}
     if model.module is not None and model.module.rpartition(":")[0].endswith(
         ".py"
@@ -76,7 +76,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def read_yaml(text: str) -> Any:
-    """YAML as people mean it: `on` is a word, and a key that stands twice is an error."""
+    """YAML as people mean it: `on` is a word, and a repeated key is an error."""
     return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
 
 
@@ -94,7 +94,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} stands twice", key_node.start_mark
+                    None, None, f"key {key!r} occurs twice", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from serin.spec import doors
+from serin.spec import model_sources
 from serin.spec.section import Section
 
 
@@ -54,11 +54,11 @@ class ModelSpec(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_door_is_a_kind(cls, given: Any) -> Any:
-        return doors.kind_of(given)
+    def _a_source_is_a_kind(cls, given: Any) -> Any:
+        return model_sources.kind_of(given)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if found := list(doors.problems(self)):
+        if found := list(model_sources.problems(self)):
             raise ValueError("; ".join(found))
         return self

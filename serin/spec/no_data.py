@@ -1,4 +1,4 @@
-"""A pipeline without tables: a model that brings inputs of its own is trained by its script, or was trained elsewhere.
+"""A pipeline without tables: a model that defines its own inputs is trained by its script, or was trained elsewhere.
 
 In YAML the section is left out; in Python it is a section with no tables, so that nobody has to ask for None.
 """

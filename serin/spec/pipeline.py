@@ -66,13 +66,13 @@ class PipelineSpec(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        found = [*self._door_problems()]
+        found = [*self._source_problems()]
         if self.has_data:
             found += [*self.data.problems(), *self._feature_problems()]
             found += [*self._segment_problems(), *self._search_problems()]
         elif self.search is not None:
             found.append(
-                ("search", "needs data; a model with inputs of its own is trained as its script says")
+                ("search", "needs data; a model that defines its own inputs is trained as its script says")
             )
         if found:
             raise PydanticCustomError(
@@ -82,8 +82,8 @@ class PipelineSpec(Section):
             )
         return self
 
-    def _door_problems(self) -> Iterator[tuple[str, str]]:
-        """A model takes what features make of the data, or brings inputs of its own; not both and not neither."""
+    def _source_problems(self) -> Iterator[tuple[str, str]]:
+        """A model is given the features of the data, or defines its own inputs: exactly one of the two."""
         model = self.model
         if self.training.prune is not None and model.kind not in ("mlp", "dcn"):
             yield "training.prune", f"cuts hidden layers of mlp and dcn, not of {model.kind}; take it out"
@@ -103,8 +103,8 @@ class PipelineSpec(Section):
                 yield "model.task", "data.target says it already; take it out"
             return
         if model.kind not in ("script", "onnx"):
-            doors = "model: {script: ...} or {onnx: ...}"
-            yield "data", f"is missing; add it, or bring a model with inputs of its own: {doors}"
+            sources = "model: {script: ...} or {onnx: ...}"
+            yield "data", f"is missing; add it, or bring a model that defines its own inputs: {sources}"
         elif model.task is None:
             yield (
                 "model.task",
@@ -129,7 +129,7 @@ class PipelineSpec(Section):
 
     @property
     def has_data(self) -> bool:
-        """Without, there is no dataset: the model has inputs of its own."""
+        """Whether there is a dataset. Without one, the model defines its own inputs."""
         return bool(self.data.tables)
 
     def _feature_problems(self) -> Iterator[tuple[str, str]]:
@@ -160,7 +160,7 @@ class PipelineSpec(Section):
         asked = {name for column in inputs for name in self.data.request_columns(column)}
         for segment in self.export.segments:
             if segment not in asked:
-                yield "export.segments", f"{segment!r} is no column of a request{nearest(segment, asked)}"
+                yield "export.segments", f"{segment!r} is not a column of a request{nearest(segment, asked)}"
 
     def _search_problems(self) -> Iterator[tuple[str, str]]:
         if self.search is None:
@@ -182,7 +182,7 @@ class PipelineSpec(Section):
         return tuple(self.data.model_copy(update={"split": split}) for split in splits)
 
     def digest(self) -> str:
-        """sha256 of what the spec says, independent of how its file is laid out."""
+        """sha256 of the spec's values, independent of the layout of its file."""
         text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -28,7 +28,7 @@ class LatencySpec(Section):
     def _in_order(self) -> Self:
         if any(not 0 < quantile < 1 for quantile in self.quantiles):
             raise ValueError(
-                f"{list(self.quantiles)}: quantiles lie between 0 and 1, such as [0.5, 0.95, 0.99]"
+                f"{list(self.quantiles)}: quantiles must be between 0 and 1, such as [0.5, 0.95, 0.99]"
             )
         if self.bad_margin is not None and self.bad_margin <= self.margin:
             raise ValueError(f"bad_margin={self.bad_margin} must be larger than margin={self.margin}")

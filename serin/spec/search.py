@@ -46,7 +46,7 @@ class RangeSpec(Section):
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ValueError(f"[{low:g}, {high:g}]: the first must be smaller than the second")
         if self.log is not None and low <= 0:
-            raise ValueError(f"[{low:g}, {high:g}]: a log range lies above 0")
+            raise ValueError(f"[{low:g}, {high:g}]: a log range must be above 0")
         return self
 
     @property

@@ -22,8 +22,8 @@ WINDOW = {"by": "k", "make": {"n": "count()"}}
 @pytest.mark.parametrize(
     ("key", "text", "changes"),
     [
-        ("data.tables.a/b", "is no table name", {"tables": {"a/b": "x.parquet"}}),
-        ("data.tables...", "is no table name", {"tables": {"..": "x.parquet"}}),
+        ("data.tables.a/b", "is not a valid table name", {"tables": {"a/b": "x.parquet"}}),
+        ("data.tables...", "is not a valid table name", {"tables": {"..": "x.parquet"}}),
         ("features[0].columns", "no request column may be called 'score'", {"features": ["score"]}),
         ("features[0].columns", "may be called 'row'", {"features": ["a"], "derived": {"a": "row + 1"}}),
         ("features[0].columns", "may be called 'num__x'", {"features": ["num__x"]}),

@@ -18,8 +18,8 @@ def test_the_defaults_ask_for_one_variant_and_a_candidate_that_is_not_worse() ->
     [
         ({"variants": ["fp16"]}, "add fp32; the others are judged against it"),
         ({"variants": ["fp32", "fp8"]}, "'int8_embeddings'"),
-        ({"batch_mix": {1: 0.5, 8: 0.2}}, "shares lie above 0 and add up to 1"),
-        ({"batch_mix": {0: 1.0}}, "rows are at least 1"),
+        ({"batch_mix": {1: 0.5, 8: 0.2}}, "shares must be above 0 and add up to 1"),
+        ({"batch_mix": {0: 1.0}}, "rows must be at least 1"),
         ({"budget": {"max_drop": -1}}, "greater than or equal to 0"),
         ({"budget": {"metric": "f1"}}, "'auc'"),
         ({"target": "tpu"}, "'gpu'"),
@@ -45,5 +45,5 @@ def test_a_segment_is_a_column_that_requests_hold() -> None:
         "features": [{"columns": ["weight"], "steps": ["normalize"]}],
         "export": {"segments": ["wait"]},
     }
-    with pytest.raises(SpecError, match=r"export.segments: 'wait' is no column of a request; .*'weight'"):
+    with pytest.raises(SpecError, match=r"export.segments: 'wait' is not a column of a request; .*'weight'"):
         load_spec(spec)

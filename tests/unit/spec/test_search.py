@@ -42,7 +42,7 @@ def test_a_search_has_defaults_and_takes_durations(tmp_path: Path) -> None:
         ({"space": {"model.hidden": {"choice": [[8]]}}}, "search.space.model.hidden", "at least two values"),
         ({"space": {"model.dropout": {"uniform": [0, 1], "log": [1, 2]}}}, "search.space.model.dropout", "give one of"),
         ({"space": {"model.dropout": {}}}, "search.space.model.dropout", "given: none"),
-        ({"space": {"training.weight_decay": {"log": [0, 1]}}}, "search.space.training.weight_decay", "lies above 0"),
+        ({"space": {"training.weight_decay": {"log": [0, 1]}}}, "search.space.training.weight_decay", "be above 0"),
         ({"space": {"model.dropout": {"uniform": [0.5, 0.1]}}}, "search.space.model.dropout", "must be smaller"),
         ({"space": GOOD, "sampler": "grid"}, "search", "write choice"),
         ({"space": GOOD, "trails": 3}, "search.trails", "did you mean 'trials'"),

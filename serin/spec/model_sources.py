@@ -1,4 +1,4 @@
-"""What a model section must say for each kind of model, and what would silently do nothing there."""
+"""The rules of the section `model`: which keys each kind of model needs, and which it would silently ignore."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from serin.errors import nearest
 if TYPE_CHECKING:
     from serin.spec.model import ModelSpec
 
-DOORS: Mapping[str, str] = {"module": "pkg.mod:Net or net.py:Net", "script": "train.py", "onnx": "model.onnx"}
-"""A model of one's own is named by one of these keys, which is its kind too."""
+SOURCES: Mapping[str, str] = {
+    "module": "pkg.mod:Net or net.py:Net",
+    "script": "train.py",
+    "onnx": "model.onnx",
+}
+"""The keys that name your own model, each with an example. The key is the model's kind too."""
 
 _OF_NETWORKS = ("hidden", "embedding", "dropout", "ensemble_size", "cross_layers", "blocks", "heads")
 _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
@@ -22,7 +26,7 @@ _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "classes": ("script", "onnx"),
     "golden": ("onnx",),
 }
-# XGBoost's own names. It would warn about a misspelt one in a log and go on without it.
+# XGBoost's own names. It would only warn about a misspelt one in a log.
 TREE_OPTIONS = frozenset(
     {
         "alpha", "colsample_bylevel", "colsample_bynode", "colsample_bytree", "eta", "gamma", "grow_policy", "lambda",
@@ -33,19 +37,19 @@ TREE_OPTIONS = frozenset(
 
 
 def kind_of(given: Any) -> Any:
-    """The section with `kind` filled in from the door it names."""
+    """The section with `kind` filled in from the source it names."""
     if isinstance(given, dict) and "kind" not in given:
-        named = [door for door in DOORS if given.get(door) is not None]
+        named = [source for source in SOURCES if given.get(source) is not None]
         return {**given, "kind": named[0]} if named else given
     return given
 
 
 def problems(model: ModelSpec) -> Iterator[str]:
-    for door, example in DOORS.items():
-        if (model.kind == door) != (getattr(model, door) is not None):
-            yield f"model.{door} names a model of one's own, such as {example}; it needs no kind"
+    for source, example in SOURCES.items():
+        if (model.kind == source) != (getattr(model, source) is not None):
+            yield f"model.{source} names your own model, such as {example}; it needs no kind"
     if model.module is not None and not all(model.module.rpartition(":")[::2]):
-        yield f"model.module={model.module!r} names no class; write {DOORS['module']}"
+        yield f"model.module={model.module!r} names no class; write {SOURCES['module']}"
     yield from _idle(model)
     if model.kind == "xgboost":
         for name in sorted(model.options.keys() - TREE_OPTIONS):
