@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def cores() -> int:
+def core_count() -> int:
     """The cores this process may use: each contender gets as many threads."""
     return len(os.sched_getaffinity(0))
 
@@ -20,7 +20,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": processor["model"],
         "cpu_flags": processor["flags"],
-        "cores": cores(),
+        "cores": core_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "architecture": platform.machine(),
         "system": f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}",

@@ -14,9 +14,10 @@ from typing import Any
 from benchmarks.child import Child, ContenderFailed
 from benchmarks.etl.cases import DATA, ROOT, Case, prepare_cases
 from benchmarks.etl.outputs import check_equal, output_bytes, read_outputs
-from benchmarks.machine import cores, machine
+from benchmarks.machine import machine
 from benchmarks.race import Lap, Result, Role, race
 from benchmarks.report import Report
+from serin.machine.hardware import core_count
 
 PEERS = ROOT / ".venv-bench" / "bin" / "python"
 CONTENDERS: dict[str, tuple[Role, str]] = {
@@ -41,7 +42,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     return Report(
         benchmark="etl",
         mode="full" if full else "quick",
-        environment={"machine": machine(), "threads": cores(), "versions": versions},
+        environment={"machine": machine(), "threads": core_count(), "versions": versions},
         cases=results,
         line=key_figures(results),
         notes=notes,
@@ -63,7 +64,7 @@ def _race(
         return {
             "case": case.request,
             "decode": {file: case.columns_of(file) for file in case.files},
-            "threads": cores(),
+            "threads": core_count(),
             "out": str(scratch / f"{case.name}-{name}-{turn}"),
             "output_bytes": size,
         }
@@ -81,7 +82,7 @@ def _race(
         runners = {}
         for name, (role, module) in CONTENDERS.items():
             python = sys.executable if role == "ours" else str(PEERS)
-            child = stack.enter_context(Child(module, python=python, threads=cores()))
+            child = stack.enter_context(Child(module, python=python, threads=core_count()))
             versions[name] = child.versions
             runners[name] = (role, child)
         return race(runners, request, accept, repetitions=repetitions, say=say)

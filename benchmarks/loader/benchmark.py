@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import Child
-from benchmarks.machine import cores, machine
+from benchmarks.machine import machine
 from benchmarks.race import Lap, Role, Unequal, race
 from benchmarks.report import Report
 from benchmarks.training.table import make_table
+from serin.machine.hardware import core_count
 
 ROLES: dict[str, Role] = {"ours": "ours", "dataloader": "peer", "batchsampler": "peer", "limit": "limit"}
 BATCH_ROWS = 8192
@@ -33,7 +34,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         runners = {}
         for name, role in ROLES.items():
             child = stack.enter_context(
-                Child("benchmarks.loader.contenders", python=sys.executable, threads=cores())
+                Child("benchmarks.loader.contenders", python=sys.executable, threads=core_count())
             )
             versions[name] = child.versions
             runners[name] = (role, child)
@@ -53,7 +54,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     return Report(
         benchmark="loader",
         mode="full" if full else "quick",
-        environment={"machine": machine(), "threads": cores(), "versions": versions, "rows": rows},
+        environment={"machine": machine(), "threads": core_count(), "versions": versions, "rows": rows},
         cases={"resident": results},
         line={name: results[name].times_as_long_as(results["ours"]) for name in ROLES if name != "ours"},
     )

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.child import ROOT, Child, ContenderFailed
-from benchmarks.machine import cores, machine
+from benchmarks.machine import machine
 from benchmarks.quality.folds import make_folds
 from benchmarks.quality.rows import read_rows
 from benchmarks.quality.spaces import CONTENDERS, Contender
 from benchmarks.race import Lap, Result
 from benchmarks.report import Report
+from serin.machine.hardware import core_count
 from serin.metrics import auc
 
 PEERS = ROOT / ".venv-bench" / "bin" / "python"
@@ -49,7 +50,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     return Report(
         benchmark="quality",
         mode=mode,
-        environment={"machine": machine(), "threads": cores(), "versions": versions},
+        environment={"machine": machine(), "threads": core_count(), "versions": versions},
         cases={"flights": results},
         line={"auc_gap": max(means[name] for name in means if name != "ours") - means["ours"]},
         notes=[
@@ -69,10 +70,10 @@ def _train(
 ) -> tuple[tuple[Lap, ...], dict[str, str]]:
     laps = []
     python = sys.executable if contender.role == "ours" else str(PEERS)
-    with Child(contender.module, python=python, threads=cores()) as child:
+    with Child(contender.module, python=python, threads=core_count()) as child:
         for seed in seeds:
             request = {
-                "dataset": dataset, "settings": settings, "seed": seed, "threads": cores(), "test": True,
+                "dataset": dataset, "settings": settings, "seed": seed, "threads": core_count(), "test": True,
             }  # fmt: skip
             lap = child.run(request)
             scores = np.asarray(lap.answer.pop("scores"), np.float32)

@@ -19,10 +19,11 @@ from typing import Any
 import optuna
 
 from benchmarks.child import Child
-from benchmarks.machine import cores, machine
+from benchmarks.machine import machine
 from benchmarks.quality.benchmark import CHOSEN, PEERS
 from benchmarks.quality.folds import make_folds
 from benchmarks.quality.spaces import CONTENDERS, Contender
+from serin.machine.hardware import core_count
 
 FOLDS = 4
 SEED = 1
@@ -70,7 +71,7 @@ def choose(contender: Contender, folds: list[str], trials: int, *, threads: int,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=12)
-    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--threads", type=int, default=core_count())
     parser.add_argument("--gpu", action="store_true", help="ours on the first GPU")
     parser.add_argument("--folds", type=Path, help="a JSON list of the blocks' datasets, made before")
     parser.add_argument("--only", choices=sorted(CONTENDERS), help="choose for one, keep the others")

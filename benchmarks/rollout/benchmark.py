@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import cores, machine
+from benchmarks.machine import machine
 from benchmarks.report import Report
 from benchmarks.rollout.promotion import seconds_to_promote
 from benchmarks.rollout.scenarios import HORIZON_S, LASTING, NULLS, PRICE, WORSE, Scenario
 from benchmarks.rollout.simulate import ALPHA, Cell, simulate
+from serin.machine.hardware import core_count
 
 RATES = (20, 100, 500)
 QUICK_RUNS, QUICK_HORIZON_S = 200, 900
@@ -82,7 +83,9 @@ def run(wanted: Sequence[Cell], *, say: Callable[[str], None]) -> Found:
         os.environ[name] = "1"
     found: Found = {}
     begin = time.monotonic()
-    with multiprocessing.Pool(cores()) as pool:  # ends its processes when it is left, also by an interrupt
+    with multiprocessing.Pool(
+        core_count()
+    ) as pool:  # ends its processes when it is left, also by an interrupt
         for done, (cell, part) in enumerate(pool.imap_unordered(_part, wanted), 1):
             decided = found.setdefault(
                 (cell.scenario.name, cell.requests_per_s), {judge: [] for judge in JUDGES}

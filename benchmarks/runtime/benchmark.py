@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import ROOT, Child
-from benchmarks.machine import cores, machine
+from benchmarks.machine import machine
 from benchmarks.race import Lap, Result, Role, Unequal, race
 from benchmarks.report import Report
 from benchmarks.runtime.bundles import make_bundles
+from serin.machine.hardware import core_count
 
 PEERS = ROOT / ".venv-bench" / "bin" / "python"
 TIMES = {1: 400, 64: 120, 4096: 4}
@@ -51,7 +52,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         )
         runners: dict[str, tuple[Role, Child]] = {}
         for name, (role, python) in contenders.items():
-            child = stack.enter_context(Child(MODULE, python=python, threads=cores()))
+            child = stack.enter_context(Child(MODULE, python=python, threads=core_count()))
             versions[name] = child.versions
             runners[name] = (role, child)
         results = {}
@@ -73,7 +74,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     return Report(
         benchmark="runtime",
         mode="full" if full else "quick",
-        environment={"machine": machine(), "threads": cores(), "versions": versions},
+        environment={"machine": machine(), "threads": core_count(), "versions": versions},
         cases=results,
         line=line,
         notes=notes,
@@ -99,7 +100,7 @@ def _against_best(case: Mapping[str, Result], who: str) -> float:
 def _asked(name: str, size: int, bundle: Mapping[str, Any], *, times: int, exact: bool) -> dict[str, Any]:
     needed = ("core", "ort_threads", "fp32_core", "fp32_threads", "plain", "weights", "rows")
     return {
-        "who": name, "case": f"{name}-{size}{'-exact' if exact else ''}", "times": times, "threads": cores(),
+        "who": name, "case": f"{name}-{size}{'-exact' if exact else ''}", "times": times, "threads": core_count(),
         "exact": exact, **{key: bundle[key] for key in needed},
     }  # fmt: skip
 

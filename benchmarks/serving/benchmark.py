@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import ContenderFailed
-from benchmarks.machine import cores, machine
+from benchmarks.machine import machine
 from benchmarks.race import MIN_REPETITIONS, Role
 from benchmarks.report import Report
 from benchmarks.serving.asking import Server
@@ -33,6 +33,7 @@ from benchmarks.serving.servers import (
     peer_versions,
     running,
 )
+from serin.machine.hardware import core_count
 from serin.serving.client.load import Closed, run_load
 from serin.serving.client.load_connections import Target
 
@@ -76,7 +77,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     cases = [Case(1, 8), Case(1, 32)] + ([Case(64, 1), Case(64, 8), Case(64, 32)] if full else [])
     with (
         tempfile.TemporaryDirectory(prefix="serin-bench-") as scratch,
-        running(Path(scratch), cores=cores(), say=say) as (servers, graph, notes),
+        running(Path(scratch), cores=core_count(), say=say) as (servers, graph, notes),
     ):
         check(servers, graph)
         alone = {name: servers[name] for name in ADDED}

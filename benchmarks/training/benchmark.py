@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import ROOT, Child
-from benchmarks.machine import cores, machine
+from benchmarks.machine import machine
 from benchmarks.race import Lap, Result, Role, Unequal, race
 from benchmarks.report import Report
 from benchmarks.training.table import make_table
+from serin.machine.hardware import core_count
 
 PEERS = ROOT / ".venv-bench" / "bin" / "python"
 # Rows of the table by rows per step: enough steps to be timed, and a quick run within two minutes on two cores.
@@ -49,14 +50,14 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
             make_table(table, count)
         runners = {}
         for name, (role, module, python) in contenders.items():
-            child = stack.enter_context(Child(module, python=python, threads=cores()))
+            child = stack.enter_context(Child(module, python=python, threads=core_count()))
             versions[name] = child.versions
             runners[name] = (role, child)
         for kind in ("mlp", "dcn"):
             for batch_rows, count in rows.items():
                 say(f"{kind}, {batch_rows} rows per step")
                 request = {
-                    "table": str(tables[count]), "kind": kind, "batch_rows": batch_rows, "threads": cores(),
+                    "table": str(tables[count]), "kind": kind, "batch_rows": batch_rows, "threads": core_count(),
                     "hidden": [512, 256] if gpu or full else [128, 64], "rate": 0.003,
                     "epochs": 2 if gpu and batch_rows == 65536 else 1, "precision": "tf32" if gpu else "fp32",
                 }  # fmt: skip
@@ -68,7 +69,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     return Report(
         benchmark="training",
         mode="full" if full else "quick",
-        environment={"machine": machine(), "threads": cores(), "versions": versions, "rows": rows},
+        environment={"machine": machine(), "threads": core_count(), "versions": versions, "rows": rows},
         cases=results,
         line=key_figures(results),
         notes=notes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from serin.formats.rows import RowWriter, read_rows, write_rows
 from serin.formats.schema import Schema, read_schema
 from serin.formats.wire import to_wire
 from serin.machine import environment
+from serin.machine.hardware import core_count
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 
@@ -63,7 +63,7 @@ def predict_in_bulk(
     from serin.export.score.bulk import find_pieces, score_into_folder, score_pieces
 
     pieces, folder = find_pieces(rows), Path(bundle.path)
-    count = workers or len(os.sched_getaffinity(0))
+    count = workers or core_count()
     if out is not None and not out.suffix:
         return score_into_folder(folder, pieces, out, workers=count, scheduler=scheduler, say=say)
     with _writer(out) as writer:

@@ -21,6 +21,11 @@ from serin.machine import environment
 _DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+def core_count() -> int:
+    """The number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """A GPU. `id` is what CUDA_VISIBLE_DEVICES takes: the driver's UUID."""

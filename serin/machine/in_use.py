@@ -6,12 +6,13 @@ has the volume; a pid says nothing there. Something is removed only under the ex
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from serin.machine.locks import try_lock, wait_for_lock
 
 _held: dict[Path, int] = {}  # until this process ends
 _lock = threading.Lock()
@@ -44,7 +45,10 @@ def unused(lock: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        free = _try_lock(file) and _is(file, lock)
+        try:
+            free = try_lock(file) and _is(file, lock)
+        except OSError:  # a file system without locks
+            free = False
         yield free
         if free and made:
             lock.unlink(missing_ok=True)
@@ -62,28 +66,18 @@ def _open_or_make(lock: Path) -> tuple[int, bool]:
             return os.open(lock, flags), False
 
 
-def _try_lock(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 def _hold(lock: Path) -> int:
     lock.parent.mkdir(parents=True, exist_ok=True)
     while True:
         file = os.open(lock, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(file, fcntl.LOCK_SH)
+            wait_for_lock(file, shared=True)
             if _is(file, lock):
                 return file
         except BaseException:
             os.close(file)
             raise
-        os.close(
-            file
-        )  # who removed the thing has removed its lock file too: the lock is on a file without a name
+        os.close(file)  # the lock file was removed with the thing that it protects: this one has no name
 
 
 def _is(file: int, path: Path) -> bool:

@@ -12,7 +12,6 @@ counts for nothing. All of it lies in <home>/gpus:
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import threading
@@ -26,6 +25,7 @@ from typing import Literal
 from serin.errors import LeaseUnavailable
 from serin.machine import environment
 from serin.machine.hardware import Device, inventory
+from serin.machine.locks import wait_for_lock
 from serin.machine.signed_locks import is_held, living, sign, signature, take
 
 SLOTS = 4  # shared leases that one device may have at a time
@@ -184,17 +184,17 @@ class _Wanted:
         return sorted(self.devices, key=lambda device: not self._sharers(device))
 
     def _take_whole(self, held: ExitStack, device: Device) -> int | None:
-        return take(held, self._file(device), fcntl.LOCK_EX)
+        return take(held, self._file(device))
 
     def _take_slot(self, held: ExitStack, device: Device) -> int | None:
         with ExitStack() as ours:
-            if take(ours, self._file(device), fcntl.LOCK_SH) is None:
+            if take(ours, self._file(device), shared=True) is None:
                 return None
             given = sum(holder.memory_bytes for holder in self._sharers(device))
             if given + self.memory_bytes > offered_bytes(device):
                 return None
             for path in self._slots(device):
-                file = take(ours, path, fcntl.LOCK_EX)
+                file = take(ours, path)
                 if file is not None:
                     held.enter_context(ours.pop_all())
                     return file
@@ -221,13 +221,13 @@ def _take_ticket(queue: ExitStack, wanted: _Wanted) -> Path:
     with ExitStack() as mutex:
         numbered = os.open(wanted.folder / "queue.lock", os.O_RDWR | os.O_CREAT, 0o644)
         mutex.callback(os.close, numbered)
-        fcntl.flock(numbered, fcntl.LOCK_EX)
+        wait_for_lock(numbered)
         words = os.pread(numbered, 20, 0).decode(errors="replace").strip()
         known = [int(words) if words.isdigit() else 0, *(int(path.stem) for path in _tickets(wanted.folder))]
         number = max(known) + 1
         os.pwrite(numbered, f"{number:<20}".encode(), 0)
         scratch = folder / f".{os.getpid()}-{secrets.token_hex(4)}"
-        file = take(queue, scratch, fcntl.LOCK_EX)
+        file = take(queue, scratch)
         assert file is not None, "nobody else knows this name"
         by = signature()
         waiter = Waiter(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from serin.machine import environment
+from serin.machine.locks import try_lock
 
 Signed = TypeVar("Signed")
 
@@ -31,17 +31,15 @@ def signature() -> Signature:
     return Signature(pid=os.getpid(), host=socket.gethostname(), user=environment.user(), since=time.time())
 
 
-def take(stack: ExitStack, path: Path, kind: int, *, create: bool = True) -> int | None:
-    """A lock (LOCK_EX, LOCK_SH) that `stack` gives back; None when somebody else has it. An exclusive one empties the
-    file: what a former holder wrote is no longer true."""
+def take(stack: ExitStack, path: Path, *, shared: bool = False, create: bool = True) -> int | None:
+    """A lock that `stack` releases; None when another process has it. An exclusive one empties the file: what a former
+    holder wrote is no longer true."""
     file = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(file, shared=shared):
         os.close(file)
         return None
     stack.callback(os.close, file)
-    if kind == fcntl.LOCK_EX:
+    if not shared:
         os.ftruncate(file, 0)
     return file
 
@@ -50,7 +48,7 @@ def is_held(path: Path) -> bool:
     """Whether somebody who lives holds it exclusively."""
     with ExitStack() as moment:
         try:
-            return take(moment, path, fcntl.LOCK_SH, create=False) is None
+            return take(moment, path, shared=True, create=False) is None
         except FileNotFoundError:
             return False
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import psutil
 
-from serin.machine.hardware import Device, Nvml
+from serin.machine.hardware import Device, Nvml, core_count
 
 _GPU_SAMPLE_S = 0.25
 _CPU_SAMPLE_S = 0.5
@@ -120,9 +120,9 @@ class CpuWatch:
         return (
             DeviceCost(
                 id="cpu",
-                name=f"{cpu_name()}, {cores()} cores",
+                name=f"{cpu_name()}, {core_count()} cores",
                 booked_s=seconds,
-                busy_share=min(1.0, busy / (seconds * cores())) if seconds > 0 else None,
+                busy_share=min(1.0, busy / (seconds * core_count())) if seconds > 0 else None,
                 peak_bytes=max(self._peak, peak_bytes.get("cpu", 0)) or None,
                 joules=None,  # the kernel's counters are the whole machine's, and only root may read them
             ),
@@ -142,11 +142,6 @@ class CpuWatch:
                     seen[process.pid, process.create_time()] = times.user + times.system
                     resident += process.memory_info().rss
         self._peak = max(self._peak, resident)
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def cpu_name() -> str:

@@ -8,7 +8,6 @@ out.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from serin.machine.durable import write_whole
+from serin.machine.locks import try_lock
 
 Result = TypeVar("Result")
 
@@ -55,7 +55,7 @@ def one_at_a_time(
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         waited = False
-        while not _try_lock(file.fileno()) and not (stop and stop.wait(_POLL_S)):
+        while not try_lock(file.fileno()) and not (stop and stop.wait(_POLL_S)):
             if not waited:
                 say(f"another run does the same {stage}; waiting for it")
                 waited = True
@@ -67,14 +67,6 @@ def one_at_a_time(
 def receipt_file(home: Path, stage: str, key: str) -> Path:
     """Where the receipt of the work for `key` is kept. A training's is in its folder."""
     return _file(home, stage, key).with_suffix(".receipt.json")
-
-
-def _try_lock(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _file(home: Path, stage: str, key: str) -> Path:

@@ -16,7 +16,6 @@ files are uploaded with the marker last, and a reader that finds no marker finds
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -36,6 +35,7 @@ from serin.errors import BundleBroken, NameInvalid, NotFound, StoreNotWritable
 from serin.machine import environment
 from serin.machine.durable import sync, write_whole
 from serin.machine.in_use import hold_until_exit, holding
+from serin.machine.locks import locked
 from serin.machine.private import make_private
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Bundle, Dataset
@@ -332,8 +332,7 @@ class Store:
             return
         folder = Path(self._path(relative))
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(folder / ".lock"):
             yield
 
     @contextmanager

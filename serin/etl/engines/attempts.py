@@ -23,9 +23,9 @@ from serin.etl.engines.memory_budget import (
     row_bytes,
 )
 from serin.etl.engines.pieces import cut_pieces
-from serin.etl.engines.process_engine import available_cores
 from serin.etl.sources.layout import Layout
 from serin.etl.sources.tables import Piece, Table
+from serin.machine.hardware import core_count
 from serin.spec.etl import EtlSpec
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def run_with_room(
         except ClusterNotUp as error:
             say(f"{error}; going on with one GPU")
             why = "no cluster came up"
-            choice = replace(choice, kind="cuda", workers=available_cores(), why=why)
+            choice = replace(choice, kind="cuda", workers=core_count(), why=why)
         except MemoryError as error:
             say(f"memory did not suffice for pieces of {rows:,} rows ({type(error).__name__}: {error})")
             choice, halvings = _smaller(choice, rows, halvings, error)

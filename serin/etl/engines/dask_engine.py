@@ -22,9 +22,9 @@ from distributed.scheduler import KilledWorker
 from serin.errors import ClusterNotUp, EngineFailed
 from serin.etl.engines.cuda_cluster import LOST_WORKERS_COME_BACK, gpu_cluster
 from serin.etl.engines.device import OnGpu, free_gpu_bytes, take_rescues, usable_gpus
-from serin.etl.engines.process_engine import available_cores
 from serin.etl.engines.progress import untold
 from serin.etl.engines.spill import Spilled, loaded, spill
+from serin.machine.hardware import core_count
 
 _LocalCluster: Any = distributed.LocalCluster
 _Client: Any = distributed.Client
@@ -128,7 +128,7 @@ class DaskEngine:
         self._keep = keep
         self.gpu = gpu
         self.gpus = len(client.nthreads()) if gpu else 0
-        self.workers = max(1, sum(client.nthreads().values()), available_cores() if gpu else 0)
+        self.workers = max(1, sum(client.nthreads().values()), core_count() if gpu else 0)
         self.budget_bytes = _room(client)
         if gpu:
             self.budget_bytes = min(self.budget_bytes, min(client.run(free_gpu_bytes).values()) // 4)

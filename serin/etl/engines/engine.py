@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from serin.errors import EngineFailed
 from serin.etl.engines.device import Gpus, memory_pool
-from serin.etl.engines.process_engine import ProcessEngine, available_cores
+from serin.etl.engines.process_engine import ProcessEngine
+from serin.machine.hardware import core_count
 from serin.spec.etl import EtlSpec
 
 Held = Sequence[Any]  # one handle per piece; what it is, is the engine's own matter
@@ -68,7 +69,7 @@ class Choice:
 
 def choose_engine(etl: EtlSpec, *, rows: int, needed_bytes: int, free_bytes: int, gpus: Gpus) -> Choice:
     """What the spec asks for; `auto`: a GPU for many rows, one process for what fits, else a cluster of processes."""
-    cores = available_cores() if etl.workers == "auto" else etl.workers
+    cores = core_count() if etl.workers == "auto" else etl.workers
     roomy = needed_bytes < free_bytes // 2
     size = f"{needed_bytes / 1e6:,.0f} MB for the pieces, {free_bytes / 1e6:,.0f} MB free"
     kind, why = etl.engine, "as the spec says"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -15,10 +14,6 @@ from serin.etl.engines.progress import untold
 from serin.etl.engines.spill import Spilled, loaded, spill
 
 _GPU_THREADS = 2  # one prepares what the GPU does next while the other waits for it
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 class ProcessEngine:

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 from serin.columns.column import Column
 from serin.etl.engines.device import host_columns, to_gpu
 from serin.etl.engines.engine import Engine, Held
-from serin.etl.engines.process_engine import available_cores
 from serin.etl.relational.global_pass import prepare_with_global_pass
 from serin.etl.relational.large_joins import Join
 from serin.etl.relational.piece_cache import PieceCache
@@ -31,6 +30,7 @@ from serin.etl.sources.layout import Layout
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.tables import Piece, read_piece
 from serin.formats.schema import INT64_NULL
+from serin.machine.hardware import core_count
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 
@@ -215,7 +215,7 @@ def _values(series: Any, read: Read) -> Any:
 def _upload(piece: GpuBatch, reads: tuple[Read, ...]) -> dict[str, Column]:
     """Read by the host, in threads, and brought to the GPU."""
     small = [part for each in piece.pieces for part in _parts(each)]
-    with ThreadPoolExecutor(available_cores(), thread_name_prefix="to-gpu") as pool:
+    with ThreadPoolExecutor(core_count(), thread_name_prefix="to-gpu") as pool:
         parts = list(pool.map(lambda part: read_piece(part, reads), small))
     return {read.column: _joined([part.pop(read.column) for part in parts]) for read in reads}
 

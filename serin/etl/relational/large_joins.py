@@ -21,7 +21,6 @@ from serin.errors import TableTooLarge
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.memory_budget import partner_bytes
 from serin.etl.engines.pieces import cut_pieces
-from serin.etl.engines.process_engine import available_cores
 from serin.etl.engines.spill import Spilled, spill
 from serin.etl.relational.groups import joined as join_columns
 from serin.etl.relational.groups import key_hashes
@@ -31,6 +30,7 @@ from serin.etl.sources.layout import JoinLayout, Layout
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.tables import Piece, Table, open_table, read_piece
 from serin.formats.schema import Kind
+from serin.machine.hardware import core_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def load_joins(
         return _load(join, tables[join.spec.table], layout.lookups, budget_bytes, scratch)
 
     together = sum(partner_bytes(join, tables[join.spec.table]) for join in layout.joins) <= budget_bytes
-    threads = min(len(layout.joins), available_cores()) if together else 1
+    threads = min(len(layout.joins), core_count()) if together else 1
     with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="join") as pool:
         joins = list(pool.map(load, layout.joins))
     for join in joins:

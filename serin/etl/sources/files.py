@@ -5,7 +5,6 @@ Folders named key=value add a column to the files below them.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -24,6 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from serin.errors import SourceMissing, SourceUnreadable
 from serin.etl.sources.source_marks import content_mark
 from serin.formats.dataset import SourceFile
+from serin.machine.hardware import core_count
 from serin.store.file_digests import content_digest
 
 _PARQUET = (".parquet", ".parq", ".pq")
@@ -84,7 +84,7 @@ def find_files(table: str, url: str, digests: Path | None = None) -> tuple[Sourc
 
         if digests is None or not isinstance(system, LocalFileSystem):
             return tuple(map(describe, paths))
-        with ThreadPoolExecutor(min(_HASHED_AT_ONCE, len(os.sched_getaffinity(0)))) as threads:
+        with ThreadPoolExecutor(min(_HASHED_AT_ONCE, core_count())) as threads:
             return tuple(threads.map(describe, paths))
     except FileNotFoundError:
         raise SourceMissing(table=table, path=url) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from serin.etl.sources.odd_texts import odd_text
 from serin.etl.sources.partitions import Read, partition_types, split_reads
 from serin.etl.sources.undecided import decided, is_undecided, types_of
 from serin.formats.dataset import SourceFile
+from serin.machine.hardware import core_count
 
 _CONVERTED_AT_ONCE = 4  # each with its blocks in memory
 
@@ -176,7 +176,7 @@ def _as_parquet(
         convert(file, target)
         return local_copy(target, file)
 
-    with ThreadPoolExecutor(min(_CONVERTED_AT_ONCE, len(os.sched_getaffinity(0)))) as threads:
+    with ThreadPoolExecutor(min(_CONVERTED_AT_ONCE, core_count())) as threads:
         yield from threads.map(parquet, enumerate(files))
 
 

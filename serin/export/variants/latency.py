@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+
+from serin.machine.hardware import core_count
 
 _SECONDS = 0.15  # for each contender
 _ROUNDS = (5, 200)
@@ -47,5 +48,5 @@ def _warm(run: Run) -> float:
 
 def thread_counts() -> tuple[int, ...]:
     """1, 2, 4 ... up to the cores this process may use, at most 16."""
-    cores = min(len(os.sched_getaffinity(0)), 16)
+    cores = min(core_count(), 16)
     return tuple(sorted({1, cores, *(count for count in (2, 4, 8) if count <= cores)}))

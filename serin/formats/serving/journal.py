@@ -11,7 +11,6 @@ reader that follows the journal knows that its place in it is gone.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Final, Self
 
 from serin.errors import JournalHeld, JournalUnknown
 from serin.machine.durable import sync
+from serin.machine.locks import try_lock
 
 FORMAT: Final = "serin.journal"
 VERSION: Final = 1
@@ -116,7 +116,8 @@ class Journal:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         file = os.open(self._scratch, flags, 0o644)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not try_lock(file):
+                raise JournalHeld(path=self.path)
             _write_at(file, data, 0)
             os.fsync(file)
             self._scratch.replace(self.path)
@@ -162,12 +163,10 @@ def _open_locked(path: Path) -> int:
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not try_lock(file):
+                raise JournalHeld(path=path)
             if os.path.samestat(path.stat(), os.fstat(file)):
                 return file
-        except BlockingIOError as error:
-            os.close(file)
-            raise JournalHeld(path=path) from error
         except BaseException:
             os.close(file)
             raise

@@ -6,10 +6,8 @@ A key is 256 random bits, so that a plain SHA-256 of it tells nobody anything; i
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serin.errors import KeyFileBroken, KeyRefused
 from serin.machine.durable import sync, write_secret
+from serin.machine.locks import locked
 from serin.machine.private import make_private
 from serin.serving.envoy.guard import asks_for_keys
 from serin.spec.names import valid_model_name
@@ -175,14 +174,8 @@ class KeyFile:
     def locked(self) -> Iterator[None]:
         """Nobody else changes or publishes the ring in the meantime."""
         make_private(self.path.parent)
-        lock = os.open(
-            self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.path.with_name(f".{self.path.name}.lock"), mode=0o600):
             yield
-        finally:
-            os.close(lock)
 
     def _write(self, ring: KeyRing) -> None:
         self.remember(ring)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from serin.errors import NameInvalid, PredictionFailed, ReleaseNotReady, SerinEr
 from serin.formats.bundle import REPOSITORY, read_golden, read_manifest
 from serin.formats.schema import Schema, read_schema
 from serin.machine.hardware import Device, inventory
+from serin.machine.locks import locked
 from serin.machine.ports import free_ports, is_free
 from serin.machine.process import ProcessHost
 from serin.serving.client.client import Protocol, predict
@@ -264,6 +264,5 @@ class Releases:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / ".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with locked(self._folder / ".lock"):
             yield

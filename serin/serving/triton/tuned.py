@@ -5,7 +5,6 @@ The values are this machine's. A release takes those that its spec does not name
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import yaml
 
 from serin.errors import TuningFailed
 from serin.machine.durable import write_whole
+from serin.machine.hardware import core_count
 from serin.store.artifacts import Bundle
 
 FILE = "serving.yaml"
@@ -26,10 +26,6 @@ def tuned_file(bundle: Bundle) -> Path:
     return Path(bundle.path).parents[1] / FILE
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def read_tuned(bundle: Bundle) -> dict[str, int | str]:
     """The values for this machine; none when nobody tuned the model here."""
     path = tuned_file(bundle)
@@ -39,7 +35,7 @@ def read_tuned(bundle: Bundle) -> dict[str, int | str]:
         document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
         if (document["format"], document["version"]) != (FORMAT, VERSION):
             raise ValueError(f"not a {FORMAT} version {VERSION} document")
-        if document["machine"]["cores"] != cores():
+        if document["machine"]["cores"] != core_count():
             return {}
         serving: dict[str, Any] = document["serving"]
         found: dict[str, int | str] = {key: int(value) for key, value in serving.items() if key in KEYS}
@@ -53,7 +49,7 @@ def read_tuned(bundle: Bundle) -> dict[str, int | str]:
 def write_tuned(bundle: Bundle, heading: list[str], values: dict[str, tuple[int | str, str]]) -> Path:
     """`values`: each with the comment that says why. The file changes whole or not at all."""
     lines = [f"# {line}".rstrip() for line in heading]
-    lines += [f"format: {FORMAT}", f"version: {VERSION}", f"machine: {{cores: {cores()}}}", "serving:"]
+    lines += [f"format: {FORMAT}", f"version: {VERSION}", f"machine: {{cores: {core_count()}}}", "serving:"]
     wide = max(len(f"{key}: {value}") for key, (value, _) in values.items())
     for key, (value, why) in values.items():
         lines.append(f"  {f'{key}: {value}':<{wide}}  # {why}")

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from serin.machine.hardware import core_count
 from serin.reports.tuning import Role, TuningChart, TuningLine, draw
-from serin.serving.triton.tuned import DEVICE, KEYS, cores, write_tuned
+from serin.serving.triton.tuned import DEVICE, KEYS, write_tuned
 from serin.serving.tuning.requests import in_words
 from serin.serving.tuning.trials import Settings, Trial, Tuning, as_spec
 
@@ -27,7 +28,7 @@ def write_report(tuning: Tuning) -> tuple[Path, Path]:
 def _chart(tuning: Tuning) -> TuningChart:
     bundle = tuning.bundle
     return TuningChart(
-        title=f"{bundle.model} version {bundle.version}, {cores()} cores, requests of {in_words(tuning.mix)}",
+        title=f"{bundle.model} version {bundle.version}, {core_count()} cores, requests of {in_words(tuning.mix)}",
         p99_ms=tuning.p99_ms,
         lines=tuple(
             TuningLine(role=_role(tuning, trial), settings=str(trial.settings), points=trial.points)
@@ -71,7 +72,7 @@ def heading(tuning: Tuning) -> Iterator[str]:
     yield f"How {bundle.model} is served on this machine, unless its spec names values of its own."
     yield (
         f"Measured by `serin tune {bundle.model}` with version {bundle.version}, {datetime.now(UTC):%Y-%m-%d}, on "
-        f"{cores()} cores in {tuning.seconds:.0f} s:"
+        f"{core_count()} cores in {tuning.seconds:.0f} s:"
     )
     yield (
         f"{len(tuning.trials)} settings, requests of {in_words(tuning.mix)}; straight to Triton over HTTP, p99 at most "

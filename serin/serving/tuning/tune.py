@@ -20,6 +20,7 @@ from pathlib import Path
 from serin.errors import BackendRefused, GpuMemoryShort, ReleaseNotReady, TuningFailed
 from serin.formats.bundle import GOLDEN, REPOSITORY
 from serin.formats.runtime import read_runtime
+from serin.machine.hardware import core_count
 from serin.reports.tuning import LoadPoint
 from serin.serving.children import Children
 from serin.serving.client.load import Closed, LoadResult, Open, run_load
@@ -27,7 +28,6 @@ from serin.serving.client.load_connections import Target
 from serin.serving.triton.backends import Place
 from serin.serving.triton.releases import Releases
 from serin.serving.triton.repository import serving_settings
-from serin.serving.triton.tuned import cores
 from serin.serving.tuning.devices import devices_for
 from serin.serving.tuning.requests import ONE_ROW, Mix, mixed_target
 from serin.serving.tuning.trials import Settings, Trial, Tuning, copy_with, falls
@@ -151,7 +151,7 @@ class Tuner:
 
     def _processors(self, now: Settings) -> Iterator[Settings]:
         """From one instance with all cores to one on each core, and one that shares them twice."""
-        here = cores()
+        here = core_count()
         counts = sorted({1, 2, max(here // 2, 1), here})
         for instances in counts:
             for threads in sorted({1, max(here // instances, 1)}):

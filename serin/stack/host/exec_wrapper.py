@@ -8,9 +8,9 @@ standard library.
 """
 
 import contextlib
-import ctypes
 import json
 import os
+import runpy
 import signal
 import sys
 import time
@@ -18,20 +18,11 @@ from pathlib import Path
 
 PROCESS_MARK = "SERIN_PROCESS"  # the name, in the environment of the process and of all that it starts
 
-_PR_SET_PDEATHSIG = 1
+_PARENT_DEATH = Path(__file__).resolve().parents[2] / "machine" / "parent_death.py"
 _END_S = 5.0
 _EXEC_S = 1.0
 _KERNEL_THREAD = 0x0020_0000  # PF_KTHREAD
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (not a scratch file)
-
-
-def die_with_parent(parent: int) -> None:
-    """From here on the kernel kills this process when `parent` ends, or it exits now if that has happened already."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
-    if os.getppid() != parent:
-        sys.exit(f"the supervisor ({parent}) is gone")
 
 
 def clear_away(note: Path, marks: set[bytes], shared_memory: str) -> None:
@@ -93,7 +84,8 @@ def _has_no_environment(pid: int) -> bool:
 def main(arguments: list[str]) -> None:
     (file,) = arguments
     process = json.loads(Path(file).read_text())
-    die_with_parent(int(Path(process["parent_pid_file"]).read_text()))
+    parent_death = runpy.run_path(str(_PARENT_DEATH))
+    parent_death["die_with_parent"](int(Path(process["parent_pid_file"]).read_text()))
     environment: dict[str, str] = process["environment"]
     if leaves := process["leaves"]:
         marks = {f"{key}={environment[key]}".encode() for key in leaves["marks"]}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import re
 import secrets
 import shutil
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 from serin.errors import NotUp, StackUnusable
 from serin.machine.durable import write_secret
 from serin.machine.environment import runtime_folder
+from serin.machine.locks import locked
 from serin.stack.host.process_scan import start_ticks
 
 _FORMAT = "serin.stack"
@@ -129,19 +128,11 @@ def changing_stack(home: Path, *, wait_s: float = 0.0) -> Iterator[None]:
     """Only one `up` or `down` at a time in `home`; the lock is freed by the kernel when its holder dies."""
     folder = home / "stack"
     folder.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + wait_s
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise StackUnusable(
-                        problem=f"another `serin up` or `serin down` is changing {home}; wait for it to end"
-                    ) from None
-                time.sleep(0.1)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(folder / "lock", wait_s=wait_s, mode=0o600))
+        except TimeoutError:
+            raise StackUnusable(
+                problem=f"another `serin up` or `serin down` is changing {home}; wait for it to end"
+            ) from None
         yield
-    finally:
-        os.close(lock)

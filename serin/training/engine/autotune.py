@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -13,6 +12,7 @@ from torch import nn
 
 from serin.errors import TrainingRefused
 from serin.machine.durable import write_whole
+from serin.machine.hardware import core_count
 from serin.models.stages import stages_of
 from serin.models.table import Divisible
 from serin.spec.training import Strategy, TrainingSpec
@@ -259,7 +259,7 @@ def _by_row(training: TrainingSpec, network: nn.Module, batch_rows: int) -> bool
 
 
 def _cores(world: Ranks) -> int:
-    return max(1, len(os.sched_getaffinity(0)) // world.local_size)
+    return max(1, core_count() // world.local_size)
 
 
 def _device(world: Ranks) -> Literal["cpu", "cuda"]:

@@ -23,6 +23,7 @@ from serin.errors import Preempted, SerinError
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import Array, read_split
 from serin.formats.trained import TREES, write_trained
+from serin.machine.hardware import core_count
 from serin.machine.parent_death import die_with_parent
 from serin.models.trees import column_types, joined, load_xgboost, margins, read_booster, scores
 from serin.training.data.class_weights import class_weights
@@ -257,7 +258,7 @@ def _judge(booster: Any, job: TrainingJob, data: DatasetDescription, split: str)
 def _threads(data: DatasetDescription) -> int:
     """The trees are the same with any number; a small table is done before the threads have met."""
     cells = data.rows["train"] * (len(data.numeric) + len(data.categorical))
-    return len(os.sched_getaffinity(0)) if cells >= _CELLS_WORTH_THREADS else 1
+    return core_count() if cells >= _CELLS_WORTH_THREADS else 1
 
 
 def sizes_of(data: DatasetDescription) -> list[int]:

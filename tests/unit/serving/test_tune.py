@@ -9,11 +9,12 @@ import yaml
 
 from serin.errors import TuningFailed
 from serin.formats.bundle import verify_bundle
+from serin.machine.hardware import core_count
 from serin.reports.tuning import LoadPoint
 from serin.serving.client.latencies import Latencies
 from serin.serving.client.load import LoadResult
 from serin.serving.triton.repository import serving_settings
-from serin.serving.triton.tuned import cores, read_tuned, tuned_file
+from serin.serving.triton.tuned import read_tuned, tuned_file
 from serin.serving.tuning.report import findings, values, write_report
 from serin.serving.tuning.trials import Settings, Trial, Tuning, copy_with
 from serin.spec.serving import ServingSpec
@@ -97,7 +98,7 @@ def test_every_value_says_why(bundle: Bundle) -> None:
     assert "instances: 2" in text
     assert "1: 900/s, 2: 1,500/s" in text
     assert "1.60 times the requests/s" in text
-    assert f"machine: {{cores: {cores()}}}" in text
+    assert f"machine: {{cores: {core_count()}}}" in text
     assert yaml.safe_load(text)["serving"] == {
         key: value for key, (value, _) in values(tuning(bundle)).items()
     }
@@ -117,7 +118,7 @@ def test_what_was_best_in_the_search_and_not_in_turns_is_named_with_both_figures
 
 def test_values_of_another_machine_are_left_alone(bundle: Bundle) -> None:
     path, _ = write_report(tuning(bundle))
-    path.write_text(path.read_text().replace(f"cores: {cores()}", f"cores: {cores() + 1}"))
+    path.write_text(path.read_text().replace(f"cores: {core_count()}", f"cores: {core_count() + 1}"))
     assert read_tuned(bundle) == {}
     assert serving_settings(bundle).instances == 1
 
@@ -137,7 +138,7 @@ def test_the_plot_has_a_line_for_each_setting_and_the_limit(bundle: Bundle) -> N
     assert shapes.count("circle") == 6 + 1, "one around the point that counts"
     texts = [element.text for element in drawn.iter() if element.tag.endswith("text")]
     assert texts[texts.index("at most 50 ms") + 1 :][:3] == ["1", "8", "16"], "clients of the chosen line"
-    assert f"delays version 1, {cores()} cores, requests of 1 row" in texts
+    assert f"delays version 1, {core_count()} cores, requests of 1 row" in texts
 
 
 def test_a_copy_to_measure_is_a_whole_bundle_with_other_settings(bundle: Bundle, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_both_devices_are_tried_where_nothing_names_or_rules_out_one(
 
 def test_what_an_earlier_tuning_chose_is_tried_first_and_is_no_answer(tmp_path: Path) -> None:
     bundle = publish(tmp_path)
-    text = f"format: serin.tuned\nversion: 1\nmachine: {{cores: {tune.cores()}}}\nserving: {{device: cpu}}\n"
+    text = f"format: serin.tuned\nversion: 1\nmachine: {{cores: {tune.core_count()}}}\nserving: {{device: cpu}}\n"
     tuned_file(bundle).write_text(text)
     assert possible_devices(bundle, WITH_CUDA, 1) == ("cpu", "gpu")
 
@@ -102,7 +102,7 @@ def test_the_device_with_the_most_requests_for_its_price_is_taken(
 ) -> None:
     speeds, price, wanted = CASES[case]
     monkeypatch.setattr(tune, "devices_for", lambda _: ("gpu", "cpu"))
-    monkeypatch.setattr(tune, "cores", lambda: 2)
+    monkeypatch.setattr(tune, "core_count", lambda: 2)
     tuning = Measured(bundle=publish(tmp_path), p99_ms=50, gpu_price=price, speeds=speeds).run()
     assert (tuning.chosen.settings.device, tuning.chosen.settings.instances) == wanted
     assert set(tuning.devices) == {"gpu", "cpu"}

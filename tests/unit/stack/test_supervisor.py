@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from serin.errors import StackError
+from serin.machine import parent_death
 from serin.machine.environment import child_environment
 from serin.machine.process import Leftovers, Process
+from serin.stack.host import exec_wrapper
 from serin.stack.host import supervisor as supervisor_module
 from serin.stack.host.process_scan import (
     STACK_MARK,
@@ -242,8 +244,8 @@ def test_a_home_that_supervisord_cannot_spell_is_refused(tmp_path: Path) -> None
     remove_sockets(home)
 
 
-def test_the_leash_needs_nothing_but_the_standard_library() -> None:
-    from serin.stack.host import exec_wrapper
-
-    modules = {name for name in vars(exec_wrapper) if hasattr(vars(exec_wrapper)[name], "__spec__")}
-    assert modules <= sys.stdlib_module_names
+def test_the_wrapper_of_every_process_needs_nothing_but_the_standard_library() -> None:
+    """It runs `python -I -S`, and the file that ties it to its parent with it."""
+    for module in (exec_wrapper, parent_death):
+        imported = {name for name, value in vars(module).items() if hasattr(value, "__spec__")}
+        assert imported <= sys.stdlib_module_names
