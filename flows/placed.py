@@ -58,7 +58,7 @@ async def pipeline(
         found_before("train", checkpoint.path)
     bundle = None if "export" in fresh else find_bundle(plan, checkpoint, dataset)
     if bundle is None:
-        needs = export_needs(plan.export)
+        needs = export_needs(plan)
         bundle = await run_stage(
             "export",
             Bundle,

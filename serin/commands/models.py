@@ -181,23 +181,24 @@ def predict(
 
 
 def gpus(as_json: Json = False) -> None:
-    """The GPUs of this machine, who holds them since when, and who waits for them."""
-    from serin.machine.hardware import inventory
-    from serin.machine.leases import holders, offered_bytes, waiters
+    """The GPUs of this machine, who holds them since when, which releases they serve, and who waits for them."""
+    from serin.machine.leases import offered_bytes, waiters
+    from serin.stack.gpu_use import read_gpu_use
 
     home = environment.home()
-    held, waiting, devices = holders(home), waiters(home), inventory()
-    by = {device.id: [holder for holder in held if holder.device == device.id] for device in devices}
+    found, waiting = read_gpu_use(home), waiters(home)
     if as_json:
         show_json(
             {
                 "devices": [
                     {
-                        **dataclasses.asdict(device),
-                        "offered_bytes": offered_bytes(device),
-                        "holders": [dataclasses.asdict(holder) for holder in by[device.id]],
+                        **dataclasses.asdict(use.device),
+                        "offered_bytes": offered_bytes(use.device),
+                        "used_bytes": use.used_bytes,
+                        "holders": [dataclasses.asdict(holder) for holder in use.holders],
+                        "releases": [dataclasses.asdict(release) for release in use.releases],
                     }
-                    for device in devices
+                    for use in found
                 ],
                 "waiting": [dataclasses.asdict(waiter) for waiter in waiting],
             }
@@ -205,14 +206,16 @@ def gpus(as_json: Json = False) -> None:
         return
     rows = [
         (
-            device.id,
-            device.name,
-            human_bytes(device.memory_bytes),
-            "; ".join(map(str, by[device.id])) or "free",
+            use.device.id,
+            use.device.name,
+            human_bytes(use.device.memory_bytes),
+            None if use.used_bytes is None else human_bytes(use.used_bytes),
+            "; ".join(map(str, (*use.holders, *use.releases))) or "free",
         )
-        for device in devices
+        for use in found
     ]
-    show_table(("id", "name", "memory", "holder"), rows, empty="no GPUs here; everything runs on the CPU")
+    columns = ("id", "name", "memory", "used", "held by")
+    show_table(columns, rows, empty="no GPUs here; everything runs on the CPU")
     for place, waiter in enumerate(waiting, start=1):
         show(f"{place}. {waiter}")
 

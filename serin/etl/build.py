@@ -132,7 +132,14 @@ def _compute(
         say=Heard(say),
     )
     return run_with_room(
-        attempt, table=main, layout=layout, etl=etl, scratch=scratch, say=say, piece_rows=piece_rows
+        attempt,
+        table=main,
+        layout=layout,
+        etl=etl,
+        data_bytes=sum(file.size for file in attempt.files),
+        scratch=scratch,
+        say=say,
+        piece_rows=piece_rows,
     )
 
 

@@ -64,7 +64,13 @@ def read_test_rows(
 
         plain = EtlSpec(engine="process")  # a few rows of few columns: no cluster is worth its start
         return run_with_room(
-            run, table=tables[data.main], layout=layout, etl=plain, scratch=scratch, say=lambda _: None
+            run,
+            table=tables[data.main],
+            layout=layout,
+            etl=plain,
+            data_bytes=0,
+            scratch=scratch,
+            say=lambda _: None,
         )
 
 

@@ -83,9 +83,9 @@ def prove_model(
 ) -> Proven:
     """GateFailed when the plain graph does not answer as the trainer does; other variants may fail and are listed."""
     split = _for_gpu(spec.export.target)
-    device: Device = "cuda" if split and has_device("cuda") else "cpu"
+    device: Device = "cuda" if split and inventory() and has_device("cuda") else "cpu"
     if split and device == "cpu":
-        say("for a GPU, but ONNX Runtime has no CUDA provider here: front and core are proven on the CPU")
+        say("for a GPU, but none is here that ONNX Runtime could use: front and core are proven on the CPU")
     ground = _Ground(
         spec=spec, data=data, folder=folder, split=split, device=device, read_rows=read_rows, say=say
     )

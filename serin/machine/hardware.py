@@ -107,8 +107,21 @@ def _driver_devices() -> list[Device]:
     return nvml.devices() if nvml else []
 
 
+_MOST_PROCESSES = 256
+_NOT_TOLD = 2**64 - 1
+
+
 class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
 
 
 class _Utilization(ctypes.Structure):
@@ -152,6 +165,18 @@ class Nvml:
     def free_bytes(self, device: str) -> int | None:
         memory = _Memory()
         return int(memory.free) if self._ask("nvmlDeviceGetMemoryInfo", device, memory) else None
+
+    def process_bytes(self, device: str) -> dict[int, int]:
+        """Memory by the ids of processes that compute on it; without those whose memory the driver does not tell, as
+        for processes of another container."""
+        handle = ctypes.c_void_p()
+        if self._library.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle)) != 0:
+            return {}
+        ask = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
+        count, found = ctypes.c_uint(_MOST_PROCESSES), (_Process * _MOST_PROCESSES)()
+        if ask is None or ask(handle, ctypes.byref(count), found) != 0:
+            return {}
+        return {each.pid: each.bytes for each in found[: count.value] if each.bytes != _NOT_TOLD}
 
     def joules(self, device: str) -> float | None:
         """Energy since the driver was loaded."""

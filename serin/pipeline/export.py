@@ -56,7 +56,7 @@ def export_model(
         if known is not None:
             return call.found(known, f"exported before: {known.model} version {known.version}")
         why = call.begin(parts)
-        with call.work(export_needs(spec.export), key) as measurement:
+        with call.work(export_needs(spec), key) as measurement:
             bundle = _export(call, spec, checkpoint, dataset, key, override)
         keep_result(call.home, "export", key, bundle)
         keep_result(call.home, "export", parts.digest, bundle)  # found by a call that is not fresh

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
+from serin.etl.engines.gpu_use import gpus_wanted
 from serin.machine.hardware import inventory
-from serin.machine.leases import Lease, lease
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
-from serin.spec.export import ExportSpec
 from serin.spec.model import ModelSpec
+from serin.spec.pipeline import PipelineSpec
 from serin.spec.training import TrainingSpec
 from serin.training.launch.run_dir import devices_wanted
 
-_GPU_BYTES = 64_000_000  # of Parquet; what is smaller is done before a GPU has begun
 _GROWS = 4  # times its size on disk, a table takes on a GPU while it is worked on
 _EXPORT_BYTES = 2_000_000_000  # a network, its variants and their workspaces
 
@@ -44,19 +39,16 @@ class Needs:
 
 def etl_needs(data: DataSpec, etl: EtlSpec) -> Needs:
     """A GPU for much data, where cupy could use one and the spec allows it. Shared: it does not train."""
-    engine, devices = etl.engine, inventory()
-    usable = len(devices) if importlib.util.find_spec("cupy") is not None else 0
-    if not usable or engine in ("process", "dask") or "://" in engine or not data.tables:
-        return Needs(
-            gpus=0, why="no GPU is here that it could use" if not usable else f"etl.engine: {engine}"
-        )
+    devices = inventory() if importlib.util.find_spec("cupy") is not None else ()
+    if not devices or not data.tables:
+        return Needs(gpus=0, why="no GPU is here that it could use")
     size = _data_bytes(data)
-    if engine == "auto" and size < _GPU_BYTES:
-        return Needs(gpus=0, why=f"{size / 1e6:,.0f} MB of data")
-    count = usable if engine in ("auto", "dask-cuda") else 1
+    count = gpus_wanted(etl.engine, data_bytes=size, usable=len(devices))
+    why = f"{size / 1e6:,.0f} MB of data" if etl.engine == "auto" else f"etl.engine: {etl.engine}"
+    if not count:
+        return Needs(gpus=0, why=why)
     most = max(device.memory_bytes for device in devices) // 2
-    each = min(_GROWS * size // count, most)
-    return Needs(gpus=count, shared=True, memory_bytes=each, why=f"{size / 1e6:,.0f} MB of data")
+    return Needs(gpus=count, shared=True, memory_bytes=min(_GROWS * size // count, most), why=why)
 
 
 def train_needs(model: ModelSpec, training: TrainingSpec) -> Needs:
@@ -67,23 +59,21 @@ def train_needs(model: ModelSpec, training: TrainingSpec) -> Needs:
     return Needs(gpus=count, why=f"model.kind: {model.kind}, training.processes: {training.processes}")
 
 
-def export_needs(export: ExportSpec) -> Needs:
-    """A GPU only for a variant that is built and timed on one."""
+def export_needs(spec: PipelineSpec) -> Needs:
+    """A GPU for what is built or measured on one: a model whose target is a GPU, and TensorRT. Shared."""
     devices = inventory()
-    if not devices or "tensorrt" not in export.variants:
-        return Needs(gpus=0, why="no variant that is built on a GPU")
+    if not devices or not spec.has_data:
+        return Needs(gpus=0, why="no GPU is here" if not devices else "a model with its own inputs")
+    from serin.export.session import has_device  # ONNX Runtime: only where there is a GPU
+
+    if spec.export.target != "cpu" and has_device("cuda"):
+        why = f"export.target: {spec.export.target}"
+    elif "tensorrt" in spec.export.variants and has_device("tensorrt"):
+        why = "the variant tensorrt"
+    else:
+        return Needs(gpus=0, why="nothing is measured on a GPU")
     most = max(device.memory_bytes for device in devices)
-    return Needs(gpus=1, shared=True, memory_bytes=min(_EXPORT_BYTES, most // 2), why="the variant tensorrt")
-
-
-def leased(
-    needs: Needs, *, home: Path, purpose: str, stop: threading.Event, say: Callable[[str], None]
-) -> AbstractContextManager[Lease]:
-    """What a stage needs, held for the block."""
-    return lease(
-        needs.gpus, home=home, purpose=purpose, shared=needs.shared, memory_bytes=needs.memory_bytes,
-        stop=stop, say=say,
-    )  # fmt: skip
+    return Needs(gpus=1, shared=True, memory_bytes=min(_EXPORT_BYTES, most // 2), why=why)
 
 
 def _data_bytes(data: DataSpec) -> int:

@@ -11,13 +11,17 @@ import pytest
 
 from flows.pipeline import pipeline
 from flows.stages import export
+from serin.formats.bundle import read_manifest
 from serin.machine import environment
 from serin.machine.leases import holders
 from serin.pipeline.etl import find_dataset
+from serin.pipeline.run_stage import run_etl, run_export, run_train
 from serin.pipeline.train import find_checkpoint
 from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
+from serin.store.receipt import read_receipt
 from serin.store.stage_keys import notes
+from serin.store.stage_results import receipt_file
 from serin.store.store import Store
 from tests.fakes.small_pipeline import NAME, small_spec
 
@@ -91,6 +95,35 @@ def test_a_fresh_export_that_is_resumed_makes_one_version(spec: dict[str, Any]) 
     first, resumed = once("11111111"), once("11111111")
     assert first.version == resumed.version == 3
     assert versions() == [1, 2, 3]
+
+
+def test_the_shell_finds_what_the_flow_has_made(spec: dict[str, Any]) -> None:
+    plan = load_spec(spec)
+    found = [run_etl(plan), run_train(plan), run_export(plan)]
+    assert [(stage.ran, stage.receipt) for stage in found] == [(False, None)] * 3
+    assert found[2].why == f"exported before: {NAME} version {found[2].value.version}"
+    assert told(spec)["export"] == (False, found[2].why), "and the flow finds the same version"
+
+
+def test_the_flow_finds_what_the_shell_has_made(spec: dict[str, Any]) -> None:
+    changed = {**spec, "training": {**spec["training"], "epochs": 1}}
+    plan = load_spec(changed)
+    trained, exported = run_train(plan), run_export(plan)
+    for stage in (trained, exported):
+        assert stage.ran
+        assert stage.why.startswith("changed since the last time: ")
+        assert stage.receipt is not None
+        assert stage.receipt.device[0].id == "cpu"
+    stages = environment.home() / "stages"
+    made = exported.value
+    key = read_manifest(Path(made.path)).lineage["export"]
+    assert (stages / "export" / f"{key}.lock").exists()
+    assert read_receipt(receipt_file(environment.home(), "export", key)) == exported.receipt
+    assert told(changed) == {
+        "etl": (False, run_etl(plan).why),
+        "train": (False, f"trained before: {trained.value.path}"),
+        "export": (False, f"exported before: {NAME} version {made.version}"),
+    }
 
 
 def test_a_fresh_dataset_is_made_again_and_what_follows_is_found(spec: dict[str, Any]) -> None:

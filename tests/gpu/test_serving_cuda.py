@@ -34,6 +34,7 @@ from serin.serving.tuning.devices import devices_for
 from serin.serving.tuning.report import write_report
 from serin.serving.tuning.requests import parse_mix
 from serin.serving.tuning.tune import Tuner
+from serin.stack.gpu_use import read_gpu_use
 from serin.store.artifacts import Bundle, ModelRoute, Release
 from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
@@ -165,6 +166,14 @@ def test_a_release_takes_no_more_memory_than_it_reserved_and_gives_it_back(tmp_p
         predict(url, bundle.model, to_wire(flights(512), schema), schema, batch_rows=512)
         taken = (before or 0) - (nvml.free_bytes(served.devices[0]) or 0)
         print(f"took {taken >> 20} MB of {served.bytes >> 20} MB that were reserved")
+        (seen,) = [
+            entry
+            for use in read_gpu_use(releases.log(release).parents[2], releases._host)
+            for entry in use.releases
+            if use.device.id == served.devices[0]
+        ]
+        print(seen)
+        assert (seen.release, seen.reserved_bytes) == (release.name, served.bytes)
         if served.devices[0] == device:
             assert 0 < taken <= served.bytes
     left = (before or 0) - (nvml.free_bytes(device) or 0)

@@ -14,6 +14,7 @@ import typer
 from serin import cli
 from serin.errors import LeaseUnavailable, Preempted
 from serin.machine.leases import lease
+from serin.stack.host.supervisor import Supervisor
 from tests.fakes.gpus import pretend_gpus
 
 # What people and scripts type. A change here breaks somebody: say so in CHANGELOG.md.
@@ -187,6 +188,25 @@ def test_gpus_names_the_holder(
     first, second = capsys.readouterr().out.splitlines()[1:]
     assert "training of flights" in first
     assert second.endswith("free")
+
+
+def test_gpus_names_the_releases_that_are_served_and_not_those_of_a_stack_that_is_down(
+    serin: Serin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend_gpus(tmp_path, monkeypatch, ["GPU-1", "GPU-2"])
+    record = tmp_path / "home" / "releases" / "flights-v3" / "release.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"served": {"devices": ["GPU-2"], "bytes": 1_281_000_000}}))
+    assert serin("gpus") == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]] == ["free", "free"]
+    monkeypatch.setattr(Supervisor, "pid", lambda _, name: 4711 if name == "flights-v3" else None)
+    assert serin("gpus") == 0
+    first, second = capsys.readouterr().out.splitlines()[1:]
+    assert first.endswith("free")
+    assert second.endswith("flights-v3: served by process 4711, 1,281 MB reserved")
+    assert serin("gpus", "--json") == 0
+    (release,) = json.loads(capsys.readouterr().out)["devices"][1]["releases"]
+    assert (release["release"], release["reserved_bytes"]) == ("flights-v3", 1_281_000_000)
 
 
 def test_gpus_names_who_waits(

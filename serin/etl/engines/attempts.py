@@ -39,15 +39,26 @@ def run_with_room(
     table: Table,
     layout: Layout,
     etl: EtlSpec,
+    data_bytes: int,
     scratch: Path,
     say: Callable[[str], None],
     piece_rows: int | None = None,
 ) -> T:
     """`run` on the engine that suits spec, machine and table; again, with smaller pieces, whenever memory runs out.
-    It is given the engine, the pieces, and how many rows may be worked on at once."""
-    gpus = usable_gpus() if etl.engine in ("auto", "cuda", "dask-cuda") else Gpus(count=0, memory_bytes=0)
-    needed = needed_bytes(layout, table)
-    choice = choose_engine(etl, rows=table.rows, needed_bytes=needed, free_bytes=available_bytes(), gpus=gpus)
+    It is given the engine, the pieces, and how many rows may be worked on at once. `data_bytes`: the size of all
+    tables' files, by which a GPU is used."""
+
+    def choose(gpus: Gpus) -> Choice:
+        return choose_engine(
+            etl,
+            data_bytes=data_bytes,
+            needed_bytes=needed_bytes(layout, table),
+            free_bytes=available_bytes(),
+            gpus=gpus,
+        )
+
+    none = Gpus(count=0, memory_bytes=0)
+    choice = choose(usable_gpus() if etl.engine in ("auto", "cuda", "dask-cuda") else none)
     halvings = 0
     while True:
         say(f"engine {choice.kind} ({choice.why})")
@@ -67,8 +78,7 @@ def run_with_room(
             if etl.engine != "auto":
                 raise
             say(f"{error}; going on without it")
-            free, none = available_bytes(), Gpus(count=0, memory_bytes=0)
-            choice = choose_engine(etl, rows=table.rows, needed_bytes=needed, free_bytes=free, gpus=none)
+            choice = choose(none)
         except ClusterNotUp as error:
             say(f"{error}; going on with one GPU")
             why = "no cluster came up"

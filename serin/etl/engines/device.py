@@ -35,7 +35,8 @@ class Gpus:
 
 
 def usable_gpus() -> Gpus:
-    """The GPUs the ETL could use: those the driver shows, when cupy is installed."""
+    """The GPUs the ETL could use: those that are visible to this process, when cupy is installed. A stage shows the
+    process what it has leased."""
     found = inventory() if importlib.util.find_spec("cupy") is not None else ()
     return Gpus(count=len(found), memory_bytes=sum(device.memory_bytes for device in found))
 

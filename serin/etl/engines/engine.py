@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 from serin.errors import EngineFailed
 from serin.etl.engines.device import Gpus, memory_pool
+from serin.etl.engines.gpu_use import gpus_wanted
 from serin.etl.engines.process_engine import ProcessEngine
 from serin.machine.hardware import core_count
 from serin.spec.etl import EtlSpec
 
 Held = Sequence[Any]  # one handle per piece; what it is, is the engine's own matter
-GPU_ROWS = 2_000_000  # below this a GPU's start costs more than it saves
 _GPU_THREADS = 16  # that read for one GPU
 
 
@@ -67,25 +67,26 @@ class Choice:
     needed_bytes: int = 0  # to keep all pieces
 
 
-def choose_engine(etl: EtlSpec, *, rows: int, needed_bytes: int, free_bytes: int, gpus: Gpus) -> Choice:
-    """What the spec asks for; `auto`: a GPU for many rows, one process for what fits, else a cluster of processes."""
+def choose_engine(etl: EtlSpec, *, data_bytes: int, needed_bytes: int, free_bytes: int, gpus: Gpus) -> Choice:
+    """What the spec asks for; `auto`: a GPU for much data, one process for what fits, else a cluster of processes."""
+    wanted = gpus_wanted(etl.engine, data_bytes=data_bytes, usable=gpus.count)
     cores = core_count() if etl.workers == "auto" else etl.workers
     roomy = needed_bytes < free_bytes // 2
     size = f"{needed_bytes / 1e6:,.0f} MB for the pieces, {free_bytes / 1e6:,.0f} MB free"
     kind, why = etl.engine, "as the spec says"
     if kind == "auto":
-        if gpus.count and rows >= GPU_ROWS:
-            kind, why = "cuda", f"{gpus.count} GPU(s), {rows:,} rows"
+        if wanted:
+            kind, why = "cuda", f"{wanted} GPU(s), {data_bytes / 1e6:,.0f} MB of tables"
         elif roomy:
             kind, why = "process", size
         else:
             kind, why = "dask", f"{size}: processes with limited memory, pieces on disk"
     if kind in ("cuda", "dask-cuda"):
-        if not gpus.count:
+        if not wanted:
             raise EngineFailed(engine=kind, reason="no GPU that cupy could use is here; use engine: auto")
         keep = roomy and needed_bytes < gpus.memory_bytes // 3
-        if gpus.count > 1 or kind == "dask-cuda":
-            return Choice(kind="dask-cuda", workers=gpus.count, keep=keep, why=why, needed_bytes=needed_bytes)
+        if wanted > 1 or kind == "dask-cuda":
+            return Choice(kind="dask-cuda", workers=wanted, keep=keep, why=why, needed_bytes=needed_bytes)
         workers = min(_GPU_THREADS, cores) if etl.workers == "auto" else etl.workers
         return Choice(kind="cuda", workers=workers, keep=keep, why=why)
     return Choice(kind=kind, workers=cores, keep=roomy, why=why, needed_bytes=needed_bytes)

@@ -5,7 +5,6 @@ What a release has reserved stands in its record (`release.json`), so that it is
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from serin.machine import environment
 from serin.machine.hardware import Device, Nvml
 from serin.machine.leases import holders, offered_bytes
 from serin.serving.triton.backends import Choice
+from serin.serving.triton.release_record import reserved_bytes
 from serin.spec.serving import ServingSpec
 
 MB = 1 << 20
@@ -131,19 +131,6 @@ def pick_devices(release: str, need: Need, count: int, rooms: Sequence[Room]) ->
             release=release, wanted_mb=math.ceil(need.total_bytes / MB), room=[str(room) for room in rooms]
         )
     return tuple(room.device for room in fitting[:count])
-
-
-def reserved_bytes(releases: Path) -> dict[str, dict[str, int]]:
-    """Device -> release -> bytes, of every release with a record."""
-    found: dict[str, dict[str, int]] = {}
-    for path in sorted(releases.glob("*/release.json")):
-        try:
-            served = json.loads(path.read_text(encoding="utf-8")).get("served") or {}
-            for device in served.get("devices", ()):
-                found.setdefault(device, {})[path.parent.name] = int(served["bytes"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # it is just being removed
-    return found
 
 
 def _accelerated(folder: Path, choice: Choice) -> Path:

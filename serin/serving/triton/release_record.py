@@ -64,3 +64,16 @@ def write_record(folder: Path, release: Release, record: Record) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_secret(folder / FILE, json.dumps(document))
+
+
+def reserved_bytes(releases: Path) -> dict[str, dict[str, int]]:
+    """Device -> release -> bytes, of every release with a record."""
+    found: dict[str, dict[str, int]] = {}
+    for path in sorted(releases.glob(f"*/{FILE}")):
+        try:
+            served = json.loads(path.read_text(encoding="utf-8")).get("served") or {}
+            for device in served.get("devices", ()):
+                found.setdefault(device, {})[path.parent.name] = int(served["bytes"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # it is just being removed
+    return found

@@ -46,7 +46,9 @@ def test_dask_workers_do_not_show(
 def test_small_data_needs_no_cluster_and_large_data_gets_one() -> None:
     def chosen(needed_bytes: int) -> Choice:
         none = Gpus(count=0, memory_bytes=0)
-        return choose_engine(EtlSpec(), rows=10**9, needed_bytes=needed_bytes, free_bytes=10**9, gpus=none)
+        return choose_engine(
+            EtlSpec(), data_bytes=10**9, needed_bytes=needed_bytes, free_bytes=10**9, gpus=none
+        )
 
     small, large = chosen(10**8), chosen(10**10)
     assert (small.kind, small.keep) == ("process", True)

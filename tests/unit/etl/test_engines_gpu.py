@@ -104,21 +104,25 @@ def test_the_columns_of_steps_that_only_the_host_knows_are_named() -> None:
     assert host_columns(spec.features) == ["b", "c"]
 
 
-def test_a_gpu_is_chosen_for_many_rows_and_several_get_a_cluster() -> None:
-    def kind(rows: int, gpus: Gpus) -> str:
+def test_a_gpu_is_chosen_for_much_data_and_several_get_a_cluster() -> None:
+    def kind(data_bytes: int, gpus: Gpus) -> str:
         plenty = {"needed_bytes": 10**6, "free_bytes": 10**10}
-        return choose_engine(EtlSpec(), rows=rows, gpus=gpus, **plenty).kind
+        return choose_engine(EtlSpec(), data_bytes=data_bytes, gpus=gpus, **plenty).kind
 
-    assert kind(1000, ONE_GPU) == "process"
-    assert kind(10**7, ONE_GPU) == "cuda"
-    assert kind(10**7, Gpus(count=2, memory_bytes=2**35)) == "dask-cuda"
-    assert kind(10**7, Gpus(count=0, memory_bytes=0)) == "process"
+    assert kind(10**6, ONE_GPU) == "process"
+    assert kind(10**9, ONE_GPU) == "cuda"
+    assert kind(10**9, Gpus(count=2, memory_bytes=2**35)) == "dask-cuda"
+    assert kind(10**9, Gpus(count=0, memory_bytes=0)) == "process"
 
 
 def test_a_gpu_that_is_asked_for_and_not_here_is_refused() -> None:
     with pytest.raises(EngineFailed, match="no GPU"):
         choose_engine(
-            EtlSpec(engine="cuda"), rows=1, needed_bytes=1, free_bytes=2, gpus=Gpus(count=0, memory_bytes=0)
+            EtlSpec(engine="cuda"),
+            data_bytes=1,
+            needed_bytes=1,
+            free_bytes=2,
+            gpus=Gpus(count=0, memory_bytes=0),
         )
 
 
@@ -150,7 +154,7 @@ def test_a_gpu_that_cupy_cannot_use_is_named_and_only_auto_goes_on_without_it(
     few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     monkeypatch.setattr("serin.etl.engines.attempts.usable_gpus", lambda: ONE_GPU)
-    monkeypatch.setattr("serin.etl.engines.engine.GPU_ROWS", 1)
+    monkeypatch.setattr("serin.etl.engines.gpu_use.WORTH_BYTES", 1)
     cupy.install(monkeypatch).cuda.runtime.memGetInfo = _no_driver
     said: list[str] = []
     if engine == "auto":

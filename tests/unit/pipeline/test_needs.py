@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from serin.pipeline import needs
-from serin.pipeline.needs import etl_needs, export_needs, train_needs
+from serin.pipeline.needs import Needs, etl_needs, export_needs, train_needs
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
-from serin.spec.export import ExportSpec
+from serin.spec.load import load_spec
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from tests.fakes.gpus import pretend_gpus
+from tests.fakes.small_pipeline import small_spec
 
 GB = 1 << 30
 
@@ -67,13 +68,35 @@ def test_no_stage_asks_for_more_than_half_of_a_gpu_s_memory(two_gpus: None, tmp_
 
 def test_without_a_gpu_everything_is_placed_on_a_cpu(tmp_path: Path) -> None:
     assert etl_needs(table_of(tmp_path / "data", 100_000_000), EtlSpec()).deployment == "placed"
-    assert export_needs(ExportSpec(variants=("fp32", "tensorrt"))).deployment == "placed"
+    assert exporting(tmp_path, variants=["fp32", "tensorrt"], target="gpu").deployment == "placed"
 
 
-def test_only_a_variant_that_is_built_on_a_gpu_asks_export_s_for_one(two_gpus: None) -> None:
-    assert export_needs(ExportSpec(variants=("fp32", "fp16"))).deployment == "placed"
-    found = export_needs(ExportSpec(variants=("fp32", "tensorrt")))
-    assert (found.deployment, found.gpus, found.shared) == ("placed-gpu", 1, True)
+def exporting(folder: Path, **export: object) -> Needs:
+    return export_needs(load_spec(small_spec(folder / "data", rows=100, export=export)))
+
+
+@pytest.mark.parametrize(
+    ("providers", "export", "gpus"),
+    [
+        ({"cuda"}, {"target": "gpu"}, 1),
+        ({"cuda"}, {"target": "auto"}, 1),
+        ({"cuda"}, {"target": "cpu"}, 0),
+        (set(), {"target": "gpu"}, 0),  # measured on the CPU: ONNX Runtime cannot use the GPU
+        ({"tensorrt"}, {"target": "cpu", "variants": ["fp32", "tensorrt"]}, 1),
+        (set(), {"target": "cpu", "variants": ["fp32", "tensorrt"]}, 0),
+    ],
+)
+def test_an_export_needs_a_gpu_for_what_is_measured_on_one(
+    two_gpus: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    providers: set[str],
+    export: dict[str, object],
+    gpus: int,
+) -> None:
+    monkeypatch.setattr("serin.export.session.has_device", providers.__contains__)
+    found = exporting(tmp_path, **export)
+    assert (found.gpus, found.shared) == (gpus, bool(gpus))
 
 
 def test_a_training_needs_whole_gpus_and_says_why(two_gpus: None) -> None:

@@ -21,8 +21,9 @@ from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema
 from serin.machine.hardware import Device
 from serin.machine.leases import lease
 from serin.serving.triton.backends import Choice
-from serin.serving.triton.gpu_memory import CONTEXT_BYTES, MB, bytes_per_row, estimate_need, reserved_bytes
+from serin.serving.triton.gpu_memory import CONTEXT_BYTES, MB, bytes_per_row, estimate_need
 from serin.serving.triton.process import new_place, triton_process
+from serin.serving.triton.release_record import reserved_bytes
 from serin.serving.triton.releases import Releases
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Bundle, Release

@@ -1,0 +1,90 @@
+"""Who uses the GPUs of this machine now: leases, served releases, and what the driver counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from serin.errors import SupervisorGone
+from serin.machine import environment
+from serin.machine.hardware import Device, Nvml, inventory
+from serin.machine.leases import Holder, holders
+from serin.serving.process import ProcessHost
+from serin.serving.triton.release_record import reserved_bytes
+from serin.stack.host.supervisor import Supervisor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRelease:
+    """A release on a GPU. `used_bytes`: the memory of its process and the children of that, as the driver counts it;
+    None where it does not say."""
+
+    release: str
+    pid: int
+    reserved_bytes: int
+    used_bytes: int | None = None
+
+    def __str__(self) -> str:
+        used = "" if self.used_bytes is None else f", {self.used_bytes / 1e6:,.0f} MB used"
+        return f"{self.release}: served by process {self.pid}, {self.reserved_bytes / 1e6:,.0f} MB reserved{used}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """`used_bytes`: by all processes together, also by those that Serin does not know; None where the driver does not
+    say."""
+
+    device: Device
+    holders: tuple[Holder, ...]
+    releases: tuple[ServedRelease, ...]
+    used_bytes: int | None
+
+
+def read_gpu_use(home: Path, host: ProcessHost | None = None) -> list[GpuUse]:
+    """One for each GPU of this machine. `host`: keeps the processes of the releases; None: the stack's supervisor."""
+    held, reserved = holders(home), reserved_bytes(home / "releases")
+    if host is None and reserved:
+        host = Supervisor(home)
+    nvml = None if environment.inventory_file() else Nvml.open()
+    found = []
+    for device in inventory():
+        free = nvml.free_bytes(device.id) if nvml else None
+        by_process = nvml.process_bytes(device.id) if nvml else {}
+        served = [
+            ServedRelease(
+                release=release,
+                pid=pid,
+                reserved_bytes=size,
+                used_bytes=_with_children(pid, by_process) or None,
+            )
+            for release, size in sorted(reserved.get(device.id, {}).items())
+            if host is not None and (pid := _pid(host, release)) is not None
+        ]
+        found.append(
+            GpuUse(
+                device=device,
+                holders=tuple(holder for holder in held if holder.device == device.id),
+                releases=tuple(served),
+                used_bytes=None if free is None else device.memory_bytes - free,
+            )
+        )
+    return found
+
+
+def _pid(host: ProcessHost, release: str) -> int | None:
+    """None when it does not run: a release that was stopped with its stack keeps its record."""
+    try:
+        return host.pid(release)
+    except SupervisorGone:
+        return None
+
+
+def _with_children(pid: int, by_process: dict[int, int]) -> int:
+    """Triton's Python backend runs a model in child processes."""
+    try:
+        tree = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        tree = [pid]
+    return sum(by_process.get(each, 0) for each in tree)
