@@ -150,7 +150,7 @@ def test_a_column_that_knows_the_second_target_is_a_leak(home: Path) -> None:
         ({"target": {"expressions": LATE, "expression": "hours > 3", "task": "binary"}}, "not both"),
         (
             {"target": {"expressions": {"a b": "hours", "c": "hours"}, "task": "regression"}},
-            "no name of a target",
+            "is not a valid target name",
         ),
         ({"target": {"expressions": LATE, "task": "multiclass"}}, "all binary or all regression"),
         (
