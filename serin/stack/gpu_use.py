@@ -11,7 +11,7 @@ from serin.errors import SupervisorGone
 from serin.machine import environment
 from serin.machine.hardware import Device, Nvml, inventory
 from serin.machine.leases import Holder, holders
-from serin.serving.process import ProcessHost
+from serin.machine.process import ProcessHost
 from serin.serving.triton.release_record import reserved_bytes
 from serin.stack.host.supervisor import Supervisor
 
