@@ -23,6 +23,7 @@ import numpy as np
 
 from benchmarks.etl.sampling import sampled
 from serin.etl.engines.device import memory_pool
+from tests.logs import heard
 
 NEEDED = (
     "cupy",
@@ -174,7 +175,7 @@ def _write_file(folder: Path, start: int, rows: int) -> str:
     return str(path)
 
 
-def _ours(table: Path, out: Path, engine: str, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def _ours(table: Path, out: Path, engine: str) -> dict[str, Any]:
     from serin.etl.build import build_dataset
     from serin.formats.dataset import read_dataset
     from serin.spec.load import load_spec
@@ -196,7 +197,7 @@ def _ours(table: Path, out: Path, engine: str, say: Callable[[str], None] = lamb
             "etl": {"engine": engine},
         }
     )
-    dataset = build_dataset(spec.data, spec.features, spec.etl, store=Store(str(out)), say=say)
+    dataset = build_dataset(spec.data, spec.features, spec.etl, store=Store(str(out)))
     description = read_dataset(Path(dataset.path))
     categorical = [category.name for category in description.categorical]
     return {"path": dataset.path, "numeric": list(description.numeric), "categorical": categorical}
@@ -210,7 +211,8 @@ def _stages(table: Path, out: Path, *, profile: bool) -> None:
         def say(text: str) -> None:
             print(f"  [{time.perf_counter() - begin:6.3f} s] {text}", flush=True)
 
-        _ours(table, out, "cuda", say)
+        with heard(say):
+            _ours(table, out, "cuda")
         say("published")
     shutil.rmtree(out)
 

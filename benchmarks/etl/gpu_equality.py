@@ -14,6 +14,7 @@ from serin.spec.etl import EtlSpec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.store import Store
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
+from tests.logs import heard
 
 FAILURES = (
     SerinError,
@@ -85,7 +86,8 @@ def _digest(
     say = (said if said is not None else []).append
     etl = EtlSpec(engine=engine)
     store = Store(str(folder))
-    return build_dataset(spec.data, spec.features, etl, store=store, say=say, piece_rows=piece_rows).digest
+    with heard(say):
+        return build_dataset(spec.data, spec.features, etl, store=store, piece_rows=piece_rows).digest
 
 
 def _show_difference(host: Path, gpu: Path) -> None:

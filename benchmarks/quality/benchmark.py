@@ -40,7 +40,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     results: dict[str, Result] = {}
     versions: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        (dataset,) = make_folds(Path(scratch), 1, say)
+        (dataset,) = make_folds(Path(scratch), 1)
         target = read_rows(dataset, "test")[1]
         for name, contender in CONTENDERS.items():
             laps, versions[name] = _train(contender, chosen[name]["settings"], dataset, target, SEEDS[mode])

@@ -83,7 +83,7 @@ def main() -> None:
         chosen = json.loads(asked.out.read_text())["contenders"]
     with tempfile.TemporaryDirectory() as scratch:
         made = json.loads(asked.folds.read_text()) if asked.folds else None
-        folds = made or make_folds(Path(scratch), FOLDS, lambda _: None)
+        folds = made or make_folds(Path(scratch), FOLDS)
         for name, contender in CONTENDERS.items():
             if asked.only in (None, name):
                 chosen[name] = choose(contender, folds, asked.trials, threads=asked.threads, gpu=asked.gpu)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.child import ROOT, ContenderFailed
@@ -10,7 +9,7 @@ from benchmarks.child import ROOT, ContenderFailed
 SPEC = ROOT / "examples" / "flights" / "spec.yaml"
 
 
-def make_folds(folder: Path, count: int, say: Callable[[str], None]) -> list[str]:
+def make_folds(folder: Path, count: int) -> list[str]:
     """Datasets of the flights, the newest block first: that one is the example's own split.
 
     Each is made by the ETL, so that medians and vocabularies know nothing of the block. What comes after a block is
@@ -35,5 +34,5 @@ def make_folds(folder: Path, count: int, say: Callable[[str], None]) -> list[str
             }
         )
         data = spec.data.model_copy(update={"split": moved})
-        paths.append(build_dataset(data, spec.features, spec.etl, store=store, say=say).path)
+        paths.append(build_dataset(data, spec.features, spec.etl, store=store).path)
     return paths

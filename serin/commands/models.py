@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from serin.commands.output import Json, human_bytes, progress, show, show_json, show_table
+from serin.commands.output import Json, human_bytes, show, show_json, show_table
 from serin.errors import NotFound, SpecError
 from serin.machine import environment
 
@@ -172,7 +172,7 @@ def predict(
 
     bundle = open_bundle(model, version)
     if batch:
-        count = predict_in_bulk(bundle, rows, out, workers=workers, scheduler=scheduler, say=progress())
+        count = predict_in_bulk(bundle, rows, out, workers=workers, scheduler=scheduler)
     else:
         protocol: Literal["http", "grpc"] = "grpc" if grpc else "http"
         count = predict_through_gateway(bundle, Path(rows), out, pinned=bool(version), protocol=protocol)

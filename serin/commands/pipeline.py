@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.output import Json, say, show, show_json
+from serin.commands.output import Json, show, show_json
 from serin.errors import SpecError
 from serin.machine import environment
 
@@ -117,7 +117,7 @@ def run(
         if spec is not None or placed or fresh or override is not None:
             problem = "goes on with the run as it was asked for; give it alone"
             raise SpecError(where="serin run", problems=[("--resume", problem)])
-        resume_run(environment.home(), resume, follow=follow, say=say)
+        resume_run(environment.home(), resume, follow=follow)
         return
     if spec is None:
         raise SpecError(
@@ -133,7 +133,6 @@ def run(
         serve=serve,
         override=override,
         follow=follow,
-        say=say,
     )
 
 

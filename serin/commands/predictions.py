@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from serin.machine.hardware import core_count
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 def predict_through_gateway(
@@ -54,7 +55,7 @@ def predict_through_gateway(
 
 
 def predict_in_bulk(
-    bundle: Bundle, rows: str, out: Path | None, *, workers: int | None, scheduler: str | None, say: Say
+    bundle: Bundle, rows: str, out: Path | None, *, workers: int | None, scheduler: str | None
 ) -> int:
     """Scores by the bundle's own graph, at the speed of this machine or of a Dask cluster. Returns the rows.
 
@@ -65,9 +66,9 @@ def predict_in_bulk(
     pieces, folder = find_pieces(rows), Path(bundle.path)
     count = workers or core_count()
     if out is not None and not out.suffix:
-        return score_into_folder(folder, pieces, out, workers=count, scheduler=scheduler, say=say)
+        return score_into_folder(folder, pieces, out, workers=count, scheduler=scheduler)
     with _writer(out) as writer:
-        return score_pieces(folder, pieces, writer, workers=count, scheduler=scheduler, say=say)
+        return score_pieces(folder, pieces, writer, workers=count, scheduler=scheduler)
 
 
 def open_bundle(model: str, version: str) -> Bundle:
@@ -80,14 +81,7 @@ def open_bundle(model: str, version: str) -> Bundle:
     return store.bundle(model, live or (versions[-1] if versions else "live"))
 
 
-def _score(
-    score: Callable[[pa.Table], pa.Table],
-    rows: Path,
-    schema: Schema,
-    out: Path | None,
-    *,
-    say: Say = lambda _: None,
-) -> int:
+def _score(score: Callable[[pa.Table], pa.Table], rows: Path, schema: Schema, out: Path | None) -> int:
     done = 0
     with _writer(out) as writer:
         for piece in read_rows(rows, schema):
@@ -97,7 +91,7 @@ def _score(
                 raise RowsUnfit(column=min(clash), reason=reason)
             writer.write_table(score(piece))
             done += len(piece)
-            say(f"scored {done:,} rows")
+            logger.info(f"scored {done:,} rows")
         if not done:
             raise RowsUnfit(column="", reason=f"in {rows} has no rows")
     return done

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from serin.commands.output import Json, progress, show, show_json
+from serin.commands.output import Json, show, show_json
 from serin.machine import environment
 
 
@@ -50,7 +50,6 @@ def up(
         ui_port=ui_port,
         tls=tls_pair(tls_cert, tls_key),
         envoy_file=envoy,
-        say=progress(),
     )
     addresses = {
         "gateway": stack.gateway_url,
@@ -73,7 +72,7 @@ def down() -> None:
     """End the local stack: requests under way are answered, then nothing is left running."""
     from serin.stack.down import take_down
 
-    take_down(environment.home(), say=progress())
+    take_down(environment.home())
     show("down")
 
 
@@ -135,7 +134,7 @@ def install_triton() -> None:
     """Make Triton's own environment beside this one; does nothing when it is there."""
     from serin.serving.triton.installation import find_triton, install_triton
 
-    install_triton(say=progress())
+    install_triton()
     show(f"Triton: {find_triton().server}")
 
 
@@ -143,4 +142,4 @@ def install_gateway() -> None:
     """Compile the gateway's request filter, where another Triton than `serin install triton`'s is used."""
     from serin.serving.triton.installation import install_request_filter
 
-    show(f"request filter: {install_request_filter(say=progress())}")
+    show(f"request filter: {install_request_filter()}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from serin.commands.output import Json, progress, show, show_json
+from serin.commands.output import Json, show, show_json
 
 Limit = Annotated[
     float | None, typer.Option(min=0.1, help="The limit. [default: serving.p99_ms of its spec]")
@@ -71,7 +71,6 @@ def tune(
         gpu_price=gpu_price,
         largest_request_rows=max_rows,
         budget_s=seconds,
-        say=progress(),
     )
     tuning = tuner.run()
     settings, plot = write_report(tuning)

@@ -6,13 +6,14 @@ The same spec and the same files give the same dataset, bit for bit, from every 
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.etl.dataset.assemble import Assembly, Heard
+from serin.etl.dataset.assemble import Assembly
 from serin.etl.dataset.compare import family_key, find_previous
 from serin.etl.engines.attempts import run_with_room
 from serin.etl.engines.engine import Engine
@@ -30,6 +31,7 @@ from serin.etl.sources.tables import Piece, Table, open_table, refuse_changed
 from serin.formats.canonical import canonical
 from serin.formats.dataset import FORMAT, VERSION, SourceFile
 from serin.formats.shards import row_files
+from serin.machine.stopping import check_stopped
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
@@ -37,7 +39,7 @@ from serin.store.artifacts import Dataset
 from serin.store.stage_keys import StageKey, key_of, made_by, said
 from serin.store.store import Store
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 _FIT_VERSION = 4  # raised when the same inputs would give other numbers than before
 
 
@@ -52,7 +54,6 @@ def build_dataset(
     *,
     store: Store,
     name: str = "",
-    say: Say = silent,
     piece_rows: int | None = None,
     fresh: bool = False,
 ) -> Dataset:
@@ -63,12 +64,12 @@ def build_dataset(
     """
     sources = _sources(data, store)
     files = [file for found in sources.values() for file in found]
-    _tell_unknown(files, say)
+    _tell_unknown(files)
     key = dataset_key(data, features, files) or secrets.token_hex(32)  # that one is never asked for again
     known = None if fresh else store.find_dataset(key)
     if known is not None:
-        say(f"dataset {known.digest[:12]} is there already, from the same spec and files")
-        judge_freshness(data.checks, Path(known.path), say)
+        logger.info(f"dataset {known.digest[:12]} is there already, from the same spec and files")
+        judge_freshness(data.checks, Path(known.path))
         return known
     with store.workspace() as folder, store.using_kept() as kept:
         scratch, result = folder / "scratch", folder / "dataset"
@@ -82,9 +83,10 @@ def build_dataset(
             kept=kept,
             fresh=fresh,
         )
-        digest = _compute(data, features, etl, sources, earlier, scratch, result, say, piece_rows)
+        digest = _compute(data, features, etl, sources, earlier, scratch, result, piece_rows)
         refuse_changed(files, [file for found in _sources(data, store).values() for file in found])
         edition = _edition(digest, features)
+        check_stopped()
         published = store.publish_dataset(key, edition, result, lasting=set(row_files(result)))
         store.remember_dataset(family, edition)
         return published
@@ -110,15 +112,14 @@ def _compute(
     earlier: Earlier,
     scratch: Path,
     result: Path,
-    say: Say,
     piece_rows: int | None,
 ) -> str:
     """Fills the folder `result`; the dataset's digest."""
-    tables = _open_tables(sources, earlier, scratch, say)
+    tables = _open_tables(sources, earlier, scratch)
     layout = lay_out(data, features, tables)
     main = tables[data.main]
     partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
-    say(f"{main.rows:,} rows in {main.name}{partners}")
+    logger.info(f"{main.rows:,} rows in {main.name}{partners}")
     attempt = _Attempt(
         data=data,
         features=features,
@@ -129,7 +130,6 @@ def _compute(
         keeping=_keeping(data, layout, sources, earlier),
         scratch=scratch,
         result=result,
-        say=Heard(say),
     )
     return run_with_room(
         attempt,
@@ -138,7 +138,6 @@ def _compute(
         etl=etl,
         data_bytes=sum(file.size for file in attempt.files),
         scratch=scratch,
-        say=say,
         piece_rows=piece_rows,
     )
 
@@ -156,27 +155,17 @@ class _Attempt:
     keeping: PieceCache | None
     scratch: Path
     result: Path
-    say: Heard
 
     def __call__(self, engine: Engine, pieces: Sequence[Piece], rows: int) -> str:
         """The dataset's digest."""
         _empty(self.result)
-        engine.tell = progress = Progress(self.say)
+        engine.tell = progress = Progress()
         progress.begin("read and joined")
         data, features, layout, scratch = self.data, self.features, self.layout, self.scratch
         room = shared_room(engine.budget_bytes)
-        joins = load_joins(layout, self.tables, budget_bytes=room, scratch=scratch, say=self.say)
+        joins = load_joins(layout, self.tables, budget_bytes=room, scratch=scratch)
         held = prepare_pieces(
-            engine,
-            pieces,
-            data,
-            features,
-            layout,
-            joins,
-            scratch,
-            rows=rows,
-            say=self.say,
-            keeping=self.keeping,
+            engine, pieces, data, features, layout, joins, scratch, rows=rows, keeping=self.keeping
         )
         assembly = Assembly(
             data=data,
@@ -186,20 +175,21 @@ class _Attempt:
             files=self.files,
             previous=self.previous,
             engine=engine,
-            say=self.say,
             progress=progress,
         )
         return assembly.fill(held, self.result)
 
 
 def _open_tables(
-    sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier, scratch: Path, say: Say
+    sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier, scratch: Path
 ) -> dict[str, Table]:
     converted = FileCache.converted(earlier.kept, again=earlier.fresh)
     tables = {name: open_table(name, found, scratch, converted) for name, found in sources.items()}
     if converted.found:
         asked = converted.found + converted.made
-        say(f"{converted.found} of {asked} files to be converted were found as they were converted before")
+        logger.info(
+            f"{converted.found} of {asked} files to be converted were found as they were converted before"
+        )
     return tables
 
 
@@ -214,14 +204,12 @@ def _keeping(
     return PieceCache.of(earlier.kept, earlier.family, data, layout, others, again=earlier.fresh)
 
 
-def find_dataset(
-    data: DataSpec, features: Sequence[FeatureSpec], store: Store, say: Say = silent
-) -> Dataset | None:
+def find_dataset(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> Dataset | None:
     """The dataset that was made from the same files by the same rules, when there is one. It must still be fresh."""
     key = current_key(data, features, store)
     known = None if key is None else store.find_dataset(key)
     if known is not None:
-        judge_freshness(data.checks, Path(known.path), say)
+        judge_freshness(data.checks, Path(known.path))
     return known
 
 
@@ -235,10 +223,12 @@ def _sources(data: DataSpec, store: Store) -> dict[str, tuple[SourceFile, ...]]:
     return {name: find_files(name, url, digests) for name, url in data.tables.items()}
 
 
-def _tell_unknown(files: Sequence[SourceFile], say: Say) -> None:
+def _tell_unknown(files: Sequence[SourceFile]) -> None:
     unknown = [file.path for file in files if not file.content]
     if unknown:
-        say(f"no reliable mark of {unknown[0]} (of {len(unknown)} files): the dataset is made every time")
+        logger.info(
+            f"no reliable mark of {unknown[0]} (of {len(unknown)} files): the dataset is made every time"
+        )
 
 
 def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence[SourceFile]) -> str | None:

@@ -6,7 +6,7 @@ A dataset keeps features, not requests; a model that was made by another spec ca
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,12 +38,7 @@ _ARROW: Mapping[Kind, pa.DataType] = {
 
 
 def read_test_rows(
-    data: DataSpec,
-    features: Sequence[FeatureSpec],
-    dataset: Dataset,
-    *,
-    max_rows: int,
-    say: Callable[[str], None] = lambda _: None,
+    data: DataSpec, features: Sequence[FeatureSpec], dataset: Dataset, *, max_rows: int
 ) -> RawRows:
     """At most `max_rows` rows, the newest by `data.time` (else the last), oldest first, with every request column that
     `features` need. DataError or SpecError when the tables do not have them."""
@@ -55,8 +50,8 @@ def read_test_rows(
 
         def run(engine: Engine, pieces: Sequence[Piece], rows: int) -> RawRows:
             room = shared_room(engine.budget_bytes)
-            joins = load_joins(layout, tables, budget_bytes=room, scratch=scratch, say=say)
-            held = prepare_pieces(engine, pieces, data, features, layout, joins, scratch, rows=rows, say=say)
+            joins = load_joins(layout, tables, budget_bytes=room, scratch=scratch)
+            held = prepare_pieces(engine, pieces, data, features, layout, joins, scratch, rows=rows)
             times = engine.collect(times_of, held, np.asarray(split.rows))
             ids = _newest(times, max_rows)
             table = pa.concat_tables(engine.collect(requests_of, held, np.sort(ids), layout.inputs))
@@ -64,13 +59,7 @@ def read_test_rows(
 
         plain = EtlSpec(engine="process")  # a few rows of few columns: no cluster is worth its start
         return run_with_room(
-            run,
-            table=tables[data.main],
-            layout=layout,
-            etl=plain,
-            data_bytes=0,
-            scratch=scratch,
-            say=lambda _: None,
+            run, table=tables[data.main], layout=layout, etl=plain, data_bytes=0, scratch=scratch
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -25,10 +26,13 @@ from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
 from serin.formats.schema import write_schema
 from serin.formats.trained import read_record, read_trained
 from serin.formats.wire import Array, to_wire
+from serin.machine.stopping import check_stopped
 from serin.reports.model_card import model_card
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
 from serin.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 _SOURCES = 1000  # files that a manifest names; the dataset names all
 
@@ -42,18 +46,18 @@ def export_model(
     lineage: Mapping[str, Any],
     read_rows: ReadRows | None = None,
     override: str | None = None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> Bundle:
     """Export, prove, meet the live model, publish. What fails the gate (GateFailed) or is worse than the live model
     (ChampionRefused) takes no version number. `override`: who answers for publishing it although it is worse."""
     if not spec.has_data:
-        return export_own_inputs(spec, checkpoint, store=store, lineage=lineage, override=override, say=say)
+        return export_own_inputs(spec, checkpoint, store=store, lineage=lineage, override=override)
     folder = Path(dataset.path)
     description = read_dataset(folder)
-    proven = prove_model(spec, checkpoint, description, folder, read_rows=read_rows, say=say)
+    proven = prove_model(spec, checkpoint, description, folder, read_rows=read_rows)
     champion = meet_champion(
-        spec, _scores(proven), proven.schema, store=store, read_rows=read_rows, override=override, say=say
+        spec, _scores(proven), proven.schema, store=store, read_rows=read_rows, override=override
     )
+    check_stopped()
     release = Release(model=spec.name, version=store.reserve_version(spec.name))
     facts = {
         **lineage,
@@ -78,9 +82,10 @@ def export_model(
             lineage=facts,
             metrics=checkpoint.metrics,
         )
+        check_stopped()
         bundle = store.publish_bundle(release.model, release.version, work)
-    say(f"published {release.name}")
-    track_bundle(bundle, checkpoint, say=say)
+    logger.info(f"published {release.name}")
+    track_bundle(bundle, checkpoint)
     return bundle
 
 

@@ -8,6 +8,7 @@ changed, there is nothing to compare: said, and passed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,12 @@ from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 
+logger = logging.getLogger(__name__)
+
 RESAMPLES = 1000
 _FEWEST_ROWS = 100
 ReadRows = Callable[[tuple[FeatureSpec, ...], int], RawRows]
 """(features, most rows) -> the newest rows of the test split, with every request column these features need."""
-Say = Callable[[str], None]
 
 
 def meet_champion(
@@ -53,25 +55,22 @@ def meet_champion(
     store: Store,
     read_rows: ReadRows | None,
     override: str | None = None,
-    say: Say = lambda _: None,
 ) -> ChampionReport:
     """The report of a candidate that may be published; ChampionRefused for one that may not."""
     live = store.aliases(spec.name).get("live")
     if live is None:
         return ChampionReport(verdict="not compared", reason="there is no live model")
     try:
-        report, problem = _compare(
-            spec, candidate, schema, _find_live(store, spec.name, live), read_rows, say
-        )
+        report, problem = _compare(spec, candidate, schema, _find_live(store, spec.name, live), read_rows)
     except _Incomparable as error:
         report = ChampionReport(verdict="not compared", reason=str(error), live_version=live)
         problem = str(error)
     if problem is None:
-        say(f"champion: {report.reason}")
+        logger.info(f"champion: {report.reason}")
         return report
     if override is None:
         raise ChampionRefused(model=spec.name, live=live, reason=problem, compared=report.overall is not None)
-    say(f"champion: {problem}; overridden by {override}")
+    logger.info(f"champion: {problem}; overridden by {override}")
     given = {name: getattr(report, name) for name in ChampionReport.__dataclass_fields__}
     return ChampionReport(**{**given, "verdict": "overridden", "reason": problem, "overridden_by": override})
 
@@ -86,7 +85,6 @@ def _compare(
     schema: Schema,
     live: Bundle,
     read_rows: ReadRows | None,
-    say: Say,
 ) -> tuple[ChampionReport, str | None]:
     """The report, and what speaks against the candidate."""
     scorer, before = _open_live(live)
@@ -97,7 +95,7 @@ def _compare(
     if read_rows is None:
         raise _Incomparable("there are no raw test rows at hand")
     rows = _rows(spec, before, read_rows)
-    say(f"champion: {len(rows):,} newest test rows through the candidate and version {live.version}")
+    logger.info(f"champion: {len(rows):,} newest test rows through the candidate and version {live.version}")
     try:
         ours, theirs = candidate(rows.table), scorer.answers(rows.table)
     except (DataError, PredictionFailed) as error:

@@ -6,7 +6,8 @@ the framework it was made with did, and its metrics are those its script reporte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Release
 from serin.store.store import Store
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 def export_own_inputs(
@@ -42,14 +43,13 @@ def export_own_inputs(
     store: Store,
     lineage: Mapping[str, Any],
     override: str | None,
-    say: Say,
 ) -> Bundle:
     """Prove, meet the live model's metrics, publish. GateFailed and ChampionRefused as for every other model."""
     folder = Path(checkpoint.path)
     _record, data = read_trained(folder)
     model, schema = onnx.load_model_from_string(data), read_schema(folder)
     table, inputs, known = _golden(folder, schema)
-    say(f"gate: scores of {len(table)} golden rows")
+    logger.info(f"gate: scores of {len(table)} golden rows")
     answers, report = _prove(spec, model, schema, inputs, known, checkpoint.metrics)
     champion = _meet_metrics(spec, schema, checkpoint.metrics, store, override)
     release = Release(model=spec.name, version=store.reserve_version(spec.name))
@@ -77,8 +77,8 @@ def export_own_inputs(
             metrics=checkpoint.metrics,
         )
         bundle = store.publish_bundle(release.model, release.version, work)
-    say(f"published {release.name}")
-    track_bundle(bundle, checkpoint, say=say)
+    logger.info(f"published {release.name}")
+    track_bundle(bundle, checkpoint)
     return bundle
 
 

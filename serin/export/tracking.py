@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from serin.errors import ExtraMissing
 from serin.machine import environment
 from serin.store.artifacts import Bundle, Checkpoint
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
-def track_bundle(bundle: Bundle, checkpoint: Checkpoint, *, say: Say) -> None:
+def track_bundle(bundle: Bundle, checkpoint: Checkpoint) -> None:
     """Logs the version to the run of its training when that was tracked, else to a run of its own."""
     uri = environment.mlflow_tracking_uri()
     if uri is None:
@@ -35,9 +35,11 @@ def track_bundle(bundle: Bundle, checkpoint: Checkpoint, *, say: Say) -> None:
         run = _log(MlflowClient(tracking_uri=uri), bundle, checkpoint)
     except (MlflowException, OSError) as error:  # requests' errors are OSErrors
         first = next(iter(str(error).splitlines()), type(error).__name__)
-        say(f"MLflow does not take the version: {first}; it is published all the same, in {bundle.path}")
+        logger.info(
+            f"MLflow does not take the version: {first}; it is published all the same, in {bundle.path}"
+        )
     else:
-        say(f"{bundle.model} version {bundle.version} is a model of MLflow's run {run}")
+        logger.info(f"{bundle.model} version {bundle.version} is a model of MLflow's run {run}")
 
 
 def _log(client: Any, bundle: Bundle, checkpoint: Checkpoint) -> str:

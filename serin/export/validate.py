@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,14 +35,15 @@ from serin.formats.shards import read_split
 from serin.formats.wire import Array
 from serin.machine import environment
 from serin.machine.hardware import inventory
+from serin.machine.stopping import check_stopped
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Checkpoint
+
+logger = logging.getLogger(__name__)
 
 _METRIC_BATCH_ROWS = 8192
 _JUDGED_ROWS = 200_000
 _WORTH_A_THREAD = 0.95  # of the time with fewer threads: a smaller gain is left to other requests
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,6 @@ class _Ground:
     split: bool  # for a GPU: a front and a core
     device: Device  # where the core runs here
     read_rows: ReadRows | None
-    say: Say
 
 
 def prove_model(
@@ -79,23 +80,22 @@ def prove_model(
     folder: Path,
     *,
     read_rows: ReadRows | None,
-    say: Say,
 ) -> Proven:
     """GateFailed when the plain graph does not answer as the trainer does; other variants may fail and are listed."""
     split = _for_gpu(spec.export.target)
     device: Device = "cuda" if split and inventory() and has_device("cuda") else "cpu"
     if split and device == "cpu":
-        say("for a GPU, but none is here that ONNX Runtime could use: front and core are proven on the CPU")
-    ground = _Ground(
-        spec=spec, data=data, folder=folder, split=split, device=device, read_rows=read_rows, say=say
-    )
+        logger.info(
+            "for a GPU, but none is here that ONNX Runtime could use: front and core are proven on the CPU"
+        )
+    ground = _Ground(spec=spec, data=data, folder=folder, split=split, device=device, read_rows=read_rows)
     outputs = outputs_of(data.task, len(data.classes or ()), data.outputs)
     schema = Schema(
         task=data.task, inputs=data.inputs, outputs=outputs, classes=data.classes, targets=data.targets
     )
-    say("writing the network as ONNX")
+    logger.info("writing the network as ONNX")
     network = read_network(Path(checkpoint.path), data, tolerance=spec.export.tolerance)
-    say("writing the features as ONNX")
+    logger.info("writing the features as ONNX")
     plan = FeaturePlan.from_json(json.loads((folder / FEATURES).read_text(encoding="utf-8")))
     features = features2onnx(plan, data, folder)
     golden = read_golden_rows(folder, schema, data.numeric, [column.name for column in data.categorical])
@@ -119,10 +119,12 @@ def _pass_gate(
     """The plain graph against the ETL and the trainer."""
     export, most = ground.spec.export, ground.spec.serving.max_batch_rows
     model = fuse(features, network.graph, schema)
-    ground.say(f"gate: features and scores of {len(golden)} golden rows")
+    check_stopped()
+    logger.info(f"gate: features and scores of {len(golden)} golden rows")
     check_features(model, (features.num, features.cat), golden, plan.approximate, most)
     _, largest = check_scores(model, network, schema, golden, export.tolerance, most)
-    ground.say(f"gate: metrics on {ground.data.rows['test']:,} test rows")
+    check_stopped()
+    logger.info(f"gate: metrics on {ground.data.rows['test']:,} test rows")
     rows, trained, exported = check_metric(
         network, _test_batches(ground.folder), ground.data.task, export.tolerance, reported
     )
@@ -161,7 +163,7 @@ def _with_best_variant(
         max_rows=ground.spec.serving.max_batch_rows,
         split=ground.split,
     )
-    chosen, judged = judge_variants(context, variants, ground.say)
+    chosen, judged = judge_variants(context, variants)
     outputs = run_in_batches(chosen.runs, golden.inputs, context.outputs, len(golden))
     apart = _check_front_and_core(context, chosen) if ground.split else None
     runtime = measure_threads(chosen.model, golden, export.batch_mix, context.outputs)

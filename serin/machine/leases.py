@@ -12,11 +12,12 @@ counts for nothing. All of it lies in <home>/gpus:
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ from serin.machine import environment
 from serin.machine.hardware import Device, inventory
 from serin.machine.locks import wait_for_lock
 from serin.machine.signed_locks import is_held, living, sign, signature, take
+
+logger = logging.getLogger(__name__)
 
 SLOTS = 4  # shared leases that one device may have at a time
 
@@ -96,7 +99,6 @@ def lease(
     memory_bytes: int = 0,
     wait_s: float = 3600.0,
     stop: threading.Event | None = None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Lease]:
     """Hold `count` devices for the block, alone or (`shared`) beside others, with `memory_bytes` free on each.
 
@@ -122,7 +124,7 @@ def lease(
     with ExitStack() as held:
         with ExitStack() as queue:
             ticket = _take_ticket(queue, wanted)
-            _wait(held, wanted, ticket, deadline=time.monotonic() + wait_s, stop=stop, say=say, home=home)
+            _wait(held, wanted, ticket, deadline=time.monotonic() + wait_s, stop=stop, home=home)
         yield Lease(devices=tuple(device for device in able if device.id in wanted.taken))
 
 
@@ -248,7 +250,6 @@ def _wait(
     *,
     deadline: float,
     stop: threading.Event | None,
-    say: Callable[[str], None],
     home: Path,
 ) -> None:
     told = False
@@ -262,7 +263,9 @@ def _wait(
         if not told:
             told = True
             before = sum(waiter.ticket < int(ticket.stem) for waiter in waiters(home))
-            say(f"waiting for {wanted.count} GPU(s), at most {deadline - now:.0f} s; {before} before us")
+            logger.info(
+                f"waiting for {wanted.count} GPU(s), at most {deadline - now:.0f} s; {before} before us"
+            )
         time.sleep(min(_POLL_S, deadline - now))
 
 

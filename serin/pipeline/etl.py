@@ -55,13 +55,7 @@ def build_dataset(
         why = call.begin(parts)
         with call.work(etl_needs(data, etl), call.key(parts)) as measurement:
             dataset = build.build_dataset(
-                data,
-                features,
-                etl,
-                store=Store.open(),
-                name=name,
-                fresh=call.attempt is not None,
-                say=call.log_unless_stopped,
+                data, features, etl, store=Store.open(), name=name, fresh=call.attempt is not None
             )
             measurement.rows = sum(dataset.rows.values())
         remember(call.home, name, parts)
@@ -76,8 +70,7 @@ def find_dataset(data: DataSpec, features: tuple[FeatureSpec, ...]) -> Dataset |
         return NO_DATASET
     from serin.etl import build
 
-    call = StageCall(stage="etl", name="")
-    return build.find_dataset(data, features, Store.open(), call.log)
+    return build.find_dataset(data, features, Store.open())
 
 
 def _find(call: StageCall, data: DataSpec, features: tuple[FeatureSpec, ...]) -> Dataset | None:

@@ -95,7 +95,6 @@ def _export(
     from serin.etl.raw_rows import read_test_rows
     from serin.export import build  # torch and ONNX: not for a call that only looks
 
-    say = call.log_unless_stopped
     lineage = {"training": Path(checkpoint.path).parent.name, "export": key}
     return build.export_model(
         spec,
@@ -103,9 +102,8 @@ def _export(
         dataset,
         store=Store.open(),
         lineage=lineage if call.run is None else {"flow_run": call.run, **lineage},
-        read_rows=lambda features, most: read_test_rows(spec.data, features, dataset, max_rows=most, say=say),
+        read_rows=lambda features, most: read_test_rows(spec.data, features, dataset, max_rows=most),
         override=override,
-        say=say,
     )
 
 

@@ -36,7 +36,6 @@ def search_settings(
         home=home,
         storage=environment.search_storage(),
         stop=stop,
-        say=lambda line: _log.info("%s", line),
     )
     model, training = with_values(spec.model, spec.training, found.settings)
     chosen = spec.model_copy(update={"model": model, "training": training}).to_yaml()

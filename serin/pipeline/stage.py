@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from serin.errors import StageStopped
 from serin.machine import environment
 from serin.machine.leases import Lease, lease
+from serin.machine.stopping import stoppable
 from serin.pipeline.needs import Needs
 from serin.store.receipt import Measurement, Receipt, measure
 from serin.store.stage_keys import StageKey, note, why
@@ -62,13 +62,6 @@ class StageCall:
     def log(self, line: str) -> None:
         logging.getLogger(f"serin.pipeline.{self.stage}").info("%s", line)
 
-    def log_unless_stopped(self, line: str) -> None:
-        """StageStopped at the first line after `stop` was set: a cancelled run must not publish what nobody waits for,
-        and a thread cannot be ended from outside."""
-        if self.stop.is_set():
-            raise StageStopped(stage=self.stage)
-        self.log(line)
-
     def found(self, value: Value, reason: str) -> StageResult[Value]:
         """The result of a call that had nothing to do."""
         self.log(reason)
@@ -84,7 +77,7 @@ class StageCall:
 
     def lock(self, key: str) -> AbstractContextManager[bool]:
         """Holds the stage's lock for `key`; gives whether another call had to be waited for."""
-        return one_at_a_time(self.home, self.stage, key, stop=self.stop, say=self.log)
+        return one_at_a_time(self.home, self.stage, key, stop=self.stop)
 
     def lease(self, needs: Needs) -> AbstractContextManager[Lease]:
         """Holds what the stage needs."""
@@ -95,14 +88,17 @@ class StageCall:
             shared=needs.shared,
             memory_bytes=needs.memory_bytes,
             stop=self.stop,
-            say=self.log,
         )
 
     @contextmanager
     def work(self, needs: Needs, key: str) -> Iterator[Measurement]:
         """Holds what the stage needs, shows this process no other GPU, and measures. The receipt is written beside the
         stage's result, also when the work fails: it was paid for."""
-        with self.lease(needs) as held, environment.showing_devices(held.ids):
+        with (
+            self.lease(needs) as held,
+            environment.showing_devices(held.ids),
+            stoppable(self.stop, self.stage),
+        ):
             measurement = None
             try:
                 with measure(self.stage, held.devices) as measurement:

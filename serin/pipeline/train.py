@@ -69,14 +69,7 @@ def train_model(
         with call.lease(train_needs(model, training)) as held, _rank_lines(folder / "logs"):
             refuse_changed_code(parts, training_parts(model, training, dataset), folder)
             checkpoint = launcher.train(
-                model,
-                training,
-                dataset,
-                folder=folder,
-                devices=held.ids,
-                machines=machines,
-                stop=call.stop,
-                say=call.log,
+                model, training, dataset, folder=folder, devices=held.ids, machines=machines, stop=call.stop
             )
         keep_result(call.home, "train", parts.digest, checkpoint)
         remember(call.home, name, parts)
@@ -123,7 +116,6 @@ def trace_training(model: ModelSpec, training: TrainingSpec, dataset: Dataset, *
             stop=call.stop,
             test=False,
             profile=True,
-            say=call.log,
             hear=hear,
         )
     if not traced:

@@ -100,7 +100,6 @@ def run(home: Path, stop: threading.Event) -> None:
         journals=JournalFolder(home),
         versions=CombinedVersions(store, external),
         commands=Inbox(home),
-        say=log.info,
     )
     log.info("the controller has begun")
     rotate_at = 0.0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from serin.errors import NameInvalid, NotUp, ServingError, SupervisorGone
@@ -18,14 +18,14 @@ from serin.stack.prefect import processes
 from serin.stack.wiring import CONTROLLER, build_gateway, remove_shared_memory
 from serin.store.artifacts import Release
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 _DRAIN_S = 5.0  # or as long as a request may take
 _RUN_S = 15.0  # a training saves in this time
 _STOP_S = 30.0
 
 
-def take_down(home: Path, *, say: Say = lambda _: None) -> None:
+def take_down(home: Path) -> None:
     """The stack in `home` has ended, requests under way answered first. NotUp when there was nothing to end."""
     if not home.is_dir():
         raise NotUp(home=home)
@@ -33,12 +33,12 @@ def take_down(home: Path, *, say: Say = lambda _: None) -> None:
         stack = read_stack(home)
         alive = stack is not None and stack.is_alive
         if stack is not None and alive:
-            _stop_in_order(stack, say)
+            _stop_in_order(stack)
         leavings = clear_away(home)
         if not alive and not leavings:
             raise NotUp(home=home)
         if not alive:
-            say(f"the stack had crashed; cleaned up {leavings}")
+            logger.info(f"the stack had crashed; cleaned up {leavings}")
 
 
 def clear_away(home: Path) -> str:
@@ -63,7 +63,7 @@ def clear_away(home: Path) -> str:
     return ", ".join(found)
 
 
-def _stop_in_order(stack: Stack, say: Say) -> None:
+def _stop_in_order(stack: Stack) -> None:
     """Nobody decides, nobody new comes in, requests under way are answered, runs may report; then the rest."""
     supervisor = Supervisor(stack.home)
     try:
@@ -74,25 +74,25 @@ def _stop_in_order(stack: Stack, say: Say) -> None:
             if name in names:
                 supervisor.request_stop(name)
         if releases:
-            say(f"draining {', '.join(release.name for release in releases)}")
+            logger.info(f"draining {', '.join(release.name for release in releases)}")
             _drain(stack.home, releases)
         for name in (GATEWAY, *(release.name for release in releases)):
             if name in names:
                 supervisor.request_stop(name)
         _wait_until_stopped(supervisor, except_for={processes.PREFECT})
-        _end_runs(stack, supervisor.pid(processes.PREFECT), say)
+        _end_runs(stack, supervisor.pid(processes.PREFECT))
         supervisor.shut_down()
     except SupervisorGone:
         pass
     _wait_for_supervisor(stack)
 
 
-def _end_runs(stack: Stack, server: int | None, say: Say) -> None:
+def _end_runs(stack: Stack, server: int | None) -> None:
     """What the workers started and did not end with them: runs, while there is a server to hear how they ended."""
     keep = {stack.supervisor_pid, *(group_members(stack.home, server) if server else ())}
     runs = [pid for pid in stack_processes(stack.home) if pid not in keep]
     if runs:
-        say("ending runs that are under way")
+        logger.info("ending runs that are under way")
         end_processes(runs, grace_s=_RUN_S)
 
 

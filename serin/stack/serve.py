@@ -67,7 +67,7 @@ def serve(
             if not stack.is_alive:
                 raise ProcessFailed(name="the supervisor", reason="it has ended", log=Supervisor(home).log)
     finally:
-        take_down(home, say=log.info)
+        take_down(home)
 
 
 def _start(home: Path, *, port: int, tls: bool) -> Stack:

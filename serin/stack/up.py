@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from serin.stack.prefect.deploy import apply_deployments, make_pools, pool_templ
 from serin.stack.prefect.login import stack_api
 from serin.stack.wiring import build_gateway, controller_process
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 _GATEWAY_PORTS = (8080, 8081, 8082)
 _PREFECT_PORTS = (4200, 4201, 4202)
@@ -46,7 +47,6 @@ def bring_up(
     ui_port: int | None = None,
     tls: TlsFiles | None = None,
     envoy_file: Path | None = None,
-    say: Say = lambda _: None,
 ) -> Stack:
     """A stack in `home` with everything ready. On any failure everything that was started is ended again.
 
@@ -60,7 +60,7 @@ def bring_up(
             raise AlreadyUp(home=home, pid=last.supervisor_pid)
         leavings = clear_away(home)
         if leavings:
-            say(f"cleaned up after a stack that had crashed: {leavings}")
+            logger.info(f"cleaned up after a stack that had crashed: {leavings}")
         gateway_port = choose_port(
             claims,
             asked=port,
@@ -74,20 +74,20 @@ def bring_up(
             prefect_port = choose_port(
                 claims, asked=ui_port, option="--ui-port", preferred=(*sticky, *_PREFECT_PORTS)
             )
-        with _down_on_failure(home, say):
+        with _down_on_failure(home):
             request_filter = find_request_filter()
             build_gateway(home).write_bootstrap(
                 gateway_port, tls=tls, expert=envoy_file, request_filter=request_filter
             )
             if request_filter is None:
-                say(NO_FILTER)
+                logger.info(NO_FILTER)
             if trouble := key_trouble(home):
-                say(trouble)
+                logger.info(trouble)
             if last is not None and last.tls and tls is None:
-                say(
+                logger.info(
                     "the last gateway here spoke TLS, this one does not: --tls-cert and --tls-key were not given"
                 )
-            return _start(home, gateway_port, prefect_port, foreign, say, tls=tls is not None)
+            return _start(home, gateway_port, prefect_port, foreign, tls=tls is not None)
 
 
 def _check_installation() -> None:
@@ -119,7 +119,7 @@ def _foreign_prefect() -> str | None:
 
 
 def _start(
-    home: Path, gateway_port: int, prefect_port: int | None, foreign: str | None, say: Say, *, tls: bool
+    home: Path, gateway_port: int, prefect_port: int | None, foreign: str | None, *, tls: bool
 ) -> Stack:
     began = time.monotonic()
     supervisor = Supervisor(home)
@@ -141,22 +141,22 @@ def _start(
         supervisor.start(process)
     if prefect_port is not None:
         server = processes.prefect_server(home, prefect_port)
-        say(f"starting the Prefect server on port {prefect_port}")
+        logger.info(f"starting the Prefect server on port {prefect_port}")
         supervisor.start(server)
         _wait(supervisor, server, lambda: rest_api.answers(stack.prefect_api_url), seconds=300.0)
     else:
-        say(f"using the Prefect server at {stack.prefect_api_url} (PREFECT_API_URL)")
+        logger.info(f"using the Prefect server at {stack.prefect_api_url} (PREFECT_API_URL)")
     settler = processes.reconciler(stack)
     supervisor.start(settler)
-    _start_workers(supervisor, stack, say)
+    _start_workers(supervisor, stack)
     _wait(supervisor, gateway.process(), gateway.ready, seconds=20.0)
     for process in (decider, settler):
         _wait(supervisor, process, partial(supervisor.runs, process.name), seconds=20.0)
-    say(f"up after {time.monotonic() - began:.1f} s")
+    logger.info(f"up after {time.monotonic() - began:.1f} s")
     return stack
 
 
-def _start_workers(supervisor: Supervisor, stack: Stack, say: Say) -> None:
+def _start_workers(supervisor: Supervisor, stack: Stack) -> None:
     """Workers and deployments: side by side on our own server, for each spends its seconds importing Prefect."""
     settings = processes.prefect_environment(stack.home, stack.prefect_api_url, own=stack.owns_prefect)
     if not stack.owns_prefect:
@@ -165,14 +165,16 @@ def _start_workers(supervisor: Supervisor, stack: Stack, say: Say) -> None:
     else:
         lost = rest_api.close_lost_runs(stack_api(stack), processes.POOLS)
         if lost:
-            say(f"runs that an earlier stack left unfinished are now marked as crashed: {', '.join(lost)}")
+            logger.info(
+                f"runs that an earlier stack left unfinished are now marked as crashed: {', '.join(lost)}"
+            )
         make_pools(stack_api(stack))
-        say("starting workers for the pools cpu and gpu, applying deployments")
+        logger.info("starting workers for the pools cpu and gpu, applying deployments")
         with ThreadPoolExecutor(max_workers=1) as side:
             deploying = side.submit(apply_deployments, stack, settings)
             _wait_for_workers(supervisor, stack)
             names = deploying.result()
-    say(f"deployments: {', '.join(names)}")
+    logger.info(f"deployments: {', '.join(names)}")
 
 
 def _wait_for_workers(supervisor: Supervisor, stack: Stack) -> None:
@@ -203,7 +205,7 @@ def _wait(supervisor: Supervisor, process: Process, ready: Callable[[], bool], *
 
 
 @contextmanager
-def _down_on_failure(home: Path, say: Say) -> Iterator[None]:
+def _down_on_failure(home: Path) -> Iterator[None]:
     """Half a stack is worse than none, also after a KeyboardInterrupt."""
     whole = False
     try:
@@ -211,5 +213,5 @@ def _down_on_failure(home: Path, say: Say) -> Iterator[None]:
         whole = True
     finally:
         if not whole:
-            say("taking everything down again")
+            logger.info("taking everything down again")
             clear_away(home)

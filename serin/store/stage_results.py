@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from serin.machine.durable import write_whole
 from serin.machine.locks import try_lock
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -42,9 +45,7 @@ def keep_result(home: Path, stage: str, key: str, result: Any) -> None:
 
 
 @contextmanager
-def one_at_a_time(
-    home: Path, stage: str, key: str, *, stop: threading.Event | None = None, say: Callable[[str], None]
-) -> Iterator[bool]:
+def one_at_a_time(home: Path, stage: str, key: str, *, stop: threading.Event | None = None) -> Iterator[bool]:
     """Hold the stage's lock for `key`: a second run of the same waits, and then finds what the first one did. Gives
     whether it had to wait.
 
@@ -57,7 +58,7 @@ def one_at_a_time(
         waited = False
         while not try_lock(file.fileno()) and not (stop and stop.wait(_POLL_S)):
             if not waited:
-                say(f"another run does the same {stage}; waiting for it")
+                logger.info(f"another run does the same {stage}; waiting for it")
                 waited = True
             if stop is None:
                 time.sleep(_POLL_S)

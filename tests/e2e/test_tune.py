@@ -12,6 +12,7 @@ from serin.serving.tuning.trials import Settings
 from serin.serving.tuning.tune import Tuner
 from serin.spec.serving import ServingSpec
 from serin.store.store import Store
+from tests.logs import heard
 from tests.unit.serving import bundles
 
 BEFORE = Settings(instances=1, threads=1, queue_delay_us=2_000, max_batch_rows=64)
@@ -23,7 +24,8 @@ def test_a_model_is_tuned_and_its_next_release_is_served_so(tmp_path: Path) -> N
     store = Store(str(tmp_path / "store"))
     bundle = bundles.publish(store, bias=0.0, spec=SPEC)
     said: list[str] = []
-    tuner = Tuner(bundle=bundle, p99_ms=P99_MS, budget_s=600.0, most_trials=2, lap_s=0.1, say=said.append)
+    with heard(said.append):
+        tuner = Tuner(bundle=bundle, p99_ms=P99_MS, budget_s=600.0, most_trials=2, lap_s=0.1)
     tuning = tuner.run()
     print(*said, sep="\n")
     assert tuning.before.settings == BEFORE

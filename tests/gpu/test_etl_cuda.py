@@ -7,6 +7,7 @@ import pytest
 from serin.etl.engines.device import usable_gpus
 from serin.spec.etl import EtlSpec
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
+from tests.logs import heard
 from tests.unit.etl.flights import digest
 
 pytest.importorskip("cupy", reason="cupy is not installed")
@@ -34,5 +35,6 @@ def test_a_cluster_of_gpus_gives_the_bits_of_the_host(tmp_path: Path) -> None:
     spec = write_awkward_tables(tmp_path / "tables", 20_000)
     expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
     said: list[str] = []
-    assert digest(spec, EtlSpec(engine="dask-cuda"), tmp_path / "gpu", 4_500, say=said.append) == expected
+    with heard(said.append):
+        assert digest(spec, EtlSpec(engine="dask-cuda"), tmp_path / "gpu", 4_500) == expected
     assert not any("no cluster" in line for line in said), said

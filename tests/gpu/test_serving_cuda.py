@@ -201,7 +201,7 @@ def test_the_tuner_measures_both_devices_and_the_next_release_is_on_the_one_it_c
     store = Store(str(tmp_path / "store"))
     _, bundle = exported(tmp_path / "work", store, "auto")
     assert devices_for(bundle) == ("gpu", "cpu")
-    tuner = Tuner(bundle=bundle, p99_ms=50, mix=parse_mix(mix), budget_s=60, lap_s=0.3, say=print)
+    tuner = Tuner(bundle=bundle, p99_ms=50, mix=parse_mix(mix), budget_s=60, lap_s=0.3)
     tuning = tuner.run()
     path, _ = write_report(tuning)
     print(path.read_text())

@@ -30,6 +30,7 @@ from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Dataset
 from serin.store.store import Store
+from tests.logs import heard
 
 NUMBERS = [f"n{index}" for index in range(10)]
 GROUP_ROWS = 500_000
@@ -67,7 +68,8 @@ def run(
     """The dataset, the largest resident size of any worker, and how many workers were ended on the way."""
     with local_cluster(workers, worker_bytes, closed=False) as client, watched(client) as seen:
         etl = EtlSpec(engine=client.scheduler.address)
-        dataset = build_dataset(spec.data, spec.features, etl, store=Store(str(store)), say=say)
+        with heard(say):
+            dataset = build_dataset(spec.data, spec.features, etl, store=Store(str(store)))
     return dataset, max(seen.values()), len(seen) - workers
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from serin.errors import StageStopped
 from serin.export import build
 from serin.formats.trained import RECORD
 from serin.machine.leases import holders
+from serin.machine.stopping import check_stopped
 from serin.pipeline import export as use_case
 from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
@@ -63,11 +63,11 @@ def test_a_cancelled_run_publishes_nothing(
 ) -> None:
     began, cancelled, ended = threading.Event(), threading.Event(), list[str]()
 
-    def export(*_: object, say: Callable[[str], None], **__: object) -> Bundle:
+    def export(*_: object, **__: object) -> Bundle:
         began.set()
         cancelled.wait(120)
         try:
-            say("gate: passed")
+            check_stopped()
         except StageStopped as error:
             ended.append(str(error))
             raise

@@ -16,6 +16,7 @@ from serin.errors import LeaseUnavailable, Preempted
 from serin.machine.leases import lease
 from serin.stack.host.supervisor import Supervisor
 from tests.fakes.gpus import pretend_gpus
+from tests.logs import heard
 
 # What people and scripts type. A change here breaks somebody: say so in CHANGELOG.md.
 COMMAND_LINE = {
@@ -221,7 +222,8 @@ def test_gpus_names_who_waits(
     with (
         lease(1, home=home, purpose="training of flights"),
         pytest.raises(LeaseUnavailable),
-        lease(1, home=home, purpose="training of parcels", wait_s=0.1, say=look),
+        heard(look),
+        lease(1, home=home, purpose="training of parcels", wait_s=0.1),
     ):
         pass
     assert seen == [0, 0]

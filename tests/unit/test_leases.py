@@ -17,6 +17,7 @@ import pytest
 from serin.errors import LeaseUnavailable, SpecError
 from serin.machine.leases import SLOTS, holders, lease, waiters
 from tests.fakes.gpus import pretend_gpus
+from tests.logs import heard
 
 ROOT = Path(__file__).parents[2]
 HOLD = """
@@ -111,7 +112,7 @@ def test_a_request_for_all_devices_is_not_starved_by_requests_for_one(home: Path
     waiting = threading.Event()
 
     def take(count: int, name: str, said: threading.Event) -> None:
-        with lease(count, home=home, wait_s=60, say=lambda _: said.set()):
+        with heard(lambda _: said.set()), lease(count, home=home, wait_s=60):
             order.append(name)
 
     with ExitStack() as ours:
@@ -232,7 +233,8 @@ def test_a_wait_ends_when_it_is_told_to(home: Path) -> None:
     with (
         lease(2, home=home),
         pytest.raises(LeaseUnavailable),
-        lease(1, home=home, stop=stop, say=lambda _: stop.set()),
+        heard(lambda _: stop.set()),
+        lease(1, home=home, stop=stop),
     ):
         pass
 

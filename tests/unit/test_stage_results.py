@@ -9,6 +9,7 @@ import pytest
 
 from serin.store.artifacts import Bundle, Checkpoint
 from serin.store.stage_results import find_result, keep_result, one_at_a_time
+from tests.logs import heard
 
 CHECKPOINT = Checkpoint(path="/runs/train-1/result", step=12, metrics={"valid_auc": 0.75})
 
@@ -52,14 +53,14 @@ def test_a_second_run_of_the_same_waits_for_the_first(tmp_path: Path) -> None:
     waits = threading.Event()
 
     def second() -> None:
-        with one_at_a_time(tmp_path, "train", "abc", say=lambda text: (said.append(text), waits.set())):  # type: ignore[func-returns-value]
+        with heard(lambda text: (said.append(text), waits.set())), one_at_a_time(tmp_path, "train", "abc"):  # type: ignore[func-returns-value]
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with one_at_a_time(tmp_path, "train", "abc", say=said.append):
+    with heard(said.append), one_at_a_time(tmp_path, "train", "abc"):
         thread.start()
         assert waits.wait(60)
-        with one_at_a_time(tmp_path, "train", "other", say=said.append):
+        with heard(said.append), one_at_a_time(tmp_path, "train", "other"):
             order.append("another key")
         order.append("first")
     thread.join(60)
@@ -71,7 +72,7 @@ def test_a_run_that_is_told_to_stop_does_not_wait_any_longer(tmp_path: Path) -> 
     stop = threading.Event()
     stop.set()
     with (
-        one_at_a_time(tmp_path, "train", "abc", say=print),
-        one_at_a_time(tmp_path, "train", "abc", stop=stop, say=print),
+        one_at_a_time(tmp_path, "train", "abc"),
+        one_at_a_time(tmp_path, "train", "abc", stop=stop),
     ):
         pass

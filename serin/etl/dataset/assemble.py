@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,20 +51,9 @@ from serin.spec.features import FeatureSpec
 from serin.spec.target import TargetSpec
 from serin.store.artifacts import Dataset
 
+logger = logging.getLogger(__name__)
+
 Sizes = npt.NDArray[np.int64]  # rows by piece and split
-
-
-class Heard:
-    """Passes lines on and keeps the warnings among them."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self.warnings: list[str] = []
-
-    def __call__(self, line: str) -> None:
-        if line.startswith("warning: "):
-            self.warnings.append(line.removeprefix("warning: "))
-        self._say(line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +67,11 @@ class Assembly:
     files: Sequence[SourceFile]
     previous: Dataset | None
     engine: Engine
-    say: Heard
     progress: Progress
 
     def fill(self, held: Held, folder: Path) -> str:
         """Fills `folder`; the dataset's digest."""
-        totals = total_up(self.data, self.engine, held, self.say)
+        totals = total_up(self.data, self.engine, held)
         held, sizes = self._split(held, totals)
         train_sample = take_glance(self.engine, held, self.layout.kept, rows=totals.rows)
         self._refuse_constant(held, train_sample)
@@ -95,9 +84,12 @@ class Assembly:
             plan = self._fit(answer, totals)
             leaks.result()
             statistics = collect_statistics(plan, answer)
-            judge_against(self.previous, self.data.checks, rows, statistics, self.say)
+            compared = judge_against(self.previous, self.data.checks, rows, statistics)
+            warnings = [*totals.warnings, *compared]
             described, lookups = self._describe(plan, totals, rows, folder)
-            telling = beside.submit(self._tell, folder, described, statistics, train_sample, extents, totals)
+            telling = beside.submit(
+                self._tell, folder, described, statistics, train_sample, extents, totals, warnings
+            )
             candidates = self._write_rows(held, plan, folder, sizes, totals)
             page = telling.result()
         with PartSeals(folder, described.splits, plan, threads=self.engine.workers) as seals:
@@ -106,7 +98,7 @@ class Assembly:
             pq.write_table(golden, folder / GOLDEN)
             digest = seal_dataset(folder, described, plan, lookups, seals.digests())
         write_report(folder, digest, page)
-        self.say(f"dataset {digest[:12]}: {sum(rows.values()):,} rows written")
+        logger.info(f"dataset {digest[:12]}: {sum(rows.values()):,} rows written")
         return digest
 
     def _times(self) -> list[str]:
@@ -125,7 +117,7 @@ class Assembly:
                 raise TableEmpty(table=self.data.main, why=reason)
         check_classes(self.data.target, sum(seen for _, seen in counted), totals.classes)
         shown = (f"{name} {sizes[:, split].sum():,}" for split, name in enumerate(SPLITS))
-        self.say(", ".join(shown) + " rows")
+        logger.info(f"{', '.join(shown)} rows")
         return held, sizes
 
     def _refuse_constant(self, held: Held, train_sample: TrainSample) -> None:
@@ -150,7 +142,7 @@ class Assembly:
     def _fit(self, answer: Answers, totals: Totals) -> FeaturePlan:
         self.progress.begin("measured for the fit")
         plan = FeaturePlan.fit(self.features, self.layout.kinds, answer, classes=len(totals.classes))
-        self.say(f"fitted {len(plan.numeric)} numeric and {len(plan.categorical)} categorical features")
+        logger.info(f"fitted {len(plan.numeric)} numeric and {len(plan.categorical)} categorical features")
         return plan
 
     def _write_rows(
@@ -199,6 +191,7 @@ class Assembly:
         train_sample: TrainSample,
         extents: Mapping[str, Extent | None],
         totals: Totals,
+        warnings: Sequence[str],
     ) -> str:
         """Writes what is known of the columns; the report's page, which lacks the digest."""
         write_statistics(folder / STATISTICS, statistics)
@@ -212,7 +205,7 @@ class Assembly:
             sources={name: self.data.source_of(name) for name in self.layout.kept},
             shown=_shown_target(self.data.target, totals.classes),
             share=train_sample.share,
-            warnings=self.say.warnings,
+            warnings=warnings,
         )
         return render(report)
 

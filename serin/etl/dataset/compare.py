@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serin.errors import CheckFailed
-from serin.etl.relational.checks import Say, settle
+from serin.etl.relational.checks import settle
 from serin.formats.canonical import canonical
 from serin.formats.dataset import STATISTICS
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics, read_statistics
@@ -18,6 +19,8 @@ from serin.spec.checks import CheckSpec
 from serin.spec.data import DataSpec
 from serin.store.artifacts import Dataset
 from serin.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float64]
 
@@ -41,15 +44,14 @@ def judge_against(
     checks: Sequence[CheckSpec],
     rows: Mapping[str, int],
     statistics: Mapping[str, ColumnStatistics],
-    say: Say,
-) -> None:
-    """CheckFailed, or a warning said, for each comparing check that does not hold. Without a previous one: nothing."""
+) -> list[str]:
+    """The warnings of comparing checks that do not hold; CheckFailed for one that must. None without a previous one."""
     asked = [check for check in checks if check.compares]
     if not asked:
-        return
+        return []
     if previous is None:
-        say("no earlier dataset to compare with; checks that compare are left out")
-        return
+        logger.info("no earlier dataset to compare with; checks that compare are left out")
+        return []
     before = read_statistics(Path(previous.path) / STATISTICS)
     failures = []
     for check in asked:
@@ -58,7 +60,7 @@ def judge_against(
         else:
             found = _column_changed(check, before.get(check.column), statistics.get(check.column))
         failures += [(check, failure) for failure in found]
-    settle(failures, say)
+    return settle(failures)
 
 
 def _rows_changed(check: CheckSpec, before: int, now: int) -> list[CheckFailed]:

@@ -5,6 +5,7 @@ Results do not depend on engine or pieces, so a second attempt gives what the fi
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,6 +29,8 @@ from serin.etl.sources.tables import Piece, Table
 from serin.machine.hardware import core_count
 from serin.spec.etl import EtlSpec
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 _ROWS = (2**16, 2**19)  # least and most rows of a piece on the host
 _GPU_HALVINGS = 2  # then the host
@@ -41,7 +44,6 @@ def run_with_room(
     etl: EtlSpec,
     data_bytes: int,
     scratch: Path,
-    say: Callable[[str], None],
     piece_rows: int | None = None,
 ) -> T:
     """`run` on the engine that suits spec, machine and table; again, with smaller pieces, whenever memory runs out.
@@ -61,7 +63,7 @@ def run_with_room(
     choice = choose(usable_gpus() if etl.engine in ("auto", "cuda", "dask-cuda") else none)
     halvings = 0
     while True:
-        say(f"engine {choice.kind} ({choice.why})")
+        logger.info(f"engine {choice.kind} ({choice.why})")
         held = scratch / "held"
         held.mkdir()
         try:
@@ -72,19 +74,21 @@ def run_with_room(
                 pieces = cut_pieces(table, layout.reads, rows, scratch, fitting)
                 result = run(engine, pieces, rows)
                 if rescued := engine.rescues():
-                    say(f"the GPU was full {rescued} times; the host did the work of those pieces")
+                    logger.info(f"the GPU was full {rescued} times; the host did the work of those pieces")
                 return result
         except GpuUnusable as error:
             if etl.engine != "auto":
                 raise
-            say(f"{error}; going on without it")
+            logger.info(f"{error}; going on without it")
             choice = choose(none)
         except ClusterNotUp as error:
-            say(f"{error}; going on with one GPU")
+            logger.info(f"{error}; going on with one GPU")
             why = "no cluster came up"
             choice = replace(choice, kind="cuda", workers=core_count(), why=why)
         except MemoryError as error:
-            say(f"memory did not suffice for pieces of {rows:,} rows ({type(error).__name__}: {error})")
+            logger.info(
+                f"memory did not suffice for pieces of {rows:,} rows ({type(error).__name__}: {error})"
+            )
             choice, halvings = _smaller(choice, rows, halvings, error)
         finally:
             shutil.rmtree(held)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from serin.formats.schema import Kind
 from serin.spec.checks import CheckSpec
 from serin.spec.section import shortest
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 Rows = npt.NDArray[np.int64]
 FRESHNESS = "freshness.json"
 _EXAMPLES = 3
@@ -49,28 +50,28 @@ def count_checks(
     )
 
 
-def judge_checks(checks: Sequence[CheckSpec], parts: Sequence[Sequence[CheckCounts]], say: Say) -> None:
+def judge_checks(checks: Sequence[CheckSpec], parts: Sequence[Sequence[CheckCounts]]) -> list[str]:
     """Says every check that does not hold over all pieces; CheckFailed for the first of those that must hold."""
-    settle(
+    return settle(
         [
             (check, failure)
             for index, check in enumerate(checks)
             for failure in _failures(check, [part[index] for part in parts])
-        ],
-        say,
+        ]
     )
 
 
-def settle(failures: Sequence[tuple[CheckSpec, CheckFailed]], say: Say) -> None:
-    """Warns, and raises the first failure that is no mere warning, with the others said before."""
+def settle(failures: Sequence[tuple[CheckSpec, CheckFailed]]) -> list[str]:
+    """Logs and returns the warnings. Raises the first failure that is not a warning, after logging the others."""
     fatal = [failure for check, failure in failures if check.otherwise == "fail"]
     for check, failure in failures:
         if check.otherwise == "warn":
-            say(f"warning: {failure}")
+            logger.warning(f"warning: {failure}")
         elif failure is not fatal[0]:
-            say(f"also: {failure}")
+            logger.warning(f"also: {failure}")
     if fatal:
         raise fatal[0]
+    return [str(failure) for _, failure in failures]
 
 
 def _failures(check: CheckSpec, found: Sequence[CheckCounts]) -> list[CheckFailed]:
@@ -129,7 +130,7 @@ def write_freshness(folder: Path, newest: Mapping[str, int]) -> None:
         (folder / FRESHNESS).write_text(json.dumps(newest) + "\n", encoding="utf-8")
 
 
-def judge_freshness(checks: Sequence[CheckSpec], folder: Path, say: Say) -> None:
+def judge_freshness(checks: Sequence[CheckSpec], folder: Path) -> None:
     """The checks on freshness, of a dataset that lies there already."""
     asked = [check for check in checks if check.newest_within is not None]
     if not asked:
@@ -137,7 +138,7 @@ def judge_freshness(checks: Sequence[CheckSpec], folder: Path, say: Say) -> None
     file = folder / FRESHNESS
     newest = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     found = [(check, too_old(check, newest.get(check.column))) for check in asked]
-    settle([(check, failure) for check, failure in found if failure is not None], say)
+    settle([(check, failure) for check, failure in found if failure is not None])
 
 
 def newest_times(checks: Sequence[CheckSpec], parts: Sequence[Sequence[CheckCounts]]) -> dict[str, int]:

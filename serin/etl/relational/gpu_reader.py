@@ -7,7 +7,8 @@ less than making text of it anywhere, and so is whatever cuDF cannot read as the
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -34,7 +35,7 @@ from serin.machine.hardware import core_count
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 _HOST_ROWS = 2**18  # that a thread reads at a time
 
 
@@ -74,24 +75,23 @@ def prepare_pieces(
     scratch: Path,
     *,
     rows: int,
-    say: Say,
     keeping: PieceCache | None = None,
 ) -> Held:
     """The prepared pieces, held by the engine; on its GPU when it has one. `rows`: how many go there at once."""
     if not engine.gpu:
         if keeping is not None and (there := keeping.count(pieces)):
-            say(f"{there} of {len(pieces)} pieces were found as an earlier build left them")
+            logger.info(f"{there} of {len(pieces)} pieces were found as an earlier build left them")
         return prepare_with_global_pass(engine, pieces, data, layout, joins, scratch, keeping)
     whole = [join for join in joins if isinstance(join, LoadedJoin)]
     if data.unique is not None or layout.windows or len(whole) < len(joins):
         why = (
             "data.unique, data.windows and tables too large to be joined at once need the rows of all pieces"
         )
-        say(f"on the host: relational work, since {why}")
+        logger.info(f"on the host: relational work, since {why}")
         small = [part for each in pieces for part in _parts(each)]
         return engine.then(to_gpu, prepare_with_global_pass(engine, small, data, layout, joins, scratch))
     for note in _host_work(features, layout):
-        say(f"on the host: {note}")
+        logger.info(f"on the host: {note}")
     return engine.hold(prepare_on_gpu, gpu_batches(pieces, rows), data, layout, whole)
 
 

@@ -5,7 +5,8 @@ A row and its partner have the same key, so they are in the same part; which par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ from serin.etl.sources.tables import Piece, Table, open_table, read_piece
 from serin.formats.schema import Kind
 from serin.machine.hardware import core_count
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartedJoin:
@@ -45,12 +48,7 @@ Join = LoadedJoin | PartedJoin
 
 
 def load_joins(
-    layout: Layout,
-    tables: Mapping[str, Table],
-    *,
-    budget_bytes: int,
-    scratch: Path,
-    say: Callable[[str], None],
+    layout: Layout, tables: Mapping[str, Table], *, budget_bytes: int, scratch: Path
 ) -> list[Join]:
     """Each table to be joined: in memory when it fits into `budget_bytes`, else cut into parts that do."""
 
@@ -63,7 +61,7 @@ def load_joins(
         joins = list(pool.map(load, layout.joins))
     for join in joins:
         if isinstance(join, PartedJoin):
-            say(
+            logger.info(
                 f"{join.layout.spec.table} is joined in {len(join.parts)} parts, since memory does not hold it"
             )
     return joins

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from serin.errors import TableEmpty
@@ -14,7 +15,7 @@ from serin.etl.relational.target import Class, merge_classes
 from serin.etl.relational.unknown import Unknown
 from serin.spec.data import DataSpec
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 _WORDS = {
     "no_partner": "without a partner",
     "filtered": "that data.where leaves out",
@@ -32,6 +33,7 @@ class Totals:
     labels: int  # different targets; 0 for a regression
     unknown: Sequence[Mapping[str, Unknown]]  # by piece
     newest: dict[str, int]  # of the columns whose freshness is checked
+    warnings: Sequence[str]  # of checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,17 +45,17 @@ class _Summary:
     unknown: Mapping[str, Unknown]
 
 
-def total_up(data: DataSpec, engine: Engine, held: Held, say: Say) -> Totals:
+def total_up(data: DataSpec, engine: Engine, held: Held) -> Totals:
     """Judges the checks on rows; TableEmpty when no row is left."""
     summaries: list[_Summary] = engine.collect(summarise, held)
     checks = [each.checks for each in summaries]
-    judge_checks(data.checks, checks, say)
+    warnings = judge_checks(data.checks, checks)
     rows = sum(each.rows for each in summaries)
     dropped = _added([each.dropped for each in summaries])
     if rows == 0:
         raise TableEmpty(table=data.main, why=f"none is left after joins and drops ({_listed(dropped)})")
     if any(dropped.values()):
-        say(f"dropped {_listed(dropped)}; {rows:,} rows left")
+        logger.info(f"dropped {_listed(dropped)}; {rows:,} rows left")
     classes: tuple[Class, ...] = ()
     if data.target.task == "multiclass":
         classes = merge_classes(data.target, [each.classes for each in summaries])
@@ -64,6 +66,7 @@ def total_up(data: DataSpec, engine: Engine, held: Held, say: Say) -> Totals:
         labels={"binary": 2, "multiclass": len(classes), "regression": 0}[data.target.task],
         unknown=[each.unknown for each in summaries],
         newest=newest_times(data.checks, checks),
+        warnings=warnings,
     )
 
 

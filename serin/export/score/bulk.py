@@ -7,6 +7,7 @@ workers: a piece is a row group (Parquet) or a file, and each is scored by itsel
 from __future__ import annotations
 
 import glob
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,11 +24,12 @@ from serin.errors import EngineFailed, RowsUnfit
 from serin.export.score.predict import Scorer
 from serin.formats.rows import RowWriter, read_rows
 
+logger = logging.getLogger(__name__)
+
 _PARQUET = (".parquet", ".pq")
 _KNOWN = (*_PARQUET, ".csv", ".json", ".jsonl", ".ndjson")
 _WAVE = 4  # pieces for each worker that may wait to be written
 _CONNECT_S = 5
-Say = Callable[[str], None]
 
 _dask: Any = dask  # it has no types
 
@@ -65,13 +67,7 @@ def _pieces(file: Path) -> list[Piece]:
 
 
 def score_pieces(
-    bundle: Path,
-    pieces: Sequence[Piece],
-    writer: RowWriter,
-    *,
-    workers: int,
-    scheduler: str | None = None,
-    say: Say = lambda _: None,
+    bundle: Path, pieces: Sequence[Piece], writer: RowWriter, *, workers: int, scheduler: str | None = None
 ) -> int:
     """Scores into one writer, rows in the order of the pieces, a few pieces in memory at a time. Returns the rows."""
     done = 0
@@ -83,20 +79,14 @@ def score_pieces(
             for table in compute(wave):
                 writer.write_table(table)
                 done += len(table)
-            say(f"scored {done:,} rows")
+            logger.info(f"scored {done:,} rows")
     if not done:
         raise RowsUnfit(column="", reason="has no rows")
     return done
 
 
 def score_into_folder(
-    bundle: Path,
-    pieces: Sequence[Piece],
-    folder: Path,
-    *,
-    workers: int,
-    scheduler: str | None = None,
-    say: Say = lambda _: None,
+    bundle: Path, pieces: Sequence[Piece], folder: Path, *, workers: int, scheduler: str | None = None
 ) -> int:
     """A Parquet file for each piece, written where it was scored; the folder appears whole. Returns the rows."""
     if folder.exists():
@@ -110,7 +100,7 @@ def score_into_folder(
         ]
         done = sum(int(count) for count in compute(tasks))
     scratch.rename(folder)
-    say(f"scored {done:,} rows")
+    logger.info(f"scored {done:,} rows")
     return done
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ from serin.formats.wire import Array, as_arrow, to_wire
 
 if TYPE_CHECKING:
     import pandas as pd
+
+logger = logging.getLogger(__name__)
 
 BATCH_ROWS = 8192  # enough to keep every core busy, small enough to stay in its cache
 
@@ -65,16 +67,14 @@ def score_table(bundle_folder: Path | str, table: pa.Table | pd.DataFrame) -> pa
     return Scorer(bundle_folder).score(table)
 
 
-def score_file(
-    bundle_folder: Path | str, rows: Path, out: Path, *, say: Callable[[str], None] = lambda _: None
-) -> int:
+def score_file(bundle_folder: Path | str, rows: Path, out: Path) -> int:
     """Scores every row of a file into another (Parquet, CSV, JSON lines), a piece at a time. Returns the rows."""
     scorer, done = Scorer(bundle_folder), 0
     with write_rows(out) as writer:
         for piece in read_rows(rows, scorer.schema):
             writer.write_table(scorer.score(piece))
             done += len(piece)
-            say(f"scored {done:,} rows")
+            logger.info(f"scored {done:,} rows")
         if not done:
             raise RowsUnfit(column="", reason=f"in {rows} has no rows")
     return done

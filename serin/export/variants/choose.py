@@ -9,8 +9,9 @@ A variant that fails is listed with the reason and the node at which it first le
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -29,6 +30,9 @@ from serin.export.variants.latency import HOPELESS, race
 from serin.formats.gate import VariantResult
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
+from serin.machine.stopping import check_stopped
+
+logger = logging.getLogger(__name__)
 
 _STEADY = 1e-3  # a row's score may move so much with the size of its batch: sums are made in another order
 _FASTER = 0.95  # of fp32's time; less of a gain is within the noise of the measurement
@@ -48,9 +52,7 @@ class Refused(Exception):
 
 
 def judge_variants(
-    context: VariantContext,
-    variants: Sequence[Variant | Unavailable],
-    say: Callable[[str], None] = lambda _: None,
+    context: VariantContext, variants: Sequence[Variant | Unavailable]
 ) -> tuple[Runnable, tuple[VariantResult, ...]]:
     """The variant to serve, and what was found out about each. The first is fp32, which has passed the gate already."""
     assert isinstance(variants[0], Variant)
@@ -62,6 +64,7 @@ def judge_variants(
                 name=variant.name, status="unavailable", reason=variant.reason
             )
             continue
+        check_stopped()
         try:
             entries[variant.name] = open_runnable(context, variant)
         except ExportFailed as error:
@@ -70,8 +73,11 @@ def judge_variants(
     timed = _measure_latency(context, entries, judged)
     base = entries[variants[0].name]
     for name in timed:
+        check_stopped()
         judged[name] = _judge(context, base, entries[name], timed[name], timed[base.variant.name])
-        say(f"gate: {name} {judged[name].status}{f': {judged[name].reason}' if judged[name].reason else ''}")
+        logger.info(
+            f"gate: {name} {judged[name].status}{f': {judged[name].reason}' if judged[name].reason else ''}"
+        )
     chosen = _choose(judged, base.variant.name)
     judged[chosen] = replace(judged[chosen], status="chosen")
     return entries[chosen], tuple(judged[variant.name] for variant in variants)

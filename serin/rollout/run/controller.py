@@ -6,7 +6,7 @@ is done, everything that is done may be done twice, and nothing is done that no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +30,8 @@ from serin.rollout.run.ports import (
 from serin.rollout.run.reconciler import Reconciler
 from serin.rollout.run.record import decision2rollout, rollout2decision
 from serin.rollout.run.verification import FOREIGN, Beside
+
+logger = logging.getLogger(__name__)
 
 _RECORD_S: Final = 10.0  # evidence that grows without a decision is journaled this often
 
@@ -57,18 +59,11 @@ class Controller:
         versions: Versions,
         commands: Commands,
         clock: Clock | None = None,
-        say: Callable[[str], None] = lambda _: None,
         beside: Beside | None = None,
     ) -> None:
-        self._clock, self._say = clock or EvenClock(), say
+        self._clock = clock or EvenClock()
         self._world = Reconciler(
-            router=router,
-            fleet=fleet,
-            judge=judge,
-            versions=versions,
-            clock=self._clock,
-            say=say,
-            beside=beside,
+            router=router, fleet=fleet, judge=judge, versions=versions, clock=self._clock, beside=beside
         )
         self._journals, self._versions, self._commands = journals, versions, commands
         self._courses: dict[str, Course] = {}
@@ -159,7 +154,7 @@ class Controller:
             course.obeyed.add(command)
         course.rollout, course.recorded_at = then, t
         if changed:
-            self._say(_line(then))
+            logger.info(_line(then))
         self._compact(course.journal, then.model)
 
     def _compact(self, journal: Journal, model: str) -> None:
@@ -167,7 +162,7 @@ class Controller:
         try:
             journal.compact(worth_keeping)
         except OSError as error:
-            self._say(f"the journal of {model} could not be compacted: {error}")
+            logger.warning(f"the journal of {model} could not be compacted: {error}")
 
 
 def _line(now: Rollout) -> str:

@@ -6,7 +6,8 @@ again later: one model's trouble does not stop another's rollout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -15,6 +16,8 @@ from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.ports import Clock, Fleet, Judge, Router, Versions
 from serin.rollout.run.verification import FOREIGN, Beside, Verifications, Verified
 from serin.store.artifacts import Endpoint, ModelRoute, Release
+
+logger = logging.getLogger(__name__)
 
 _REAPPLY_S: Final = (
     5.0  # routes are pushed this often even when nothing changed: the gateway may be a new process
@@ -65,11 +68,10 @@ class Reconciler:
         judge: Judge,
         versions: Versions,
         clock: Clock,
-        say: Callable[[str], None],
         beside: Beside | None = None,
     ) -> None:
         self._router, self._fleet, self._judge, self._versions = router, fleet, judge, versions
-        self._clock, self._say = clock, say
+        self._clock = clock
         self._verifications = Verifications(fleet, beside)
         self._memories: dict[str, Memory] = {}
         self._states: dict[Release, ReleaseState] = {}
@@ -275,7 +277,7 @@ class Reconciler:
         """Says the same thing once, not at every tick."""
         if self._told.get(about) != trouble:
             self._told[about] = trouble
-            self._say(f"{about}: {trouble}")
+            logger.warning(f"{about}: {trouble}")
 
 
 def _reachable(route: ModelRoute, endpoints: dict[Release, Endpoint | None]) -> ModelRoute | None:

@@ -8,6 +8,7 @@ lists what the library exports: everything else in it, a statically linked C++ r
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
 import shutil
 import subprocess
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from serin.errors import TritonInstallFailed
 from serin.machine import environment
+
+logger = logging.getLogger(__name__)
 
 PACKAGE = "ziglang==0.17.0"
 
@@ -57,7 +60,7 @@ def packaged_compiler(folder: Path) -> Compiler | None:
     return Compiler((str(program), "c++", "-target", target), cache=folder / "zig-cache")
 
 
-def obtain_compiler(folder: Path, say: Callable[[str], None] = lambda _: None) -> Compiler:
+def obtain_compiler(folder: Path) -> Compiler:
     """The machine's compiler, else ziglang's in the Python environment `folder`, installed there if necessary.
 
     TritonInstallFailed when there is none and ziglang cannot be installed.
@@ -65,7 +68,7 @@ def obtain_compiler(folder: Path, say: Callable[[str], None] = lambda _: None) -
     found = machine_compiler() or packaged_compiler(folder)
     if found is not None:
         return found
-    say(
+    logger.info(
         f"no C++ compiler is on PATH: installing {PACKAGE} into {folder}; its first compilation takes minutes"
     )
     quiet = ("--quiet", "--disable-pip-version-check", "--no-input")

@@ -7,6 +7,7 @@ a virtual environment that holds the nvidia-pytriton wheel, and a folder as in N
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import secrets
 import shutil
 import subprocess
@@ -23,6 +24,8 @@ from serin.serving.native.grpc_cancel_guard import build_cancel_guard, cancel_gu
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.native.request_filter import build_request_filter, request_filter_path
 from serin.serving.triton.backends import Server
+
+logger = logging.getLogger(__name__)
 
 WHEEL, NUMPY = "nvidia-pytriton==0.7.0", "numpy==1.26.4"
 CONTAINER_FOLDER = Path("/opt/tritonserver")
@@ -77,26 +80,26 @@ def find_request_filter() -> Path | None:
     return path if path.is_file() else None
 
 
-def install_request_filter(say: Callable[[str], None] = lambda _: None) -> Path:
+def install_request_filter() -> Path:
     """Builds the gateway's request filter where it is missing, beside any Triton. TritonInstallFailed says why not."""
     folder = default_folder()
     path = request_filter_path(folder)
     if not path.is_file():
         if machine_compiler() is None:
-            _make_environment(folder, say)
-        say("compiling the gateway's request filter")
-        build_request_filter(obtain_compiler(folder, say), path)
+            _make_environment(folder)
+        logger.info("compiling the gateway's request filter")
+        build_request_filter(obtain_compiler(folder), path)
     return path
 
 
-def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall:
+def install_triton() -> TritonInstall:
     """Makes Triton's environment, or completes one that was left half made or is for another ONNX Runtime than ours.
     About half a minute and 400 MB."""
     folder, runtime = default_folder(), _runtime()
     install = _from_environment(folder)
     if install is None or _stale_runtime(folder, runtime):
-        python = _make_environment(folder, say)
-        say(f"installing {WHEEL}, {runtime} and {NUMPY}")
+        python = _make_environment(folder)
+        logger.info(f"installing {WHEEL}, {runtime} and {NUMPY}")
         quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
         _run(
             [str(python), "-m", "pip", "install", *quiet, WHEEL, runtime, NUMPY],
@@ -105,16 +108,16 @@ def install_triton(say: Callable[[str], None] = lambda _: None) -> TritonInstall
         install = _from_environment(folder)
     if install is None:
         raise TritonInstallFailed(step="looking at what was installed", reason=f"{folder} holds no Triton")
-    _complete(install, say)
-    say(f"Triton is installed in {folder}")
+    _complete(install)
+    logger.info(f"Triton is installed in {folder}")
     return install
 
 
-def _make_environment(folder: Path, say: Callable[[str], None]) -> Path:
+def _make_environment(folder: Path) -> Path:
     """The Python of Triton's environment, which is made where it is missing."""
     python = folder / "bin" / "python3"
     if not python.exists():
-        say(f"making {folder}")
+        logger.info(f"making {folder}")
         _run([_base_python(sys.version_info[:2]), "-m", "venv", str(folder)], "making a virtual environment")
     return python
 
@@ -143,7 +146,7 @@ def _stale_runtime(folder: Path, wanted: str) -> str:
     return "" if version == wanted.rpartition("=")[2] else version
 
 
-def _complete(install: TritonInstall, say: Callable[[str], None]) -> None:
+def _complete(install: TritonInstall) -> None:
     """Builds what is missing of Serin's own libraries: the ONNX backend, the gRPC cancel guard, the request filter.
 
     Models are served without them too, with the limits that `shortcomings` names.
@@ -164,16 +167,16 @@ def _complete(install: TritonInstall, say: Callable[[str], None]) -> None:
     if not builds:
         return
     try:
-        compiler = obtain_compiler(folder, say)
+        compiler = obtain_compiler(folder)
     except TritonInstallFailed as error:
-        say(f"without {', '.join(builds)}: {error.fields['reason']}")
+        logger.info(f"without {', '.join(builds)}: {error.fields['reason']}")
         return
     for name, build in builds.items():
-        say(f"compiling {name}")
+        logger.info(f"compiling {name}")
         try:
             build(compiler)
         except TritonInstallFailed as error:
-            say(f"without {name}: {error.fields['reason']}")
+            logger.info(f"without {name}: {error.fields['reason']}")
 
 
 def _accelerators(python_folder: Path) -> frozenset[str]:

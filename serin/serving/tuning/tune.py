@@ -8,11 +8,12 @@ other way round, and the device that gives more requests/s for its price is take
 
 from __future__ import annotations
 
+import logging
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,8 @@ from serin.serving.tuning.requests import ONE_ROW, Mix, mixed_target
 from serin.serving.tuning.trials import Settings, Trial, Tuning, copy_with, falls
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 DELAYS_US = (100, 500, 2_000)
@@ -59,7 +62,6 @@ class Tuner:
     budget_s: float = 240.0
     most_trials: int | None = None
     lap_s: float = 1.0
-    say: Callable[[str], None] = lambda _: None
     _trials: dict[Settings, Trial] = field(default_factory=dict)
     _devices: dict[Place, Trial] = field(default_factory=dict)
     _scratch: Path = Path()
@@ -124,7 +126,7 @@ class Tuner:
                 try:
                     begin = self._try(replace(before.settings, device=device))
                 except (BackendRefused, GpuMemoryShort, ReleaseNotReady) as error:
-                    self.say(f"not on the {device}: {error}")
+                    logger.info(f"not on the {device}: {error}")
                     continue
             now = time.monotonic()
             self._devices[device] = self._climb(begin, now + (until - now) / (len(devices) - number))
@@ -142,7 +144,7 @@ class Tuner:
         for step in (self._processors, self._delays, self._limits):
             for settings in step(best.settings):
                 if time.monotonic() > until or len(self._trials) == self.most_trials:
-                    self.say("no time for more")
+                    logger.info("no time for more")
                     return best
                 trial = self._try(settings, best.best(self.p99_ms))
                 if trial.requests_per_s(self.p99_ms) > WORTH_IT * best.requests_per_s(self.p99_ms):
@@ -196,14 +198,14 @@ class Tuner:
             figure = (
                 f"{best.requests_per_s:,.0f} requests/s with {best.clients} clients, p99 {best.p99_ms:.1f} ms"
             )
-        self.say(f"{settings}: {figure}")
+        logger.info(f"{settings}: {figure}")
         return trial
 
     def _point(self, target: Target, clients: int) -> LoadPoint | None:
         """None when a request failed: whatever it was, it is no setting to have."""
         found = self._lap(target, Closed(clients=clients))
         if found.failed or not found.requests:
-            self.say(f"{clients} clients: {found.errors or 'nothing was answered'}")
+            logger.info(f"{clients} clients: {found.errors or 'nothing was answered'}")
             return None
         return LoadPoint(
             clients=clients,
@@ -224,7 +226,7 @@ class Tuner:
         if best is before:
             return 1.0
         gain = self._in_turns(before, best)
-        self.say(f"in turns with the settings in use: {gain:.2f} times as many requests/s")
+        logger.info(f"in turns with the settings in use: {gain:.2f} times as many requests/s")
         return gain
 
     def _is_worth(self, gain: float, before: Trial, best: Trial) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from serin.stack.prefect.processes import prefect_environment
 from serin.stack.prefect.reconcile import schedule_again
 from serin.stack.prefect.rest_api import call, flow_runs
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 _GOES_ON = "no longer watching; the run itself goes on: `serin runs list` shows it"
 _LOOK_S = 0.2
@@ -43,37 +44,29 @@ def run_pipeline(
     fresh: Sequence[str],
     serve: bool,
     follow: bool,
-    say: Say,
     override: str | None = None,
 ) -> None:
     """The run has completed when this returns, if it was followed; else it was accepted. PipelineFailed otherwise."""
     stack = running_stack(home)
     deployment = f"pipeline/{'placed' if placed else 'inline'}"
     parameters = {"spec": str(spec), "fresh": list(fresh), "serve": serve, "override": override}
-    say(f"{deployment} on {stack.prefect_ui_url}")
+    logger.info(f"{deployment} on {stack.prefect_ui_url}")
     tags = [load_spec(spec).name]  # so that a model's runs can be found
     if not stack.owns_prefect:
-        _run_by_prefect(stack, deployment, parameters, tags, what=str(spec), follow=follow, say=say)
+        _run_by_prefect(stack, deployment, parameters, tags, what=str(spec), follow=follow)
         return
     run = begin_run(stack_api(stack), deployment, parameters, tags=tags)
-    say(f"{run['name']}: {stack.prefect_ui_url}/runs/flow-run/{run['id']}")
+    logger.info(f"{run['name']}: {stack.prefect_ui_url}/runs/flow-run/{run['id']}")
     if follow:
         try:
-            follow_run(stack, run["id"], what=str(spec), log=RunLog(stack_api(stack), run["id"]), say=say)
+            follow_run(stack, run["id"], what=str(spec), log=RunLog(stack_api(stack), run["id"]))
         except KeyboardInterrupt:
-            say(_GOES_ON)
+            logger.info(_GOES_ON)
             raise
 
 
 def _run_by_prefect(
-    stack: Stack,
-    deployment: str,
-    parameters: dict[str, Any],
-    tags: list[str],
-    *,
-    what: str,
-    follow: bool,
-    say: Say,
+    stack: Stack, deployment: str, parameters: dict[str, Any], tags: list[str], *, what: str, follow: bool
 ) -> None:
     """By Prefect's own command, which knows every way into the server of somebody else: profiles, keys, logins."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deployment", "run", deployment]
@@ -83,33 +76,33 @@ def _run_by_prefect(
         command += ["--tag", tag]
     if follow:
         command.append("--watch")
-    _follow(stack, command, what=what, say=say)
+    _follow(stack, command, what=what)
 
 
-def resume_run(home: Path, run: str, *, follow: bool, say: Say) -> None:
+def resume_run(home: Path, run: str, *, follow: bool) -> None:
     """The same run again, by name or id: it finds what it did before, and goes on at the stage that failed and inside
     it. RunNotResumable when it has completed or is still under way."""
     stack = running_stack(home)
     found = _find_run(stack, run)
     if found["state_type"] not in ENDED_BADLY:
         raise RunNotResumable(run=found["name"], state=str(found["state_name"]).lower())
-    _wait_for_leavings(stack, found["id"], say)
+    _wait_for_leavings(stack, found["id"])
     log = RunLog(stack_api(stack), found["id"])
     log.skip()
     schedule_again(stack_api(stack), found["id"], f"resumed by {environment.user()}")
-    say(f"{found['name']} goes on, on {stack.prefect_ui_url}")
+    logger.info(f"{found['name']} goes on, on {stack.prefect_ui_url}")
     if follow:
-        follow_run(stack, found["id"], what=f"run {found['name']!r}", log=log, say=say)
+        follow_run(stack, found["id"], what=f"run {found['name']!r}", log=log)
 
 
-def _wait_for_leavings(stack: Stack, run: str, say: Say) -> None:
+def _wait_for_leavings(stack: Stack, run: str) -> None:
     """What is left of the run on this machine would work beside it; and a worker that still does something about its
     end says then once more that it has crashed."""
     deadline = time.monotonic() + _LEAVINGS_S
     told = False
     while run_processes(stack.home).get(run) is not None and time.monotonic() < deadline:
         if not told:
-            say("waiting until the last of its processes has ended")
+            logger.info("waiting until the last of its processes has ended")
             told = True
         time.sleep(_LOOK_S)
 
@@ -126,7 +119,7 @@ def _find_run(stack: Stack, run: str) -> dict[str, Any]:
     return found[0]
 
 
-def _follow(stack: Stack, command: list[str], *, what: str, say: Say) -> None:
+def _follow(stack: Stack, command: list[str], *, what: str) -> None:
     """Runs Prefect's command and passes on what it says; PipelineFailed when it did not end well."""
     home = stack.home
     settings = prefect_environment(home, stack.prefect_api_url, own=stack.owns_prefect)
@@ -147,9 +140,9 @@ def _follow(stack: Stack, command: list[str], *, what: str, say: Say) -> None:
             for line in watching.stdout:
                 shown = translate(line.rstrip())
                 if shown:
-                    say(shown)
+                    logger.info(shown)
     except KeyboardInterrupt:
-        say(_GOES_ON)
+        logger.info(_GOES_ON)
         raise
     if not stack.is_alive:
         raise NotUp(home=home)

@@ -3,9 +3,10 @@ begin and seconds to end."""
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from serin.stack.host.state import Stack
 from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.rest_api import Api, call
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 ENDED_BADLY = ("FAILED", "CRASHED", "CANCELLED")
 _TRIES = 3
@@ -82,19 +83,19 @@ def begin_run(api: Api, deployment: str, parameters: dict[str, Any], *, tags: li
     raise AssertionError("the last try returns or raises")
 
 
-def follow_run(stack: Stack, run: str, *, what: str, log: RunLog, say: Say) -> None:
+def follow_run(stack: Stack, run: str, *, what: str, log: RunLog) -> None:
     """Until it has completed; PipelineFailed when it ended otherwise, NotUp when its stack has gone."""
     while True:
         state = ""
         with suppress(PrefectGone):  # it is being restarted
             found = call(stack_api(stack), "GET", f"/flow_runs/{run}")
             state = "" if may_be_queued_again(found["state"]) else found["state_type"]
-            _pass_on(log, say)
+            _pass_on(log)
         if state == "COMPLETED":
-            _last_words(log, say)
+            _last_words(log)
             return
         if state in ENDED_BADLY and not _still_there(stack.home, run):
-            _last_words(log, say)
+            _last_words(log)
             raise PipelineFailed(spec=what, url=stack.prefect_ui_url)
         if not stack.is_alive:
             raise NotUp(home=stack.home)
@@ -112,14 +113,14 @@ def _still_there(home: Path, run: str) -> bool:
     return run in run_processes(home)
 
 
-def _pass_on(log: RunLog, say: Say) -> None:
+def _pass_on(log: RunLog) -> None:
     for line in log.new_lines():
-        say(line)
+        logger.info(line)
 
 
-def _last_words(log: RunLog, say: Say) -> None:
+def _last_words(log: RunLog) -> None:
     deadline = time.monotonic() + _LAST_WORDS_S
     with suppress(PrefectGone):
         while not log.has_ended and time.monotonic() < deadline:
             time.sleep(_LAST_POLL_S)
-            _pass_on(log, say)
+            _pass_on(log)

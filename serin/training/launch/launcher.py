@@ -7,6 +7,7 @@ logs/, checkpoints/, result/. A second call with the same settings goes on where
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -35,6 +36,8 @@ from serin.training.launch.script import last_words, prepare_script, script_stat
 from serin.training.launch.status import Status, read_status, status_file
 from serin.training.launch.tracking import tracked
 
+logger = logging.getLogger(__name__)
+
 
 def train(
     model: ModelSpec,
@@ -47,7 +50,6 @@ def train(
     test: bool = True,
     profile: bool = False,
     machines: Machines | None = None,
-    say: Callable[[str], None] = lambda _: None,
     hear: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Checkpoint:
     """Trained weights, from scratch or from where an earlier call in `folder` stopped.
@@ -56,7 +58,7 @@ def train(
     and has saved, WorkerFailed when a process died: both mean that calling again goes on. LossNotFinite and
     TrainingRefused mean that it would not help. It is told to stop by SIGTERM when it runs in the main thread, and by
     `stop` anywhere. Without `test` the test rows are not looked at. With
-    `profile` a trace of a few steps is written to trace.json. `say` gets progress as text, `hear` as records.
+    `profile` a trace of a few steps is written to trace.json. `hear` gets progress as records; as text it is logged.
     `machines` is what the environment says when it is not given.
     """
     folder, machines = folder.absolute(), machines or machines_told()
@@ -66,9 +68,9 @@ def train(
     with only_one(folder / "launch.lock", wait_s=0) if alone else nullcontext():
         _begin(job, folder)
         if result_folder(folder).exists():
-            say(f"already trained: {result_folder(folder)}")
-            return _with_pruned(job, folder, dataset, devices, machines, stop, say)
-        with tracked(job, folder, say) as tracker:
+            logger.info(f"already trained: {result_folder(folder)}")
+            return _with_pruned(job, folder, dataset, devices, machines, stop)
+        with tracked(job, folder) as tracker:
 
             def heard(record: dict[str, Any]) -> None:
                 hear(record)
@@ -76,16 +78,16 @@ def train(
 
             with measure("train", _described(devices[: job.processes])) as measurement:
                 stop, look_at = stop or threading.Event(), measurement.watch.look_at
-                end = _run(job, folder, devices, machines, stop, say, heard, look_at)
+                end = _run(job, folder, devices, machines, stop, heard, look_at)
                 while alone and end.status is not None and end.status.state == "again" and not stop.is_set():
-                    say(end.status.reason)
-                    end = _run(job, folder, devices, machines, stop, say, heard, look_at)
+                    logger.info(end.status.reason)
+                    end = _run(job, folder, devices, machines, stop, heard, look_at)
                 _fill(measurement, end.status, devices)
             assert measurement.receipt is not None
             measurement.receipt.write(folder / f"receipt{_mark(machines)}.json")
             checkpoint = _outcome(folder, end)
             tracker.end(checkpoint, measurement.receipt)
-        return _with_pruned(job, folder, dataset, devices, machines, stop, say)
+        return _with_pruned(job, folder, dataset, devices, machines, stop)
 
 
 def _with_pruned(
@@ -95,7 +97,6 @@ def _with_pruned(
     devices: tuple[str, ...],
     machines: Machines,
     stop: threading.Event | None,
-    say: Callable[[str], None],
 ) -> Checkpoint:
     """The finished training, with a smaller network beside its own where that was asked for."""
     if job.training.prune is None or is_published(folder):
@@ -104,11 +105,11 @@ def _with_pruned(
         raise TrainingRefused(folder=folder, reason="training.prune works on one machine; train without it")
     stop, log = stop or threading.Event(), folder / "logs" / "pruning.log"
     if not start_folder(folder).exists():
-        say(f"pruning: {job.training.prune.share:.0%} of the hidden units are taken out")
+        logger.info(f"pruning: {job.training.prune.share:.0%} of the hidden units are taken out")
         with log.open("wb") as output:
             command = pruning_program(folder)
             code, asked = run_process(
-                command, {}, output, Follower(folder), stop, say, lambda _: None, lambda _: None
+                command, {}, output, Follower(folder), stop, lambda _: None, lambda _: None
             )
         if asked:
             raise Preempted(step=_last_saved_step(folder), folder=folder)
@@ -117,8 +118,7 @@ def _with_pruned(
     smaller = ModelSpec.model_validate(json.loads((start_folder(folder) / "model.json").read_text())["model"])
     train(
         smaller, fine_tuning(job.training), dataset, folder=pruned_run(folder), devices=devices, stop=stop,
-        test=job.test, machines=machines, say=lambda line: say(f"pruned: {line}"),
-    )  # fmt: skip
+        test=job.test, machines=machines)  # fmt: skip
     publish_pruned(folder)
     return _checkpoint(folder)
 
@@ -190,7 +190,6 @@ def _run(
     devices: tuple[str, ...],
     machines: Machines,
     stop: threading.Event,
-    say: Callable[[str], None],
     hear: Callable[[dict[str, Any]], None],
     began: Callable[[int], None],
 ) -> _End:
@@ -205,7 +204,7 @@ def _run(
     exit_code, asked = 0, False
     with log.open("wb") as output:
         for command in programs(job, folder, machines):
-            exit_code, asked = run_process(command, settings, output, follower, stop, say, hear, began)
+            exit_code, asked = run_process(command, settings, output, follower, stop, hear, began)
             if exit_code or asked:
                 break
     status = read_status(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import threading
@@ -13,6 +14,8 @@ from typing import Any, BinaryIO
 from serin.machine import environment
 from serin.training.launch.progress import Follower, describe
 
+logger = logging.getLogger(__name__)
+
 _POLL_S = 0.05
 _SAVES_IN_S = 45.0  # after SIGTERM; torchrun itself gives its workers 30
 
@@ -23,7 +26,6 @@ def run_process(
     output: BinaryIO,
     follower: Follower,
     stop: threading.Event,
-    say: Callable[[str], None],
     hear: Callable[[dict[str, Any]], None],
     began: Callable[[int], None],
 ) -> tuple[int, bool]:
@@ -34,13 +36,13 @@ def run_process(
     try:
         with sigterm_sets(stop):
             while not _ended(process, _POLL_S):
-                _pass_on(follower, say, hear)
+                _pass_on(follower, hear)
                 if stop.is_set() and not asked:
                     asked = True
                     process.terminate()  # a worker saves; torchrun tells its workers
     finally:
         _end_now(process)
-    _pass_on(follower, say, hear)
+    _pass_on(follower, hear)
     return process.returncode, asked
 
 
@@ -89,9 +91,9 @@ def _end_now(agent: subprocess.Popen[bytes]) -> None:
             agent.wait()
 
 
-def _pass_on(follower: Follower, say: Callable[[str], None], hear: Callable[[dict[str, Any]], None]) -> None:
+def _pass_on(follower: Follower, hear: Callable[[dict[str, Any]], None]) -> None:
     for record in follower.read():
         hear(record)
         line = describe(record)
         if line:
-            say(line)
+            logger.info(line)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,10 +24,10 @@ from serin.store.receipt import Receipt
 from serin.training.launch.job import TrainingJob
 from serin.training.launch.run_lock import only_one
 
+logger = logging.getLogger(__name__)
+
 _ENDS_IN_S = 30.0  # what is still to be sent then is left
 _LONGEST_VALUE = 6000  # characters of a parameter that MLflow takes
-
-Say = Callable[[str], None]
 Call = Callable[["Client"], None]
 Client = Any  # mlflow's own, which brings no types
 
@@ -42,7 +43,7 @@ class Tracker:
 
 
 @contextmanager
-def tracked(job: TrainingJob, folder: Path, say: Say) -> Iterator[Tracker]:
+def tracked(job: TrainingJob, folder: Path) -> Iterator[Tracker]:
     """A tracker for the block. A block that fails leaves an MLflow run that is marked as failed."""
     uri = environment.mlflow_tracking_uri()
     if uri is None:
@@ -56,7 +57,7 @@ def tracked(job: TrainingJob, folder: Path, say: Say) -> Iterator[Tracker]:
         except TrainingRefused:  # another machine's launcher tells it all
             yield Tracker()
             return
-        tracker = _MlflowTracker(uri, job, folder, say)
+        tracker = _MlflowTracker(uri, job, folder)
         try:
             yield tracker
         except BaseException:
@@ -66,8 +67,8 @@ def tracked(job: TrainingJob, folder: Path, say: Say) -> Iterator[Tracker]:
 
 
 class _MlflowTracker(Tracker):
-    def __init__(self, uri: str, job: TrainingJob, folder: Path, say: Say) -> None:
-        self._uri, self._job, self._folder, self._say = uri, job, folder, say
+    def __init__(self, uri: str, job: TrainingJob, folder: Path) -> None:
+        self._uri, self._job, self._folder = uri, job, folder
         self._run = ""
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send, name="mlflow", daemon=True)
@@ -119,7 +120,7 @@ class _MlflowTracker(Tracker):
                 call(client)
             except (MlflowException, OSError) as error:  # requests' errors are OSErrors
                 first = next(iter(str(error).splitlines()), type(error).__name__)
-                self._say(
+                logger.warning(
                     f"MLflow does not take the metrics: {first}; they are in {self._folder}/progress.jsonl"
                 )
                 return

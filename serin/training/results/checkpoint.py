@@ -67,13 +67,13 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
 
-    def newest(self, say: Callable[[str], None]) -> Saved | None:
+    def newest(self, note: Callable[[str], None]) -> Saved | None:
         """The last whole checkpoint; what is broken is passed over, and said."""
         for step in reversed(self._steps()):
             try:
                 return self.read(step)
             except CheckpointBroken as error:
-                say(f"{error}; going back to the one before")
+                note(f"{error}; going back to the one before")
         return None
 
     def read(self, step: int) -> Saved:

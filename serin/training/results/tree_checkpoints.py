@@ -32,12 +32,12 @@ class TreeCheckpoints:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "checkpoints"
 
-    def newest(self, say: Callable[[str], None]) -> Grown | None:
+    def newest(self, note: Callable[[str], None]) -> Grown | None:
         for place in reversed(self._places()):
             try:
                 return _read(place)
             except CheckpointBroken as error:
-                say(f"{error}; going back to the one before")
+                note(f"{error}; going back to the one before")
         return None
 
     def newest_round(self) -> int:

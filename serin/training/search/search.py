@@ -24,7 +24,7 @@ from serin.training.launch.run_dir import training_key
 from serin.training.launch.run_lock import only_one
 from serin.training.search.report import write_report
 from serin.training.search.study import Study, Tried
-from serin.training.search.trials import Say, Trials
+from serin.training.search.trials import Trials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,6 @@ def search(
     home: Path,
     storage: str | None = None,
     stop: threading.Event | None = None,
-    say: Say = lambda _: None,
 ) -> SearchResult:
     """The best settings by the mean over `datasets` (the folds, the newest first) of what the valid rows say.
 
@@ -65,7 +64,7 @@ def search(
             epochs=training.epochs * len(datasets),
         )
         try:
-            runner = Trials(model, training, spec, tuple(datasets), folder, home, study, say)
+            runner = Trials(model, training, spec, tuple(datasets), folder, home, study)
             runner.run(stop or threading.Event())
             tried = study.tried()
             best = _best(tried, folder)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,12 +39,12 @@ from serin.training.launch.run_dir import own_code
 from serin.training.search.objective import objective, objective_name
 from serin.training.search.study import Study, Trial, Tried
 
+logger = logging.getLogger(__name__)
+
 _POLL_S = 0.1
 _LEASE_POLL_S = 1.0
 _HOPELESS = 3  # failed trials, and no other: the rest would fail too
 _FAULTS = (LossNotFinite, NetworkUnfit, TrainingRefused, WorkerFailed, ValidationError)
-
-Say = Callable[[str], None]
 
 
 class Trials:
@@ -58,10 +59,9 @@ class Trials:
         folder: Path,
         home: Path,
         study: Study,
-        say: Say,
     ) -> None:
         self._model, self._training, self._spec, self._datasets = model, training, spec, datasets
-        self._folder, self._home, self._study, self._say = folder, home, study, say
+        self._folder, self._home, self._study = folder, home, study
         self._gpus_each, self._side_by_side = share_devices(spec, training, len(inventory()))
         self._code = own_code(model)  # trials of other code are not compared with each other
         self._end = threading.Event()  # no more trials, and those that run save and stop
@@ -70,10 +70,10 @@ class Trials:
     def run(self, stop: threading.Event) -> None:
         again = self._study.take_over()
         if again:
-            self._say(f"taken up again: {len(again)} trial(s) that were interrupted")
+            logger.info(f"taken up again: {len(again)} trial(s) that were interrupted")
         before = self._study.begun()
         if before:
-            self._say(f"{before} of {self._study.planned()} trials were tried before")
+            logger.info(f"{before} of {self._study.planned()} trials were tried before")
         count = min(self._side_by_side, self._study.planned())
         with sigterm_sets(stop), ThreadPoolExecutor(count, thread_name_prefix="trial") as threads:
             work = [threads.submit(self._work) for _ in range(count)]
@@ -207,7 +207,7 @@ class Trials:
         if best is not None:
             name = objective_name(best.metrics)
             shown = f"; best: trial {best.number}, {name} {best.metrics[name]:.4f}"
-        self._say(
+        logger.info(
             f"trial {trial.number}: {text}; {ended} of {self._study.planned()} done{shown}{self._left(tried)}"
         )
 

@@ -3,7 +3,6 @@
 import importlib.metadata
 import io
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +59,10 @@ def digest(
     etl: EtlSpec,
     folder: Path,
     piece_rows: int | None = None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> str:
     """Of the dataset that is built into a store in `folder`."""
     store = Store(str(folder))
-    return build_dataset(spec.data, spec.features, etl, store=store, say=say, piece_rows=piece_rows).digest
+    return build_dataset(spec.data, spec.features, etl, store=store, piece_rows=piece_rows).digest
 
 
 def _read(file: Path) -> pa.Table:

@@ -21,6 +21,7 @@ from serin.etl.sources import tables
 from serin.spec.pipeline import PipelineSpec
 from serin.store import stage_keys
 from serin.store.store import Store
+from tests.logs import heard
 from tests.unit.etl.trips import build, rates, spec_of, trips
 
 FEATURES = [
@@ -103,13 +104,15 @@ def test_added_files_give_what_a_first_build_of_all_gives(
         write(tmp_path / "in", name, part)
         converted.clear()
         said: list[str] = []
-        grown = build(spec, store, say=said.append)
+        with heard(said.append):
+            grown = build(spec, store)
         assert converted == expected
         assert pieces_found(said) == found
         assert grown.digest == build(spec, Store(str(tmp_path / f"fresh-{part}"))).digest
     (tmp_path / "in" / "f.csv").unlink()
     converted.clear()
-    fewer = build(spec, store, say=said.append)
+    with heard(said.append):
+        fewer = build(spec, store)
     assert converted == []
     assert fewer.digest == build(spec, Store(str(tmp_path / "fresh-fewer"))).digest
 
@@ -119,7 +122,8 @@ def test_other_steps_find_the_pieces_and_other_partners_do_not(tmp_path: Path) -
 
     def built(spec: PipelineSpec) -> str:
         said: list[str] = []
-        made = build(spec, store, say=said.append)
+        with heard(said.append):
+            made = build(spec, store)
         fresh = Store(str(tmp_path / f"fresh-{len(list(tmp_path.iterdir()))}"))
         assert made.digest == build(spec, fresh).digest
         return pieces_found(said)
@@ -154,7 +158,8 @@ def test_other_code_or_libraries_find_nothing_that_was_kept(
     for name, value in (("versions", "numpy=99.0"), ("sources_digest", "other code")):
         monkeypatch.setattr(stage_keys, name, lambda _, value=value: value)
         converted.clear()
-        again = build(spec, store, say=said.append)
+        with heard(said.append):
+            again = build(spec, store)
         assert sorted(converted) == ["0.csv", "1.csv", "2.csv", "3.csv", "rates.csv"]
         assert pieces_found(said) == "none"
         assert again.digest == first.digest

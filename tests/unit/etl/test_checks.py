@@ -12,6 +12,7 @@ from serin.etl.dataset.compare import distance
 from serin.etl.relational.checks import FRESHNESS
 from serin.formats.statistics import CategoryStatistics, NumberStatistics
 from serin.store.store import Store
+from tests.logs import heard
 from tests.unit.etl.trips import START, build, spec_of, trips
 
 
@@ -22,7 +23,8 @@ def built(folder: Path, *checks: dict[str, Any], frame: pd.DataFrame | None = No
     ]
     spec = spec_of(folder, checks=list(checks), frame=frame, features=chosen, **data)
     lines: list[str] = []
-    build(spec, Store(str(folder / "store")), say=lines.append)
+    with heard(lines.append):
+        build(spec, Store(str(folder / "store")))
     return lines
 
 
@@ -78,8 +80,8 @@ def test_a_check_that_does_not_hold_is_named_with_its_rows(
 def test_all_failures_are_said_and_the_first_is_raised(tmp_path: Path) -> None:
     lines: list[str] = []
     spec = spec_of(tmp_path, checks=[{"column": "zone", "max": 1}, {"min_rows": 1000}])
-    with pytest.raises(CheckFailed, match="'zone' breaks max: 1"):
-        build(spec, Store(str(tmp_path / "store")), say=lines.append)
+    with pytest.raises(CheckFailed, match="'zone' breaks max: 1"), heard(lines.append):
+        build(spec, Store(str(tmp_path / "store")))
     assert any(line.startswith("also: data.checks: the table breaks min_rows") for line in lines)
 
 
@@ -122,7 +124,8 @@ def test_another_pipeline_s_dataset_is_not_the_one_before(tmp_path: Path) -> Non
     checks, store, said = [{"max_row_change": 0.2}], Store(str(tmp_path / "store")), list[str]()
     build(spec_of(tmp_path, checks=checks), store, name="trips")
     few = spec_of(tmp_path, checks=checks, frame=trips().iloc[:400])
-    build(few, store, name="other-trips", say=said.append)
+    with heard(said.append):
+        build(few, store, name="other-trips")
     assert any("no earlier dataset" in line for line in said)
     fewer = spec_of(tmp_path, checks=checks, frame=trips().iloc[:300])
     with pytest.raises(CheckFailed, match="900 in the dataset before"):

@@ -13,6 +13,7 @@ from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from tests.fakes import cupy
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
+from tests.logs import heard
 from tests.unit.etl.flights import digest, spec_of
 
 ONE_GPU = Gpus(count=1, memory_bytes=2**34)
@@ -31,10 +32,8 @@ def test_a_gpu_gives_what_the_host_gives(
     module = cupy.install(monkeypatch)
     said: list[str] = []
     expected = digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "host")
-    assert (
-        digest(spec_of(few_flights), EtlSpec(engine="cuda"), tmp_path / "gpu", 3000, say=said.append)
-        == expected
-    )
+    with heard(said.append):
+        assert digest(spec_of(few_flights), EtlSpec(engine="cuda"), tmp_path / "gpu", 3000) == expected
     assert module.uploads > 40
     assert not any("full" in line for line in said)
 
@@ -54,10 +53,7 @@ def test_every_kind_of_relational_work_goes_through_a_gpu_unchanged(
     specs = write_awkward_variants(tmp_path / "tables", 900)
     host = {name: digest(spec, EtlSpec(engine="process"), tmp_path / "host") for name, spec in specs.items()}
     cupy.install(monkeypatch)
-    gpu = {
-        name: digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 400, say=print)
-        for name, spec in specs.items()
-    }
+    gpu = {name: digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 400) for name, spec in specs.items()}
     assert gpu == host
 
 
@@ -69,10 +65,8 @@ def test_when_the_gpu_is_full_the_host_goes_on_and_it_is_said(
     expected = digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "host")
     cupy.install(monkeypatch, full_at=full_at)
     said: list[str] = []
-    assert (
-        digest(spec_of(few_flights), EtlSpec(engine="cuda"), tmp_path / "gpu", 3000, say=said.append)
-        == expected
-    )
+    with heard(said.append):
+        assert digest(spec_of(few_flights), EtlSpec(engine="cuda"), tmp_path / "gpu", 3000) == expected
     assert any("the GPU was full" in line or "memory did not suffice" in line for line in said)
 
 
@@ -134,7 +128,8 @@ def test_a_cluster_of_gpus_that_does_not_come_up_is_named_and_one_gpu_goes_on(
     cupy.install(monkeypatch)
     said: list[str] = []
     spec = spec_of(few_flights)
-    assert digest(spec, EtlSpec(engine="dask-cuda"), tmp_path / "gpu", say=said.append) == expected
+    with heard(said.append):
+        assert digest(spec, EtlSpec(engine="dask-cuda"), tmp_path / "gpu") == expected
     told = "\n".join(said)
     assert "no cluster of GPUs came up; its process ended with code 1" in told
     assert "dask_cuda" in told  # is not installed here
@@ -158,7 +153,8 @@ def test_a_gpu_that_cupy_cannot_use_is_named_and_only_auto_goes_on_without_it(
     cupy.install(monkeypatch).cuda.runtime.memGetInfo = _no_driver
     said: list[str] = []
     if engine == "auto":
-        digest(spec_of(few_flights), EtlSpec(engine=engine), tmp_path / "store", say=said.append)
+        with heard(said.append):
+            digest(spec_of(few_flights), EtlSpec(engine=engine), tmp_path / "store")
         assert any("cupy cannot use the GPU" in line and "going on without it" in line for line in said)
     else:
         with pytest.raises(EngineFailed, match="CUDA driver version is insufficient"):

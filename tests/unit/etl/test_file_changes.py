@@ -18,6 +18,7 @@ from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store import file_digests
 from serin.store.store import Store
+from tests.logs import heard
 
 FIRST, SECOND = (
     "a,b\n" + "".join(f"{row % 7},{row % 2}\n" for row in range(120)),
@@ -243,7 +244,8 @@ def test_a_served_file_without_a_reliable_mark_is_never_taken_for_known(
     spec = spec_over(server)
     said: list[str] = []
     engine = EtlSpec(engine="process", workers=1)
-    first = build_dataset(spec.data, spec.features, engine, store=store, say=said.append)
+    with heard(said.append):
+        first = build_dataset(spec.data, spec.features, engine, store=store)
     assert any("no reliable mark" in line for line in said)
     assert find_dataset(spec.data, spec.features, store) is None
     assert key_of(server, store) is None

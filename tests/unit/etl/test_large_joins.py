@@ -10,6 +10,7 @@ import pytest
 from serin.errors import JoinNotManyToOne, TableTooLarge
 from serin.spec.pipeline import PipelineSpec
 from serin.store.store import Store
+from tests.logs import heard
 from tests.unit.etl.trips import START, build, rates, spec_of, trips
 
 FEATURES = [
@@ -59,7 +60,8 @@ def test_tables_joined_in_parts_give_the_same_dataset(
     narrow(monkeypatch)
     for piece_rows in (200, 2000) if how == "left" else (97,):
         said: list[str] = []
-        made = build(spec, Store(str(tmp_path / f"cut-{piece_rows}")), piece_rows=piece_rows, say=said.append)
+        with heard(said.append):
+            made = build(spec, Store(str(tmp_path / f"cut-{piece_rows}")), piece_rows=piece_rows)
         assert made.digest == expected.digest
         cut = [line.split(" is joined in ")[0] for line in said if " is joined in " in line]
         assert cut == ["taxis", "rates"]

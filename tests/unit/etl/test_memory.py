@@ -25,6 +25,7 @@ from serin.etl.sources.files import find_files
 from serin.etl.sources.tables import cut, open_table, read_piece
 from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
+from tests.logs import heard
 from tests.signals import hit
 from tests.soak import larger_than_memory
 from tests.unit.etl.flights import digest, spec_of
@@ -81,9 +82,8 @@ def test_when_memory_runs_out_pieces_are_halved_and_it_is_said(
     monkeypatch.setattr(ProcessEngine, "collect", collect)
     monkeypatch.setattr("serin.etl.engines.attempts.MIN_ROWS", 100)
     said: list[str] = []
-    assert (
-        digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path, 8000, say=said.append) == expected
-    )
+    with heard(said.append):
+        assert digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path, 8000) == expected
     assert sum("memory did not suffice" in line for line in said) == fails
     assert any(f"pieces of {8000 >> fails - 1:,} rows" in line for line in said)
 
@@ -230,7 +230,8 @@ def test_workers_with_less_memory_than_the_table_has_run_through(tmp_path: Path,
         patch.setattr("serin.etl.engines.dask_engine._WORKER_SHARE", 0.05)
         patch.setattr("serin.etl.build.shared_room", lambda _: 1_500_000)
         etl = EtlSpec(engine=two_workers.scheduler.address)
-        assert digest(spec, etl, tmp_path / "two", say=said.append) == expected
+        with heard(said.append):
+            assert digest(spec, etl, tmp_path / "two") == expected
     assert any(line.startswith("places is joined in ") for line in said)
     print("largest worker", max(largest.values()))
     assert max(largest.values()) < 380_000_000

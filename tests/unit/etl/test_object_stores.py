@@ -12,6 +12,7 @@ from serin.errors import SourceMissing, SourceUnreadable
 from serin.etl.sources.files import find_files
 from serin.spec.pipeline import PipelineSpec
 from serin.store.store import Store
+from tests.logs import heard
 from tests.unit.etl.trips import build, rates, spec_of, trips, whole
 
 
@@ -74,7 +75,8 @@ def test_tables_and_store_in_s3_give_what_local_ones_give(bucket: Any, tmp_path:
     assert made.digest == expected.digest
     assert (whole(made.path)[0] == whole(expected.path)[0]).all()
     said: list[str] = []
-    assert build(remote, store, say=said.append) == made
+    with heard(said.append):
+        assert build(remote, store) == made
     assert "is there already" in said[0]
 
 

@@ -18,6 +18,7 @@ from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.store import Store
+from tests.logs import heard
 
 TABLE = pa.table(
     {
@@ -71,9 +72,8 @@ def test_a_dataset_is_computed_once_until_a_file_changes(tmp_path: Path, store: 
     spec = spec_for(str(file))
     lines: list[str] = []
     first = build_dataset(spec.data, spec.features, EtlSpec(), store=store)
-    again = build_dataset(
-        spec.data, spec.features, EtlSpec(engine="process", workers=1), store=store, say=lines.append
-    )
+    with heard(lines.append):
+        again = build_dataset(spec.data, spec.features, EtlSpec(engine="process", workers=1), store=store)
     assert again == first
     assert "there already" in lines[0]
     assert read_dataset(first.path).digest == first.digest

@@ -20,6 +20,7 @@ from serin.formats.schema import Schema, Task
 from serin.spec.load import read_yaml
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
+from tests.logs import heard
 from tests.unit.export.small_dataset import Trained, flights, make_trained
 
 
@@ -89,7 +90,8 @@ def test_files_of_every_kind_give_the_same_scores(bundle: Bundle, tmp_path: Path
     pq.write_table(flights(50), tmp_path / "rows.parquet")
     said: list[str] = []
     text = tmp_path / f"text{suffix}"
-    assert score_file(bundle.path, tmp_path / "rows.parquet", text, say=said.append) == 50
+    with heard(said.append):
+        assert score_file(bundle.path, tmp_path / "rows.parquet", text) == 50
     assert said == ["scored 50 rows"]
     again = tmp_path / "again.parquet"
     without_score = tmp_path / f"in{suffix}"

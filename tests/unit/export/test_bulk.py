@@ -47,7 +47,7 @@ def expected(bundle: Bundle) -> np.ndarray:
 
 def predict(bundle: Bundle, rows: Path | str, out: Path, **how: object) -> pa.Table:
     settings = {"workers": 2, "scheduler": None, **how}
-    assert predict_in_bulk(bundle, str(rows), out, say=lambda _: None, **settings) == ROWS
+    assert predict_in_bulk(bundle, str(rows), out, **settings) == ROWS
     return pq.read_table(out)
 
 
@@ -91,7 +91,7 @@ def test_folders_and_globs_of_any_format_are_read_in_order_of_name(
     for place in (tmp_path / "in", tmp_path / "in" / "*"):
         assert len(find_pieces(place)) == 3
     out = tmp_path / "scored.csv"
-    assert predict_in_bulk(bundle, str(tmp_path / "in"), out, workers=2, scheduler=None, say=print) == ROWS
+    assert predict_in_bulk(bundle, str(tmp_path / "in"), out, workers=2, scheduler=None) == ROWS
     scored = pacsv.read_csv(out)
     assert scored.column("id").to_pylist() == list(range(ROWS))
     np.testing.assert_allclose(scored.column("score").to_numpy(), expected, atol=1e-6)

@@ -13,6 +13,7 @@ from serin.export.tracking import track_bundle
 from serin.formats.bundle import read_golden
 from serin.store.artifacts import NO_DATASET, Bundle, Checkpoint
 from serin.store.store import Store
+from tests.logs import heard
 from tests.unit.export.small_dataset import make_trained
 from tests.unit.export.test_own_inputs import picture_model, spec_in, taken_over
 
@@ -32,7 +33,8 @@ def test_a_version_becomes_a_model_of_mlflow_s_with_its_metrics(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "flights")
     said: list[str] = []
-    track_bundle(*made, say=said.append)
+    with heard(said.append):
+        track_bundle(*made)
     assert said[0].startswith("flights version 1 is a model of MLflow's run")
 
     from mlflow.tracking import MlflowClient
@@ -58,7 +60,8 @@ def test_an_mlflow_that_takes_nothing_is_told(
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/a-file/inside")
     said: list[str] = []
-    track_bundle(*made, say=said.append)
+    with heard(said.append):
+        track_bundle(*made)
     assert "MLflow does not take the version" in said[0]
     assert "published all the same" in said[0]
 
@@ -71,7 +74,8 @@ def test_a_version_with_inputs_of_its_own_is_tracked_when_it_is_published(
     spec, store = spec_in(tmp_path / "own", picture_model()), Store(str(tmp_path / "store"))
     checkpoint = taken_over(spec, tmp_path / "run", {"test_accuracy": 0.9})
     said: list[str] = []
-    export_model(spec, checkpoint, NO_DATASET, store=store, lineage={}, say=said.append)
+    with heard(said.append):
+        export_model(spec, checkpoint, NO_DATASET, store=store, lineage={})
     assert said[-1].startswith("pictures version 1 is a model of MLflow's run")
     (metric,) = tmp_path.glob("mlruns/*/*/metrics/model.test_accuracy")
     assert metric.read_text().split()[1] == "0.9"

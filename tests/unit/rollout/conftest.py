@@ -16,6 +16,7 @@ from serin.rollout.run.record import JournalFolder, decision2rollout
 from serin.rollout.run.verification import Beside, at_once
 from serin.store.artifacts import ModelRoute, Release
 from tests.fakes.rollout import Bomb, FakeClock, FakeFleet, FakeJudge, FakeRouter, FakeVersions, Mined
+from tests.logs import heard
 
 PLAN = Plan(steps=(5.0, 50.0, 100.0), drain_s=10.0)
 
@@ -64,12 +65,15 @@ class Scene:
                 fleet=Mined(self.fleet, self.bomb, "start", "stop", "verify"),
                 judge=self.judge,
                 journals=Mined(
-                    SmallJournals(self.home, self.compact_bytes), self.bomb, "append", "compact", wrap="open"
+                    SmallJournals(self.home, self.compact_bytes),
+                    self.bomb,
+                    "append",
+                    "compact",
+                    wrap="open",
                 ),
                 versions=Mined(self.versions, self.bomb, "set_alias"),
                 commands=Mined(Inbox(self.home), self.bomb, "answer"),
                 clock=self.clock,
-                say=self.said.append,
                 beside=self.beside,
             )
         return self._controller
@@ -91,7 +95,8 @@ class Scene:
 
     def tick(self, count: int = 1) -> None:
         for _ in range(count):
-            self.controller.tick()
+            with heard(self.said.append):
+                self.controller.tick()
             self.clock.t += 0.5
 
     def until(self, *phases: Phase, model: str = "flights", ticks: int = 200) -> Rollout:

@@ -25,6 +25,7 @@ from serin.serving.tuning.trials import Settings, Trial
 from serin.serving.tuning.tune import Tuner
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
+from tests.logs import heard
 from tests.unit.serving import bundles
 
 WITH_CUDA = Server(backends=frozenset({"python"}), accelerators=frozenset({"cuda"}))
@@ -112,7 +113,8 @@ def test_the_device_with_the_most_requests_for_its_price_is_taken(
 def test_a_gpu_without_room_leaves_the_cpu_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "devices_for", lambda _: ("cpu", "gpu"))
     said: list[str] = []
-    tuning = Measured(bundle=publish(tmp_path), p99_ms=50, no_room=True, say=said.append).run()
+    with heard(said.append):
+        tuning = Measured(bundle=publish(tmp_path), p99_ms=50, no_room=True).run()
     assert set(tuning.devices) == {"cpu"}
     assert any("not on the gpu: release m-v1 needs 9 MB" in line for line in said)
 

@@ -14,6 +14,7 @@ from serin.stack.host.process_scan import STACK_MARK
 from serin.stack.host.run_processes import record_folder
 from serin.stack.host.state import socket_folder
 from serin.store.artifacts import Release
+from tests.logs import heard
 
 
 def test_nothing_to_end_is_an_error(tmp_path: Path) -> None:
@@ -39,7 +40,8 @@ def test_whatever_a_crash_left_is_cleared_away_and_told(tmp_path: Path) -> None:
     program.touch()
 
     said: list[str] = []
-    take_down(tmp_path, say=said.append)
+    with heard(said.append):
+        take_down(tmp_path)
 
     assert orphan.wait(timeout=30) < 0
     assert said == ["the stack had crashed; cleaned up 1 process, 1 shared memory segment, 1 socket"]

@@ -35,6 +35,4 @@ def test_what_prefect_says_is_shown_without_what_only_it_needs(line: str, shown:
 
 def test_a_run_without_a_stack_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotUp, match="serin up"):
-        run_pipeline(
-            tmp_path, tmp_path / "spec.yaml", placed=False, fresh=[], serve=True, follow=True, say=print
-        )
+        run_pipeline(tmp_path, tmp_path / "spec.yaml", placed=False, fresh=[], serve=True, follow=True)

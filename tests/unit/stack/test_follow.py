@@ -15,6 +15,7 @@ from serin.stack.host.state import Stack
 from serin.stack.prefect import follow
 from serin.stack.prefect.follow import RunLog, follow_run
 from serin.stack.prefect.rest_api import Api
+from tests.logs import heard
 
 BEGAN = datetime(2026, 11, 15, tzinfo=UTC)
 API = Api("http://nowhere/api")
@@ -100,7 +101,8 @@ def test_a_task_that_has_finished_is_not_the_run_s_end(server: Server) -> None:
 def _follow(tmp_path: Path, *, alive: bool = True) -> list[str]:
     said: list[str] = []
     stack = cast("Stack", Home(home=tmp_path, is_alive=alive))
-    follow_run(stack, "7", what="spec.yaml", log=RunLog(API, "7"), say=said.append)
+    with heard(said.append):
+        follow_run(stack, "7", what="spec.yaml", log=RunLog(API, "7"))
     return said
 
 

@@ -23,6 +23,7 @@ from serin.training.launch import launcher
 from serin.training.launch.machines import Machines
 from serin.training.results.checkpoint import Checkpoints
 from tests.fakes.datasets import make_dataset
+from tests.logs import heard
 from tests.signals import hit
 from tests.unit.training.ranks import NOT_WRITABLE, run_ranks, train_rank, train_with_small_files
 from tests.unit.training.runs import (
@@ -138,7 +139,8 @@ def test_two_processes_without_enough_memory_are_started_again_with_smaller_part
     said: list[str] = []
     hungry = {"precision": "fp32", "epochs": 2, "batch_rows": 100, "processes": 2}
     model = ModelSpec(module=f"{tmp_path / 'net.py'}:Net", options={"limit": 25})
-    launcher.train(model, TrainingSpec(**hungry), dataset, folder=folder, say=said.append)
+    with heard(said.append):
+        launcher.train(model, TrainingSpec(**hungry), dataset, folder=folder)
     frugal = job_of(model, TrainingSpec(**hungry, gradient_accumulation=2), dataset).model_dump_json()
     assert run_ranks(2, train_rank, frugal, reference, None) == [0, 0]
     assert any("out of memory: 25 rows at a time from now on, still 100 in a step" in line for line in said)

@@ -17,6 +17,7 @@ from serin.store.artifacts import Dataset
 from serin.training.foreign.own_script import this_run
 from serin.training.launch import launcher
 from tests.fakes.datasets import make_dataset
+from tests.logs import heard
 
 # A linear model by least squares, written as ONNX without any framework: starts in a second.
 FIT = """
@@ -98,8 +99,8 @@ def test_a_script_is_stopped_killed_and_taken_up_again_with_what_it_saved(
         if line == "ready to be stopped":
             stop.set()
 
-    with pytest.raises(Preempted):
-        launcher.train(model, training, dataset, folder=folder, stop=stop, say=stop_when_ready)
+    with pytest.raises(Preempted), heard(stop_when_ready):
+        launcher.train(model, training, dataset, folder=folder, stop=stop)
     with pytest.raises(WorkerFailed, match="SIGKILL"):
         launcher.train(model, training, dataset, folder=folder)
     with pytest.raises(Preempted):

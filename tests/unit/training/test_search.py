@@ -24,6 +24,7 @@ from serin.training.search.search import search
 from serin.training.search.study import Study
 from serin.training.search.trials import share_devices
 from tests.fakes.datasets import make_dataset
+from tests.logs import heard
 from tests.unit.training.warm import WarmProcess, warm  # noqa: F401 (a fixture)
 
 MODEL = ModelSpec(hidden=(8,))
@@ -36,15 +37,15 @@ SMALL = {"train": 2000, "valid": 500, "test": 500}
 def test_the_better_setting_is_chosen_by_the_valid_rows_and_no_test_row_is_looked_at(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data", rows=SMALL)
     said: list[str] = []
-    found = search(
-        MODEL,
-        TRAINING,
-        SearchSpec(space=SPACE, sampler="grid", parallel=2, pruner="none"),
-        [dataset],
-        folder=tmp_path / "search",
-        home=tmp_path,
-        say=said.append,
-    )
+    with heard(said.append):
+        found = search(
+            MODEL,
+            TRAINING,
+            SearchSpec(space=SPACE, sampler="grid", parallel=2, pruner="none"),
+            [dataset],
+            folder=tmp_path / "search",
+            home=tmp_path,
+        )
     assert found.settings == {"training.learning_rate": 0.02}
     assert (found.complete, found.pruned, found.failed) == (2, 0, 0)
     assert all(name.startswith("valid_") for name in found.metrics)
@@ -95,17 +96,8 @@ def test_a_trial_of_a_search_that_was_killed_is_taken_up_with_its_settings_and_c
 
     watcher = threading.Thread(target=stop_when_taken_up)
     watcher.start()
-    with pytest.raises(SearchStopped) as stopped:
-        search(
-            MODEL,
-            training,
-            spec,
-            [dataset],
-            folder=tmp_path / "search",
-            home=tmp_path,
-            stop=stop,
-            say=said.append,
-        )
+    with pytest.raises(SearchStopped) as stopped, heard(said.append):
+        search(MODEL, training, spec, [dataset], folder=tmp_path / "search", home=tmp_path, stop=stop)
     watcher.join()
     assert stopped.value.exit_code == 75
     assert said[0] == "taken up again: 1 trial(s) that were interrupted"

@@ -19,6 +19,7 @@ from serin.training.launch import launcher
 from serin.training.launch.run_lock import only_one
 from serin.training.launch.status import Status
 from tests.fakes.datasets import make_dataset
+from tests.logs import heard
 from tests.unit.training.runs import ALONE, MODEL, is_alive, job_of, made, records, train_here
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +58,8 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     launcher._begin(job_of(MODEL, training, dataset), made(folder))
     worker.train(job_of(MODEL, training, dataset), folder, ALONE, lambda: False)
     said: list[str] = []
-    checkpoint = launcher.train(MODEL, training, dataset, folder=folder, say=said.append)
+    with heard(said.append):
+        checkpoint = launcher.train(MODEL, training, dataset, folder=folder)
     assert said == [f"already trained: {folder / 'result'}"]
     assert set(checkpoint.metrics) == {"valid_auc", "valid_logloss", "test_auc", "test_logloss"}
 
