@@ -1,4 +1,4 @@
-"""Servers that somebody else runs: a canary between any two that speak the KServe v2 protocol.
+"""Servers that Serin does not run: a canary between any two that speak the KServe v2 protocol.
 
 `<home>/external/<model>.json` numbers the addresses of a model as its versions, from 1, never reused. Nothing is
 started or stopped here; a server is ready when it says that it has the model, and it fits when it takes and gives the
@@ -30,7 +30,7 @@ _ASK_S: Final = 2.0  # for readiness and metadata, which no server computes
 
 
 def parse_address(text: str) -> Endpoint:
-    """`http://host:port`, with `,host:port` behind it for gRPC. ValueError for what is no address."""
+    """`http://host:port`, with `,host:port` behind it for gRPC. ValueError for anything else."""
     if "https://" in text or "grpcs://" in text:
         raise ValueError(
             f"{text!r}: the gateway speaks to servers without TLS; write http://host:port, of a server in the same "
@@ -43,7 +43,7 @@ def parse_address(text: str) -> Endpoint:
         host, _, port = place.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
             raise ValueError(
-                f"{text!r} is no address; write http://host:port, or http://host:port,host:port with gRPC"
+                f"{text!r} is not a valid address: use http://host:port, or http://host:port,host:port with gRPC"
             )
     return Endpoint(http=http_place, grpc=grpc_place, elsewhere=True)
 

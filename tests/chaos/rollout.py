@@ -50,7 +50,7 @@ class Case:
     change: Change | None = None  # of the code that Triton runs for the candidate
     strike: Strike | None = None  # done once `when` is so
     when: Callable[[Rollout], bool] = at_half
-    spares_clients: bool = True  # False: a request under way is lost with the only door
+    spares_clients: bool = True  # False: a request in progress is lost with the only gateway
     plan: Plan = PLAN
     through: Phase | None = None  # that it must have come through
     within_s: float = 450.0  # longer than a step's deadline

@@ -1,4 +1,4 @@
-"""Sends drawn requests to a real door while good clients ask beside them, and says what went wrong and what is left."""
+"""Sends drawn requests to a real gateway beside good clients, and reports what went wrong and what is left."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ BODY = json.dumps({"inputs": good_inputs()}).encode()
 
 
 @dataclass
-class Door:
+class GuardedGateway:
     """A stack behind TLS, and clients that trust its authority."""
 
     stack: Stack
@@ -89,13 +89,13 @@ class Door:
 
 
 @contextmanager
-def guarded_gateway() -> Iterator[Door]:
+def guarded_gateway() -> Iterator[GuardedGateway]:
     folder, authority = Path(tempfile.mkdtemp(prefix="serin-tls-")), Authority()
     files = TlsFiles(certificate=folder / "cert.pem", key=folder / "key.pem")
     authority.pair().write(files.certificate, files.key)
     try:
         with running_stack(tls=files) as stack:
-            yield Door(stack, files, authority, KeyFile(path=stack.folder / "keys.json"))
+            yield GuardedGateway(stack, files, authority, KeyFile(path=stack.folder / "keys.json"))
     finally:
         shutil.rmtree(folder)
 
@@ -103,10 +103,10 @@ def guarded_gateway() -> Iterator[Door]:
 class Clients:
     """Ask all the time until the block ends: on one connection each, or on a new one for every request."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, endpoint: GuardedGateway) -> None:
         self.answered: dict[str, int] = {}
         self.failed: list[str] = []
-        self._door, self._done = door, threading.Event()
+        self._gateway, self._done = endpoint, threading.Event()
         kinds = {"kept": self._kept, "new": self._new, "grpc kept": self._grpc, "grpc new": self._grpc_new}
         self._threads = [threading.Thread(target=self._run, args=item) for item in kinds.items()]
 
@@ -132,7 +132,7 @@ class Clients:
             self.failed.append(f"{name}: {error!r}")
 
     def _kept(self) -> Iterator[str]:
-        connection = self._door.connection()
+        connection = self._gateway.connection()
         while True:
             connection.request("POST", INFER, BODY)
             answer = connection.getresponse()
@@ -142,11 +142,11 @@ class Clients:
 
     def _new(self) -> Iterator[str]:
         while True:
-            yield str(self._door.ask()[0])
+            yield str(self._gateway.ask()[0])
 
     def _grpc(self) -> Iterator[str]:
         inputs = infer_inputs(tritonclient.grpc, bundles.rows(1), SCHEMA)
-        with self._door.grpc_client() as client:
+        with self._gateway.grpc_client() as client:
             while True:
                 try:
                     client.infer(MODEL, inputs)
@@ -156,4 +156,4 @@ class Clients:
 
     def _grpc_new(self) -> Iterator[str]:
         while True:
-            yield self._door.call()
+            yield self._gateway.call()

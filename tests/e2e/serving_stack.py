@@ -1,4 +1,4 @@
-"""Two releases of one model on real Tritons behind a real Envoy, for tests that ask through the door."""
+"""Two releases of one model on real Tritons behind a real Envoy, for tests that ask through the lone_gateway."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def built_filter() -> Path:
 
 
 @contextmanager
-def door(**settings: Any) -> Iterator[tuple[Gateway, int, ChildHost]]:
+def lone_gateway(**settings: Any) -> Iterator[tuple[Gateway, int, ChildHost]]:
     """Envoy alone, for tests that put servers of their own behind it."""
     host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-e2e-"))
     try:

@@ -177,10 +177,10 @@ def guarded() -> Iterator[Guarded]:
             [ModelRoute(model=each.model, epoch=1, stable=each) for each in releases],
             {each.name: place for each in releases},
         )
-        door = Guarded(port, key)
+        endpoint = Guarded(port, key)
         good = framed(written([WireField(1, 2, MODEL.encode())]))
-        wait_for("the route", lambda: door.call(good)[0] == "0", host, PROCESS_NAME)
-        yield door
+        wait_for("the route", lambda: endpoint.call(good)[0] == "0", host, PROCESS_NAME)
+        yield endpoint
     finally:
         host.kill(PROCESS_NAME)
         web.shutdown()

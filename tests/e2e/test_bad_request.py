@@ -23,7 +23,7 @@ from serin.serving.triton.installation import find_triton
 from serin.serving.triton.process import new_place, reclaim_shared_memory, triton_process
 from serin.store.artifacts import ModelRoute, Release
 from tests.e2e.serving_host import wait_for
-from tests.e2e.serving_stack import door
+from tests.e2e.serving_stack import lone_gateway
 
 OURS = Release(model="ours", version=1)
 CONFIG = """
@@ -88,7 +88,7 @@ def served() -> Iterator[Served]:
     first, second, third = free_ports(3)
     place = new_place(OURS, (first, second, third))
     with ExitStack() as exits:
-        gateway, port, host = exits.enter_context(door())
+        gateway, port, host = exits.enter_context(lone_gateway())
         exits.callback(shutil.rmtree, folder)
         exits.callback(reclaim_shared_memory, place)
         exits.callback(host.kill, OURS.name)

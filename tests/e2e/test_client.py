@@ -89,10 +89,10 @@ def test_a_column_that_does_not_fit_is_named_before_it_is_sent(stack: Stack) -> 
 
 
 def test_a_key_and_certificates_of_ones_own_open_the_guarded_door(tmp_path: Path, wanted: Any) -> None:
-    with guarded_gateway() as door:
-        url, key = f"https://{door.stack.url}", door.make_key("client")
+    with guarded_gateway() as endpoint:
+        url, key = f"https://{endpoint.stack.url}", endpoint.make_key("client")
         ca = tmp_path / "ca.pem"
-        ca.write_bytes(door.authority.certificate)
+        ca.write_bytes(endpoint.authority.certificate)
         protocols: list[Protocol] = ["http", "grpc"]
         for protocol in protocols:
             with Client(url, MODEL, protocol=protocol, ca=ca, api_key=key) as model:

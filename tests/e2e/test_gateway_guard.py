@@ -1,4 +1,4 @@
-"""The guarded door: TLS whose certificate changes under load, and API keys that come and go without a restart."""
+"""The guarded endpoint: TLS whose certificate changes under load, and API keys that come and go without a restart."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from serin.errors import TlsUnfit
 from serin.serving.client.client import predict
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.store.artifacts import Endpoint, ModelRoute, Release
-from tests.e2e.serving_guarded import BODY, INFER, Clients, Door, guarded_gateway
+from tests.e2e.serving_guarded import BODY, INFER, Clients, GuardedGateway, guarded_gateway
 from tests.e2e.serving_host import wait_for
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[Door]:
+def endpoint() -> Iterator[GuardedGateway]:
     with guarded_gateway() as opened:
         yield opened
 
@@ -34,28 +34,28 @@ def door() -> Iterator[Door]:
 # TLS
 
 
-def test_http_1_http_2_and_grpc_are_answered_over_tls_and_plain_text_is_not(door: Door) -> None:
+def test_http_1_http_2_and_grpc_are_answered_over_tls_and_plain_text_is_not(endpoint: GuardedGateway) -> None:
     for http1, version in ((True, "HTTP/1.1"), (False, "HTTP/2")):
-        with httpx.Client(verify=door.context(), http1=http1, http2=not http1) as client:
-            answer = client.post(f"https://{door.stack.url}{INFER}", content=BODY)
+        with httpx.Client(verify=endpoint.context(), http1=http1, http2=not http1) as client:
+            answer = client.post(f"https://{endpoint.stack.url}{INFER}", content=BODY)
             assert (answer.status_code, answer.http_version) == (200, version)
-    assert door.call() == "OK"
+    assert endpoint.call() == "OK"
     with pytest.raises((http.client.HTTPException, OSError)):
-        door.stack.ask("POST", INFER, BODY)
+        endpoint.stack.ask("POST", INFER, BODY)
     for old in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
-        context = door.context()
+        context = endpoint.context()
         with pytest.warns(DeprecationWarning, match="deprecated"):
             context.minimum_version = context.maximum_version = old
         with pytest.raises(ssl.SSLError):
             context.wrap_socket(
-                socket.create_connection(("127.0.0.1", door.stack.port)), server_hostname="localhost"
+                socket.create_connection(("127.0.0.1", endpoint.stack.port)), server_hostname="localhost"
             )
 
 
-def test_the_certificate_is_changed_under_load_without_a_dropped_request(door: Door) -> None:
+def test_the_certificate_is_changed_under_load_without_a_dropped_request(endpoint: GuardedGateway) -> None:
     """By rename, in place, and one file after the other with a look at the half-changed pair in between."""
-    gateway, files = door.stack.gateway, door.files
-    pid = door.stack.host.pid(PROCESS_NAME)
+    gateway, files = endpoint.stack.gateway, endpoint.files
+    pid = endpoint.stack.host.pid(PROCESS_NAME)
 
     def by_rename(pair: Any) -> None:
         pair.write(files.certificate, files.key)
@@ -70,13 +70,15 @@ def test_the_certificate_is_changed_under_load_without_a_dropped_request(door: D
             gateway.follow_tls()
         files.key.write_bytes(pair.key)
 
-    with Clients(door) as clients:
+    with Clients(endpoint) as clients:
         for change in (by_rename, in_place, half_and_half):
-            pair, before = door.authority.pair(), dict(clients.answered)
+            pair, before = endpoint.authority.pair(), dict(clients.answered)
             change(pair)
             gateway.follow_tls()  # as the controller does every half second
             wait_for(
-                "the new certificate", lambda pair=pair: door.shown_serial() == pair.serial, door.stack.host
+                "the new certificate",
+                lambda pair=pair: endpoint.shown_serial() == pair.serial,
+                endpoint.stack.host,
             )
             wait_for(
                 "more requests",
@@ -88,27 +90,27 @@ def test_the_certificate_is_changed_under_load_without_a_dropped_request(door: D
                     )
                     or bool(clients.failed)
                 ),
-                door.stack.host,
+                endpoint.stack.host,
                 PROCESS_NAME,
             )
     print(f"answered while three certificates came: {clients.answered}")
     assert clients.failed == []
-    assert door.stack.host.pid(PROCESS_NAME) == pid
+    assert endpoint.stack.host.pid(PROCESS_NAME) == pid
 
 
-def test_a_pair_that_cannot_be_used_is_said_once_and_the_old_one_stays(door: Door) -> None:
-    gateway, files = door.stack.gateway, door.files
+def test_a_pair_that_cannot_be_used_is_said_once_and_the_old_one_stays(endpoint: GuardedGateway) -> None:
+    gateway, files = endpoint.stack.gateway, endpoint.files
     gateway.follow_tls()
-    serial, good = door.shown_serial(), files.key.read_bytes()
+    serial, good = endpoint.shown_serial(), files.key.read_bytes()
     for bad, words in (
-        (door.authority.pair(passphrase=b"secret").key, "has a passphrase"),
+        (endpoint.authority.pair(passphrase=b"secret").key, "has a passphrase"),
         (b"nonsense", "not a PEM"),
     ):
         files.key.write_bytes(bad)
         with pytest.raises(TlsUnfit, match=words):
             gateway.follow_tls()
         gateway.follow_tls()
-    assert door.shown_serial() == serial
+    assert endpoint.shown_serial() == serial
     files.key.write_bytes(good)
     gateway.follow_tls()
     assert gateway.certificate_days() in (1, 2)
@@ -117,35 +119,38 @@ def test_a_pair_that_cannot_be_used_is_said_once_and_the_old_one_stays(door: Doo
 # keys
 
 
-def refused_at_once(door: Door) -> bytes:
+def refused_at_once(endpoint: GuardedGateway) -> bytes:
     """The answer to a request without a key whose body never comes."""
-    with door.context().wrap_socket(
-        socket.create_connection(("127.0.0.1", door.stack.port), timeout=10), server_hostname="localhost"
+    with endpoint.context().wrap_socket(
+        socket.create_connection(("127.0.0.1", endpoint.stack.port), timeout=10), server_hostname="localhost"
     ) as plain:
         plain.sendall(f"POST {INFER} HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000\r\n\r\n".encode())
         return plain.recv(4096)
 
 
-def test_keys_open_their_models_until_they_expire_or_are_revoked(door: Door) -> None:
+def test_keys_open_their_models_until_they_expire_or_are_revoked(endpoint: GuardedGateway) -> None:
     """One story: what is refused depends on what was made before."""
-    gateway, host = door.stack.gateway, door.stack.host
+    gateway, host = endpoint.stack.gateway, endpoint.stack.host
     pid = host.pid(PROCESS_NAME)
-    assert door.ask()[0] == 200, "no key was made yet"
+    assert endpoint.ask()[0] == 200, "no key was made yet"
 
-    everything, ours = door.make_key("everything"), door.make_key("ours", models=[MODEL, "and-another"])
-    others, brief = door.make_key("others", models=["another"]), door.make_key("brief", lasts_s=0.2)
+    everything, ours = (
+        endpoint.make_key("everything"),
+        endpoint.make_key("ours", models=[MODEL, "and-another"]),
+    )
+    others, brief = endpoint.make_key("others", models=["another"]), endpoint.make_key("brief", lasts_s=0.2)
     missing = "a key is needed: send the header 'authorization: Bearer <key>'"
-    wait_for("the first refusal", lambda: door.ask() == (401, {"error": missing}), host, PROCESS_NAME)
+    wait_for("the first refusal", lambda: endpoint.ask() == (401, {"error": missing}), host, PROCESS_NAME)
     for key in (everything, ours):
-        assert door.ask(key=key)[0] == 200
-        assert door.call(key) == "OK"
-        assert door.ask(f"/v2/models/{MODEL}/ready", key, "GET")[0] == 200
-    assert door.call() == f"UNAUTHENTICATED: {missing}"
+        assert endpoint.ask(key=key)[0] == 200
+        assert endpoint.call(key) == "OK"
+        assert endpoint.ask(f"/v2/models/{MODEL}/ready", key, "GET")[0] == 200
+    assert endpoint.call() == f"UNAUTHENTICATED: {missing}"
     unknown = "this key is not known here, or was revoked"
     wrong = (ours[:-1] + ("a" if ours[-1] != "a" else "b"), ours[:-1], f"{ours}x", "x" * 49, "Basic")
     for key in wrong:
-        assert door.ask(key=key) == (401, {"error": unknown})
-        assert door.call(key) == f"UNAUTHENTICATED: {unknown}"
+        assert endpoint.ask(key=key) == (401, {"error": unknown})
+        assert endpoint.call(key) == f"UNAUTHENTICATED: {unknown}"
     foreign = "this key may not ask for this model"
     spellings = (
         f"//v2/models/{MODEL}/infer",
@@ -153,36 +158,38 @@ def test_keys_open_their_models_until_they_expire_or_are_revoked(door: Door) -> 
         f"/v2/models/{MODEL}?x=another",
     )
     for path in (INFER, f"/v2/models/{MODEL}/versions/1/infer", f"/v2/models/{MODEL}", *spellings):
-        assert door.ask(path, others) == (403, {"error": foreign}), path
-    assert door.call(others) == f"PERMISSION_DENIED: {foreign}"
-    assert door.ask("/v2/models/another/infer", others)[0] == 404, "it may, and there is none"
+        assert endpoint.ask(path, others) == (403, {"error": foreign}), path
+    assert endpoint.call(others) == f"PERMISSION_DENIED: {foreign}"
+    assert endpoint.ask("/v2/models/another/infer", others)[0] == 404, "it may, and there is none"
     wait_for(
         "its end",
-        lambda: door.ask(key=brief) == (401, {"error": "this key has expired"}),
+        lambda: endpoint.ask(key=brief) == (401, {"error": "this key has expired"}),
         host,
         PROCESS_NAME,
     )
-    assert door.call(brief) == "UNAUTHENTICATED: this key has expired"
+    assert endpoint.call(brief) == "UNAUTHENTICATED: this key has expired"
 
     for path in ("/v2", "/metrics", "/v2/repository/index"):
-        assert door.ask(path)[0] == 401, "nobody learns what there is"
-    assert door.ask("/v2/health/live", method="GET")[0] == 200
-    with door.grpc_client() as client:
+        assert endpoint.ask(path)[0] == 401, "nobody learns what there is"
+    assert endpoint.ask("/v2/health/live", method="GET")[0] == 200
+    with endpoint.grpc_client() as client:
         assert client.is_server_live()
-    assert refused_at_once(door).startswith(b"HTTP/1.1 401 ")
+    assert refused_at_once(endpoint).startswith(b"HTTP/1.1 401 ")
     scores = predict(f"unix:{gateway.inside}", MODEL, bundles.rows(3), SCHEMA, "grpc")["score"]
-    assert len(scores) == 3, "the owner's own door asks for nothing"
+    assert len(scores) == 3, "the owner's own endpoint asks for nothing"
     assert gateway.inside.stat().st_mode & 0o077 == 0
 
-    door.keys.revoke("ours")
+    endpoint.keys.revoke("ours")
     gateway.follow_keys()
-    wait_for("the revocation", lambda: door.ask(key=ours) == (401, {"error": unknown}), host, PROCESS_NAME)
-    assert door.call(ours) == f"UNAUTHENTICATED: {unknown}"
-    assert door.ask(key=everything)[0] == 200
+    wait_for(
+        "the revocation", lambda: endpoint.ask(key=ours) == (401, {"error": unknown}), host, PROCESS_NAME
+    )
+    assert endpoint.call(ours) == f"UNAUTHENTICATED: {unknown}"
+    assert endpoint.ask(key=everything)[0] == 200
     assert host.pid(PROCESS_NAME) == pid, "all this without a restart"
 
 
-def test_neither_the_key_nor_what_the_gateway_knows_of_it_reaches_a_server(door: Door) -> None:
+def test_neither_the_key_nor_what_the_gateway_knows_of_it_reaches_a_server(endpoint: GuardedGateway) -> None:
     heard: list[dict[str, str]] = []
 
     class Ears(BaseHTTPRequestHandler):
@@ -208,34 +215,40 @@ def test_neither_the_key_nor_what_the_gateway_knows_of_it_reaches_a_server(door:
     calls.start()
     ears = Release(model="ears", version=1)
     places = {
-        **door.stack.endpoints(),
+        **endpoint.stack.endpoints(),
         ears.name: Endpoint(http=f"127.0.0.1:{web.server_port}", grpc=f"127.0.0.1:{port}"),
     }
-    key = door.make_key("for-ears", models=["ears"])
+    key = endpoint.make_key("for-ears", models=["ears"])
     routes = [
-        ModelRoute(model=MODEL, epoch=900, stable=door.stack.stable),
+        ModelRoute(model=MODEL, epoch=900, stable=endpoint.stack.stable),
         ModelRoute(model="ears", epoch=900, stable=ears),
     ]
-    door.stack.gateway.apply(routes, places)
+    endpoint.stack.gateway.apply(routes, places)
     try:
         wait_for(
-            "the key", lambda: door.ask("/v2/models/ears/infer", key)[0] == 200, door.stack.host, PROCESS_NAME
+            "the key",
+            lambda: endpoint.ask("/v2/models/ears/infer", key)[0] == 200,
+            endpoint.stack.host,
+            PROCESS_NAME,
         )
-        assert door.call(key, model="ears") == "OK"
-        door.keys.require(False)
-        door.stack.gateway.follow_keys()
+        assert endpoint.call(key, model="ears") == "OK"
+        endpoint.keys.require(False)
+        endpoint.stack.gateway.follow_keys()
         wait_for(
-            "no question", lambda: door.ask("/v2/models/ears/infer")[0] == 200, door.stack.host, PROCESS_NAME
+            "no question",
+            lambda: endpoint.ask("/v2/models/ears/infer")[0] == 200,
+            endpoint.stack.host,
+            PROCESS_NAME,
         )
-        assert door.ask("/v2/models/ears/infer", key)[0] == 200
-        assert door.call(key, model="ears") == "OK"
+        assert endpoint.ask("/v2/models/ears/infer", key)[0] == 200
+        assert endpoint.call(key, model="ears") == "OK"
     finally:
-        door.keys.require(True)
-        door.stack.gateway.follow_keys()
+        endpoint.keys.require(True)
+        endpoint.stack.gateway.follow_keys()
         web.shutdown()
         web.server_close()
         calls.stop(None).wait()
-        door.stack.route(0)
+        endpoint.stack.route(0)
     assert len(heard) >= 5
     for headers in heard:
         assert "authorization" not in headers
@@ -243,21 +256,21 @@ def test_neither_the_key_nor_what_the_gateway_knows_of_it_reaches_a_server(door:
         assert key not in str(headers)
 
 
-def test_no_key_and_no_private_key_stands_in_a_log_a_dump_or_another_file(door: Door) -> None:
-    stack = door.stack
+def test_no_key_and_no_private_key_stands_in_a_log_a_dump_or_another_file(endpoint: GuardedGateway) -> None:
+    stack = endpoint.stack
     epoch = stack.route(0)
-    assert door.ask(key=door.made[0])[0] == 200
+    assert endpoint.ask(key=endpoint.made[0])[0] == 200
     stack.logged(epoch, 1)
     seen = {"the config dump": stack.gateway._admin._ask("GET", "/config_dump")[1]}
-    private = b"".join(door.files.key.read_bytes().splitlines()[1:-1]).decode()
+    private = b"".join(endpoint.files.key.read_bytes().splitlines()[1:-1]).decode()
     for path in stack.folder.rglob("*"):
         if path.is_file() and path.stat().st_size < 50_000_000:
             seen[str(path.relative_to(stack.folder))] = path.read_text(errors="replace")
     assert "gateway/envoy.log" in seen
     assert "gateway/requests.jsonl" in seen
-    assert len(door.made) == 5
+    assert len(endpoint.made) == 5
     for place, text in seen.items():
-        assert not [key for key in door.made if key in text], place
+        assert not [key for key in endpoint.made if key in text], place
         assert private not in text, place
     for name in ("keys.json", "gateway/keys/keys.json", "gateway/tls/tls.json", "gateway/bootstrap.json"):
         assert (stack.folder / name).stat().st_mode & 0o077 == 0, name

@@ -1,4 +1,4 @@
-"""The door's limits, each met for real: body, connections, requests at once, second tries, its end; an expert's own."""
+"""The gateway's limits, each met for real: body, connections, concurrency, second tries, its end; an expert's own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from serin.serving.envoy.routes import Timeouts
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.fuzz_requests import good_frame
 from tests.e2e.serving_host import wait_for
-from tests.e2e.serving_stack import door
+from tests.e2e.serving_stack import lone_gateway
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
@@ -141,7 +141,7 @@ def stat(gateway: Gateway, name: str) -> int:
 
 
 def test_a_body_that_is_too_large_and_connections_that_are_too_many_are_refused() -> None:
-    with door(max_request_bytes=100_000, max_connections=12) as (gateway, port, host):
+    with lone_gateway(max_request_bytes=100_000, max_connections=12) as (gateway, port, host):
         lead_to(gateway)
         too_large = (413, '{"error":"Payload Too Large"}\n')
         assert post(port, b"0" * 100_001) == too_large
@@ -178,7 +178,7 @@ def test_a_body_that_is_too_large_and_connections_that_are_too_many_are_refused(
 
 def test_a_text_that_is_far_too_long_is_refused_before_anybody_reads_it() -> None:
     passed = 503  # let in; nobody listens behind
-    with door() as (gateway, port, host):
+    with lone_gateway() as (gateway, port, host):
 
         def say(text: str) -> tuple[int, str]:
             return post(port, json.dumps({"inputs": [{"name": "carrier", "data": ["AA", text]}]}))
@@ -206,7 +206,7 @@ def test_a_text_that_is_far_too_long_is_refused_before_anybody_reads_it() -> Non
 
 
 def test_who_asks_while_nobody_can_answer_is_told_at_once_to_come_back() -> None:
-    with door() as (gateway, port, host):
+    with lone_gateway() as (gateway, port, host):
         lead_to(gateway)
         wait_for("the route", lambda: post_ok(port), host, PROCESS_NAME)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -228,7 +228,7 @@ def post_ok(port: int) -> bool:
 
 def test_what_is_more_than_a_release_may_have_at_once_is_refused_at_once() -> None:
     silent = Silent()
-    with door() as (gateway, port, host):
+    with lone_gateway() as (gateway, port, host):
         lead_to(gateway, calls=silent.port)
         crowds = [Many(port, 600), Many(port, 600)]
         wait_for(
@@ -251,7 +251,7 @@ def test_what_is_more_than_a_release_may_have_at_once_is_refused_at_once() -> No
 
 def test_a_release_that_hangs_up_does_not_get_every_request_twice_and_a_slow_one_none() -> None:
     silent = Silent()
-    with door() as (gateway, port, host):
+    with lone_gateway() as (gateway, port, host):
         lead_to(gateway, calls=silent.port)
         crowd = Many(port, 200)
         wait_for("all calls", lambda: gateway.active_requests(V1) == 200, host, PROCESS_NAME)
@@ -285,13 +285,13 @@ def test_a_door_that_closes_answers_who_is_in_and_lets_nobody_new_in() -> None:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    with door() as (gateway, port, host):
+    with lone_gateway() as (gateway, port, host):
         lead_to(gateway, web=server.server_port)
         inside = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         inside.request("POST", INFER, b"{}")
         assert asked.wait(20)
         gateway.close()
-        wait_for("the door to be shut", lambda: shut(port), host, PROCESS_NAME)
+        wait_for("the gateway to close", lambda: shut(port), host, PROCESS_NAME)
         assert gateway.active_requests(V1) == 1
         let_go.set()
         answer = inside.getresponse()
@@ -339,7 +339,7 @@ def test_an_expert_s_own_listener_and_filter_are_added_and_what_envoy_refuses_is
     file, place = tmp_path / "envoy.yaml", Path(tempfile.mkdtemp(prefix="serin-x-"))
     own = {"static_resources": {"listeners": [listener(place / "s")]}}
     file.write_text(json.dumps({"http_filters": [HEADER], "bootstrap": own}))
-    with door(expert=file) as (_, port, __):
+    with lone_gateway(expert=file) as (_, port, __):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         connection.request("GET", "/v2/health/live")
         assert connection.getresponse().getheader("x-team") == "ours"

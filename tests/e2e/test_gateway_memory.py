@@ -19,7 +19,7 @@ import pytest
 
 from serin.serving.envoy.gateway import PROCESS_NAME
 from tests.e2e.serving_host import wait_for
-from tests.e2e.serving_stack import door
+from tests.e2e.serving_stack import lone_gateway
 from tests.e2e.test_gateway_limits import INFER, lead_to
 
 MB = 1 << 20
@@ -111,7 +111,7 @@ def lives(port: int) -> bool:
 
 @pytest.mark.parametrize("protocol", ["HTTP/1.1", "HTTP/2"])
 def test_slow_large_requests_end_in_refusals_and_the_gateway_keeps_to_its_memory(protocol: str) -> None:
-    with door(max_heap_bytes=LIMIT_MB * MB, max_connections=100) as (gateway, port, host):
+    with lone_gateway(max_heap_bytes=LIMIT_MB * MB, max_connections=100) as (gateway, port, host):
         lead_to(gateway)
         pid = host.pid(PROCESS_NAME)
         assert pid

@@ -15,7 +15,7 @@ from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.envoy.routes import Timeouts
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.serving_host import ChildHost, wait_for
-from tests.e2e.serving_stack import door
+from tests.e2e.serving_stack import lone_gateway
 
 V1, V2 = Release(model="m", version=1), Release(model="m", version=2)
 HANGS_UP, ASKED = 0, 24
@@ -86,7 +86,7 @@ def test_the_stable_release_is_answered_for_where_it_is_silent_and_a_candidate_a
         (200, HANGS_UP): {("stable", 200, 1), ("candidate", 200, 2)},
         (HANGS_UP, HANGS_UP): {("stable", 503, 2), ("candidate", 503, 2)},
     }
-    with server() as stable, server() as candidate, door() as (gateway, port, host):
+    with server() as stable, server() as candidate, lone_gateway() as (gateway, port, host):
         places = {
             release.name: Endpoint(http=f"127.0.0.1:{each.server_port}", grpc="127.0.0.1:1")
             for release, each in ((V1, stable), (V2, candidate))

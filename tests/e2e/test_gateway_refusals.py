@@ -1,4 +1,4 @@
-"""What the door refuses: every path and call that could change or reveal a server, and requests that are malformed."""
+"""What the gateway refuses: paths and calls that could change or reveal a server, and requests that are malformed."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from serin.serving.envoy.keys import KeyFile
 from serin.serving.envoy.tls import TlsFiles
 from tests.e2e.serving_certificates import Authority
 from tests.e2e.serving_host import wait_for
-from tests.e2e.serving_stack import built_filter, door
+from tests.e2e.serving_stack import built_filter, lone_gateway
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "lost": lambda path: path.unlink(),
@@ -51,7 +51,7 @@ def follow(gateway: Gateway) -> list[str]:
 def test_no_damage_to_a_guard_file_lets_anybody_in(tmp_path: Path) -> None:
     authority, files = Authority(), TlsFiles(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
     authority.pair().write(files.certificate, files.key)
-    with door(tls=files) as (gateway, port, host):
+    with lone_gateway(tls=files) as (gateway, port, host):
         home = gateway.folder.parent
         keys = KeyFile(path=home / "keys.json", published=gateway.folder / "keys" / "keys.json")
         _, key = keys.create("ada")

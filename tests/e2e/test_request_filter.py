@@ -21,7 +21,7 @@ from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.fuzz_requests import good_frame
 from tests.e2e.message_readers import TOO_LARGE, UNREADABLE
 from tests.e2e.serving_host import wait_for
-from tests.e2e.serving_stack import door
+from tests.e2e.serving_stack import lone_gateway
 from tests.unit.serving.bundles import MODEL
 
 V1 = Release(model=MODEL, version=1)
@@ -69,7 +69,7 @@ def echoing(library: Path | None = None) -> Iterator[int]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     place = Endpoint(http=f"127.0.0.1:{server.server_port}", grpc="127.0.0.1:1")
     try:
-        with door(library=library) as (gateway, port, host):
+        with lone_gateway(library=library) as (gateway, port, host):
             limits = {MODEL: Timeouts(request_s=60.0, max_text_bytes=TEXT_BYTES)}
             gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=V1)], {V1.name: place}, limits)
             wait_for("the route", lambda: _led(port), host, PROCESS_NAME)

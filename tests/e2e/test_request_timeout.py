@@ -11,7 +11,7 @@ from serin.serving.envoy.routes import Timeouts
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.serving_host import wait_for
-from tests.e2e.serving_stack import door
+from tests.e2e.serving_stack import lone_gateway
 from tests.fakes.kserve import serving
 
 SLOW_S = 1.6  # longer than a second try would wait, whatever it is derived from
@@ -36,7 +36,7 @@ def test_a_slow_server_has_the_whole_time_and_scores_each_request_once() -> None
         serving(delay_s=SLOW_S) as slow,
         serving(delay_s=SLOW_S) as live,
         serving(delay_s=30.0) as hanging,
-        door() as (gateway, port, host),
+        lone_gateway() as (gateway, port, host),
     ):
         places = {
             release.name: Endpoint(http=server.address, grpc=server.address)

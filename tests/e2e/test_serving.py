@@ -1,4 +1,4 @@
-"""Through the door: what clients get, what is logged, and what happens when a release dies under them."""
+"""Through the gateway: what clients get, what is logged, and what happens when a release dies under them."""
 
 from __future__ import annotations
 

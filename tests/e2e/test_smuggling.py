@@ -18,7 +18,7 @@ ONE_MESSAGE = "the request's body must be exactly one message"
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[Guarded]:
+def endpoint() -> Iterator[Guarded]:
     with guarded() as opened:
         yield opened
 
@@ -41,25 +41,25 @@ SMUGGLED = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_message_that_two_readers_could_take_differently_is_refused(door: Guarded, method: str) -> None:
-    answers = {name: door.call(framed(written(fields)), method) for name, fields in SMUGGLED.items()}
+def test_a_message_that_two_readers_could_take_differently_is_refused(endpoint: Guarded, method: str) -> None:
+    answers = {name: endpoint.call(framed(written(fields)), method) for name, fields in SMUGGLED.items()}
     assert answers == dict.fromkeys(SMUGGLED, ("3", CANNOT_BE_READ))
     one = framed(written([MINE]))
     for frame in (one + framed(written([THEIRS])), one + b"x", framed(b"") + one, one[:-1], one[:5]):
-        assert door.call(frame, method) == ("3", ONE_MESSAGE)
-    assert door.call(framed(written([THEIRS])), method) == ("7", "this key may not ask for this model")
-    assert door.call(one, method)[1][0] == [MODEL, ""]
+        assert endpoint.call(frame, method) == ("3", ONE_MESSAGE)
+    assert endpoint.call(framed(written([THEIRS])), method) == ("7", "this key may not ask for this model")
+    assert endpoint.call(one, method)[1][0] == [MODEL, ""]
     version = [
         Field(2, LENGTH, b"1"),
         Field(9, NUMBER, 1),
         MINE,
         Field(77, LENGTH, b"new in a later protocol"),
     ]
-    assert door.call(framed(written(version)), method)[1][0] == [MODEL, "1"]
+    assert endpoint.call(framed(written(version)), method)[1][0] == [MODEL, "1"]
 
 
-def test_drawn_messages_get_answers_of_the_keys_model_alone(door: Guarded) -> None:
-    found = door.smuggle(number=1, count=300)
+def test_drawn_messages_get_answers_of_the_keys_model_alone(endpoint: Guarded) -> None:
+    found = endpoint.smuggle(number=1, count=300)
     print(dict(found.statuses))
     assert found.wrong == []
     assert found.statuses["0"] > 20
@@ -96,9 +96,9 @@ PATHS = [
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])
-def test_no_spelling_of_a_path_reaches_another_model(door: Guarded, method: str) -> None:
+def test_no_spelling_of_a_path_reaches_another_model(endpoint: Guarded, method: str) -> None:
     for path in PATHS:
-        status, text = door.ask(method, path)
+        status, text = endpoint.ask(method, path)
         assert status in (400, 403, 404) or (status == 200 and OTHER not in text.partition("?")[0]), (
             path,
             status,
@@ -106,7 +106,7 @@ def test_no_spelling_of_a_path_reaches_another_model(door: Guarded, method: str)
         )
     asked = {"host": OTHER, "x_envoy_original_path": f"/v2/models/{OTHER}/infer", "x_serin_model": OTHER}
     path = f"/v2/models/{MODEL}/infer" if method == "POST" else f"/v2/models/{MODEL}/ready"
-    assert door.ask(method, path, **asked) == (200, path)
+    assert endpoint.ask(method, path, **asked) == (200, path)
     wrong = f"/v2/models/{OTHER}/infer" if method == "POST" else f"/v2/models/{OTHER}/ready"
     for name in ("x_serin_may", "x_serin_model", "x_http_method_override", "x_rewrite_url", "x_original_url"):
-        assert door.ask(method, wrong, **{name: f",{OTHER},"})[0] == 403
+        assert endpoint.ask(method, wrong, **{name: f",{OTHER},"})[0] == 403

@@ -1,4 +1,4 @@
-"""A release on a GPU through the whole door: exported for it, memory reserved, loaded, proven by its golden rows, asked
+"""A release on a GPU through the gateway: exported for it, memory reserved, loaded, proven by its golden rows, asked
 through the gateway, and a latency table of it beside the same model on the CPU. Skipped, with the reason, where there
 is no GPU, or no Triton whose Python has ONNX Runtime's CUDA provider.
 
@@ -75,7 +75,7 @@ def exported(folder: Path, store: Store, device: str, **serving: object) -> tupl
 
 
 @contextmanager
-def door(store: Store, *bundles: Bundle) -> Iterator[tuple[Releases, str]]:
+def serving_gateway(store: Store, *bundles: Bundle) -> Iterator[tuple[Releases, str]]:
     """The bundles as running releases behind one gateway; each can be asked by its version."""
     host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-gpu-"))  # short: it holds unix sockets
     releases = Releases(folder / "releases", host=host, store=store)
@@ -132,7 +132,7 @@ def test_a_release_answers_through_the_whole_door_as_the_trained_network_does(
     rows = flights(300)
     wanted = torch.sigmoid(torch.from_numpy(trained.logits(rows))).numpy()
     schema = read_schema(Path(bundle.path))
-    with door(store, bundle) as (releases, url):
+    with serving_gateway(store, bundle) as (releases, url):
         release = Release(model=bundle.model, version=bundle.version)
         served = releases.served(release)
         assert served is not None
@@ -159,7 +159,7 @@ def test_a_release_takes_no_more_memory_than_it_reserved_and_gives_it_back(tmp_p
     gc.collect()  # the export's own sessions
     torch.cuda.empty_cache()
     before = nvml.free_bytes(device)
-    with door(store, bundle) as (releases, url):
+    with serving_gateway(store, bundle) as (releases, url):
         served = releases.served(release)
         assert served is not None
         schema = read_schema(Path(bundle.path))
@@ -208,7 +208,7 @@ def test_the_tuner_measures_both_devices_and_the_next_release_is_on_the_one_it_c
     assert set(tuning.devices) == {"gpu", "cpu"}
     chosen = tuning.chosen.settings
     assert serving_settings(bundle).instances == chosen.instances
-    with door(store, bundle) as (releases, _):
+    with serving_gateway(store, bundle) as (releases, _):
         release = Release(model=bundle.model, version=bundle.version)
         served = releases.served(release)
         assert served is not None

@@ -24,7 +24,7 @@ class Address:
             return cls(host="localhost", port=0, socket=Path(url.removeprefix("unix:")))
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no address; write http://host:port or https://host:port")
+            raise ValueError(f"{url!r} is not a valid address: use http://host:port or https://host:port")
         if parts.path.strip("/") or parts.query or parts.username:
             raise ValueError(f"{url!r}: only the server is named here, such as http://{parts.hostname}:8080")
         tls = parts.scheme == "https"

@@ -150,8 +150,8 @@ def predict(
     timeout_s: float = 10.0,
     batch_rows: int = 256,
 ) -> dict[str, Array]:
-    """The model's outputs for `rows` (wire form), `batch_rows` of them per request, on a connection of its own; no
-    request is sent twice."""
+    """Returns the model's outputs for `rows` (wire form), sent `batch_rows` at a time on a new connection, without
+    retries."""
     client = Client(
         url, model, protocol=protocol, version=version, timeout_s=timeout_s, retries=0, batch_rows=batch_rows
     )

@@ -1,6 +1,6 @@
 """Latencies as counts in bins 1% wide: small whatever the number of requests, added up exactly, cheap to fill.
 
-The judge of rollouts has bins of its own (rollout/histogram.py): coarser ones, which it keeps in its journal.
+The judge of rollouts has coarser bins (evidence/histogram.py), which it keeps in its journal.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """A load generator. Closed loop: each client sends its next request when the last one is answered. Open loop: requests
-come at a given rate, whatever became of those before.
+arrive at a given rate, whether or not earlier ones were answered.
 
 In a closed loop a slow server is asked less often, so its latencies look better than those of independent users would.
 The open loop counts a request's latency from the time it was meant to be sent: while the server pauses, or every
@@ -36,7 +36,7 @@ _AGAIN_S = 0.01  # not a busy loop against a closed port
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """So many clients, each with a connection of its own."""
+    """A fixed number of clients, each with its own connection."""
 
     clients: int = 8
 

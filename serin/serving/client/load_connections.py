@@ -19,7 +19,7 @@ from serin.serving.client.tensors import INFER_METHOD
 
 REFUSED: Final = "refused"  # no connection
 CLOSED: Final = "closed"  # the connection ended before the answer
-UNREADABLE: Final = "unreadable"  # an answer that is no HTTP
+UNREADABLE: Final = "unreadable"  # an answer that is not HTTP
 TIMEOUT: Final = "timeout"
 
 Done = Callable[[str], None]
@@ -126,9 +126,7 @@ class _Wire(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._owner: HttpConnection | None = owner
         self._received = b""
-        self._needed = (
-            0  # bytes of the answer, where its head has told that: a body in pieces is looked at once
-        )
+        self._needed = 0  # bytes of the answer, once its head is read: a body in pieces is read once
 
     def leave(self) -> None:
         self._owner = None
@@ -183,7 +181,7 @@ def _end_of_answer(head: bytes, received: bytes, start: int) -> int | None:
 
 
 class GrpcConnection:
-    """A channel of its own, as a client of its own would have."""
+    """One gRPC channel, as an independent client would have."""
 
     def __init__(self, target: Target) -> None:
         self._target = target

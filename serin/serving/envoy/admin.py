@@ -69,7 +69,7 @@ class Admin:
         self._ask("POST", "/reopen_logs")
 
     def drain_listeners(self) -> None:
-        """No new connections; the ones there are told to close after the request they are in."""
+        """Accepts no new connections; open ones are asked to close after their current request."""
         self._ask("POST", "/healthcheck/fail")  # what lets it say so
         self._ask("POST", "/drain_listeners")
 

@@ -45,7 +45,7 @@ JSON_HEADER = {
 
 
 def module_filter(name: str, library: Path) -> dict[str, Any]:
-    """A filter of our own, compiled; Envoy loads it when it starts."""
+    """A filter in a shared library, which Envoy loads when it starts."""
     module = {"module": {"local": {"filename": str(library)}}}
     config = {"@type": DYNAMIC_MODULE, "dynamic_module_config": module, "filter_name": name}
     return {"name": name, "typed_config": config}

@@ -116,7 +116,7 @@ def _connection_manager(log: Path, routes: Path, http_filters: list[Document]) -
         "stat_prefix": STAT_PREFIX,
         "codec_type": "AUTO",
         "server_name": "serin",
-        # Every client is an outsider, also one on this machine: x-envoy-* and x-request-id of its own do not count.
+        # Every client is an outsider, also on this machine: the x-envoy-* and x-request-id that it sends do not count.
         "use_remote_address": True,
         "internal_address_config": {"cidr_ranges": [{"address_prefix": "192.0.2.0", "prefix_len": 32}]},
         "always_set_request_id_in_response": True,
@@ -209,7 +209,7 @@ def _json_errors(first_status: int = 400) -> Document:
 
 
 def _come_back() -> Document:
-    """Too much at once, or a release that is just being started again. gRPC has a status of its own for it."""
+    """Overload, or a release that is restarting. gRPC has its own status for this."""
     header = {
         "header": {"key": "retry-after", "value": "1"},
         "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",

@@ -81,7 +81,7 @@ def _release_cluster(release: Release, protocol: Protocol, place: Endpoint) -> D
 
 
 def _found_by(host: str) -> Document:
-    """A name is looked up again and again. Of one with addresses of both kinds Envoy would take IPv6 alone, whoever
+    """A host name is looked up repeatedly. If it has both kinds of address, Envoy would use IPv6 only, even if nothing
     listens there."""
     try:
         ip_address(host)

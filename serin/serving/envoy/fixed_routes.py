@@ -20,7 +20,7 @@ def server_routes() -> list[Document]:
         "direct_response": {"status": 200, "body": {"inline_string": body}},
         "response_headers_to_add": [JSON_HEADER],
     }
-    # No match on `grpc` here: the bridge changes the content type, and the route is chosen anew after that.
+    # No match on `grpc` here: the bridge changes the content type, and the route is chosen again after that.
     calls = {
         "match": {"safe_regex": {"regex": f"{SERVICE}/Server(Live|Ready)"}},
         "route": {"cluster": HEALTH_CLUSTER},

@@ -1,4 +1,4 @@
-"""Envoy, the only public door: its files, its process, and pushes that count only once Envoy says it has taken them."""
+"""Runs the gateway (Envoy): its files, its process, and pushes that return once Envoy reports them as accepted."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class Gateway:
             self._followed["tls"] = signature
 
     def tls_files(self) -> TlsFiles | None:
-        """What the gateway was told to use when its bootstrap was written; None without TLS, or when that is lost."""
+        """The files named when the bootstrap was written; None without TLS, or when that record is lost."""
         try:
             noted = json.loads((self.folder / "tls.json").read_bytes())
             return TlsFiles(certificate=Path(noted["certificate"]), key=Path(noted["key"]))
@@ -266,7 +266,7 @@ class Gateway:
         while (now := self._admin.taken(kind)).version != version:
             if now.refused > before.refused or time.monotonic() > end:
                 if old is not None:
-                    self._place(kind, old)  # an Envoy that starts anew must not meet what this one refused
+                    self._place(kind, old)  # an Envoy that is restarted must not read what this one refused
                 reason = (
                     "refused, see its log" if now.refused > before.refused else f"not taken in {_TAKE_S:g} s"
                 )

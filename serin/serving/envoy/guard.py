@@ -1,6 +1,6 @@
-"""What guards the public door, as Envoy reads it: the key check (ECDS) and the certificate (SDS). Pure.
+"""Envoy's documents for what guards the gateway: the key check (ECDS) and the certificate (SDS). Pure.
 
-Both are files of their own that Envoy follows: they change without a new listener, which would drain connections.
+Both are separate files that Envoy follows: they change without a new listener, which would drain connections.
 """
 
 from __future__ import annotations

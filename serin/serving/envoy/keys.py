@@ -155,7 +155,7 @@ class KeyFile:
     def require(self, required: bool) -> None:
         with self._changing(even_lost=True) as ring:
             self._write(ring.model_copy(update={"required": required}))
-            if not required:  # last: whoever is interrupted before still asks
+            if not required:  # last: an interruption before this still requires keys
                 self.mark.unlink(missing_ok=True)
                 sync(self.path.parent)
 

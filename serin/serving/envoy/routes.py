@@ -117,7 +117,7 @@ def _check(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> N
         for percent in (route.candidate_percent, route.baseline_percent, both):
             if not 0 <= percent <= 100:
                 raise GatewayRejected(
-                    what=f"the route of {route.model!r}", reason=f"{percent} is no share in percent"
+                    what=f"the route of {route.model!r}", reason=f"{percent} is not a percentage"
                 )
         if (route.candidate or route.baseline) and not route.stable:
             raise GatewayRejected(
@@ -163,8 +163,7 @@ def _weighted(
 
 
 def _refuge(route: ModelRoute) -> Release | None:
-    """Who answers when the stable release does not: one that is good enough for traffic of its own, best the same
-    version."""
+    """The release that answers when the stable one does not: one that gets traffic, preferably of the same version."""
     shares = ((route.baseline, route.baseline_percent), (route.candidate, route.candidate_percent))
     return next((release for release, percent in shares if release and percent), None)
 
@@ -175,7 +174,7 @@ def _pinned(
     """A call that names a version goes to that release, outside the split. A server that somebody else runs does not
     know our numbers: it is asked without."""
     matches = {call: _match(call, protocol, route.model, release.version) for call in _CALLS}
-    if elsewhere and protocol == "grpc":  # the number is in the message, which nobody writes anew
+    if elsewhere and protocol == "grpc":  # the number is in the message, which nothing rewrites
         return [refusal(match, 12, _NO_NUMBER, buffered=True) for match in matches.values()]
     action = {"cluster": cluster_name(release, protocol), **_limits(limits), **_by_its_own_name(elsewhere)}
     found: list[Document] = []
@@ -187,7 +186,7 @@ def _pinned(
 
 
 def _by_its_own_name(elsewhere: bool) -> Document:
-    """Somebody else's server may be one of many behind an address, told apart by the name it is asked for."""
+    """An external server may be one of several behind one address, which the host name in the request distinguishes."""
     return {"auto_host_rewrite": True} if elsewhere else {}
 
 

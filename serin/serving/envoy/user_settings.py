@@ -1,8 +1,8 @@
-"""Envoy settings of a user's own, added to ours. Pure; whether Envoy takes the whole is for Envoy to say.
+"""Reads a user's Envoy settings and merges them with Serin's. Pure: validate.py asks Envoy whether it accepts them.
 
 A YAML or JSON file with two keys, both optional. `bootstrap` is merged into the start-up document: mappings key by key,
-lists by appending; what is ours cannot be changed. `http_filters` stand in the public door between the key check and
-the reading of the body.
+lists by appending; Serin's own values cannot be changed. `http_filters` are inserted between the key check and the
+buffer that waits for the body.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read_expert(path: Path) -> ExpertSettings:
     except OSError as error:
         raise EnvoyFileUnfit(path=path, reason=str(error.strerror)) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise EnvoyFileUnfit(path=path, reason=f"it is no YAML: {error}") from error
+        raise EnvoyFileUnfit(path=path, reason=f"it is not valid YAML: {error}") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"

@@ -1,6 +1,6 @@
-"""GPU memory for serving, set aside before a release is loaded: what does not fit is refused, not tried.
+"""Reserves GPU memory for a release before it is loaded. A release that does not fit is refused, not tried.
 
-What a release has reserved stands in its record (`release.json`), so that it is known as long as the release is.
+The reservation is stored in the release's record (`release.json`), so it lasts as long as the release.
 """
 
 from __future__ import annotations
@@ -145,5 +145,5 @@ def _accelerated(folder: Path, choice: Choice) -> Path:
 
 
 def _own_processes(choice: Choice) -> bool:
-    """Instances of the Python backend are processes, each with a context of its own."""
+    """Instances of the Python backend are processes, each with its own CUDA context."""
     return choice.backend == "onnx_python" or choice.core == "python"

@@ -1,6 +1,6 @@
 """Where Triton is on this machine, what it can run, and how it is installed.
 
-Triton has a Python of its own (its stub breaks with numpy 2), found by its place first on PATH. Two layouts are known:
+Triton has its own Python (its stub breaks with numpy 2), which is put first on its PATH. Two layouts are known:
 a virtual environment that holds the nvidia-pytriton wheel, and a folder as in NVIDIA's container (/opt/tritonserver).
 """
 
@@ -238,7 +238,7 @@ def _link_backend(backends: Path, files: list[Path]) -> None:
     """The wheel keeps the backend and its stub apart; Triton wants them in one folder."""
     if all((backends / "python" / file.name).exists() for file in files):
         return
-    shutil.rmtree(backends, ignore_errors=True)  # links into an environment that was made anew
+    shutil.rmtree(backends, ignore_errors=True)  # links into an environment that was made again
     scratch = backends.with_name(f".{backends.name}.{secrets.token_hex(6)}")
     try:
         (scratch / "python").mkdir(parents=True)

@@ -67,7 +67,7 @@ def write_config(
     instances: int | None = None,
     threads: int = 1,
 ) -> str:
-    """config.pbtxt of a release that one Python model serves on the CPU: `instances` processes of their own, each with
+    """config.pbtxt of a release that one Python model serves on the CPU: `instances` processes, each with
     `threads` threads."""
     serving = ServingSpec() if serving is None else serving
     if instances is not None:
@@ -98,7 +98,7 @@ def python_config(
 
 
 def native_config(schema: Schema, settings: Settings) -> Configured:
-    """Run by the backend of our own (serin/serving/native/onnx_backend.py)."""
+    """For Serin's ONNX backend (serin/serving/native/onnx_backend.py)."""
     config = _begun("onnx_native", settings, None)
     _add_tensors(config, schema.inputs, schema.outputs)
     _add_instances(config, settings)
@@ -146,7 +146,7 @@ class Step:
 
 
 def ensemble_config(schema: Schema, settings: Settings, steps: Sequence[Step]) -> Configured:
-    """What clients ask. It has no instances, batcher or warm-up of its own: the models behind it have."""
+    """The model that clients ask. It has no instances, batcher or warm-up: the models behind it have them."""
     config = _begun("ensemble", settings, None)
     _add_tensors(config, schema.inputs, schema.outputs)
     for step in steps:

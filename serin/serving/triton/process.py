@@ -140,7 +140,7 @@ def reclaim_shared_memory(place: TritonPorts, folder: Path = Path("/dev/shm")) -
 
 def _libraries(install: TritonInstall, devices: Sequence[str]) -> list[str]:
     """Where a release finds its libraries. On a GPU, after Triton's own, also CUDA's: from packages beside its ONNX
-    Runtime or beside ours, and from wherever this process was told to look."""
+    Runtime or beside ours, and from this process's LD_LIBRARY_PATH."""
     found = [str(path) for path in install.libraries]
     if not devices:
         return found

@@ -66,7 +66,7 @@ class Releases:
         self._row_s: dict[str, float] = {}  # how long one row took when it was last seen ready
 
     def start(self, release: Release) -> None:
-        """The release runs or is coming up. Does nothing when it is; one that died on its feet is started anew.
+        """Starts the release unless it runs or is coming up. One that stopped answering is started again.
 
         GpuMemoryShort or BackendRefused before anything is loaded, when it does not fit or cannot be served as asked.
         """
@@ -200,7 +200,7 @@ class Releases:
         return read_record(self._folder / release.name)
 
     def _write_record(self, release: Release, bundle: Bundle, before: Record | None) -> Record:
-        """A place of its own, and memory where it needs some: one release at a time, so that no two get the same."""
+        """Assigns ports, and GPU memory where needed: one release at a time, so that no two get the same."""
         with self._alone():
             served = before.served if before else self._serve(release, bundle)
             served = replace(served, request_s=serving_settings(bundle).request_timeout)

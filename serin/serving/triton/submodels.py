@@ -32,7 +32,7 @@ _ELEMENTS: dict[int, DType] = {TensorProto.FLOAT: "FP32", TensorProto.INT64: "IN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One model's folder: its configuration, and the files of its version, as they are or by where they lie."""
+    """One model's folder: its configuration, and the files of its version as bytes or by path."""
 
     name: str
     config: Configured
@@ -74,7 +74,7 @@ def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings
         return [
             Part(name=model, config=config, files={name: folder / name for name in graphs}, schema=schema)
         ]
-    assert choice.front is not None, "what is no single model has a front ..."
+    assert choice.front is not None, "what is not a single model has a front ..."
     assert choice.core is not None, "... and a core"
     front_name, core_name = f"{model}_front", f"{model}_core"  # no model of ours has a low line in its name
     inner = _inner(folder)
@@ -131,7 +131,7 @@ def _part(name: str, runner: Runner, schema: Schema, settings: Settings, graph: 
         case "tensorrt":
             return Part(name=name, config=plan_config(schema, settings, name=name), files={PLAN: graph})
         case "fil":
-            raise AssertionError("trees have a front of their own")
+            raise AssertionError("trees have their own front")
 
 
 def front_to_one_row(front: onnx.ModelProto, taken: list[str]) -> tuple[onnx.ModelProto, OutputTensor]:

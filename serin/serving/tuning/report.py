@@ -69,7 +69,7 @@ def _legend(tuning: Tuning) -> dict[Role, str]:
 
 def heading(tuning: Tuning) -> Iterator[str]:
     bundle, steady = tuning.bundle, tuning.steady
-    yield f"How {bundle.model} is served on this machine, unless its spec names values of its own."
+    yield f"How {bundle.model} is served on this machine, unless its spec sets these values."
     yield (
         f"Measured by `serin tune {bundle.model}` with version {bundle.version}, {datetime.now(UTC):%Y-%m-%d}, on "
         f"{core_count()} cores in {tuning.seconds:.0f} s:"

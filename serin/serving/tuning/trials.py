@@ -88,7 +88,7 @@ def falls(points: Sequence[LoadPoint]) -> bool:
 
 
 def copy_with(bundle: Bundle, store: Store, settings: Settings) -> Bundle:
-    """`bundle` in another store, with `settings` in the place of its own."""
+    """A copy of `bundle` in another store, with `settings` instead of its own."""
     source = Path(bundle.path)
     manifest = read_manifest(source)
     version = store.reserve_version(bundle.model)

@@ -1,6 +1,6 @@
 """Finds how to serve a model on this machine: most requests/s whose p99 stays below a limit.
 
-Every setting is measured on a Triton of its own, from a copy of the bundle; what is live is not touched. One value is
+Every setting is measured on a separate Triton, from a copy of the bundle; the live release is not touched. One value is
 changed at a time, from the settings in use. At the end the best settings and those in use are measured again, in
 turns: a gain that is not seen there is none. A bundle that was exported for a GPU is also tuned on the CPU, or the
 other way round, and the device that gives more requests/s for its price is taken.
@@ -202,7 +202,7 @@ class Tuner:
         return trial
 
     def _point(self, target: Target, clients: int) -> LoadPoint | None:
-        """None when a request failed: whatever it was, it is no setting to have."""
+        """None when a request failed: such a setting is not usable."""
         found = self._lap(target, Closed(clients=clients))
         if found.failed or not found.requests:
             logger.info(f"{clients} clients: {found.errors or 'nothing was answered'}")

@@ -156,7 +156,7 @@ def test_settings_are_added_and_ours_are_kept() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: [", "it is no YAML"),
+        ("a: [", "it is not valid YAML"),
         ("listeners: []", "listeners: Extra inputs.*it may hold `bootstrap`"),
         ("bootstrap: []", "bootstrap: .*dictionary"),
         ("http_filters: {}", "http_filters: .*list"),

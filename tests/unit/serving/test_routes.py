@@ -186,9 +186,9 @@ def test_the_last_routes_refuse_everything() -> None:
 @pytest.mark.parametrize(
     ("route", "words"),
     [
-        (split(101), "101 is no share"),
-        (split(-1), "-1 is no share"),
-        (split(float("nan")), "nan is no share"),
+        (split(101), "101 is not a percentage"),
+        (split(-1), "-1 is not a percentage"),
+        (split(float("nan")), "nan is not a percentage"),
         (
             ModelRoute(model="m", epoch=1, stable=None, candidate=V2, candidate_percent=5),
             "needs a stable release",
