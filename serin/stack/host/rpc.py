@@ -17,8 +17,10 @@ class _UnixTransport(xmlrpc.client.Transport):
         self._path = path
         self._seconds = seconds
 
-    def make_connection(self, host: Any) -> http.client.HTTPConnection:  # noqa: ARG002 (there is one host)
-        return UnixConnection(self._path, self._seconds)
+    def make_connection(self, host: Any) -> http.client.HTTPConnection:
+        connection = UnixConnection(self._path, self._seconds)
+        self._connection = host, connection  # the base class closes what it finds here
+        return connection
 
 
 def call_supervisor(socket_path: Path, method: str, *arguments: Any, seconds: float = 10.0) -> Any:
