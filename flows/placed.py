@@ -27,8 +27,8 @@ async def pipeline(
 ) -> Release:
     """Raw tables in, a served and proven model version out. The parameters are those of `pipeline/inline`."""
     plan = load_spec(spec)
-    whole = plan.model_dump(mode="json", by_alias=True)  # no stage sees a file that was edited meanwhile
-    attempt = str(flow_run.id)
+    # The spec as it is now: no stage reads the file again, which may have been edited.
+    shared = {"spec": plan.model_dump(mode="json", by_alias=True), "attempt": str(flow_run.id)}
     dataset = None if "etl" in fresh else find_dataset(plan.data, plan.features)
     if dataset is None:
         needs = etl_needs(plan.data, plan.etl)
@@ -37,9 +37,8 @@ async def pipeline(
             Dataset,
             deployment=needs.deployment,
             needs=str(needs),
-            spec=whole,
             fresh="etl" in fresh,
-            attempt=attempt,
+            **shared,
         )
     else:
         found_before("etl", dataset.digest[:12])
@@ -49,10 +48,9 @@ async def pipeline(
             "train",
             Checkpoint,
             needs=str(train_needs(plan.model, plan.training)),
-            spec=whole,
             dataset=dataset,
             fresh="train" in fresh,
-            attempt=attempt,
+            **shared,
         )
     else:
         found_before("train", checkpoint.path)
@@ -64,12 +62,11 @@ async def pipeline(
             Bundle,
             deployment=needs.deployment,
             needs=str(needs),
-            spec=whole,
             checkpoint=checkpoint,
             dataset=dataset,
             fresh="export" in fresh,
-            attempt=attempt,
             override=override,
+            **shared,
         )
     else:
         found_before("export", f"{bundle.model} version {bundle.version}")

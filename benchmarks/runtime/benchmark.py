@@ -64,23 +64,25 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
             ]
             chosen = "fp32" if "ours" in exact else bundle["chosen"]
             results[f"{size} rows, {chosen}"] = _race(runners, size, bundle, exact, full)
-    line = {}
-    for who, key in (("ours", "best"), ("ours_fp32", "best_fp32")):
-        by_size = {
-            f"{key}_{size}": _against_best(case, who)
-            for size, case in zip(made, results.values(), strict=True)
-        }
-        line |= {key: min(by_size.values()), **by_size}
     return Report(
         benchmark="runtime",
         mode="full" if full else "quick",
         environment={"machine": machine(), "threads": core_count(), "versions": versions},
         cases=results,
-        line=line,
+        line=_line(dict(zip(made, results.values(), strict=True))),
         notes=notes,
         tables=[_variants(size, bundle["variants"]) for size, bundle in made.items()],
         figures={str(size): bundle["variants"] for size, bundle in made.items()},
     )
+
+
+def _line(cases: Mapping[int, Mapping[str, Result]]) -> dict[str, float]:
+    """The best peer's time over ours, for each size of requests and the smallest of them."""
+    line: dict[str, float] = {}
+    for who, key in (("ours", "best"), ("ours_fp32", "best_fp32")):
+        by_size = {f"{key}_{size}": _against_best(case, who) for size, case in cases.items()}
+        line |= {key: min(by_size.values()), **by_size}
+    return line
 
 
 def _absent() -> dict[str, str]:

@@ -35,13 +35,8 @@ def build_dataset(
     """
     if not data.tables:
         return StageResult(value=NO_DATASET, ran=False, why="the spec has no data section")
-    call = StageCall(
-        stage="etl",
-        name=name,
-        attempt=name_attempt(fresh=fresh, attempt=attempt),
-        run=run,
-        stop=stop or threading.Event(),
-    )
+    attempt = name_attempt(fresh=fresh, attempt=attempt)
+    call = StageCall(stage="etl", name=name, attempt=attempt, run=run, stop=stop or threading.Event())
     known = _find(call, data, features)
     if known is not None:
         return call.found(known, _describe(known))

@@ -10,7 +10,7 @@ from tests.architecture.sources import ROOT, python_files, repository_files, tre
 
 MAX_FILE_LINES = 350
 MAX_TEST_LINES = 400  # one sentence after the other
-MAX_FUNCTION_LINES = 60
+MAX_FUNCTION_LINES = 50
 LISTS_NOT_LOGIC = {"serin/errors.py"}  # one class after the other: splitting it would hide the tree
 
 PRODUCT = ("serin", "flows", "tasks")
@@ -26,7 +26,7 @@ def test_a_file_is_no_longer_than_one_job_needs() -> None:
 
 def test_a_function_fits_on_a_screen() -> None:
     long = {}
-    for name in python_files(*PRODUCT, "benchmarks", "examples", "triton_models"):
+    for name in python_files(*PRODUCT, "benchmarks", "deployments", "docs", "examples", "triton_models"):
         for node in ast.walk(tree(name)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
