@@ -8,16 +8,24 @@ from collections.abc import Iterator
 import serin
 from serin.errors import SerinError
 
-_HEAD = """# Python API
+_OFFERED = """# Python API
 
 `import serin` offers the names below and nothing else. They are loaded when they are first used, so that the import
 itself takes no time.
 """
+_MODULES = """# Python API
+
+The command is built from these classes and functions, which scripts and notebooks may use as well.
+"""
+# What scripts use while the package itself offers no names.
+_USED = ("serin.spec.load.load_spec", "serin.store.store.Store", "serin.serving.client.client.Client")
 
 
 def render() -> str:
     offered = [name for name in getattr(serin, "__all__", ()) if not name.startswith("_")]
-    return "\n".join([_HEAD, *_objects(offered), *_errors(offered)])
+    if not offered:
+        return "\n".join([_MODULES, *(f"\n::: {name}\n" for name in _USED)])
+    return "\n".join([_OFFERED, *_objects(offered), *_errors(offered)])
 
 
 def _objects(offered: list[str]) -> Iterator[str]:
@@ -26,7 +34,7 @@ def _objects(offered: list[str]) -> Iterator[str]:
         if _is_error(found):
             continue
         if inspect.isclass(found) or inspect.isfunction(found):
-            yield f"\n## {name}\n\n::: {found.__module__}.{found.__qualname__}\n"
+            yield f"\n::: {found.__module__}.{found.__qualname__}\n"
         else:
             yield f"\n## {name}\n\n`serin.{name}`: {type(found).__name__}\n"
 

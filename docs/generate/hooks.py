@@ -28,9 +28,12 @@ COPIED = {
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
-    "README.md": "index.md",  # not copied: links to it lead to the start page
+    "README.md": "project/readme.md",
 }
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+_MERMAID = re.compile(
+    r"^```mermaid.*?^```\n", re.DOTALL | re.MULTILINE
+)  # GitHub draws it; a page would fetch a script
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 
 
@@ -55,17 +58,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, render in GENERATED.items():
         files.append(File.generated(config, path, content=render()))
     for source, path in COPIED.items():
-        if path != "index.md":
-            files.append(File.generated(config, path, content=(ROOT / source).read_text(encoding="utf-8")))
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, path, content=_MERMAID.sub("", text)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Rewrite links that leave docs/: to a page of the site where there is one, else to the file's path as text."""
     path = page.file.src_uri
-    source = next(
-        (root for root, copy in COPIED.items() if copy == path and path != "index.md"), f"docs/{path}"
-    )
+    source = next((root for root, copy in COPIED.items() if copy == path), f"docs/{path}")
 
     def rewrite(match: re.Match[str]) -> str:
         return _rewritten(match, source=source, page=path)
