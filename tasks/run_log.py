@@ -16,7 +16,8 @@ from contextvars import ContextVar
 
 from prefect import get_run_logger
 
-from serin.pipeline.train import RANKS
+from serin.pipeline.follow_files import PROCESSES
+from serin.pipeline.roll_out import DECISIONS
 
 Say = Callable[[str], None]
 
@@ -70,17 +71,22 @@ def thinned(say: Say) -> Iterator[Say]:
 def run_log() -> Iterator[None]:
     """What Serin logs in this block, also in threads that it starts, are lines of the current run."""
     logger = get_run_logger()
-    with thinned(logger.info) as less, passing(less, logger.warning):
+    with passing(logger.info, logger.warning):
         yield
 
 
 @contextmanager
 def passing(info: Say, warn: Say) -> Iterator[None]:
-    """Passes on the lines of Serin, of the ranks of its trainings, and the warnings of Dask."""
-    handler = _Passing(info, warn)
+    """Passes on the lines of Serin and of its processes, thinned out, its warnings and those of Dask."""
+    with thinned(info) as less, _installed(_Passing(less, info, warn)):
+        yield
+
+
+@contextmanager
+def _installed(handler: logging.Handler) -> Iterator[None]:
     serin, dask = logging.getLogger("serin"), logging.getLogger("distributed")
     serin.setLevel(logging.INFO)
-    logging.getLogger(RANKS).setLevel(logging.DEBUG)
+    logging.getLogger(PROCESSES).setLevel(logging.DEBUG)
     token = _current.set(handler)
     serin.addHandler(handler)
     dask.addHandler(handler)
@@ -96,9 +102,9 @@ class _Passing(logging.Handler):
     """Takes the records of the context it was installed in. A thread that a stage has started has no context of its own
     to tell it by: its records are taken, too."""
 
-    def __init__(self, info: Say, warn: Say) -> None:
+    def __init__(self, less: Say, info: Say, warn: Say) -> None:
         super().__init__()
-        self._info, self._warn = info, warn
+        self._less, self._info, self._warn = less, info, warn
 
     def emit(self, record: logging.LogRecord) -> None:
         if _current.get() not in (None, self):
@@ -109,4 +115,5 @@ class _Passing(logging.Handler):
                 return
             worker = getattr(record, "worker", None)  # forwarded from another process
             line = f"[{f'dask worker {worker}' if worker else 'dask'}] {line}"
-        (self._warn if warning else self._info)(line[:_LONGEST])
+        say = self._warn if warning else self._info if record.name == DECISIONS else self._less
+        say(line[:_LONGEST])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
+PROCESSES = "serin.pipeline.processes"
+"""The logger of what ranks and Triton print, at DEBUG: too much for a terminal, worth keeping in a run's log."""
 _LOOK_S = 0.5
 _LONGEST = 2000  # characters of one line
 
@@ -54,6 +57,16 @@ def following(
         stack.callback(thread.join)
         stack.callback(over.set)
         yield
+
+
+def process_lines(
+    find: Callable[[], Iterable[Path]], *, label: Callable[[str], str | None]
+) -> AbstractContextManager[None]:
+    """`following` into the logger of other processes; nothing where nobody wants its lines."""
+    logger = logging.getLogger(PROCESSES)
+    if not logger.isEnabledFor(logging.DEBUG):
+        return nullcontext()
+    return following(find, lambda line: logger.debug("%s", line), label=label)
 
 
 def rank_line(line: str) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serin.errors import Preempted, TrainingRefused
 from serin.machine import environment
-from serin.pipeline.follow_files import following, rank_line
+from serin.pipeline.follow_files import process_lines, rank_line
 from serin.pipeline.needs import train_needs
 from serin.pipeline.stage import StageCall, StageResult, name_attempt
 from serin.spec.model import ModelSpec
@@ -27,9 +26,6 @@ from serin.training.launch.run_dir import refuse_changed_code, training_folder, 
 
 if TYPE_CHECKING:
     from serin.training.launch.machines import Machines
-
-RANKS = "serin.pipeline.ranks"
-"""The logger of what the ranks print, at DEBUG: too much for a terminal, worth keeping in a run's log."""
 
 
 def train_model(
@@ -66,7 +62,10 @@ def train_model(
         if known is not None:
             return call.found(known, f"trained before: {known.path}")
         why = call.begin(parts)
-        with call.lease(train_needs(model, training)) as held, _rank_lines(folder / "logs"):
+        with (
+            call.lease(train_needs(model, training)) as held,
+            process_lines(lambda: (folder / "logs").glob("attempt-*.log"), label=rank_line),
+        ):
             refuse_changed_code(parts, training_parts(model, training, dataset), folder)
             checkpoint = launcher.train(
                 model, training, dataset, folder=folder, devices=held.ids, machines=machines, stop=call.stop
@@ -74,15 +73,6 @@ def train_model(
         keep_result(call.home, "train", parts.digest, checkpoint)
         remember(call.home, name, parts)
     return StageResult(value=checkpoint, ran=True, why=why, receipt=read_receipt(folder / "receipt.json"))
-
-
-def _rank_lines(logs: Path) -> AbstractContextManager[None]:
-    ranks = logging.getLogger(RANKS)
-    if not ranks.isEnabledFor(logging.DEBUG):
-        return nullcontext()
-    return following(
-        lambda: logs.glob("attempt-*.log"), lambda line: ranks.debug("%s", line), label=rank_line
-    )
 
 
 def find_checkpoint(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> Checkpoint | None:

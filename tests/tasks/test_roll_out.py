@@ -11,6 +11,7 @@ from prefect import flow
 from prefect.artifacts import Artifact
 
 from serin.errors import ControllerSilent, RolloutFailed, RolloutRefused
+from serin.pipeline import roll_out as use_case
 from serin.rollout.decide.state import Phase
 from serin.rollout.decide.verdict import Verdict
 from serin.rollout.run import commands
@@ -19,7 +20,6 @@ from serin.rollout.run.status import history, model_status
 from serin.spec.rollout import RolloutSpec
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
-from tasks import roll_out as task_module
 from tasks.roll_out import roll_out_release
 from tests.fakes.rollout import FakeFleet, FakeJudge
 from tests.fakes.running_controller import running_controller
@@ -47,7 +47,7 @@ def _wait_for(home: Path, phase: Phase) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_module, "_POLL_S", 0.05)
+    monkeypatch.setattr(use_case, "_POLL_S", 0.05)
 
 
 def test_a_release_is_live_when_the_task_has_ended(home: Path) -> None:
@@ -123,7 +123,7 @@ def test_without_a_controller_the_command_is_taken_back(home: Path, monkeypatch:
     def impatient(where: Path, command: Command) -> commands.Answer:
         return commands.ask(where, command, timeout_s=0.2)
 
-    monkeypatch.setattr(task_module, "ask", impatient)
+    monkeypatch.setattr(use_case, "ask", impatient)
     monkeypatch.setattr(roll_out_release, "retry_delay_seconds", 0)
     with pytest.raises(ControllerSilent, match="serin status"):
         roll_out(FIRST)

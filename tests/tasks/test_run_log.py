@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.pipeline.follow_files import following, rank_line, triton_line
-from serin.pipeline.train import RANKS
+from serin.pipeline.follow_files import PROCESSES, following, rank_line, triton_line
 from tasks.run_log import Thinned, passing, thinned
 
 
@@ -87,7 +86,7 @@ def test_warnings_of_dask_are_told_with_the_worker_they_came_from() -> None:
 
 
 def test_a_run_has_the_lines_of_its_own_stages_and_of_their_threads() -> None:
-    logger, ranks = logging.getLogger("serin.pipeline.etl"), logging.getLogger(RANKS)
+    logger, ranks = logging.getLogger("serin.pipeline.etl"), logging.getLogger(PROCESSES)
 
     async def one(name: str) -> list[str]:
         told: list[str] = []

@@ -1,0 +1,150 @@
+"""A published version to its clients: submit it to the controller, follow its decisions, report how it ended.
+
+The controller does the rollout and owns it. A caller that dies does no harm: the rollout continues, and the next call
+follows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from serin.errors import RolloutFailed, RolloutRefused, RolloutUnfinished, StageStopped
+from serin.formats.serving.journal import Decision
+from serin.machine import environment
+from serin.pipeline.follow_files import process_lines, triton_line
+from serin.pipeline.stage import StageResult
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Hold, Phase
+from serin.rollout.run.commands import Command, Kind, ask
+from serin.rollout.run.status import model_status, reader
+from serin.spec.rollout import RolloutSpec
+from serin.spec.serving import ServingSpec
+from serin.store.artifacts import Release
+
+DECISIONS = __name__
+"""The logger of the decisions: each line is worth keeping."""
+OnDecision = Callable[[Decision], None]
+
+_POLL_S = 0.5
+_log = logging.getLogger(DECISIONS)
+
+
+def roll_out(
+    serving: ServingSpec,
+    rollout: RolloutSpec,
+    release: Release,
+    *,
+    by: str | None = None,
+    on_decision: OnDecision = lambda _: None,
+    stop: threading.Event | None = None,
+) -> StageResult[Release]:
+    """The release, live for all clients. RolloutFailed with the reason when it was rolled back."""
+    running = begin_rollout(serving, rollout, release, by=by)
+    if running is None:
+        return StageResult(value=release, ran=False, why=f"{release.name} is live already")
+    decisions = follow_rollout(release, running, on_decision=on_decision, stop=stop)
+    return StageResult(value=rollout_outcome(release, decisions), ran=True, why=decisions[-1].reason)
+
+
+def begin_rollout(
+    serving: ServingSpec, rollout: RolloutSpec, release: Release, *, by: str | None = None
+) -> str | None:
+    """The id of the release's rollout that runs now, begun if there was none. None: the release is live already.
+
+    `by`: who asks, for the journal; the user when nobody is named."""
+    status = model_status(environment.home(), release.model)
+    if status is not None and status.live == release.version and not status.rollout.running:
+        _log.info("%s is live already", release.name)
+        return None
+    if status is not None and status.rollout.running and status.rollout.version == release.version:
+        _log.info("the rollout of %s is under way; following it", release.name)
+        return status.rollout.id
+    command = Command(
+        kind="start",
+        model=release.model,
+        version=release.version,
+        by=by or environment.user(),
+        plan=Plan.from_spec(rollout, serving),
+    )
+    answer = ask(environment.home(), command)
+    if not answer.accepted or answer.rollout is None:
+        raise RolloutRefused(model=release.model, command=command.kind, reason=answer.reason)
+    _log.info("the controller has accepted %s", release.name)
+    return answer.rollout
+
+
+def follow_rollout(
+    release: Release,
+    rollout: str,
+    *,
+    on_decision: OnDecision = lambda _: None,
+    until_asked: bool = False,
+    stop: threading.Event | None = None,
+) -> list[Decision]:
+    """Every decision, once the last one is made, or once the plan could not have lasted so long by itself.
+
+    `until_asked`: return also when the rollout waits for approval. What the release's Triton logs is logged, too."""
+    stop, log = stop or threading.Event(), environment.home() / "releases" / "logs" / f"{release.name}.log"
+    shown, began = 0, time.monotonic()
+    journal = reader(environment.home(), release.model, rollout)
+    with process_lines(lambda: [log] if log.exists() else [], label=triton_line(release.name)):
+        while True:
+            decisions = journal.decisions()
+            for decision in decisions[shown:]:
+                _log.info("%s: %s", release.name, describe(decision))
+                on_decision(decision)
+            shown = len(decisions)
+            if decisions and (_is_final(decisions, until_asked) or _is_late(decisions, began)):
+                return decisions
+            if stop.wait(_POLL_S):
+                raise StageStopped(stage="rollout")
+
+
+def _is_final(decisions: list[Decision], until_asked: bool) -> bool:
+    return Phase(decisions[-1].phase).final or (until_asked and waits_for_approval(decisions))
+
+
+def _is_late(decisions: list[Decision], began: float) -> bool:
+    plan = Plan.from_json(decisions[0].state["plan"])
+    steps_s = (len(plan.steps) - 1) * max(plan.deadline_s, plan.step_s)
+    return time.monotonic() - began > plan.load_s + steps_s + plan.bake_s + plan.drain_s + 60.0
+
+
+def waits_for_approval(decisions: list[Decision]) -> bool:
+    return bool(decisions[-1].state.get("hold") == Hold.APPROVAL)
+
+
+def answer_rollout(
+    release: Release, rollout: str, *, approve: bool, why: str = "", by: str | None = None
+) -> None:
+    """Tells the controller what a person has decided. Does nothing when the rollout waits for approval no more."""
+    status = model_status(environment.home(), release.model)
+    if status is None or status.rollout.id != rollout or status.rollout.hold != Hold.APPROVAL:
+        _log.info("the rollout of %s does not wait for approval any more", release.name)
+        return
+    kind: Kind = "approve" if approve else "abort"
+    command = Command(kind=kind, model=release.model, by=by or environment.user(), why=why)
+    answer = ask(environment.home(), command)
+    if not answer.accepted:
+        raise RolloutRefused(model=release.model, command=kind, reason=answer.reason)
+
+
+def rollout_outcome(release: Release, decisions: list[Decision]) -> Release:
+    """The release when it was promoted; RolloutFailed when it was rolled back, RolloutUnfinished when it still runs."""
+    last = decisions[-1]
+    if last.phase == Phase.PROMOTED:
+        return release
+    if last.phase == Phase.ROLLED_BACK:
+        turned = next((found for found in decisions if found.phase == Phase.ABORTING), last)
+        raise RolloutFailed(release=release.name, model=release.model, reason=turned.reason)
+    raise RolloutUnfinished(release=release.name, phase=describe(last))
+
+
+def describe(decision: Decision) -> str:
+    """One decision in a line."""
+    share = f" at {decision.weight:g}%" if decision.phase == Phase.SHIFTING else ""
+    held = f", held ({decision.state['hold']})" if decision.state.get("hold") else ""
+    return f"{decision.phase}{share}{held}: {decision.reason}"
