@@ -198,7 +198,7 @@ def test_a_build_killed_in_the_middle_leaves_its_finished_files_to_the_next(
     program = f"""
 import os, signal, sys
 from pathlib import Path
-from serin.etl import tables
+from serin.etl.sources import tables
 from serin.etl.build import build_dataset
 from serin.spec.pipeline import PipelineSpec
 from serin.store.store import Store

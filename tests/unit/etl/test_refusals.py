@@ -169,7 +169,7 @@ def refusal(kind: type[SerinError], text: str, **changes: Any) -> Any:
         ),
         refusal(
             SpecError,
-            "categorify needs text or whole numbers",
+            "categorify needs strings or integers",
             feature={"columns": ["x"], "steps": ["categorify"]},
         ),
         refusal(ColumnUnusable, "has type list", main={"x": [[1]] * ROWS}),
