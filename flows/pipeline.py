@@ -17,17 +17,17 @@ from tasks.train import train_model
 @flow(name="pipeline", persist_result=True, result_serializer="json")
 @outcome_as_state
 async def pipeline(
-    spec: Spec, fresh: tuple[Stage, ...] = (), serve: bool = True, override: str | None = None
+    spec: Spec, fresh: tuple[Stage, ...] = (), serve: bool = True, approved_by: str | None = None
 ) -> Release:
     """Raw tables in, a served and proven model version out.
 
     `spec`: a path (relative to the application folder) or the spec itself. `fresh`: stages to do again although their
-    result is known. `serve`: without it the version is published and not rolled out. `override`: who answers for
-    publishing a version that is worse than the live one.
+    result is known. `serve`: without it the version is published and not rolled out. `approved_by`: the person
+    who approves a version that is worse than the live one.
     """
     plan = load_spec(spec)
     dataset = await build_dataset(plan.data, plan.features, plan.etl, name=plan.name, fresh="etl" in fresh)
     checkpoint = await train_model(plan.model, plan.training, dataset, name=plan.name, fresh="train" in fresh)
-    bundle = await export_model(plan, checkpoint, dataset, fresh="export" in fresh, override=override)
+    bundle = await export_model(plan, checkpoint, dataset, fresh="export" in fresh, approved_by=approved_by)
     release = Release(model=bundle.model, version=bundle.version)
     return await roll_out_release(plan.serving, plan.rollout, release) if serve else release

@@ -23,7 +23,7 @@ from tasks.roll_out import roll_out_release
 @flow(name="pipeline", persist_result=True, result_serializer="json")
 @outcome_as_state
 async def pipeline(
-    spec: Spec, fresh: tuple[Stage, ...] = (), serve: bool = True, override: str | None = None
+    spec: Spec, fresh: tuple[Stage, ...] = (), serve: bool = True, approved_by: str | None = None
 ) -> Release:
     """Raw tables in, a served and proven model version out. The parameters are those of `pipeline/inline`."""
     plan = load_spec(spec)
@@ -65,7 +65,7 @@ async def pipeline(
             checkpoint=checkpoint,
             dataset=dataset,
             fresh="export" in fresh,
-            override=override,
+            approved_by=approved_by,
             **shared,
         )
     else:

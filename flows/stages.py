@@ -42,8 +42,10 @@ async def export(
     dataset: Dataset,
     fresh: bool = False,
     attempt: str | None = None,
-    override: str | None = None,
+    approved_by: str | None = None,
 ) -> Bundle:
     """Trained weights in, a proven and published model version out, unless it is worse than the live one."""
     plan = load_spec(spec)
-    return await export_model(plan, checkpoint, dataset, fresh=fresh, attempt=attempt, override=override)
+    return await export_model(
+        plan, checkpoint, dataset, fresh=fresh, attempt=attempt, approved_by=approved_by
+    )

@@ -568,7 +568,7 @@ class ChampionRefused(ExportError):
 
     template = (
         "the candidate for {model!r} {why} the live version {live}: {reason}; nothing was published. To "
-        "publish it all the same, somebody must answer for it by name: --override NAME"
+        "publish it anyway, a person must approve it by name: --approved-by NAME"
     )
     outcome = True
     model: str

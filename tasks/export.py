@@ -36,19 +36,19 @@ async def export_model(
     *,
     fresh: bool = False,
     attempt: str | None = None,
-    override: str | None = None,
+    approved_by: str | None = None,
 ) -> Bundle:
     """A version of the model; the one that was made of the same weights before, unless `fresh`: then the one that the
     same `attempt` (this run, when none is named) has made.
 
-    `override`: who answers for publishing it although it is worse than the live version."""
+    `approved_by`: the person who approves it although it is worse than the live version."""
     run = str(flow_run.id)
     done: StageResult[Bundle] = await in_thread(
         use_case.export_model,
         spec,
         checkpoint,
         dataset,
-        override=override,
+        approved_by=approved_by,
         fresh=fresh,
         attempt=attempt or run,
         run=run,
@@ -78,7 +78,7 @@ def _variants(gate: dict[str, Any]) -> str:
 
 def _champion(bundle: Bundle) -> str:
     report = json.loads((Path(bundle.path) / "champion.json").read_text(encoding="utf-8"))
-    by = f", overridden by {report['overridden_by']}" if report["overridden_by"] else ""
+    by = f", approved by {report['approved_by']}" if report["approved_by"] else ""
     return f"## Against the live model\n\n{report['verdict']}{by}: {report['reason']}\n"
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SpecFile = Annotated[Path, typer.Argument(help="The pipeline's YAML file.", metavar="SPEC")]
 
-Override = Annotated[
+ApprovedBy = Annotated[
     str | None,
     typer.Option(
         help="Publish although it is worse than the live version, or cannot be compared: your name, which is recorded."
@@ -107,14 +107,14 @@ def run(
         str | None,
         typer.Option(help="Go on with this run, at the stage that failed and inside it.", metavar="RUN"),
     ] = None,
-    override: Override = None,
+    approved_by: ApprovedBy = None,
     follow: Annotated[bool, typer.Option(help="Show progress until the run has ended.")] = True,
 ) -> None:
     """Run the pipeline on the stack. Followed (the default), exit code 0 means that it completed."""
     from serin.stack.prefect.flow_run import resume_run, run_pipeline
 
     if resume is not None:
-        if spec is not None or placed or fresh or override is not None:
+        if spec is not None or placed or fresh or approved_by is not None:
             problem = "goes on with the run as it was asked for; give it alone"
             raise SpecError(where="serin run", problems=[("--resume", problem)])
         resume_run(environment.home(), resume, follow=follow)
@@ -131,7 +131,7 @@ def run(
         placed=placed,
         fresh=again,
         serve=serve,
-        override=override,
+        approved_by=approved_by,
         follow=follow,
     )
 
@@ -193,7 +193,7 @@ def export(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Publish another version although one was published before.")
     ] = False,
-    override: Override = None,
+    approved_by: ApprovedBy = None,
     as_json: Json = False,
 ) -> None:
     """Trained weights to a proven, published model version that is not worse than the live one.
@@ -202,7 +202,7 @@ def export(
     """
     from serin.pipeline.run_stage import run_export
 
-    bundle = run_export(_load(spec), fresh=fresh, override=override).value
+    bundle = run_export(_load(spec), fresh=fresh, approved_by=approved_by).value
     if as_json:
         show_json(
             {"model": bundle.model, "version": bundle.version, "path": bundle.path, "metrics": bundle.metrics}

@@ -45,17 +45,17 @@ def export_model(
     store: Store,
     lineage: Mapping[str, Any],
     read_rows: ReadRows | None = None,
-    override: str | None = None,
+    approved_by: str | None = None,
 ) -> Bundle:
     """Export, prove, meet the live model, publish. What fails the gate (GateFailed) or is worse than the live model
-    (ChampionRefused) takes no version number. `override`: who answers for publishing it although it is worse."""
+    (ChampionRefused) takes no version number. `approved_by`: the person who approves it although it is worse."""
     if not spec.has_data:
-        return export_own_inputs(spec, checkpoint, store=store, lineage=lineage, override=override)
+        return export_own_inputs(spec, checkpoint, store=store, lineage=lineage, approved_by=approved_by)
     folder = Path(dataset.path)
     description = read_dataset(folder)
     proven = prove_model(spec, checkpoint, description, folder, read_rows=read_rows)
     champion = meet_champion(
-        spec, _scores(proven), proven.schema, store=store, read_rows=read_rows, override=override
+        spec, _scores(proven), proven.schema, store=store, read_rows=read_rows, approved_by=approved_by
     )
     check_stopped()
     release = Release(model=spec.name, version=store.reserve_version(spec.name))

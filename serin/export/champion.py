@@ -54,7 +54,7 @@ def meet_champion(
     *,
     store: Store,
     read_rows: ReadRows | None,
-    override: str | None = None,
+    approved_by: str | None = None,
 ) -> ChampionReport:
     """The report of a candidate that may be published; ChampionRefused for one that may not."""
     live = store.aliases(spec.name).get("live")
@@ -68,11 +68,11 @@ def meet_champion(
     if problem is None:
         logger.info(f"champion: {report.reason}")
         return report
-    if override is None:
+    if approved_by is None:
         raise ChampionRefused(model=spec.name, live=live, reason=problem, compared=report.overall is not None)
-    logger.info(f"champion: {problem}; overridden by {override}")
+    logger.info(f"champion: {problem}; approved by {approved_by}")
     given = {name: getattr(report, name) for name in ChampionReport.__dataclass_fields__}
-    return ChampionReport(**{**given, "verdict": "overridden", "reason": problem, "overridden_by": override})
+    return ChampionReport(**{**given, "verdict": "approved", "reason": problem, "approved_by": approved_by})
 
 
 class _Incomparable(Exception):

@@ -42,7 +42,7 @@ def export_own_inputs(
     *,
     store: Store,
     lineage: Mapping[str, Any],
-    override: str | None,
+    approved_by: str | None,
 ) -> Bundle:
     """Prove, meet the live model's metrics, publish. GateFailed and ChampionRefused as for every other model."""
     folder = Path(checkpoint.path)
@@ -51,7 +51,7 @@ def export_own_inputs(
     table, inputs, known = _golden(folder, schema)
     logger.info(f"gate: scores of {len(table)} golden rows")
     answers, report = _prove(spec, model, schema, inputs, known, checkpoint.metrics)
-    champion = _meet_metrics(spec, schema, checkpoint.metrics, store, override)
+    champion = _meet_metrics(spec, schema, checkpoint.metrics, store, approved_by)
     release = Release(model=spec.name, version=store.reserve_version(spec.name))
     with store.workspace() as work:
         properties = {"name": release.model, "version": str(release.version), "spec_digest": spec.digest()}
@@ -155,7 +155,7 @@ def _apart(
 
 
 def _meet_metrics(
-    spec: PipelineSpec, schema: Schema, metrics: Mapping[str, float], store: Store, override: str | None
+    spec: PipelineSpec, schema: Schema, metrics: Mapping[str, float], store: Store, approved_by: str | None
 ) -> ChampionReport:
     """Without rows to score, what both versions' scripts reported is compared; without that, somebody must answer."""
     live = store.aliases(spec.name).get("live")
@@ -171,10 +171,10 @@ def _meet_metrics(
         problem = reason if loss > spec.champion.max_loss else None
     if problem is None:
         return ChampionReport(verdict="better or equal", reason=reason, live_version=live, metric=name)
-    if override is None:
+    if approved_by is None:
         raise ChampionRefused(model=spec.name, live=live, reason=problem, compared=bool(reason))
     return ChampionReport(
-        verdict="overridden", reason=problem, live_version=live, metric=name, overridden_by=override
+        verdict="approved", reason=problem, live_version=live, metric=name, approved_by=approved_by
     )
 
 

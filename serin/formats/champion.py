@@ -24,7 +24,7 @@ class Contest:
 class ChampionReport:
     """champion.json."""
 
-    verdict: Literal["better or equal", "not compared", "overridden"]
+    verdict: Literal["better or equal", "not compared", "approved"]
     reason: str
     live_version: int | None = None
     metric: str | None = None
@@ -32,7 +32,7 @@ class ChampionReport:
     confidence: float | None = None
     overall: Contest | None = None
     segments: dict[str, Contest] = field(default_factory=dict)
-    overridden_by: str | None = None
+    approved_by: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": "serin.champion", "version": 1, **asdict(self)}
+        return {"format": "serin.champion", "version": 2, **asdict(self)}

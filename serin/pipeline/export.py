@@ -29,7 +29,7 @@ def export_model(
     checkpoint: Checkpoint,
     dataset: Dataset,
     *,
-    override: str | None = None,
+    approved_by: str | None = None,
     fresh: bool = False,
     attempt: str | None = None,
     run: str | None = None,
@@ -37,7 +37,7 @@ def export_model(
 ) -> StageResult[Bundle]:
     """A version of the model made of these weights.
 
-    `override`: who answers for publishing it although it is worse than the live version. `fresh`: publish another
+    `approved_by`: the person who approves it although it is worse than the live version. `fresh`: publish another
     version although one is known; the same `attempt` then finds what it has published. `run` and `stop`: see StageCall.
     """
     call = StageCall(
@@ -57,7 +57,7 @@ def export_model(
             return call.found(known, f"exported before: {known.model} version {known.version}")
         why = call.begin(parts)
         with call.work(export_needs(spec), key) as measurement:
-            bundle = _export(call, spec, checkpoint, dataset, key, override)
+            bundle = _export(call, spec, checkpoint, dataset, key, approved_by)
         keep_result(call.home, "export", key, bundle)
         keep_result(call.home, "export", parts.digest, bundle)  # found by a call that is not fresh
         remember(call.home, spec.name, parts)
@@ -90,7 +90,7 @@ def _export(
     checkpoint: Checkpoint,
     dataset: Dataset,
     key: str,
-    override: str | None,
+    approved_by: str | None,
 ) -> Bundle:
     from serin.etl.raw_rows import read_test_rows
     from serin.export import build  # torch and ONNX: not for a call that only looks
@@ -103,7 +103,7 @@ def _export(
         store=Store.open(),
         lineage=lineage if call.run is None else {"flow_run": call.run, **lineage},
         read_rows=lambda features, most: read_test_rows(spec.data, features, dataset, max_rows=most),
-        override=override,
+        approved_by=approved_by,
     )
 
 

@@ -34,13 +34,13 @@ def run_trace(spec: PipelineSpec) -> Path:
 
 
 def run_export(
-    spec: PipelineSpec, *, fresh: bool = False, override: str | None = None
+    spec: PipelineSpec, *, fresh: bool = False, approved_by: str | None = None
 ) -> StageResult[Bundle]:
     """A version from the weights that `run_train` left; NotTrained when there are none.
 
-    `override`: who answers for publishing it although it is worse than the live version."""
+    `approved_by`: the person who approves it although it is worse than the live version."""
     dataset = run_etl(spec).value
     checkpoint = find_checkpoint(spec.model, spec.training, dataset)
     if checkpoint is None:
         raise NotTrained(spec=spec.name)
-    return export_model(spec, checkpoint, dataset, fresh=fresh, override=override)
+    return export_model(spec, checkpoint, dataset, fresh=fresh, approved_by=approved_by)

@@ -176,8 +176,8 @@ def _number(value: float | None, form: str) -> str:
 
 def _champion(champion: ChampionReport) -> str:
     text = f"## Against the live model\n\n{champion.verdict}: {_escape(champion.reason)}."
-    if champion.overridden_by is not None:
-        text += f" {_code(champion.overridden_by)} answers for publishing it."
+    if champion.approved_by is not None:
+        text += f" {_code(champion.approved_by)} approved it all the same."
     contests = {} if champion.overall is None else {"all rows": champion.overall}
     rows = [
         (_escape(name), f"{c.rows:,}", f"{c.candidate:.5f}", f"{c.live:.5f}", f"{c.loss:+.5f}",

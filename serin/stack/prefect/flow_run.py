@@ -44,12 +44,12 @@ def run_pipeline(
     fresh: Sequence[str],
     serve: bool,
     follow: bool,
-    override: str | None = None,
+    approved_by: str | None = None,
 ) -> None:
     """The run has completed when this returns, if it was followed; else it was accepted. PipelineFailed otherwise."""
     stack = running_stack(home)
     deployment = f"pipeline/{'placed' if placed else 'inline'}"
-    parameters = {"spec": str(spec), "fresh": list(fresh), "serve": serve, "override": override}
+    parameters = {"spec": str(spec), "fresh": list(fresh), "serve": serve, "approved_by": approved_by}
     logger.info(f"{deployment} on {stack.prefect_ui_url}")
     tags = [load_spec(spec).name]  # so that a model's runs can be found
     if not stack.owns_prefect:

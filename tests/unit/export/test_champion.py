@@ -81,12 +81,12 @@ def test_a_retrain_on_shuffled_labels_is_refused_unless_a_named_person_answers_f
     ):
         retrain(spec)
     assert Store.open().versions(NAME) == [1]
-    bundle = run_export(spec, override="ann").value
+    bundle = run_export(spec, approved_by="ann").value
     assert bundle.version == 2, "the refused one took no number"
     report = champion_of(bundle)
-    assert (report["verdict"], report["overridden_by"], report["live_version"]) == ("overridden", "ann", 1)
+    assert (report["verdict"], report["approved_by"], report["live_version"]) == ("approved", "ann", 1)
     assert report["overall"]["worse"]
-    assert "`ann` answers for publishing it" in Path(bundle.path, "card.md").read_text()
+    assert "`ann` approved it all the same" in Path(bundle.path, "card.md").read_text()
 
 
 def test_another_good_training_passes_and_the_card_shows_both(home: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_live_model_that_cannot_be_compared_stops_the_candidate(home: Path) ->
         ChampionRefused, match="cannot be compared with the live version 1: the live model cannot"
     ):
         run_export(spec)
-    report = champion_of(run_export(spec, override="bob").value)
-    assert (report["verdict"], report["overridden_by"], report["overall"]) == ("overridden", "bob", None)
+    report = champion_of(run_export(spec, approved_by="bob").value)
+    assert (report["verdict"], report["approved_by"], report["overall"]) == ("approved", "bob", None)
 
 
 def test_a_live_model_of_an_older_format_stops_the_candidate(home: Path, live: tuple[Path, Bundle]) -> None:

@@ -102,7 +102,7 @@ def test_a_version_whose_reported_metric_is_worse_is_refused_until_somebody_answ
         worse = Checkpoint(path=good.path, step=0, metrics=metrics)
         with pytest.raises(ChampionRefused, match=words):
             export_model(spec, worse, NO_DATASET, store=store, lineage={})
-    second = export_model(spec, worse, NO_DATASET, store=store, lineage={}, override="ada")
+    second = export_model(spec, worse, NO_DATASET, store=store, lineage={}, approved_by="ada")
 
     assert second.version == 2
 
