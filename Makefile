@@ -70,7 +70,7 @@ chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose under load; kil
 	$(BIN)/python -m tests.chaos.orchestration
 	$(BIN)/python -m tests.chaos.schedules
 
-lint: ruff ## ruff, mypy --strict on the core, import rules
+lint: ruff ## ruff, mypy --strict, import rules
 	$(TYPES)
 
 ruff: $(INSTALLED)

@@ -5,6 +5,8 @@ This parent only looks and waits: a stage whose result is known asks for no mach
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import flow
 from prefect.runtime import flow_run
 
@@ -28,7 +30,10 @@ async def pipeline(
     """Raw tables in, a served and proven model version out. The parameters are those of `pipeline/inline`."""
     plan = load_spec(spec)
     # The spec as it is now: no stage reads the file again, which may have been edited.
-    shared = {"spec": plan.model_dump(mode="json", by_alias=True), "attempt": str(flow_run.id)}
+    shared: dict[str, Any] = {
+        "spec": plan.model_dump(mode="json", by_alias=True),
+        "attempt": str(flow_run.id),
+    }
     dataset = None if "etl" in fresh else find_dataset(plan.data, plan.features)
     if dataset is None:
         needs = etl_needs(plan.data, plan.etl)

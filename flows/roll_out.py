@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prefect import flow
-from prefect.flow_runs import pause_flow_run
+from prefect.flow_runs import apause_flow_run
 
 from serin.store.artifacts import Release
 from tasks.approval import Approval, until_answered_elsewhere
@@ -24,7 +24,7 @@ async def roll_out(model: str, version: int | None = None) -> Release:
     while rollout and (question := await follow_rollout(release, rollout)):
         form = Approval.with_initial_data(description=question, approve=True, why="")
         async with until_answered_elsewhere(release, rollout, every_s=_POLL_S) as elsewhere:
-            answer = await pause_flow_run(wait_for_input=form, timeout=APPROVAL_S, poll_interval=_POLL_S)
+            answer = await apause_flow_run(wait_for_input=form, timeout=APPROVAL_S, poll_interval=_POLL_S)
         if not elsewhere.is_set():
             await answer_rollout(release, rollout, answer)
     return release

@@ -20,7 +20,7 @@ import httpx
 from prefect import get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import PrefectClient
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import arun_deployment
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.exceptions import MissingResult, PrefectHTTPStatusError
@@ -92,7 +92,7 @@ async def _pass_on_the_cancelling(deployment: str, parameters: dict[str, Any]) -
             return
         run = await _begin(deployment, parameters)  # the same, however far it had come
         if run.state is None or not run.state.is_final():
-            why = Cancelling(message="the pipeline that asked for it was cancelled")
+            why: State[Any] = Cancelling(message="the pipeline that asked for it was cancelled")
             await client.set_flow_run_state(run.id, why)
 
 
@@ -164,7 +164,7 @@ async def _heard_since(client: PrefectClient, run: FlowRun, since: datetime) -> 
     wanted = EventFilter(
         event=EventNameFilter(name=["prefect.flow-run.heartbeat"]),
         resource=EventResourceFilter(id=[f"prefect.flow-run.{run.id}"]),
-        occurred=EventOccurredFilter(since=since),
+        occurred=EventOccurredFilter.model_validate({"since": since}),
     )
     return bool((await client.read_events(wanted, limit=1)).events)
 

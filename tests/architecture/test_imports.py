@@ -90,7 +90,7 @@ def test_every_imported_package_is_a_declared_dependency() -> None:
     }
     owners["pydantic_core"] = {"pydantic"}  # its other half, pinned by it
     known = sys.stdlib_module_names | {"serin", "flows", "tasks"} | GPU_ONLY
-    files = python_files("serin", "flows", "tasks")
+    files = python_files("serin", "flows", "tasks", "deployments")
     imports = [(name, line, module) for name in files for module, line in imported_modules(name)]
     third_party = [found for found in imports if found[2].split(".")[0] not in known]
     assert [found for found in third_party if not owners.get(found[2].split(".")[0], set()) & declared] == []
