@@ -58,7 +58,12 @@ class FittedDateParts:
         )
 
     def labels(self) -> tuple[tuple[str, ...], ...]:
-        return tuple(("null", *map(str, range(1, 1 + PART_SIZES[part]))) for part in self.parts)
+        """Hours and minutes count from 0, weekdays (1 is Monday) and parts of the calendar from 1."""
+        first = {"minute": 0, "hour": 0}
+        return tuple(
+            ("null", *(str(first.get(part, 1) + place) for place in range(PART_SIZES[part])))
+            for part in self.parts
+        )
 
     def transform(self, column: Column) -> tuple[Codes, ...]:
         xp = array_module(column.values)
