@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
+from serin.api.progress import progress_lines
 from serin.commands import keys, models, pipeline, rollout, runs, schema, search, stack, tuning
-from serin.commands.output import progress_lines
 from serin.errors import SerinError
 
 app = typer.Typer(

@@ -493,7 +493,9 @@ class WorkerFailed(TrainingError):
 
 
 class NotTrained(TrainingError):
-    template = "{spec!r} has not been trained as its spec says now; run `serin train` on it first"
+    template = (
+        "{spec!r} has not been trained as its spec says now; run `serin train` or Pipeline.train() first"
+    )
     spec: str
 
 

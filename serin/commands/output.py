@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -28,31 +26,6 @@ def say(text: str) -> None:
     """A line about what is going on."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-
-
-class ProgressLines(logging.Handler):
-    """Shows what Serin logs as lines of progress, with the seconds since it was made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._say = progress()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._say(record.getMessage())
-
-
-@contextmanager
-def progress_lines() -> Iterator[None]:
-    """Within the block, what Serin logs is shown."""
-    logger, handler = logging.getLogger("serin"), ProgressLines()
-    before = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
 
 
 def progress() -> Callable[[str], None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from serin.api.progress import showing_progress
 from serin.commands.output import Json, show, show_json
 from serin.errors import SpecError
 from serin.machine import environment
@@ -67,31 +68,14 @@ def init(
 
 def check(spec: SpecFile, as_json: Json = False) -> None:
     """All that is wrong with a spec, held against its tables; what the served model will ask of its clients."""
-    from serin.pipeline.check import check_tables
+    from serin.pipeline.check import check_spec
 
-    loaded = _load(spec)
-    if not loaded.has_data:
-        if as_json:
-            show_json({"name": loaded.name, "digest": loaded.digest(), "inputs": []})
-        else:
-            show(
-                f"{spec} is good: {loaded.name}, a {loaded.model.kind} with inputs of its own, {loaded.model.task}"
-            )
+    checked = check_spec(_load(spec))
+    if not as_json:
+        show(str(checked))
         return
-    layout = check_tables(loaded)
-    if as_json:
-        inputs = [{"name": c.name, "kind": c.kind, "dtype": c.dtype, "null": c.null} for c in layout.inputs]
-        show_json({"name": loaded.name, "digest": loaded.digest(), "inputs": inputs})
-        return
-    show(
-        f"{spec} is good: {loaded.name}, {len(loaded.features)} groups of features, {loaded.data.target.task}"
-    )
-    show("clients of the served model will send")
-    for column in layout.inputs:
-        show(f"  {column.name:<20} {column.kind:<10} {column.dtype:<6} null: {column.null}")
-    for join in layout.lookups:
-        columns = ", ".join(join.columns.values())
-        show(f"looked up inside the model, by {', '.join(join.spec.on)}: {columns} (from {join.spec.table})")
+    inputs = [{"name": c.name, "kind": c.kind, "dtype": c.dtype, "null": c.null} for c in checked.inputs]
+    show_json({"name": checked.spec.name, "digest": checked.spec.digest(), "inputs": inputs})
 
 
 def run(
@@ -146,7 +130,9 @@ def etl(
     """Raw tables to a dataset. One that was made before from the same tables is found, not made again."""
     from serin.pipeline.run_stage import run_etl
 
-    dataset = run_etl(_load(spec), fresh=fresh).value
+    loaded = _load(spec)
+    with showing_progress(f"dataset of {loaded.name}"):
+        dataset = run_etl(loaded, fresh=fresh).value
     if as_json:
         show_json({"path": dataset.path, "digest": dataset.digest, "rows": dataset.rows})
         return
@@ -175,12 +161,15 @@ def train(
     from serin.pipeline.run_stage import run_trace, run_train
     from serin.training.launch.machines import machines_told
 
+    loaded = _load(spec)
     if profile:
-        trace = run_trace(_load(spec))
+        with showing_progress(f"trace of {loaded.name}"):
+            trace = run_trace(loaded)
         show_json({"trace": str(trace)}) if as_json else show(f"trace of a few steps: {trace}")
         return
     together = machines_told(count=machines, rendezvous=rendezvous)
-    checkpoint = run_train(_load(spec), machines=together).value
+    with showing_progress(f"training of {loaded.name}"):
+        checkpoint = run_train(loaded, machines=together).value
     if as_json:
         show_json({"path": checkpoint.path, "step": checkpoint.step, "metrics": checkpoint.metrics})
         return
@@ -202,7 +191,9 @@ def export(
     """
     from serin.pipeline.run_stage import run_export
 
-    bundle = run_export(_load(spec), fresh=fresh, approved_by=approved_by).value
+    loaded = _load(spec)
+    with showing_progress(f"export of {loaded.name}"):
+        bundle = run_export(loaded, fresh=fresh, approved_by=approved_by).value
     if as_json:
         show_json(
             {"model": bundle.model, "version": bundle.version, "path": bundle.path, "metrics": bundle.metrics}

@@ -34,23 +34,30 @@ class Guess:
     why: str
 
 
-def guess_spec(table: Path | str, target: str | None = None, *, path_in_spec: str | None = None) -> str:
+def guess_spec(
+    table: Path | str,
+    target: str | None = None,
+    *,
+    path_in_spec: str | None = None,
+    name: str | None = None,
+) -> str:
     """A commented spec (YAML) for the table at this path or URL. `target`: a column or an expression; None: guessed.
-    `path_in_spec`: how the spec's file refers to the table, when not by the path given."""
+    `path_in_spec`: how the spec's file refers to the table, when not by the path given. `name`: the pipeline's; None:
+    made of the table's."""
     columns, rows = _sample(str(table))
     guessed = guess_target(columns, target)
-    for name in parse(guessed.expression).columns:
-        if name not in columns:
-            raise ColumnMissing(column=name, table=str(table), used_by="target", known=columns)
+    for used in parse(guessed.expression).columns:
+        if used not in columns:
+            raise ColumnMissing(column=used, table=str(table), used_by="target", known=columns)
     time = _time_column(columns)
     guesses = [
-        _guess(name, column, guessed, is_time=name == time)
-        for name, column in columns.items()
-        if name not in parse(guessed.expression).columns
+        _guess(each, column, guessed, is_time=each == time)
+        for each, column in columns.items()
+        if each not in parse(guessed.expression).columns
     ]
     if not any(guess.use in ("numeric", "categorical", "time") for guess in guesses):
         raise TableUnusable(table=str(table), problem="no column is left to make a feature of")
-    return _yaml(_model_name(str(table)), path_in_spec or str(table), rows, guessed, time, guesses)
+    return _yaml(name or _model_name(str(table)), path_in_spec or str(table), rows, guessed, time, guesses)
 
 
 def _sample(path: str) -> tuple[dict[str, Column], int]:

@@ -22,10 +22,12 @@ def run_etl(spec: PipelineSpec, *, fresh: bool = False) -> StageResult[Dataset]:
     return build_dataset(spec.data, spec.features, spec.etl, name=spec.name, fresh=fresh)
 
 
-def run_train(spec: PipelineSpec, *, machines: Machines | None = None) -> StageResult[Checkpoint]:
+def run_train(
+    spec: PipelineSpec, *, machines: Machines | None = None, fresh: bool = False
+) -> StageResult[Checkpoint]:
     """The spec's weights. Their dataset is built first where it is not there."""
     dataset = run_etl(spec).value
-    return train_model(spec.model, spec.training, dataset, name=spec.name, machines=machines)
+    return train_model(spec.model, spec.training, dataset, name=spec.name, machines=machines, fresh=fresh)
 
 
 def run_trace(spec: PipelineSpec) -> Path:

@@ -68,6 +68,8 @@ def test_a_decision_opens_and_prints_nothing(name: str) -> None:
         ("serin.training.search.search", {"prefect", "torch", "mlflow", "optuna"}),
         ("serin.stack.controller", {"prefect", "torch", "pandas", "dask"}),
         ("serin.cli", {"prefect", "torch", "pandas", "dask", "matplotlib"}),
+        ("serin.api.pipeline", {"prefect", "torch", "pandas", "dask", "matplotlib", "rich"}),
+        ("serin", {"prefect", "torch", "pandas", "numpy", "pydantic", "yaml"}),
     ],
 )
 def test_a_process_does_not_load_what_it_must_not_pay_for(module: str, never: set[str]) -> None:

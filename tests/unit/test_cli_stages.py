@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import sys
 from collections.abc import Callable
@@ -12,7 +13,10 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from serin import cli
+from serin import Pipeline, cli
+from serin.api import dataset as api_dataset
+from serin.api import model as api_model
+from serin.api import pipeline as api_pipeline
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 
 Serin = Callable[..., str]
@@ -69,7 +73,7 @@ def test_check_names_a_column_that_is_not_there(serin: Serin, tmp_path: Path) ->
 
 def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> None:
     write_spec(tmp_path, small_spec(tmp_path, rows=400, training={"epochs": 1, "batch_rows": 128, "seed": 1}))
-    assert "run `serin train` on it first" in serin("export", "spec.yaml", code=1)
+    assert "run `serin train` or Pipeline.train() first" in serin("export", "spec.yaml", code=1)
 
     dataset = asked(serin, "etl", "spec.yaml")
     assert sum(dataset["rows"].values()) == 400
@@ -90,9 +94,12 @@ def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> 
     assert "files as its manifest says" in serin("models", "verify", NAME, "1")
 
     rows = tmp_path / "parcels.parquet"
+    _found_from_python(dataset, checkpoint, bundle, rows)
     serin("predict", NAME, str(rows), "--batch", "--out", "scores.parquet")
     scores = pq.read_table(tmp_path / "scores.parquet")
     assert scores.num_rows == 400
+    predicted = Pipeline.from_yaml("spec.yaml").export().predict(pq.read_table(rows).to_pandas())
+    assert predicted["score"].tolist() == scores["score"].to_pylist()
     printed = tmp_path / "printed.csv"
     printed.write_text(serin("predict", NAME, str(rows), "--batch", "--version", "1"))
     assert pacsv.read_csv(printed).column_names == scores.column_names
@@ -101,3 +108,19 @@ def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> 
 
     Path(bundle["path"], "model.onnx").write_bytes(b"broken")
     assert "model.onnx" in serin("models", "verify", NAME, code=1)
+
+
+def _found_from_python(dataset: Any, checkpoint: Any, bundle: Any, rows: Path) -> None:
+    """What the command has made, and the examples in the docstrings."""
+    pipeline = Pipeline.from_yaml("spec.yaml")
+    built, trained, model = pipeline.build_dataset(), pipeline.train(), pipeline.export()
+    assert [result.ran for result in (built, trained, model)] == [False, False, False]
+    assert (built.digest, str(built.path)) == (dataset["digest"], dataset["path"])
+    assert (str(trained.path), trained.metrics) == (checkpoint["path"], checkpoint["metrics"])
+    assert (model.name, model.version, str(model.path)) == (bundle["model"], 1, bundle["path"])
+    assert model.card().text.startswith(f"# {NAME}, version 1")
+    names = {"pipeline": pipeline, "frame": pq.read_table(rows).to_pandas(), "Pipeline": Pipeline}
+    for module in (api_dataset, api_model, api_pipeline):
+        done = doctest.testmod(module, extraglobs=names)
+        assert done.attempted
+        assert done.failed == 0

@@ -16,7 +16,7 @@ import pytest
 from serin.draft.guess import guess_spec
 from serin.etl.raw_rows import read_test_rows
 from serin.machine.private import make_private
-from serin.pipeline.check import check_tables
+from serin.pipeline.check import check_spec
 from serin.serving.envoy.keys import KeyFile
 from serin.spec.load import load_spec
 from serin.stack.host.state import socket_folder
@@ -96,7 +96,7 @@ def build_in(store: str) -> Callable[[Path], None]:
 
 
 def look_at_a_table(folder: Path) -> None:
-    check_tables(load_spec(small_spec(folder, rows=300)))
+    check_spec(load_spec(small_spec(folder, rows=300)))
     (folder / "t.csv").write_text("a,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(60)))
     assert "target" in guess_spec(folder / "t.csv", "y")
 

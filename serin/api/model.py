@@ -1,0 +1,93 @@
+"""Trained weights and published model versions as notebooks use them: metrics, scores, the model card."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from serin.api.page import Page
+from serin.api.result import Result
+from serin.pipeline.stage import StageResult
+from serin.store import artifacts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from serin.export.score.predict import Scorer
+
+_CARD = "card.md"
+
+
+class Checkpoint(Result):
+    """Trained weights.
+
+    `metrics`: measured on the valid and test rows. `step`: the optimizer step with the best valid metric. `ran`, `why`
+    and `receipt`: as those of a Dataset.
+
+    >>> checkpoint = pipeline.train()
+    >>> sorted(checkpoint.metrics)
+    ['test_auc', 'test_logloss', 'valid_auc', 'valid_logloss']
+    """
+
+    metrics: dict[str, float]
+    step: int
+
+    def __init__(self, result: StageResult[artifacts.Checkpoint]) -> None:
+        super().__init__(result)
+        self.metrics, self.step = dict(result.value.metrics), result.value.step
+
+    def _title(self) -> str:
+        return f"Checkpoint of step {self.step:,}"
+
+    def _facts(self) -> dict[str, object]:
+        return {name: f"{value:.4f}" for name, value in sorted(self.metrics.items())}
+
+
+class Model(Result):
+    """A published model version: one ONNX graph from raw columns to scores that has passed the gate.
+
+    `name` and `version` are what clients and `serin rollout start` ask for; `digest` names the content. `ran`, `why`
+    and `receipt`: as those of a Dataset.
+
+    >>> model = pipeline.export()
+    >>> (model.name, model.version)
+    ('late-parcels', 1)
+    >>> model.predict(frame).columns.tolist()
+    ['score']
+    """
+
+    name: str
+    version: int
+    digest: str
+    metrics: dict[str, float]
+
+    def __init__(self, result: StageResult[artifacts.Bundle]) -> None:
+        super().__init__(result)
+        bundle = result.value
+        self.name, self.version, self.digest = bundle.model, bundle.version, bundle.digest
+        self.metrics = dict(bundle.metrics)
+
+    def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The model's answers for raw rows, computed in this process by the published graph: `score`, or for several
+        classes `label` and a column of probabilities for each. The index is the frame's; other columns are ignored.
+
+        RowsUnfit names a column that is missing or of the wrong kind."""
+        from serin.pipeline.frames import answer_frame
+
+        return answer_frame(self._scorer, frame)
+
+    def card(self) -> Page:
+        """The model card: inputs, features, metrics, gate and lineage. A notebook shows it."""
+        return Page(self.path / _CARD)
+
+    @cached_property
+    def _scorer(self) -> Scorer:
+        from serin.export.score.predict import Scorer
+
+        return Scorer(self.path)
+
+    def _title(self) -> str:
+        return f"{self.name}, version {self.version}"
+
+    def _facts(self) -> dict[str, object]:
+        return {name: f"{value:.4f}" for name, value in sorted(self.metrics.items())}

@@ -1,0 +1,137 @@
+"""Pipeline: the stages of one spec, for notebooks and scripts. Each call does what the command of that stage does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel
+
+from serin.api.dataset import Dataset
+from serin.api.model import Checkpoint, Model
+from serin.api.progress import showing_progress
+from serin.errors import SpecError
+from serin.spec.load import load_spec, read_yaml
+from serin.spec.pipeline import PipelineSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from serin.pipeline.check import CheckedSpec
+
+
+class Pipeline:
+    """From a table to a published model, described by one spec.
+
+    Each stage finds what an earlier call, the `serin` command or a flow has made from the same inputs, else does the
+    work. Results are kept in the store under SERIN_HOME (default: .serin in the working directory).
+
+    >>> pipeline = Pipeline.draft(frame, target="hours > 30", name="late-parcels")
+    >>> pipeline = pipeline.replace(training={"epochs": 1})
+    >>> pipeline.spec.training.epochs
+    1
+    """
+
+    def __init__(self, spec: PipelineSpec | Mapping[str, Any]) -> None:
+        self._spec = load_spec(spec)
+        self._commented: str | None = None
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        """The pipeline of a YAML file. Paths in it are relative to the file. SpecError lists every problem."""
+        return cls(load_spec(path))
+
+    @classmethod
+    def draft(
+        cls, table: pd.DataFrame | Path | str, *, target: str | None = None, name: str | None = None
+    ) -> Self:
+        """A first pipeline for a table: types, target and features are guessed. The comments of
+        `print(pipeline.to_yaml())` explain each guess.
+
+        `table`: a frame, or the path or URL of a Parquet, CSV, JSON lines or Arrow file. A frame is kept as Parquet
+        under SERIN_HOME/tables, where the stages read it. `target`: a column or an expression over columns, such as
+        "arr_delay > 15"; None: guessed. `name`: of the pipeline and its model; None: the file's or the target's.
+        """
+        from serin.pipeline.draft import draft_spec
+
+        text = draft_spec(table, target=target, name=name)
+        drafted = cls(read_yaml(text))
+        drafted._commented = text
+        return drafted
+
+    @property
+    def spec(self) -> PipelineSpec:
+        """What the pipeline does, as one frozen value."""
+        return self._spec
+
+    @property
+    def name(self) -> str:
+        return self._spec.name
+
+    def replace(self, **sections: Any) -> Self:
+        """A copy with other settings: `pipeline.replace(training={"epochs": 1}, model={"kind": "dcn"})`.
+
+        A mapping changes the keys that it names and keeps the others of its section; any other value (the list of
+        features, the name) replaces what was there. SpecError lists every problem.
+        """
+        document = self._spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        for section, value in sections.items():
+            given = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
+            known = document.get(section)
+            if isinstance(given, Mapping) and isinstance(known, Mapping):
+                given = {**known, **given}
+            document[section] = given
+        return type(self)(document)
+
+    def to_yaml(self, path: str | Path | None = None) -> str:
+        """The spec as YAML, also written to `path` when it is given; the comments of a draft are kept until `replace`
+        changes something. `serin run`, `Pipeline.from_yaml` and Prefect read it."""
+        text = self._commented or self._spec.to_yaml()
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def check(self) -> CheckedSpec:
+        """Compares the spec with its tables; `print` shows what clients of the model will send. DataError or SpecError
+        names what does not fit."""
+        from serin.pipeline.check import check_spec
+
+        return check_spec(self._spec)
+
+    def build_dataset(self, *, fresh: bool = False) -> Dataset:
+        """Tables to a dataset. `fresh`: build it although it is known."""
+        from serin.pipeline.run_stage import run_etl
+
+        if not self._spec.has_data:
+            problem = "is missing: this model defines its own inputs and has no dataset"
+            raise SpecError(where=self.name, problems=[("data", problem)])
+        with showing_progress(f"dataset of {self.name}"):
+            return Dataset(run_etl(self._spec, fresh=fresh))
+
+    def train(self, *, fresh: bool = False) -> Checkpoint:
+        """A dataset to trained weights. An interrupted training resumes. `fresh`: train although weights are known."""
+        from serin.pipeline.run_stage import run_train
+
+        with showing_progress(f"training of {self.name}"):
+            return Checkpoint(run_train(self._spec, fresh=fresh))
+
+    def export(self, *, fresh: bool = False, approved_by: str | None = None) -> Model:
+        """Trained weights to a published version. NotTrained before `train`; GateFailed or ChampionRefused for a
+        version that must not be published.
+
+        `fresh`: publish another version although one is known. `approved_by`: your name, recorded, to publish a version
+        that is worse than the live one."""
+        from serin.pipeline.run_stage import run_export
+
+        with showing_progress(f"export of {self.name}"):
+            return Model(run_export(self._spec, fresh=fresh, approved_by=approved_by))
+
+    def __repr__(self) -> str:
+        spec = self._spec
+        target = f", target {spec.data.target.expression}" if spec.has_data else ""
+        return f"Pipeline {spec.name}: {spec.model.kind}{target}, {len(spec.features)} groups of features"
+
+    def _repr_html_(self) -> str:
+        return f"<div><strong>{escape(repr(self))}</strong><pre>{escape(self.to_yaml())}</pre></div>"
