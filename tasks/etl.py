@@ -10,6 +10,7 @@ from prefect.runtime import flow_run
 from serin.formats.dataset import read_dataset
 from serin.pipeline import etl as use_case
 from serin.pipeline.stage import StageResult
+from serin.reports.charts import Bar, bars
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
@@ -17,7 +18,6 @@ from serin.store.artifacts import Dataset
 from serin.store.receipt import Receipt
 from tasks.in_thread import in_thread
 from tasks.markdown import drawing, receipt_table, table
-from tasks.pictures import bars
 from tasks.retry import error_is_retryable
 
 _WHY = {
@@ -78,11 +78,10 @@ def _page(dataset: Dataset, receipt: Receipt | None) -> str:
     sources = table(
         ("table", "file", "bytes"), [(file.table, file.path, file.size) for file in found.sources]
     )
+    rows = [Bar(label=name, value=split.rows, text=f"{split.rows:,}") for name, split in found.splits.items()]
     parts = [
         f"# Dataset {dataset.digest[:12]}\n\nTarget `{found.target}` ({found.task}), in `{dataset.path}`.\n",
-        drawing(
-            bars([(name, split.rows, f"{split.rows:,}") for name, split in found.splits.items()]), "Rows"
-        ),
+        drawing(bars(rows).standalone(), "Rows"),
         splits,
         dropped,
         f"## Features\n\n{features}",

@@ -13,12 +13,12 @@ from prefect.runtime import flow_run
 
 from serin.pipeline import export as use_case
 from serin.pipeline.stage import StageResult
+from serin.reports.charts import Bar, bars
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
 from serin.store.receipt import Receipt
 from tasks.in_thread import in_thread
 from tasks.markdown import drawing, receipt_table, table
-from tasks.pictures import bars
 from tasks.retry import error_is_retryable
 
 
@@ -70,9 +70,11 @@ def _variants(gate: dict[str, Any]) -> str:
     ]
     head = ("variant", "", "bytes", "operations per row", "us at the batch mix", "drop", "reason")
     timed = [
-        (one["name"], one["mix_us"], f"{one['mix_us']:.0f} us") for one in gate["variants"] if one["mix_us"]
+        Bar(label=one["name"], value=one["mix_us"], text=f"{one['mix_us']:.0f} us")
+        for one in gate["variants"]
+        if one["mix_us"]
     ]
-    speeds = drawing(bars(timed), "Time at the batch mix") if timed else ""
+    speeds = drawing(bars(timed).standalone(), "Time at the batch mix") if timed else ""
     return f"## Variants\n\n{table(head, [['' if cell is None else cell for cell in row] for row in rows])}\n{speeds}"
 
 

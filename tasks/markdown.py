@@ -1,4 +1,4 @@
-"""Markdown for Prefect's pages: tables whose cells cannot break them, receipts, pictures."""
+"""Markdown for Prefect's pages: tables whose cells cannot break them, receipts, images."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def picture(png: bytes, title: str) -> str:
-    """The picture inside the page itself: Prefect keeps no files, and its interface shows data URLs."""
-    return f"![{title}](data:image/png;base64,{base64.b64encode(png).decode()})\n"
-
-
 def drawing(svg: str, title: str) -> str:
-    """The same for a drawing; '' for none."""
+    """The image inside the page itself, because Prefect keeps no files; "" for none."""
     return f"![{title}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})\n" if svg else ""
 
 

@@ -14,6 +14,7 @@ from prefect.runtime import flow_run
 from serin.formats.serving.journal import Decision
 from serin.machine import environment
 from serin.pipeline import roll_out as use_case
+from serin.reports.charts import curves
 from serin.reports.rollout_charts import evidence_drawing
 from serin.rollout.run.story import tell
 from serin.spec.rollout import RolloutSpec
@@ -22,7 +23,6 @@ from serin.store.artifacts import Release
 from tasks.approval import Approval
 from tasks.in_thread import in_thread
 from tasks.markdown import drawing, table
-from tasks.pictures import curves
 from tasks.retry import error_is_retryable
 from tasks.run_log import run_log
 
@@ -121,8 +121,8 @@ def _page(release: Release, decisions: list[Decision]) -> str:
     ]
     story = table(("UTC", "phase", "traffic", "held", "verdict", "reason", "by"), rows)
     began = decisions[0].t
-    traffic = curves(
-        {"traffic of the new version, %": [(d.t - began, d.weight) for d in decisions]}, "seconds"
-    )
-    evidence = drawing(evidence_drawing(tell(decisions)), "Evidence against the candidate")
+    shares = [(d.t - began, d.weight) for d in decisions]
+    traffic = curves({"traffic of the new version, %": shares}, "seconds").standalone()
+    chart = evidence_drawing(tell(decisions))
+    evidence = drawing(chart.standalone(), "Evidence against the candidate") if chart else ""
     return f"# Rollout of {release.name}\n\n{drawing(traffic, 'Traffic')}\n{evidence}\n{story}"

@@ -14,7 +14,7 @@ from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Dataset
 from serin.training.search.search import SearchResult
 from tasks.in_thread import in_thread
-from tasks.markdown import picture, table
+from tasks.markdown import drawing, table
 from tasks.retry import error_is_retryable
 
 _SHOWN = 20
@@ -53,7 +53,7 @@ def _page(folder: Path) -> str:
                 ("setting", "chosen"),
                 [(path, json.dumps(value)) for path, value in result["settings"].items()],
             ),
-            picture((folder / "importance.png").read_bytes(), "What decided"),
+            drawing((folder / "importance.svg").read_text(encoding="utf-8"), "Importance of settings"),
             "## Trials\n",
             table(("trial", "state", "metrics", "settings"), rows),
             f"## The spec\n\n```yaml\n{chosen}```\n",

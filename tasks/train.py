@@ -13,6 +13,7 @@ from prefect.runtime import flow_run
 
 from serin.pipeline import train as use_case
 from serin.pipeline.stage import StageResult
+from serin.reports.charts import curves
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
@@ -20,7 +21,6 @@ from serin.store.receipt import Receipt
 from serin.training.launch.progress import progress_file
 from tasks.in_thread import in_thread
 from tasks.markdown import drawing, receipt_table, table
-from tasks.pictures import curves
 from tasks.retry import error_is_retryable
 
 _POINTS = 300  # of a curve: more cannot be seen
@@ -100,4 +100,4 @@ def _curves(folder: Path, epochs: list[dict[str, Any]]) -> str:
         panels[name] = [
             (epoch["step"], epoch["metrics"][name]) for epoch in epochs if name in epoch["metrics"]
         ]
-    return curves(panels, "steps")
+    return curves(panels, "steps").standalone()

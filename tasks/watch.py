@@ -14,15 +14,15 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.sorting import ArtifactSort
 from prefect.events import emit_event
 
-from serin.formats.serving.request import Request
 from serin.formats.serving.request_log import read_since
 from serin.machine import environment
 from serin.machine.durable import write_whole
 from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.monitoring.objectives import Breach, breaches
+from serin.reports.latency import latency_chart
 from serin.stack.wiring import request_log
 from serin.store.store import Store
-from tasks.markdown import picture, table
+from tasks.markdown import drawing, table
 from tasks.versions import find_version
 
 BROKEN_PROMISE = "serin.promise.broken"
@@ -50,9 +50,9 @@ async def watch_model(model: str, window_s: float) -> list[str]:
     if not found:
         logger.info("%s keeps its promise: %d requests", release.name, len(ours))
     title = f"{model}: the last {window_s / 60:g} minutes"
-    png = await asyncio.to_thread(_draw, ours, p99_ms, title)
+    svg = await asyncio.to_thread(latency_chart, ours, p99_ms=p99_ms, title=title)
     key = f"{model}-latency"
-    await acreate_markdown_artifact(key=key, markdown=_page(title, png, seen, found), description=title)
+    await acreate_markdown_artifact(key=key, markdown=_page(title, svg, seen, found), description=title)
     await _drop_old_pages(key)
     return [str(breach) for breach in found]
 
@@ -82,12 +82,6 @@ async def look_at_tables(model: str) -> None:
     write_whole(note, json.dumps({"format": "serin.watch", "version": 1, "told": key}))
 
 
-def _draw(requests: list[Request], p99_ms: float, title: str) -> bytes:
-    from serin.reports.latency import latency_picture  # matplotlib: not when there is nothing to draw
-
-    return latency_picture(requests, p99_ms=p99_ms, title=title)
-
-
 def _tell(breach: Breach) -> None:
     emit_event(
         BROKEN_PROMISE,
@@ -100,7 +94,7 @@ def _tell(breach: Breach) -> None:
     )
 
 
-def _page(title: str, png: bytes, seen: tuple[ReleaseLatency, ...], found: tuple[Breach, ...]) -> str:
+def _page(title: str, svg: str, seen: tuple[ReleaseLatency, ...], found: tuple[Breach, ...]) -> str:
     rows = [
         (
             entry.release,
@@ -114,7 +108,7 @@ def _page(title: str, png: bytes, seen: tuple[ReleaseLatency, ...], found: tuple
     ]
     columns = ("release", "arm", "requests", "requests/s", "p50 ms", "p95 ms", "p99 ms", "failed")
     broken = "".join(f"- **broken:** {breach}\n" for breach in found) or "Every promise is kept.\n"
-    return f"# {title}\n\n{broken}\n{picture(png, title)}\n{table(columns, rows)}"
+    return f"# {title}\n\n{broken}\n{drawing(svg, title)}\n{table(columns, rows)}"
 
 
 async def _drop_old_pages(key: str) -> None:

@@ -62,5 +62,5 @@ def search(
     show(f"{remark} ({found.pruned} given up, {found.failed} failed)")
     for path, value in found.settings.items():
         show(f"  {path:<32} {value}")
-    show(f"what mattered: {found.folder}/importance.png, every trial: {found.folder}/trials.csv")
+    show(f"what mattered: {found.folder}/importance.svg, every trial: {found.folder}/trials.csv")
     show(f"next: serin train {target}")

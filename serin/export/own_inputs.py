@@ -29,6 +29,7 @@ from serin.formats.gate import GateReport
 from serin.formats.schema import Schema, read_schema, write_schema
 from serin.formats.trained import read_trained
 from serin.formats.wire import Array, to_wire
+from serin.reports.model_card import own_inputs_card
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Release
 from serin.store.store import Store
@@ -66,7 +67,9 @@ def export_own_inputs(
         write_document(work / "metrics.json", {"format": "serin.metrics", **checkpoint.metrics})
         write_document(work / "gate.json", report.to_json(library_versions()))
         write_document(work / "champion.json", champion.to_json())
-        card = _card(spec, release, schema, report, champion, checkpoint.metrics, known)
+        card = own_inputs_card(
+            spec, release, schema, report, champion, metrics=checkpoint.metrics, known_answers=bool(known)
+        )
         (work / "card.md").write_text(card, encoding="utf-8")
         write_manifest(
             work,
@@ -175,30 +178,4 @@ def _meet_metrics(
         raise ChampionRefused(model=spec.name, live=live, reason=problem, compared=bool(reason))
     return ChampionReport(
         verdict="approved", reason=problem, live_version=live, metric=name, approved_by=approved_by
-    )
-
-
-def _card(
-    spec: PipelineSpec,
-    release: Release,
-    schema: Schema,
-    report: GateReport,
-    champion: ChampionReport,
-    metrics: Mapping[str, float],
-    known: Mapping[str, Array],
-) -> str:
-    inputs = "\n".join(f"- `{c.name}` {c.dtype} {list(c.dims)}" for c in schema.inputs)
-    outputs = "\n".join(f"- `{o.name}` {o.dtype} {list(o.dims)}" for o in schema.outputs)
-    classes = f"\n\nClasses, in order: {', '.join(schema.classes)}." if schema.classes else ""
-    measured = "\n".join(f"- {name} {value:.6g}" for name, value in sorted(metrics.items())) or "nothing"
-    proof = "what its maker answered" if known else "what it answers to all rows at once"
-    return (
-        f"# {release.model}, version {release.version}\n\n"
-        f"A {schema.task} model with inputs of its own (model.{spec.model.kind}).\n\n"
-        f"## What a request holds\n\n{inputs}\n\n## What it answers\n\n{outputs}{classes}\n\n"
-        f"## How good it is, as its maker measured\n\n{measured}\n\n"
-        f"## What was proven before it was published\n\n- {report.golden_rows} golden rows at batch sizes "
-        f"{', '.join(map(str, report.batch_rows))}: within {report.largest_score_difference:.2g} of {proof} "
-        f"(allowed {report.tolerance:g})\n\n"
-        f"## Against the live model\n\n{champion.verdict}: {champion.reason}\n"
     )

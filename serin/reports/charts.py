@@ -1,35 +1,38 @@
-"""Small inline SVG charts. Each is a string; nothing is loaded from anywhere."""
+"""Charts that several pages use: bars in rows, curves in panels, a histogram with a line over it; and short figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from html import escape
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from serin.reports.svg import Axes, Drawing, Form, Points, Scale
+
 Floats = npt.NDArray[np.float64]
-WIDTH, HEIGHT = 360, 132
-_TOP, _BOTTOM = 8, 18
-_LEFT, _RIGHT = 4, 46
+WIDTH = 360  # of a chart in a column's card
+_PANEL, _SIDE = 170, 64
 
 
 def number(value: float) -> str:
     """Short, for people: 1.2k, 3.4M, 0.0123."""
     size = abs(value)
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= limit:
-            return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
-    return f"{value:.3g}" if size < 1000 else f"{value:.0f}"
+    if size < 1e15:
+        for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+            if size >= limit:
+                return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
+    return f"{value:.3g}" if size < 1000 or size >= 1e15 else f"{value:.0f}"
 
 
 def moment(microseconds: float) -> str:
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d")
+    """The day of a time since the epoch; also of years that datetime does not know."""
+    return str(np.datetime64(round(microseconds), "us").astype("datetime64[D]"))
 
 
 def percent(share: float) -> str:
-    """Shares close to 0 and to 1 keep a digit that tells them from none and from all."""
+    """Shares close to 0 and to 1 keep a digit that distinguishes them from none and all."""
     if 0 < share < 0.001:
         return "<0.1%"
     if 0.999 < share < 1:
@@ -37,78 +40,83 @@ def percent(share: float) -> str:
     return f"{share:.1%}" if share not in (0.0, 1.0) else f"{share:.0%}"
 
 
-def histogram(
-    heights: Floats, low: str, high: str, line: Sequence[tuple[float, float]], mean: float, show: str
-) -> str:
-    """Bars of equal width; over them the target's mean by place (0 .. 1 from left to right), on a scale of its own."""
-    width, height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
-    top = max(float(heights.max(initial=0.0)), 1e-12)
-    step = width / max(len(heights), 1)
-    parts = [
-        f'<rect class="bar" x="{_LEFT + index * step:.1f}" y="{_TOP + height * (1 - each / top):.1f}" '
-        f'width="{max(step - 1, 0.5):.1f}" height="{height * each / top:.1f}"/>'
-        for index, each in enumerate(heights)
-        if each > 0
-    ]
-    parts.append(f'<text class="axis" x="{_LEFT}" y="{HEIGHT - 4}">{escape(low)}</text>')
-    parts.append(
-        f'<text class="axis" x="{_LEFT + width}" y="{HEIGHT - 4}" text-anchor="end">{escape(high)}</text>'
-    )
-    parts += _curve(line, mean, show, width, height)
-    return _svg(parts, HEIGHT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """`text` is written at the bar's end, `note` at the right of its row."""
+
+    label: str
+    value: float
+    text: str
+    note: str = ""
+    colour: str = "blue"
 
 
-def _curve(
-    line: Sequence[tuple[float, float]], mean: float, show: str, width: float, height: float
-) -> list[str]:
-    values = [value for _, value in line] + [mean]
-    low, high = min(values), max(values)
-    if high - low < 1e-12:
-        low, high = low - 0.5, high + 0.5
-
-    def y(value: float) -> float:
-        return _TOP + 4 + (height - 8) * (1 - (value - low) / (high - low))
-
-    points = " ".join(f"{_LEFT + place * width:.1f},{y(value):.1f}" for place, value in line)
-    end = _LEFT + width
-    parts = [f'<line class="mean" x1="{_LEFT}" x2="{end}" y1="{y(mean):.1f}" y2="{y(mean):.1f}"/>']
-    parts += [f'<polyline class="line" points="{points}"/>'] if len(line) > 1 else []
-    if len(line) <= 40:
-        parts += [
-            f'<circle class="dot" cx="{_LEFT + place * width:.1f}" cy="{y(value):.1f}" r="2"/>'
-            for place, value in line
-        ]
-    for value in (low, high):
-        parts.append(f'<text class="scale" x="{end + 5}" y="{y(value) + 3:.1f}">{_shown(value, show)}</text>')
-    return parts
+def bars(rows: Sequence[Bar], *, width: float = 720, label: float = 190, row: float = 24) -> Drawing:
+    """A bar for each row, from zero on one scale."""
+    drawing = Drawing(width, 8 + row * len(rows), font=row / 2 if row >= 24 else 10.5)
+    most = max((bar.value for bar in rows), default=0.0) or 1.0
+    x = Scale(0.0, most, label, 0.7 * width)
+    longest = int(label / (0.6 * drawing.font)) - 1
+    for index, bar in enumerate(rows):
+        top, end = 4 + index * row, max(x(bar.value), label + 1)
+        short = bar.label if len(bar.label) <= longest else bar.label[: longest - 1] + "…"
+        hint = bar.label if short != bar.label else ""
+        base = top + row / 2 + 4
+        drawing.text(label - 6, base, short, colour="ink", anchor="end", title=hint)
+        drawing.rect(label, top + 3, end - label, row - 6, bar.colour)
+        drawing.text(end + 5, base, bar.text)
+        if bar.note:
+            drawing.text(width - 4, base, bar.note, colour="line", anchor="end")
+    return drawing
 
 
-def ranking(labels: Sequence[str], shares: Floats, means: Floats, mean: float, show: str) -> str:
-    """One row per value: its name, how common it is, and the target's mean there."""
-    row, bar_left, bar_width = 17, 128, 120
-    top = max(float(shares.max(initial=0.0)), 1e-12)
-    parts = []
-    for index, (label, share, value) in enumerate(zip(labels, shares, means, strict=True)):
-        y = 4 + index * row
-        text = label if len(label) <= 18 else label[:17] + "…"
-        parts.append(
-            f'<text class="label" x="{bar_left - 6}" y="{y + 11}" text-anchor="end"><title>{escape(label)}</title>'
-            f"{escape(text)}</text>"
-            f'<rect class="bar" x="{bar_left}" y="{y + 2}" width="{bar_width * share / top:.1f}" height="11"/>'
-            f'<text class="axis" x="{bar_left + bar_width * share / top + 4:.1f}" y="{y + 11}">{percent(share)}</text>'
+def curves(panels: Mapping[str, Points], across: str) -> Drawing:
+    """One panel below the other, each a line through its finite points; `across` names what they run over."""
+    shown = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in panels.items()}
+    shown = {name: points for name, points in shown.items() if points}
+    drawing = Drawing(720, len(shown) * _PANEL + 16)
+    xs = [x for points in shown.values() for x, _ in points] or [0.0]
+    for index, (name, points) in enumerate(shown.items()):
+        top = index * _PANEL
+        low, high = min(y for _, y in points), max(y for _, y in points)
+        axes = Axes(
+            drawing,
+            Scale(min(xs), max(xs), _SIDE, drawing.width - 16),
+            Scale(low, high, top + _PANEL - 26, top + 26),
         )
-        if np.isfinite(value):
-            kind = "up" if value > mean else "down"
-            parts.append(
-                f'<text class="scale {kind}" x="{WIDTH - 4}" y="{y + 11}" text-anchor="end">'
-                f"{_shown(value, show)}</text>"
-            )
-    return _svg(parts, 8 + row * len(labels))
+        drawing.text(_SIDE, top + 16, name, colour="ink", bold=True)
+        axes.rows(sorted({low, high}), lambda value: f"{value:.4g}")
+        axes.line(points, "blue", width=2)
+        for x, y in points:
+            axes.dot(x, y, "blue")
+        drawing.text(axes.x.first, top + _PANEL - 8, f"{min(xs):g}")
+        drawing.text(axes.x.last, top + _PANEL - 8, f"{max(xs):g}", anchor="end")
+    drawing.text(drawing.width / 2, drawing.height - 4, across, anchor="middle")
+    return drawing
 
 
-def _shown(value: float, show: str) -> str:
-    return percent(value) if show == "share" else number(value)
-
-
-def _svg(parts: Sequence[str], height: float) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img">{"".join(parts)}</svg>'
+def histogram(heights: Floats, ends: tuple[str, str], line: Points, mean: float, form: Form) -> Drawing:
+    """Bars of equal width; over them the target's mean by place (0 .. 1 from left to right), on a second scale that is
+    written at the right. Dashed: `mean`, over all rows."""
+    drawing = Drawing(WIDTH, 132, font=10.5)
+    left, right, bottom, top = 4.0, WIDTH - 46.0, 114.0, 8.0
+    most = max(float(heights.max(initial=0.0)), 1e-12)
+    under = Axes(drawing, Scale(0.0, max(len(heights), 1), left, right), Scale(0.0, most, bottom, top))
+    for index, each in enumerate(heights):
+        if each > 0:
+            under.bar((index, index + 1), (0.0, float(each)), "bar")
+    drawing.text(left, 128, ends[0])
+    drawing.text(right, 128, ends[1], anchor="end")
+    values = [mean, *(value for _, value in line)]
+    low, high = min(values), max(values)
+    flat = high / 2 - low / 2 < 1e-12
+    scale = (low - 0.5, high + 0.5) if flat else (low, high)
+    over = Axes(drawing, Scale(0.0, 1.0, left, right), Scale(*scale, bottom - 4, top + 4))
+    drawing.line([(left, over.y(mean)), (right, over.y(mean))], "line", width=1, dashes="3 4", opacity=0.55)
+    if len(line) > 1:
+        over.line(line, "line")
+    for x, y in line if len(line) <= 40 else ():
+        over.dot(x, y, "line", radius=2)
+    for value in (mean,) if flat else scale:
+        drawing.text(right + 5, over.y(value) + 3, form(value), colour="line")
+    return drawing

@@ -1,6 +1,6 @@
-"""report.html: a page about a dataset for people. Distributions, nulls, different values, relation to the target.
+"""Renders report.html, the page about a dataset: distributions, nulls, distinct values, relation to the target.
 
-Self-contained: no script, no font, no picture from elsewhere. It is no part of the dataset's digest.
+It is not part of the dataset's digest.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from serin.formats.dataset import DatasetDescription
 from serin.formats.schema import Kind
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
-from serin.reports.charts import histogram, moment, number, percent, ranking
-from serin.reports.data_report_style import STYLE
+from serin.reports.charts import WIDTH, Bar, Floats, bars, histogram, moment, number, percent
+from serin.reports.page import html_page
+from serin.reports.svg import Form
 
 FILE = "report.html"
-Floats = npt.NDArray[np.float64]
 _BARS = 40
-_TAIL = 0.01  # of the rows at either end may lie outside the picture
+_TAIL = 0.01  # of the rows at either end may be outside the histogram
+_HUGE = 1e300  # beyond, differences and sums of values may overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +41,8 @@ class Bins:
             return np.asarray(self.target / self.rows)
 
     def explained(self) -> float:
-        """Which share of the target's variance the bins explain; a bin of few rows explains less than it seems to."""
+        """The share of the target's variance that the bins explain, corrected for what bins of few rows explain by
+        chance."""
         total = self.rows.sum()
         mean = self.target.sum() / max(total, 1)
         variance = float(self.squares.sum() / max(total, 1) - mean**2)
@@ -53,7 +54,7 @@ class Bins:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Report:
-    """What the page shows. `shown`: whose share is drawn, or that it is the target's mean."""
+    """What the page shows. `shown`: names the figure drawn of the target, such as its mean."""
 
     description: DatasetDescription
     statistics: Mapping[str, ColumnStatistics]
@@ -67,24 +68,18 @@ class Report:
 
 def write_report(folder: Path, digest: str, body: str) -> None:
     """The page of the dataset with this digest; `body` as `render` made it."""
-    title = f"Dataset {digest[:12]}"
-    page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
-        f"<header><h1>{title}</h1>{body}</body></html>\n"
-    )
-    (folder / FILE).write_text(page, encoding="utf-8")
+    (folder / FILE).write_text(html_page(f"Dataset {digest[:12]}", body), encoding="utf-8")
 
 
 def render(report: Report) -> str:
-    """What stands below the title."""
+    """The HTML below the title."""
     ordered = sorted(report.bins, key=lambda name: -report.bins[name].explained())
     cards = "\n".join(_card(report, name) for name in ordered)
     return (
-        f"{_summary(report)}</header>{_warnings(report.warnings)}{_overview(report, ordered)}"
-        f'<h2>Columns</h2><p class="note">Bars: how the training rows are distributed. '
-        f'<span class="key">Line and coloured figures</span>: {escape(report.shown)} there'
-        f"{_sampled(report.share)}; dashed: over all rows.</p><main>{cards}</main>"
+        f"<header>{_summary(report)}</header>{_warnings(report.warnings)}{_overview(report, ordered)}"
+        f'<h2>Columns</h2><p class="note">Bars: distribution of the training rows. '
+        f'<span class="key">Line and coloured figures</span>: {escape(report.shown)} at that value'
+        f"{_sampled(report.share)}. Dashed line: over all rows.</p><main>{cards}</main>"
     )
 
 
@@ -96,9 +91,9 @@ def _summary(report: Report) -> str:
     described = report.description
     total = sum(described.rows.values())
     words = {
-        "no_partner": "without a partner in an inner join",
-        "filtered": "left out by data.where",
-        "duplicate": "repeating another",
+        "no_partner": "without a match in an inner join",
+        "filtered": "excluded by data.where",
+        "duplicate": "duplicates",
         "null_target": "without a target",
         "null_time": "without a time",
         "gap": "in the gap between splits",
@@ -118,7 +113,7 @@ def _summary(report: Report) -> str:
         f"{escape(table)} ({len(sizes)} file{'s' if len(sizes) > 1 else ''}, {number(sum(sizes))}B)"
         for table, sizes in tables.items()
     )
-    lost = f"<p>Left out: {escape(', '.join(dropped))}.</p>" if dropped else "<p>No row was left out.</p>"
+    lost = f"<p>Excluded: {escape(', '.join(dropped))}.</p>" if dropped else "<p>No rows were excluded.</p>"
     return (
         f'<p class="target">Target <code>{escape(described.target)}</code> ({described.task})</p>'
         f'<div class="figures">{figures}</div>{lost}<p>From {files}.</p>'
@@ -136,19 +131,17 @@ def _overview(report: Report, ordered: Sequence[str]) -> str:
         statistics = report.statistics.get(name)
         bins = report.bins[name]
         nulls = bins.rows[-1] / max(bins.rows.sum(), 1)
-        told = bins.explained()
+        explained = bins.explained()
         distinct = f"{statistics.distinct:,}" if isinstance(statistics, CategoryStatistics) else ""
         rows.append(
             f'<tr><td><a href="#{escape(name, quote=True)}">{escape(name)}</a></td><td>{report.kinds[name]}</td>'
             f"<td>{escape(report.sources.get(name, ''))}</td>"
             f'<td class="n">{_meter(nulls, "gap")}</td><td class="n">{distinct}</td>'
-            f'<td class="n">{_meter(told, "told")}</td></tr>'
+            f'<td class="n">{_meter(explained, "told")}</td></tr>'
         )
-    titles = ("column", "kind", "at serving", "null", "different", "tells of the target")
+    titles = ("column", "kind", "at serving", "null", "distinct", "explains of the target")
     head = f"<tr>{''.join(f'<th>{title}</th>' for title in titles)}</tr>"
-    note = (
-        '<p class="note">"Tells of the target": the share of its variance that the column alone explains.</p>'
-    )
+    note = '<p class="note">"Explains of the target": the share of its variance that the column explains alone.</p>'
     return f"<h2>Overview</h2>{note}<table>{head}{''.join(rows)}</table>"
 
 
@@ -161,71 +154,80 @@ def _meter(share: float, kind: str) -> str:
 def _card(report: Report, name: str) -> str:
     bins, statistics = report.bins[name], report.statistics.get(name)
     mean = float(bins.target.sum() / max(bins.rows.sum(), 1))
-    show = "number" if report.description.task == "regression" else "share"
+    form = number if report.description.task == "regression" else percent
     facts = [f"{percent(bins.rows[-1] / max(bins.rows.sum(), 1))} null"]
     if isinstance(statistics, CategoryStatistics):
-        facts.append(f"{statistics.distinct:,} different")
-        chart = _categories(bins, mean, show)
+        facts.append(f"{statistics.distinct:,} distinct")
+        chart = _categories(bins, form)
     else:
-        chart, extent = _numbers(bins, statistics, mean, show)
+        chart, extent = _numbers(bins, statistics, mean, form)
         facts.append(extent)
-    null_mean = float(bins.means()[-1]) if bins.rows[-1] else None
-    if null_mean is not None:
-        facts.append(f"where null: {percent(null_mean) if show == 'share' else number(null_mean)}")
+    if bins.rows[-1]:
+        facts.append(f"where null: {form(float(bins.means()[-1]))}")
     return (
         f'<section id="{escape(name, quote=True)}"><h3>{escape(name)}<small>{report.kinds[name]}</small></h3>'
         f"{chart}<p>{escape(' · '.join(facts))}</p></section>"
     )
 
 
-def _categories(bins: Bins, mean: float, show: str) -> str:
+def _categories(bins: Bins, form: Form) -> str:
     labels = [str(value) for value in bins.values]
-    rows, means = bins.rows[:-1], bins.means()[:-1]
-    if rows[-1]:
+    if bins.rows[-2]:
         labels.append("all others")
-    else:
-        rows, means = rows[:-1], means[:-1]
-    return ranking(labels, rows / max(bins.rows.sum(), 1), means, mean, show)
+    shares = bins.rows / max(bins.rows.sum(), 1)
+    rows = [
+        Bar(
+            label=label,
+            value=share,
+            text=percent(share),
+            note=form(mean) if np.isfinite(mean) else "",
+            colour="bar",
+        )
+        for label, share, mean in zip(labels, shares.tolist(), bins.means().tolist(), strict=False)
+    ]
+    return bars(rows, width=WIDTH, label=128, row=17).embedded("rows by value")
 
 
-def _numbers(bins: Bins, statistics: ColumnStatistics | None, mean: float, show: str) -> tuple[str, str]:
+def _numbers(bins: Bins, statistics: ColumnStatistics | None, mean: float, form: Form) -> tuple[str, str]:
     assert bins.edges is not None
-    shown = number if isinstance(statistics, NumberStatistics) else moment
-    if bins.whole:
-        low, high = float(bins.edges[0]), float(bins.edges[-1])
-        ends = shown(low + 0.5), shown(high - 0.5)
-        chart = histogram(bins.rows[:-1], *ends, _line(bins, low, high), mean, show)
-        return chart, f"from about {ends[0]} to {ends[1]}"
-    if isinstance(statistics, NumberStatistics) and len(statistics.counts):
-        edges, up_to = np.asarray(statistics.edges), np.concatenate([[0.0], np.cumsum(statistics.counts)])
+    if isinstance(statistics, NumberStatistics) and len(statistics.counts) and not bins.whole:
+        edges, counts = np.asarray(statistics.edges, np.float64), np.asarray(statistics.counts)
     else:
-        edges, up_to = bins.edges, np.concatenate([[0.0], np.cumsum(bins.rows[:-1])])
-    low, high = _middle(edges, up_to)
-    places = np.linspace(low, high, _BARS + 1)
-    heights = np.diff(np.interp(places, edges, up_to))
-    line = _line(bins, low, high)
-    extent = f"from about {shown(float(edges[0]))} to {shown(float(edges[-1]))}"
-    return histogram(heights, shown(low), shown(high), line, mean, show), extent
+        edges, counts = bins.edges, bins.rows[:-1]
+    unit = 2.0**-16 if np.abs(edges).max(initial=0.0) > _HUGE else 1.0
+    edges, middles = edges * unit, (bins.edges[1:] * unit + bins.edges[:-1] * unit) / 2
+
+    def shown(value: float) -> str:
+        return number(value / unit) if isinstance(statistics, NumberStatistics) else moment(value / unit)
+
+    if bins.whole:
+        low, high, heights = float(edges[0]), float(edges[-1]), bins.rows[:-1]
+        ends = first, last = shown(low + 0.5), shown(high - 0.5)
+    else:
+        up_to = np.concatenate([[0.0], np.cumsum(counts)])
+        low, high = _middle(edges, up_to)
+        heights = np.diff(np.interp(np.linspace(low, high, _BARS + 1), edges, up_to))
+        ends, first, last = (shown(low), shown(high)), shown(float(edges[0])), shown(float(edges[-1]))
+    chart = histogram(heights, ends, _line(bins, (middles - low) / (high - low)), mean, form)
+    return chart.embedded("distribution of values"), f"from about {first} to {last}"
 
 
-def _middle(edges: Floats, ends: Floats) -> tuple[float, float]:
-    """The stretch of the picture: all rows but the outermost, when these lie far out."""
-    total = float(ends[-1])
-    low, high = (float(np.interp(share * total, ends, edges)) for share in (_TAIL, 1 - _TAIL))
+def _middle(edges: Floats, up_to: Floats) -> tuple[float, float]:
+    """The range of the histogram: all rows except the outermost when these are far out."""
+    total = float(up_to[-1])
+    low, high = (float(np.interp(share * total, up_to, edges)) for share in (_TAIL, 1 - _TAIL))
     far = 0.25 * (high - low)
     low = float(edges[0]) if edges[0] >= low - far else low
     high = float(edges[-1]) if edges[-1] <= high + far else high
-    return (low, high) if high > low else (low, low + 1.0)
+    return (low, high if high > low else max(low + 1.0, float(np.nextafter(low, np.inf))))
 
 
-def _line(bins: Bins, low: float, high: float) -> list[tuple[float, float]]:
-    assert bins.edges is not None
-    middles = (bins.edges[1:] + bins.edges[:-1]) / 2
+def _line(bins: Bins, places: Floats) -> list[tuple[float, float]]:
+    """The target's mean in each bin with enough rows, by its place in the histogram."""
     means, rows = bins.means()[:-1], bins.rows[:-1]
     fewest = 0.002 * rows.sum()
-    width = (high - low) or 1.0  # integers of 2^53 and more: both ends may round to one number
     return [
-        (float((middle - low) / width), float(value))
-        for middle, value, count in zip(middles, means, rows, strict=True)
-        if count > fewest and low <= middle <= high
+        (float(place), float(value))
+        for place, value, count in zip(places, means, rows, strict=True)
+        if count > fewest and 0 <= place <= 1 and np.isfinite(value)
     ]

@@ -1,4 +1,4 @@
-"""The model card: what a person wants to know before asking the model, on one page of Markdown."""
+"""Renders card.md, the model card of a version: inputs, features, metrics, checks and lineage as Markdown."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
 
 _ANSWER = {
-    "binary": "`score`: the probability that the target holds, between 0 and 1.",
+    "binary": "`score`: the probability that the target is true, between 0 and 1.",
     "regression": "`score`: the predicted value, in the target's own unit.",
-    "multiclass": "`label`: the position of the likeliest class; `probabilities`: one per class, in this order: ",
+    "multiclass": "`label`: the index of the most likely class; `probabilities`: one per class, in this order: ",
 }
 
 
@@ -49,6 +49,38 @@ def model_card(
     return "\n\n".join(sections) + "\n"
 
 
+def own_inputs_card(
+    spec: PipelineSpec,
+    release: Release,
+    schema: Schema,
+    report: GateReport,
+    champion: ChampionReport,
+    *,
+    metrics: Mapping[str, float],
+    known_answers: bool,
+) -> str:
+    """The card of a model whose inputs are not columns of a dataset. `known_answers`: it came with its own answers to
+    the golden rows."""
+    inputs = [(_code(each.name), each.dtype, str(list(each.dims))) for each in schema.inputs]
+    outputs = [(_code(each.name), each.dtype, str(list(each.dims))) for each in schema.outputs]
+    classes = f"\n\nClasses, in order: {_words(schema.classes)}." if schema.classes else ""
+    compared = "the answers that came with the model" if known_answers else "its answers to all rows at once"
+    checked = (
+        f"{report.golden_rows} golden rows at batch sizes {', '.join(map(str, report.batch_rows))}: within "
+        f"{report.largest_score_difference:.2g} of {compared} (allowed {report.tolerance:g})"
+    )
+    sections = [
+        f"# {release.model}, version {release.version}",
+        f"A {schema.task} model with its own inputs (model.{spec.model.kind}).",
+        "## Request tensors\n\n" + _table(("tensor", "type", "shape"), inputs),
+        "## Answers\n\n" + _table(("tensor", "type", "shape"), outputs) + classes,
+        _metrics(metrics) if metrics else "## Metrics\n\nNone were reported.",
+        f"## Checks before publication\n\n- {checked}",
+        _champion(champion),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
 def _what(spec: PipelineSpec, dataset: DatasetDescription, schema: Schema) -> str:
     network = _kind(spec.model)
     answer = _ANSWER[schema.task]
@@ -74,13 +106,13 @@ def _kind(model: ModelSpec) -> str:
         case "mlp" | "dcn":
             return f"a network ({model.kind}, hidden layers {', '.join(map(str, model.hidden))})"
         case "xgboost":
-            return f"XGBoost's trees (at most {model.rounds:,} rounds)"
+            return f"XGBoost trees (at most {model.rounds:,} rounds)"
         case "module":
             return f"a network ({_code(model.module)})"
         case "script":
-            return f"a model that {_code(Path(model.script or '').name)} trained"
+            return f"a model trained by {_code(Path(model.script or '').name)}"
         case "onnx":
-            return f"a model that was trained elsewhere ({_code(Path(model.onnx or '').name)})"
+            return f"an imported model ({_code(Path(model.onnx or '').name)})"
         case "ft_transformer":
             return f"a network (ft_transformer, {model.blocks} blocks)"
 
@@ -89,12 +121,12 @@ def _dropped(dataset: DatasetDescription) -> str:
     reasons = [
         f"{count:,} ({reason.replace('_', ' ')})" for reason, count in dataset.dropped.items() if count
     ]
-    return f" Rows left out: {', '.join(reasons)}." if reasons else ""
+    return f" Rows excluded: {', '.join(reasons)}." if reasons else ""
 
 
 def _inputs(dataset: DatasetDescription, schema: Schema) -> str:
     rows = [(_code(c.name), c.kind, c.dtype, _code(c.null)) for c in schema.inputs]
-    text = "## What a request holds\n\n" + _table(("column", "kind", "on the wire", "when missing"), rows)
+    text = "## Request columns\n\n" + _table(("column", "kind", "type in a request", "if missing"), rows)
     lookups = [f"{_words(table.columns)} by {_code(table.key)}" for table in dataset.lookups]
     return text + (f"\n\nLooked up inside the model: {'; '.join(lookups)}." if lookups else "")
 
@@ -106,7 +138,7 @@ def _features(plan: FeaturePlan) -> str:
 
 def _metrics(metrics: Mapping[str, float]) -> str:
     rows = [(name, f"{value:.6g}") for name, value in sorted(metrics.items())]
-    return "## How good it is\n\n" + _table(("metric", "value"), rows)
+    return "## Metrics\n\n" + _table(("metric", "value"), rows)
 
 
 def _gate(report: GateReport, schema: Schema) -> str:
@@ -117,13 +149,11 @@ def _gate(report: GateReport, schema: Schema) -> str:
     )
     names = _words([output.name for output in schema.outputs])
     rounded = (
-        f"- {_words(report.rounded_columns)} equal them within the last place\n"
-        if report.rounded_columns
-        else ""
+        f"- {_words(report.rounded_columns)} equal them within 1 ulp\n" if report.rounded_columns else ""
     )
     return (
-        "## What was proven before it was published\n\n"
-        f"- {report.feature_columns} feature columns equal the training's bit for bit on {report.golden_rows} golden "
+        "## Checks before publication\n\n"
+        f"- {report.feature_columns} feature columns are bit-identical to training on {report.golden_rows} golden "
         f"rows, at batch sizes {sizes}\n{rounded}"
         f"- {names} within {report.largest_score_difference:.2g} of {report.made_by} (allowed {report.tolerance:g})\n"
         f"- on {report.test_rows:,} test rows the exported network has {measured}"
@@ -131,7 +161,7 @@ def _gate(report: GateReport, schema: Schema) -> str:
 
 
 def variants_table(report: GateReport) -> str:
-    """Every variant that was asked for: what it weighs, how fast and how good it is, and why it is served or not."""
+    """Every requested variant: its size, speed and quality, and why it is served or not."""
     rows = []
     for one in report.variants:
         worst = next(iter(one.segments.items()), None)
@@ -163,9 +193,7 @@ def variants_table(report: GateReport) -> str:
     )
     threads = ", ".join(f"{count}: {micros:,.0f} us" for count, micros in report.runtime.mix_us.items())
     return (
-        "## Variants\n\n"
-        + _table(head, rows)
-        + "\n\nTimes with one thread, on the machine that exported it. "
+        "## Variants\n\n" + _table(head, rows) + "\n\nTimes are for one thread on the exporting machine. "
         f"Served with {report.runtime.threads} thread(s) of ONNX Runtime ({threads}); target: {report.target}."
     )
 
@@ -175,7 +203,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _champion(champion: ChampionReport) -> str:
-    text = f"## Against the live model\n\n{champion.verdict}: {_escape(champion.reason)}."
+    text = f"## Comparison with the live model\n\n{champion.verdict}: {_escape(champion.reason)}."
     if champion.approved_by is not None:
         text += f" {_code(champion.approved_by)} approved it all the same."
     contests = {} if champion.overall is None else {"all rows": champion.overall}
@@ -195,7 +223,7 @@ def _lineage(spec: PipelineSpec, dataset: DatasetDescription, lineage: Mapping[s
     rows += [
         (f"table {_code(one['table'])}", f"{_code(one['path'])}, {one['bytes']:,} bytes") for one in sources
     ]
-    return "## Where it comes from\n\n" + _table(("", ""), rows)
+    return "## Lineage\n\n" + _table(("", ""), rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -208,7 +236,7 @@ def _words(names: Any) -> str:
 
 
 def _code(value: object) -> str:
-    """Names come from other people's tables: none may break the table it stands in."""
+    """Names come from users' tables: none may break the table it is in."""
     return f"`{_escape(value).replace('`', chr(39))}`"
 
 

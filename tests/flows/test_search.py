@@ -30,7 +30,7 @@ def test_a_search_chooses_leaves_a_page_and_is_found_by_the_command(
     page = Artifact.get(f"{NAME}-search")
     assert page is not None
     assert "| training.learning_rate | 0.02 |" in page.data
-    assert "data:image/png;base64," in page.data
+    assert "data:image/svg+xml;base64," in page.data
     assert load_spec(Path(found.folder) / "chosen.yaml").training.learning_rate == 0.02
 
     done = CliRunner().invoke(app, ["search", str(spec), "--json"])

@@ -52,7 +52,7 @@ def test_a_model_that_keeps_its_promise_gets_a_page_with_a_picture(home: Path) -
     assert asyncio.run(watch()) == []
     page = Artifact.get(f"{NAME}-latency")
     assert page is not None
-    assert "![late-parcels: the last 5 minutes](data:image/png;base64,iVBOR" in page.data
+    assert "![late-parcels: the last 5 minutes](data:image/svg+xml;base64," in page.data
     assert "Every promise is kept." in page.data
     assert f"| {NAME}-v1 | stable | 50 |" in page.data
 

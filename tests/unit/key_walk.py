@@ -93,7 +93,7 @@ NOT_DECIDING: Mapping[str, str] = {
     "rmm": "gives memory", "fsspec": "brings bytes", "pydantic": "reads specs", "pydantic_core": "reads specs",
     "yaml": "reads specs", "ruamel": "writes a search's spec", "google": "protobuf, for ONNX",
     "mlflow": "is told metrics",
-    "matplotlib": "draws reports", "optuna": "searches settings, which are in the key", "cupyx": "is cupy",
+    "optuna": "searches settings, which are in the key", "cupyx": "is cupy",
     "tritonclient": "configurations of imported repositories", "pylibcudf": "is cudf", "numba": "is cudf's",
 }  # fmt: skip
 """Libraries that a stage imports and that decide none of its numbers."""

@@ -49,7 +49,7 @@ def test_xgboost_is_served_by_the_same_graph_as_a_network(home: Path) -> None:
     wanted = scores(margins(booster, num, cat, [column.size for column in plan.categorical]), "binary")
     assert found == pytest.approx(wanted, abs=1e-5)
     assert checkpoint.metrics["test_auc"] > 0.8
-    assert "XGBoost's trees" in Path(bundle.path, "card.md").read_text()
+    assert "XGBoost trees" in Path(bundle.path, "card.md").read_text()
 
 
 def test_the_digits_go_from_a_script_to_a_version_that_reads_images(

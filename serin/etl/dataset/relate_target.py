@@ -19,7 +19,8 @@ from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.target import first_target
 from serin.formats.schema import INT64_NULL
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
-from serin.reports.data_report import Bins, Floats
+from serin.reports.charts import Floats
+from serin.reports.data_report import Bins
 
 if TYPE_CHECKING:
     from serin.etl.dataset.transform import Divided
@@ -28,6 +29,7 @@ Extent = tuple[int, int]
 _SHOWN = 10  # commonest values
 _BINS = 32  # of numbers, about equally many rows in each
 _TIMES = 48  # bins of a time, equally long
+_EXACT = 2.0**50  # beyond it a float is not half a unit away from its neighbours
 _WHOLE = 80  # whole numbers within so wide a range get a bin each: years, hours, marks
 
 
@@ -108,7 +110,7 @@ def _each_whole(column: Column) -> Floats | None:
     if not len(numbers):
         return None
     low, high = float(numbers.min()), float(numbers.max())
-    if not high - low <= _WHOLE or (numbers != np.rint(numbers)).any():
+    if max(abs(low), abs(high)) > _EXACT or not high - low <= _WHOLE or (numbers != np.rint(numbers)).any():
         return None
     return np.arange(low, high + 2) - 0.5
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.machine.hardware import core_count
-from serin.reports.tuning import Role, TuningChart, TuningLine, draw
+from serin.reports.tuning import Role, TuningChart, TuningLine, tuning_chart
 from serin.serving.triton.tuned import DEVICE, KEYS, write_tuned
 from serin.serving.tuning.requests import in_words
 from serin.serving.tuning.trials import Settings, Trial, Tuning, as_spec
@@ -21,7 +21,7 @@ def write_report(tuning: Tuning) -> tuple[Path, Path]:
     """The settings and the plot, beside the model's versions."""
     settings = write_tuned(tuning.bundle, list(heading(tuning)), values(tuning))
     plot = settings.with_name(PLOT)
-    plot.write_text(draw(_chart(tuning)), encoding="utf-8")
+    plot.write_text(tuning_chart(_chart(tuning)), encoding="utf-8")
     return settings, plot
 
 

@@ -1,7 +1,7 @@
 """Better settings, found by trying: trials side by side, each an ordinary training, judged by the valid rows alone.
 
 Everything of a search lies in its folder: study.db (unless it is kept elsewhere), trials/<settings>/fold-<n>,
-trials.csv, importance.png, result.json. The same call after kill -9 goes on with what was being tried. No torch here.
+trials.csv, importance.svg, result.json. The same call after kill -9 goes on with what was being tried. No torch here.
 """
 
 from __future__ import annotations

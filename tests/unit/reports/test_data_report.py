@@ -12,7 +12,7 @@ from serin.etl.dataset.relate_target import relate_to_target
 from serin.etl.dataset.train_sample import TrainSample
 from serin.formats.statistics import NumberStatistics
 from serin.reports.charts import number, percent
-from serin.reports.data_report import FILE, Bins
+from serin.reports.data_report import FILE, Bins, _numbers
 from serin.store.store import Store
 from tests.unit.etl.trips import build, spec_of, trips
 
@@ -88,8 +88,8 @@ def test_what_bins_explain_is_a_share_of_the_variance() -> None:
 
 
 def test_figures_are_short() -> None:
-    assert [number(value) for value in (0.012345, 12.345, 1234, 56789, 2.5e6, -3e9)] == [
-        "0.0123", "12.3", "1234", "56.8k", "2.5M", "-3G",
+    assert [number(value) for value in (0.012345, 12.345, 1234, 56789, 2.5e6, -3e9, 1e12, 1e17)] == [
+        "0.0123", "12.3", "1234", "56.8k", "2.5M", "-3G", "1T", "1e+17",
     ]  # fmt: skip
     assert [percent(value) for value in (0, 0.0001, 0.1234, 0.9999, 1)] == [
         "0%",
@@ -114,3 +114,21 @@ def test_years_and_other_narrow_whole_numbers_get_a_bar_each() -> None:
     assert bins["built"].rows.tolist() == [1, 0, 2, 0, 0, 1, 1]
     assert bins["built"].target.tolist() == [1, 0, 1, 0, 0, 0, 1]
     assert not bins["share"].whole
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "values", [(-1.7e308, 0.0, 3.5, 1.7e308), (1e17,) * 4, (1.7e308,) * 4, (-9e18, 9e18)]
+)
+def test_the_largest_numbers_have_an_axis_too(values: tuple[float, ...]) -> None:
+    rows = len(values)
+    columns = {"x": Column(kind="float", values=np.asarray(values))}
+    edges = tuple(sorted({*values, max(values) + (0 if len(set(values)) > 1 else 1e9)}))
+    known = NumberStatistics(kind="float", rows=rows, nulls=0, edges=edges, counts=(1,) * (len(edges) - 1))
+    target = (np.arange(rows) % 2).astype(np.float32)
+    (bins,) = relate_to_target(
+        TrainSample(columns=columns, target=target, share=1.0), {"x": known}, {}, 1
+    ).values()
+    chart, extent = _numbers(bins, known, 0.5, percent)
+    assert not re.search("nan|inf", chart + extent)
+    assert "<rect" in chart

@@ -55,7 +55,7 @@ def test_the_better_setting_is_chosen_by_the_valid_rows_and_no_test_row_is_looke
     table = (tmp_path / "search" / "trials.csv").read_text().splitlines()
     assert table[0] == "trial,state,valid_auc,seconds,training.learning_rate,reason"
     assert len(table) == 3
-    assert (tmp_path / "search" / "importance.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "search" / "importance.svg").read_text().startswith("<svg")
     assert sum("2 of 2 done" in line for line in said) == 1
 
 
