@@ -6,8 +6,8 @@ import logging
 import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -22,6 +22,7 @@ from serin.store.stage_results import one_at_a_time, receipt_file
 Value = TypeVar("Value")
 
 _WORK = {"etl": "building the dataset", "train": "training the model", "export": "exporting the model"}
+_first_shown: list[str] = []  # the devices that CUDA may have been initialised with in this process
 _PURPOSE = {"etl": "dataset", "train": "training", "export": "export"}
 
 
@@ -94,11 +95,7 @@ class StageCall:
     def work(self, needs: Needs, key: str) -> Iterator[Measurement]:
         """Holds what the stage needs, shows this process no other GPU, and measures. The receipt is written beside the
         stage's result, also when the work fails: it was paid for."""
-        with (
-            self.lease(needs) as held,
-            environment.showing_devices(held.ids),
-            stoppable(self.stop, self.stage),
-        ):
+        with self._shown(needs) as held, stoppable(self.stop, self.stage):
             measurement = None
             try:
                 with measure(self.stage, held.devices) as measurement:
@@ -106,6 +103,22 @@ class StageCall:
             finally:
                 if measurement is not None and measurement.receipt is not None:
                     measurement.receipt.write(receipt_file(self.home, self.stage, key))
+
+    @contextmanager
+    def _shown(self, needs: Needs) -> Iterator[Lease]:
+        """A lease on GPUs that this process can be shown. CUDA looks at what is visible once, when it is initialised:
+        after that, work in this process gets the same devices in the same order, whatever it is shown."""
+        fixed = _first_shown[: needs.gpus]
+        with ExitStack() as stack:
+            if fixed:
+                with environment.showing_devices(fixed):
+                    held = stack.enter_context(self.lease(replace(needs, gpus=len(fixed))))
+            else:
+                held = stack.enter_context(self.lease(needs))
+            stack.enter_context(environment.showing_devices(held.ids))
+            if not _first_shown and environment.inventory_file() is None:
+                _first_shown.extend(held.ids)
+            yield held
 
     def _note(self, *, ran: bool, reason: str) -> None:
         if self.run is not None:

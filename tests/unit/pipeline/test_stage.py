@@ -16,6 +16,7 @@ from serin.errors import StageStopped
 from serin.etl import build
 from serin.etl.engines.device import usable_gpus
 from serin.machine.leases import holders
+from serin.machine.stopping import check_stopped
 from serin.pipeline.etl import build_dataset
 from serin.pipeline.needs import Needs
 from serin.pipeline.stage import StageCall, StageResult
@@ -75,6 +76,19 @@ def test_an_etl_that_leased_none_sees_none(
     assert [cost.id for cost in done.receipt.device] == ["cpu"]
 
 
+def test_a_process_leases_the_gpu_that_cuda_was_initialised_with(
+    two_gpus: None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serin.pipeline.stage._first_shown", ["GPU-b"])
+    call = StageCall(stage="export", name="parcels")
+    needs = Needs(gpus=2, shared=True, why="a test")
+    with call.lock("key"), call.work(needs, "key") as measurement:
+        assert [holder.device for holder in holders(home)] == ["GPU-b"]
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
+    assert measurement.receipt is not None
+    assert [cost.id for cost in measurement.receipt.device] == ["GPU-b"]
+
+
 def test_work_that_fails_leaves_its_receipt(home: Path) -> None:
     call = StageCall(stage="export", name="parcels")
     with (
@@ -88,13 +102,17 @@ def test_work_that_fails_leaves_its_receipt(home: Path) -> None:
     assert (receipt.stage, receipt.device[0].id) == ("export", "cpu")
 
 
-def test_a_stopped_stage_ends_at_its_next_line(home: Path) -> None:
-    stop = threading.Event()
-    call = StageCall(stage="etl", name="parcels", stop=stop)
-    call.log_unless_stopped("reading")
-    stop.set()
-    with pytest.raises(StageStopped):
-        call.log_unless_stopped("publishing")
+def test_a_stopped_stage_ends_where_it_looks(home: Path) -> None:
+    call = StageCall(stage="etl", name="parcels")
+    with (
+        pytest.raises(StageStopped),
+        call.lock("key"),
+        call.work(Needs(gpus=0, why="a test"), "key"),
+    ):
+        check_stopped()
+        call.stop.set()
+        check_stopped()
+    check_stopped()  # its end is not everybody's
 
 
 def test_a_call_that_had_to_wait_for_another_is_told_so(home: Path, caplog: pytest.LogCaptureFixture) -> None:
