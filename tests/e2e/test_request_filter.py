@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
+from serin.machine.ports import free_ports
+from serin.serving.children import Children
 from serin.serving.envoy.api_types import SERVICE
-from serin.serving.envoy.gateway import PROCESS_NAME
+from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.fuzz_requests import good_frame
@@ -65,15 +68,19 @@ class Echo(BaseHTTPRequestHandler):
 @contextmanager
 def echoing(library: Path | None = None) -> Iterator[int]:
     """The port of a gateway before a server that echoes. Nobody takes gRPC calls behind it."""
+    with echo() as place, lone_gateway(library=library) as (gateway, port, host):
+        limits = {MODEL: Timeouts(request_s=60.0, max_text_bytes=TEXT_BYTES)}
+        gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=V1)], {V1.name: place}, limits)
+        wait_for("the route", lambda: _led(port), host, PROCESS_NAME)
+        yield port
+
+
+@contextmanager
+def echo() -> Iterator[Endpoint]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    place = Endpoint(http=f"127.0.0.1:{server.server_port}", grpc="127.0.0.1:1")
     try:
-        with lone_gateway(library=library) as (gateway, port, host):
-            limits = {MODEL: Timeouts(request_s=60.0, max_text_bytes=TEXT_BYTES)}
-            gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=V1)], {V1.name: place}, limits)
-            wait_for("the route", lambda: _led(port), host, PROCESS_NAME)
-            yield port
+        yield Endpoint(http=f"127.0.0.1:{server.server_port}", grpc="127.0.0.1:1")
     finally:
         server.shutdown()
         server.server_close()
@@ -225,3 +232,24 @@ def test_a_message_is_led_by_the_model_in_it_or_refused(port: int) -> None:
             assert text is None or found[1] == text, message
         gzip = grpc.Compression.Gzip
         assert call(wire, "ModelInfer", b"\x0a\xe8\x07" + b"a" * 1000, compression=gzip)[0] == "UNIMPLEMENTED"
+
+
+def test_a_gateway_without_the_filter_is_open_to_this_machine_alone_and_leads_no_calls(
+    tmp_path: Path,
+) -> None:
+    (port,) = free_ports(1)
+    gateway = Gateway(tmp_path, admin=tmp_path / "a", log=tmp_path / "log")
+    gateway.write_bootstrap(port, "0.0.0.0", request_filter=None)
+    with echo() as place, Children() as host:
+        host.start(gateway.process())
+        wait_for("Envoy", gateway.ready, host, PROCESS_NAME)
+        gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=V1)], {V1.name: place})
+        wait_for("the route", lambda: refused(port, TEXT) == "", host, PROCESS_NAME)
+        (listening,) = {
+            each.laddr.ip
+            for each in psutil.Process(host.pid(PROCESS_NAME)).net_connections("tcp")
+            if each.status == psutil.CONN_LISTEN and each.laddr.port == port
+        }
+        assert listening == "127.0.0.1"
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as wire:
+            assert call(wire, "ModelInfer", good_frame()[5:]) == ("NOT_FOUND", FOREIGN)

@@ -126,7 +126,7 @@ def built_by_ziglang(folder: Path) -> Path:
     """The request filter; the other two libraries are built as well, to see that they can be."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     os.environ["PATH"] = ""
-    compiler = obtain_compiler(folder, print)
+    compiler = obtain_compiler(folder)
     assert compiler.cache is not None, compiler
     library = folder / "filter.so"
     build_request_filter(compiler, library)

@@ -94,7 +94,11 @@ def _filter() -> list[Finding]:
     """Only where it is missing."""
     if find_request_filter() is not None:
         return []
-    return [Finding(what="gateway", verdict="note", found="no request filter", advice=NO_FILTER)]
+    return [
+        Finding(
+            what="gateway", verdict="note", found="no request filter", advice=NO_FILTER.partition(": ")[2]
+        )
+    ]
 
 
 def _gpus() -> Finding:
