@@ -146,7 +146,7 @@ def _imports(path: Path) -> Iterator[tuple[int, list[str]]]:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return  # it fails with its own message when it is run
-    for node in ast.walk(tree):
+    for node in _executed(tree):
         if isinstance(node, ast.Import):
             yield from ((0, alias.name.split(".")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -157,6 +157,18 @@ def _imports(path: Path) -> Iterator[tuple[int, list[str]]]:
             if called in ("import_module", "__import__") and isinstance(name, str) and name.strip("."):
                 bare = name.lstrip(".")
                 yield len(name) - len(bare), bare.split(".")
+
+
+def _executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes except those in `if TYPE_CHECKING:`, which never run."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
 
 
 def _outside(name: str) -> list[str]:

@@ -177,3 +177,12 @@ def test_a_package_installed_for_editing_counts_by_its_files(
     before = digest_of_module("uses")
     (place / "inner.py").write_text("one = 2\n")
     assert digest_of_module("uses") != before
+
+
+def test_what_only_a_type_checker_imports_does_not_count(tmp_path: Path) -> None:
+    guarded = "if typing.TYPE_CHECKING:\n    import types_only\nelse:\n    import other\n"
+    (tmp_path / "net.py").write_text(f"{guarded}if not TYPE_CHECKING:\n    import real\n")
+    for name in ("types_only", "other", "real"):
+        (tmp_path / f"{name}.py").touch()
+    found = code_digest.closure_of_files([tmp_path / "net.py"], [tmp_path])
+    assert sorted(found.files) == ["net.py", "other.py", "real.py"]
