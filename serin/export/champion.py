@@ -2,7 +2,7 @@
 
 The candidate is refused when it is worse by more than `champion.max_loss` and that is sure at `champion.confidence`
 (paired bootstrap), overall or in a declared segment (where the confidence is shared among the segments). When the two
-cannot be compared it is refused too; a named person may override either. Without a live model, or when the target has
+cannot be compared it is refused too; a named person may approve either. Without a live model, or when the target has
 changed, there is nothing to compare: said, and passed.
 """
 
