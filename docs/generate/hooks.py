@@ -11,6 +11,7 @@ from typing import Any
 import api_page
 import command_page
 import errors_page
+import notebook_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -22,6 +23,7 @@ GENERATED = {
     "reference/python.md": api_page.render,
     "reference/command.md": command_page.render,
     "reference/errors.md": errors_page.render,
+    "tutorial/notebook.md": notebook_page.render,
 }
 # Pages of the repository's root that are also pages of the site.
 COPIED = {

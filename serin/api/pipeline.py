@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel
 
@@ -13,8 +13,11 @@ from serin.api.dataset import Dataset
 from serin.api.model import Checkpoint, Model
 from serin.api.progress import showing_progress
 from serin.errors import SpecError
+from serin.machine import environment
+from serin.pipeline.stage import StageResult
 from serin.spec.load import load_spec, read_yaml
 from serin.spec.pipeline import PipelineSpec
+from serin.store.artifacts import Release
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,6 +130,47 @@ class Pipeline:
 
         with showing_progress(f"export of {self.name}"):
             return Model(run_export(self._spec, fresh=fresh, approved_by=approved_by))
+
+    def roll_out(self) -> Model:
+        """Brings the exported version to its clients, step by step, as `rollout` in the spec says, and returns when it
+        is live. Needs a running stack (`serin up`); RolloutFailed gives the reason of a rollback."""
+        from serin.pipeline import roll_out
+        from serin.pipeline.run_stage import run_export
+        from serin.stack.host.state import running_stack
+
+        running_stack(environment.home())
+        with showing_progress(f"rollout of {self.name}"):
+            bundle = run_export(self._spec).value
+            release = Release(model=bundle.model, version=bundle.version)
+            done = roll_out.roll_out(self._spec.serving, self._spec.rollout, release)
+        return Model(StageResult(value=bundle, ran=done.ran, why=done.why))
+
+    def run(
+        self,
+        *,
+        placed: bool = False,
+        fresh: Sequence[Literal["etl", "train", "export"]] = (),
+        serve: bool = True,
+        approved_by: str | None = None,
+    ) -> Model:
+        """Runs all stages on the stack's workers (`serin up`), shows their progress and returns the version.
+
+        `placed`: each stage on the worker that suits it. `fresh`: stages to do again. `serve`: roll the version out.
+        `approved_by`: as for `export`. PipelineFailed names the run that did not complete."""
+        from serin.pipeline.run_stage import run_export
+        from serin.stack.prefect.flow_run import run_pipeline
+
+        with showing_progress(f"run of {self.name}"):
+            run_pipeline(
+                environment.home(),
+                self._spec,
+                placed=placed,
+                fresh=fresh,
+                serve=serve,
+                follow=True,
+                approved_by=approved_by,
+            )
+            return Model(run_export(self._spec))
 
     def __repr__(self) -> str:
         spec = self._spec

@@ -17,9 +17,10 @@ from serin.spec.load import load_spec, read_yaml
 from tests.architecture.sources import ROOT, repository_files
 
 PAGES = [name for name in repository_files() if name.endswith(".md")]
-NEEDS_A_MODEL = [
-    "docs/how-to/call-a-model.md"
-]  # its Python runs behind a gateway, in tests/e2e/test_client.py
+RUN_ELSEWHERE = [
+    "docs/how-to/call-a-model.md",  # behind a gateway, in tests/e2e/test_client.py
+    "README.md",  # in the notebook, in tests/unit/test_notebook.py
+]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -119,7 +120,7 @@ def _known(line: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python") and page not in NEEDS_A_MODEL]
+    "page", [page for page in PAGES if blocks(page, "python") and page not in RUN_ELSEWHERE]
 )
 def test_every_piece_of_python_that_is_shown_runs(page: str, tmp_path: Path) -> None:
     for block in blocks(page, "python"):

@@ -17,6 +17,7 @@ from typing import Any
 from serin.errors import NotFound, NotUp, PipelineFailed, RunNotResumable
 from serin.machine import environment
 from serin.spec.load import load_spec
+from serin.spec.pipeline import PipelineSpec
 from serin.stack.host.process_scan import STACK_MARK
 from serin.stack.host.run_processes import run_processes
 from serin.stack.host.state import Stack, running_stack
@@ -38,7 +39,7 @@ _EVENT = re.compile(r"●\s+[\d:.]+\s+\S+ prefect\.(?:task|flow)-run\.(?P<state>
 
 def run_pipeline(
     home: Path,
-    spec: Path,
+    spec: Path | PipelineSpec,
     *,
     placed: bool,
     fresh: Sequence[str],
@@ -49,20 +50,29 @@ def run_pipeline(
     """The run has completed when this returns, if it was followed; else it was accepted. PipelineFailed otherwise."""
     stack = running_stack(home)
     deployment = f"pipeline/{'placed' if placed else 'inline'}"
-    parameters = {"spec": str(spec), "fresh": list(fresh), "serve": serve, "approved_by": approved_by}
+    name = load_spec(spec).name
+    what = name if isinstance(spec, PipelineSpec) else str(spec)
+    parameters = {"spec": _parameter(spec), "fresh": list(fresh), "serve": serve, "approved_by": approved_by}
     logger.info(f"{deployment} on {stack.prefect_ui_url}")
-    tags = [load_spec(spec).name]  # so that a model's runs can be found
+    tags = [name]  # so that a model's runs can be found
     if not stack.owns_prefect:
-        _run_by_prefect(stack, deployment, parameters, tags, what=str(spec), follow=follow)
+        _run_by_prefect(stack, deployment, parameters, tags, what=what, follow=follow)
         return
     run = begin_run(stack_api(stack), deployment, parameters, tags=tags)
     logger.info(f"{run['name']}: {stack.prefect_ui_url}/runs/flow-run/{run['id']}")
     if follow:
         try:
-            follow_run(stack, run["id"], what=str(spec), log=RunLog(stack_api(stack), run["id"]))
+            follow_run(stack, run["id"], what=what, log=RunLog(stack_api(stack), run["id"]))
         except KeyboardInterrupt:
             logger.info(_GOES_ON)
             raise
+
+
+def _parameter(spec: Path | PipelineSpec) -> str | dict[str, Any]:
+    """The spec as the flow takes it: its path, or its content."""
+    if isinstance(spec, PipelineSpec):
+        return spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return str(spec)
 
 
 def _run_by_prefect(

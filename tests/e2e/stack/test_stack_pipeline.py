@@ -17,6 +17,7 @@ import onnx
 import pyarrow.parquet as pq
 import pytest
 
+from serin import Pipeline
 from serin.formats.bundle import read_manifest
 from serin.formats.trained import RECORD
 from serin.machine.leases import holders
@@ -46,7 +47,7 @@ LONG_TRAINING = {
 
 @pytest.mark.timeout(1500)
 def test_killed_pipelines_go_on_inline_and_placed_to_the_same_model_which_is_served(
-    stack: Stack, tmp_path: Path
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sections = {"training": LONG_TRAINING, "rollout": ROLLOUT}
     spec = write_spec(tmp_path, small_spec(tmp_path / "data", rows=6000, **sections))
@@ -62,8 +63,11 @@ def test_killed_pipelines_go_on_inline_and_placed_to_the_same_model_which_is_ser
     _answers_as_it_was_trained(stack, tmp_path)
 
     began = time.monotonic()
-    stack.serin("run", str(spec))
-    print(f"second run, nothing changed: {time.monotonic() - began:.1f} s")
+    monkeypatch.setenv("SERIN_HOME", str(stack.home))
+    found = [Pipeline.from_yaml(spec).run(), Pipeline.from_yaml(spec).roll_out()]
+    assert [(model.version, model.ran) for model in found] == [(1, False), (1, False)]
+    assert "live already" in found[1].why
+    print(f"second run, from Python, nothing changed: {time.monotonic() - began:.1f} s")
     assert _versions(stack) == [1]
 
     began = time.monotonic()

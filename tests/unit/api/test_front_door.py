@@ -13,7 +13,8 @@ OFFERED = [
     "ServingError", "SpecError", "StackError", "Store", "StoreError", "TrainingError", "__version__",
 ]  # fmt: skip
 OF_A_PIPELINE = [
-    "build_dataset", "check", "draft", "export", "from_yaml", "name", "replace", "spec", "to_yaml", "train",
+    "build_dataset", "check", "draft", "export", "from_yaml", "name", "replace", "roll_out", "run", "spec", "to_yaml",
+    "train",
 ]  # fmt: skip
 OF_A_RESULT = ["path", "ran", "receipt", "why"]
 

@@ -99,6 +99,13 @@ def test_a_result_is_shown_with_its_reason_and_its_page(frame: pd.DataFrame) -> 
     assert built.report().path.name == "report.html"
 
 
+def test_what_needs_a_stack_says_so_before_any_work(frame: pd.DataFrame) -> None:
+    pipeline = serin.Pipeline.draft(frame, target="hours > 30")
+    for ask in (pipeline.roll_out, pipeline.run):
+        with pytest.raises(serin.StackError, match="serin up"):
+            ask()
+
+
 def test_a_model_with_its_own_inputs_has_no_dataset(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
