@@ -32,7 +32,7 @@ class Server:
                 self.end_headers()
                 self.wfile.write(json.dumps(content).encode())
 
-            do_GET = do_POST = do_PATCH = _answer  # noqa: N815 (names that http.server looks for)
+            do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815 (names that http.server looks for)
 
             def log_message(self, *_: object) -> None:
                 pass
