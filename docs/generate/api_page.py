@@ -8,24 +8,18 @@ from collections.abc import Iterator
 import serin
 from serin.errors import SerinError
 
-_OFFERED = """# Python API
+_HEAD = """# Python API
 
 `import serin` offers the names below and nothing else. They are loaded when they are first used, so that the import
 itself takes no time.
 """
-_MODULES = """# Python API
-
-The command is built from these classes and functions, which scripts and notebooks may use as well.
-"""
-# What scripts use while the package itself offers no names.
-_USED = ("serin.spec.load.load_spec", "serin.store.store.Store", "serin.serving.client.client.Client")
+_FIRST = ("Pipeline", "Dataset", "Checkpoint", "Model", "Client", "Store")  # in the order of use
 
 
 def render() -> str:
-    offered = [name for name in getattr(serin, "__all__", ()) if not name.startswith("_")]
-    if not offered:
-        return "\n".join([_MODULES, *(f"\n::: {name}\n" for name in _USED)])
-    return "\n".join([_OFFERED, *_objects(offered), *_errors(offered)])
+    offered = [name for name in serin.__all__ if not name.startswith("_")]
+    offered.sort(key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+    return "\n".join([_HEAD, *_objects(offered), *_errors(offered)])
 
 
 def _objects(offered: list[str]) -> Iterator[str]:

@@ -25,7 +25,8 @@ _TREE_LINE = re.compile(r"^[│ ]*(?:├──|└──)\s(\w+)(?:\s+(.+))?$")
 
 
 def render() -> str:
-    return "\n".join([_HEAD, *_entries(errors.SerinError, 2)])
+    base = f"\n## SerinError\n\n{_when(errors.SerinError)}\n"
+    return "\n".join([_HEAD, base, *_entries(errors.SerinError, 2)])
 
 
 def _entries(kind: type[errors.SerinError], level: int) -> Iterator[str]:

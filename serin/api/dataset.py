@@ -21,11 +21,12 @@ class Dataset(Result):
     `digest` names the content; `rows` counts the rows of each split; `path` is the folder. `ran` says whether it was
     built by this call, `why` gives the reason, `receipt` the cost (None when an earlier dataset was found).
 
-    >>> dataset = pipeline.build_dataset()
-    >>> sorted(dataset.rows)
-    ['test', 'train', 'valid']
-    >>> dataset.to_pandas("test").columns.tolist()
-    ['weight', 'distance', 'carrier', 'target']
+    Examples:
+        >>> dataset = pipeline.build_dataset()
+        >>> sorted(dataset.rows)
+        ['test', 'train', 'valid']
+        >>> dataset.to_pandas("test").columns.tolist()
+        ['weight', 'distance', 'carrier', 'target']
     """
 
     digest: str

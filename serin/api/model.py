@@ -24,9 +24,10 @@ class Checkpoint(Result):
     `metrics`: measured on the valid and test rows. `step`: the optimizer step with the best valid metric. `ran`, `why`
     and `receipt`: as those of a Dataset.
 
-    >>> checkpoint = pipeline.train()
-    >>> sorted(checkpoint.metrics)
-    ['test_auc', 'test_logloss', 'valid_auc', 'valid_logloss']
+    Examples:
+        >>> checkpoint = pipeline.train()
+        >>> sorted(checkpoint.metrics)
+        ['test_auc', 'test_logloss', 'valid_auc', 'valid_logloss']
     """
 
     metrics: dict[str, float]
@@ -49,11 +50,12 @@ class Model(Result):
     `name` and `version` are what clients and `serin rollout start` ask for; `digest` names the content. `ran`, `why`
     and `receipt`: as those of a Dataset.
 
-    >>> model = pipeline.export()
-    >>> (model.name, model.version)
-    ('late-parcels', 1)
-    >>> model.predict(frame).columns.tolist()
-    ['score']
+    Examples:
+        >>> model = pipeline.export()
+        >>> (model.name, model.version)
+        ('late-parcels', 1)
+        >>> model.predict(frame).columns.tolist()
+        ['score']
     """
 
     name: str

@@ -31,10 +31,11 @@ class Pipeline:
     Each stage finds what an earlier call, the `serin` command or a flow has made from the same inputs, else does the
     work. Results are kept in the store under SERIN_HOME (default: .serin in the working directory).
 
-    >>> pipeline = Pipeline.draft(frame, target="hours > 30", name="late-parcels")
-    >>> pipeline = pipeline.replace(training={"epochs": 1})
-    >>> pipeline.spec.training.epochs
-    1
+    Examples:
+        >>> pipeline = Pipeline.draft(frame, target="hours > 30", name="late-parcels")
+        >>> pipeline = pipeline.replace(training={"epochs": 1})
+        >>> pipeline.spec.training.epochs
+        1
     """
 
     def __init__(self, spec: PipelineSpec | Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+import serin
 from serin import errors
 from serin.cli import app
 from tests.architecture.sources import ROOT, repository_files
@@ -87,6 +88,11 @@ def test_every_error_is_in_the_reference(site: Path) -> None:
         if isinstance(kind, type) and issubclass(kind, errors.SerinError)
     ]
     assert [name for name in kinds if name not in text] == []
+
+
+def test_every_name_that_the_package_offers_is_in_the_reference(site: Path) -> None:
+    text = shown(site / "reference/python.html").split()
+    assert [name for name in serin.__all__ if not name.startswith("_") and name not in text] == []
 
 
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
