@@ -30,20 +30,13 @@ async def pipeline(
     """Raw tables in, a served and proven model version out. The parameters are those of `pipeline/inline`."""
     plan = load_spec(spec)
     # The spec as it is now: no stage reads the file again, which may have been edited.
-    shared: dict[str, Any] = {
-        "spec": plan.model_dump(mode="json", by_alias=True),
-        "attempt": str(flow_run.id),
-    }
+    whole = plan.model_dump(mode="json", by_alias=True)
+    shared: dict[str, Any] = {"spec": whole, "attempt": str(flow_run.id)}
     dataset = None if "etl" in fresh else find_dataset(plan.data, plan.features)
     if dataset is None:
         needs = etl_needs(plan.data, plan.etl)
         dataset = await run_stage(
-            "etl",
-            Dataset,
-            deployment=needs.deployment,
-            needs=str(needs),
-            fresh="etl" in fresh,
-            **shared,
+            "etl", Dataset, deployment=needs.deployment, needs=str(needs), fresh="etl" in fresh, **shared
         )
     else:
         found_before("etl", dataset.digest[:12])

@@ -9,6 +9,7 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,16 +50,7 @@ def run_with_room(
     """`run` on the engine that suits spec, machine and table; again, with smaller pieces, whenever memory runs out.
     It is given the engine, the pieces, and how many rows may be worked on at once. `data_bytes`: the size of all
     tables' files, by which a GPU is used."""
-
-    def choose(gpus: Gpus) -> Choice:
-        return choose_engine(
-            etl,
-            data_bytes=data_bytes,
-            needed_bytes=needed_bytes(layout, table),
-            free_bytes=available_bytes(),
-            gpus=gpus,
-        )
-
+    choose = partial(_choose, etl, layout, table, data_bytes)
     none = Gpus(count=0, memory_bytes=0)
     choice = choose(usable_gpus() if etl.engine in ("auto", "cuda", "dask-cuda") else none)
     halvings = 0
@@ -79,10 +71,10 @@ def run_with_room(
         except GpuUnusable as error:
             if etl.engine != "auto":
                 raise
-            logger.info(f"{error}; going on without it")
+            logger.info(f"{error}; continuing without it")
             choice = choose(none)
         except ClusterNotUp as error:
-            logger.info(f"{error}; going on with one GPU")
+            logger.info(f"{error}; continuing with one GPU")
             why = "no cluster came up"
             choice = replace(choice, kind="cuda", workers=core_count(), why=why)
         except MemoryError as error:
@@ -92,6 +84,16 @@ def run_with_room(
             choice, halvings = _smaller(choice, rows, halvings, error)
         finally:
             shutil.rmtree(held)
+
+
+def _choose(etl: EtlSpec, layout: Layout, table: Table, data_bytes: int, gpus: Gpus) -> Choice:
+    return choose_engine(
+        etl,
+        data_bytes=data_bytes,
+        needed_bytes=needed_bytes(layout, table),
+        free_bytes=available_bytes(),
+        gpus=gpus,
+    )
 
 
 def _planned(layout: Layout, table: Table, engine: Engine) -> int:

@@ -133,7 +133,7 @@ def test_a_cluster_of_gpus_that_does_not_come_up_is_named_and_one_gpu_goes_on(
     told = "\n".join(said)
     assert "no cluster of GPUs came up; its process ended with code 1" in told
     assert "dask_cuda" in told  # is not installed here
-    assert "going on with one GPU" in told
+    assert "continuing with one GPU" in told
 
 
 def test_a_cluster_that_takes_too_long_is_given_up_and_leaves_nothing(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_gpu_that_cupy_cannot_use_is_named_and_only_auto_goes_on_without_it(
     if engine == "auto":
         with heard(said.append):
             digest(spec_of(few_flights), EtlSpec(engine=engine), tmp_path / "store")
-        assert any("cupy cannot use the GPU" in line and "going on without it" in line for line in said)
+        assert any("cupy cannot use the GPU" in line and "continuing without it" in line for line in said)
     else:
         with pytest.raises(EngineFailed, match="CUDA driver version is insufficient"):
             digest(spec_of(few_flights), EtlSpec(engine=engine), tmp_path / "store")
