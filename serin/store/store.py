@@ -47,6 +47,8 @@ _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ER
 
 
 class Store:
+    """Datasets and model versions. `Store.open()` is the one that SERIN_STORE or SERIN_HOME names."""
+
     def __init__(self, url: str, *, cache: Path | None = None) -> None:
         self.url = url
         self._fs, self._root = fsspec.core.url_to_fs(url)
