@@ -11,6 +11,7 @@ import pytest
 
 from flows.pipeline import pipeline
 from flows.stages import export
+from serin import Pipeline
 from serin.formats.bundle import read_manifest
 from serin.machine import environment
 from serin.machine.leases import holders
@@ -103,6 +104,15 @@ def test_the_shell_finds_what_the_flow_has_made(spec: dict[str, Any]) -> None:
     assert [(stage.ran, stage.receipt) for stage in found] == [(False, None)] * 3
     assert found[2].why == f"exported before: {NAME} version {found[2].value.version}"
     assert told(spec)["export"] == (False, found[2].why), "and the flow finds the same version"
+
+
+def test_a_notebook_finds_what_the_flow_has_made(spec: dict[str, Any]) -> None:
+    notebook, plan = Pipeline(spec), load_spec(spec)
+    dataset, checkpoint, model = notebook.build_dataset(), notebook.train(), notebook.export()
+    assert [stage.ran for stage in (dataset, checkpoint, model)] == [False] * 3
+    assert str(dataset.path) == run_etl(plan).value.path
+    assert str(checkpoint.path) == run_train(plan).value.path
+    assert str(model.path) == run_export(plan).value.path
 
 
 def test_the_flow_finds_what_the_shell_has_made(spec: dict[str, Any]) -> None:
