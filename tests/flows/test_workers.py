@@ -26,6 +26,7 @@ from serin.machine import environment
 from serin.stack.host.run_processes import RUN_MARK, record_run, run_processes
 from serin.stack.prefect import rest_api
 from serin.stack.prefect.processes import WORKER_TYPE
+from tests.signals import hit
 
 RUN = "0d9f1f6e-6a3c-4f2f-9a55-1c2b3d4e5f60"
 _FORKS = "import os, sys; child = os.fork(); child and print(child, flush=True); sys.stdin.read()"
@@ -57,7 +58,7 @@ def test_a_recorded_process_and_what_it_forked_belong_to_its_run(tmp_path: Path)
         process.wait(10)
         left = run_processes(tmp_path)[RUN]
         assert (left.engines, left.others) == ((), (child,))
-        os.kill(child, 9)
+        hit(child)
     (tmp_path / "stack" / "runs" / str(os.getpid())).write_text(f"{RUN} 1\n")  # another process had this pid
     assert run_processes(tmp_path) == {}
 
