@@ -15,7 +15,7 @@ from serin.export.build import export_model
 from serin.export.score.predict import Scorer
 from serin.formats.bundle import read_golden, read_schema
 from serin.pipeline.run_stage import run_etl
-from serin.serving.client import predict
+from serin.serving.client.client import predict
 from serin.serving.triton.releases import Releases
 from serin.spec.load import load_spec
 from serin.store.artifacts import NO_DATASET, Bundle, Checkpoint, Release

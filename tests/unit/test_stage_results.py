@@ -53,14 +53,18 @@ def test_a_second_run_of_the_same_waits_for_the_first(tmp_path: Path) -> None:
     waits = threading.Event()
 
     def second() -> None:
-        with heard(lambda text: (said.append(text), waits.set())), one_at_a_time(tmp_path, "train", "abc"):  # type: ignore[func-returns-value]
+        with one_at_a_time(tmp_path, "train", "abc"):
             order.append("second")
 
+    def listen(text: str) -> None:
+        said.append(text)
+        waits.set()
+
     thread = threading.Thread(target=second)
-    with heard(said.append), one_at_a_time(tmp_path, "train", "abc"):
+    with heard(listen), one_at_a_time(tmp_path, "train", "abc"):
         thread.start()
         assert waits.wait(60)
-        with heard(said.append), one_at_a_time(tmp_path, "train", "other"):
+        with one_at_a_time(tmp_path, "train", "other"):
             order.append("another key")
         order.append("first")
     thread.join(60)

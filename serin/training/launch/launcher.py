@@ -115,6 +115,7 @@ def _with_pruned(
             raise Preempted(step=_last_saved_step(folder), folder=folder)
         if code:
             raise WorkerFailed(rank=0, code=code, log=log, reason=last_words(log))
+    logger.info("training the pruned network")
     smaller = ModelSpec.model_validate(json.loads((start_folder(folder) / "model.json").read_text())["model"])
     train(
         smaller, fine_tuning(job.training), dataset, folder=pruned_run(folder), devices=devices, stop=stop,

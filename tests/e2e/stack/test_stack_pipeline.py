@@ -121,7 +121,7 @@ def test_a_person_sees_the_run_its_pages_with_pictures_and_a_form_for_the_spec(
 
         page.open(f"{pages}/deployments/deployment/{run['deployment_id']}/run")
         page.wait_for("spec", "fresh", "Validate parameters")
-        page.press("PipelineSpec")
+        page.press("Serin pipeline")
         page.wait_for("TrainingSpec", "RolloutSpec", "MonitoringSpec")
         page.picture(tmp_path / "form.png")
 

@@ -10,19 +10,22 @@ from distributed.comm import connect
 from serin.etl.engines.dask_engine import DaskEngine, local_cluster
 from serin.etl.engines.process_engine import ProcessEngine
 from serin.etl.engines.progress import Progress
+from tests.logs import heard
 
 
 def test_a_long_pass_says_how_far_it_is_and_a_quick_one_nothing() -> None:
     now, lines = [0.0], list[str]()
-    progress = Progress(lines.append, clock=lambda: now[0])
+    progress = Progress(clock=lambda: now[0])
     progress.begin("read")
-    for done in range(1, 11):
-        now[0] += 0.9
-        progress(done, 10)
+    with heard(lines.append):
+        for done in range(1, 11):
+            now[0] += 0.9
+            progress(done, 10)
     assert lines == ["read: 3 of 10 pieces", "read: 6 of 10 pieces", "read: 9 of 10 pieces"]
     progress.begin("written")
     now[0] += 1.0
-    progress(5, 10)
+    with heard(lines.append):
+        progress(5, 10)
     assert len(lines) == 3
 
 

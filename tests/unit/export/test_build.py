@@ -164,7 +164,7 @@ def test_the_card_tells_a_person_what_to_send_and_what_was_proven(bundle: Bundle
     for text in (
         "# flights, version 1", "`arr_delay > 15` (binary)", "| `night` | bool | INT8 | `-1` |",
         "`seats`, `maker` by `tailnum`", "carrier (categorical)", "| valid_auc | 0.5 |", "3 (target is null)",
-        "10 feature columns equal", r"`r\|1`",
+        "10 feature columns are bit-identical to training", r"`r\|1`",
     ):  # fmt: skip
         assert text in card
 

@@ -166,13 +166,13 @@ def test_two_machines_meet_and_end_with_the_same_weights_when_one_loses_its_work
             machines = Machines(count=2, rendezvous=f"127.0.0.1:{free.getsockname()[1]}")
         ended: list[object] = []
 
-        def launcher() -> None:
+        def launch() -> None:
             try:
                 ended.append(launcher.train(MODEL, training, dataset, folder=folder, machines=machines))
             except WorkerFailed as error:
                 ended.append(error)
 
-        threads = [threading.Thread(target=launcher) for _ in range(2)]
+        threads = [threading.Thread(target=launch) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -13,6 +13,7 @@ from serin.training.launch.job import TrainingJob
 from serin.training.launch.launcher import train
 from serin.training.launch.tracking import tracked
 from tests.fakes.datasets import make_dataset
+from tests.logs import heard
 
 MODEL = ModelSpec(hidden=(8,))
 TRAINING = TrainingSpec(epochs=2, batch_rows=500)
@@ -50,7 +51,7 @@ def test_an_mlflow_that_takes_nothing_is_told_once_and_holds_nothing_up(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
     job = TrainingJob(model=MODEL, training=TRAINING, dataset="", dataset_digest="", processes=1, gpu=False)
     said: list[str] = []
-    with tracked(job, tmp_path, said.append) as tracker:
+    with heard(said.append), tracked(job, tmp_path) as tracker:
         for step in range(3):
             tracker.hear({"event": "epoch", "t": 0.0, "step": step, "metrics": {"loss": 1.0}})
     (line,) = said
