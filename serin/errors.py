@@ -753,7 +753,10 @@ class JournalHeld(RolloutError):
 
 
 class JournalUnknown(RolloutError):
-    template = "{path} is not a journal this version can read (it begins with {found}); it was left as it is"
+    template = (
+        "{path} is not a journal this version can read (it begins with {found}); it was left as it is. Finish its "
+        "rollout with the Serin that wrote it, then move the file away"
+    )
     path: Path | str
     found: str
 

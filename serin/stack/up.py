@@ -20,6 +20,7 @@ from serin.machine.private import make_private
 from serin.machine.process import Process
 from serin.serving.envoy.tls import TlsFiles
 from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
+from serin.serving.triton.release_record import check_records
 from serin.stack.down import clear_away
 from serin.stack.guard import key_trouble
 from serin.stack.host.logs import log_says, log_size, log_tail
@@ -58,6 +59,7 @@ def bring_up(
         last = read_stack(home)
         if last is not None and last.is_alive:
             raise AlreadyUp(home=home, pid=last.supervisor_pid)
+        check_records(home / "releases")
         leavings = clear_away(home)
         if leavings:
             logger.info(f"cleaned up after a stack that had crashed: {leavings}")

@@ -23,7 +23,7 @@ from serin.machine.durable import sync
 from serin.machine.locks import try_lock
 
 FORMAT: Final = "serin.journal"
-VERSION: Final = 1
+VERSION: Final = 2  # 1: evidence under other names
 
 _TAIL_BYTES: Final = 64 << 10
 _COMPACT_BYTES: Final = 4 << 20
@@ -245,7 +245,7 @@ def _decisions(path: Path, data: bytes) -> Iterator[Decision]:
 
 
 def _is_header(path: Path, line: bytes) -> bool:
-    """False for a first line that is no JSON (torn); JournalUnknown for somebody else's file or a later version."""
+    """False for a first line that is no JSON (torn); JournalUnknown for another program's file or another version."""
     try:
         header = json.loads(line)
     except ValueError:

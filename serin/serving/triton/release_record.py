@@ -45,13 +45,19 @@ def read_record(folder: Path) -> Record | None:
         found: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    advice = "stop the stack with the Serin that started it, then remove this folder"
+    advice = "stop the stack with the Serin that started it, then remove the release's folder"
     check_version(found, path=folder / FILE, form=FORMAT, version=VERSION, advice=advice)
     served = found["served"]
     return Record(
         place=TritonPorts.from_json(found["place"]),
         served=Served(**{**served, "devices": tuple(served["devices"])}),
     )
+
+
+def check_records(releases: Path) -> None:
+    """FormatOutdated when a record of a release cannot be read by this version of Serin."""
+    for path in sorted(releases.glob(f"*/{FILE}")):
+        read_record(path.parent)
 
 
 def write_record(folder: Path, release: Release, record: Record) -> None:

@@ -63,7 +63,7 @@ def test_a_reader_that_follows_one_rollout_sees_what_is_whole_and_reads_nothing_
 def test_the_first_line_names_format_and_version(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     Journal(path).close()
-    assert path.read_text() == '{"format": "serin.journal", "version": 1}\n'
+    assert path.read_text() == '{"format": "serin.journal", "version": 2}\n'
 
 
 def test_every_torn_end_is_mended_on_open(tmp_path: Path) -> None:
@@ -120,12 +120,13 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
     Journal(path).close()
 
 
-def test_a_file_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 99])
+def test_a_file_of_another_version_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_text('{"format": "serin.journal", "version": 99}\n{"new": 1}\n')
-    with pytest.raises(JournalUnknown, match="99"):
+    path.write_text(f'{{"format": "serin.journal", "version": {version}}}\n{{"new": 1}}\n')
+    with pytest.raises(JournalUnknown, match=f'"version": {version}'):
         Journal(path)
-    with pytest.raises(JournalUnknown, match="99"):
+    with pytest.raises(JournalUnknown, match="move the file away"):
         read_decisions(path)
     assert path.read_text().endswith('{"new": 1}\n')
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.errors import AlreadyUp, PortTaken, StackError, TritonMissing
+from serin.errors import AlreadyUp, FormatOutdated, PortTaken, StackError, TritonMissing
 from serin.stack.host.process_scan import stack_processes, start_ticks
 from serin.stack.host.state import Stack, changing_stack, write_stack
 from serin.stack.up import bring_up
@@ -36,6 +36,15 @@ def test_a_stack_that_is_up_already_is_named(tmp_path: Path) -> None:
 
 def test_a_second_up_at_the_same_moment_is_refused(tmp_path: Path) -> None:
     with changing_stack(tmp_path), pytest.raises(StackError, match="is changing"):
+        bring_up(tmp_path)
+    assert nothing_started(tmp_path)
+
+
+def test_a_release_of_an_older_format_is_named_before_anything_is_started(tmp_path: Path) -> None:
+    record = tmp_path / "releases" / "flights-v2" / "release.json"
+    record.parent.mkdir(parents=True)
+    record.write_text('{"format": "serin.release", "version": 1}')
+    with pytest.raises(FormatOutdated, match=r"flights-v2/release\.json has version 1"):
         bring_up(tmp_path)
     assert nothing_started(tmp_path)
 
