@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -26,12 +26,6 @@ def say(text: str) -> None:
     """A line about what is going on."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-
-
-def progress() -> Callable[[str], None]:
-    """A `say` that puts the seconds since now before each line."""
-    began = time.monotonic()
-    return lambda text: say(f"{time.monotonic() - began:6.1f} s  {text}")
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:

@@ -1,4 +1,4 @@
-"""Lines that other processes append to text files, passed on with their source while the work goes on."""
+"""Passes on the lines that other processes append to text files, each with its source, while a block runs."""
 
 from __future__ import annotations
 
