@@ -13,9 +13,9 @@ from serin.formats.shards import read_split
 from serin.models.build import load_model
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
-from serin.training.engine import worker
 from serin.training.launch.job import TrainingJob
 from serin.training.parallel.ranks import Ranks
+from serin.training.programs import worker
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:

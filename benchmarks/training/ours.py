@@ -17,10 +17,10 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.training.data.loader import Loader
 from serin.training.data.tables import ResidentTable
-from serin.training.engine.autotune import products_of
-from serin.training.engine.batch_size import choose_threads
 from serin.training.engine.learner import Learner
 from serin.training.engine.loop import Loop
+from serin.training.engine.tuning.autotune import products_of
+from serin.training.engine.tuning.batch_size import choose_threads
 from serin.training.launch.job import ResolvedSettings, TrainingJob
 from serin.training.parallel.losses import loss_of
 from serin.training.parallel.ranks import Ranks

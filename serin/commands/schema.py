@@ -26,7 +26,7 @@ def schema(
     ] = False,
 ) -> None:
     """The JSON schema of the spec: every key with its type, default and description, for YAML editors."""
-    from serin.spec.reference import spec_reference
+    from serin.spec.reference.markdown import spec_reference
 
     text = spec_reference() if markdown else schema_text()
     if out is None:
@@ -38,6 +38,6 @@ def schema(
 
 def schema_text() -> str:
     """The JSON schema as it is written to a file."""
-    from serin.spec.schema import spec_schema
+    from serin.spec.reference.json_schema import spec_schema
 
     return json.dumps(spec_schema(), indent=1, ensure_ascii=False) + "\n"

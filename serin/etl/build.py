@@ -19,9 +19,9 @@ from serin.etl.engines.attempts import run_with_room
 from serin.etl.engines.engine import Engine
 from serin.etl.engines.memory_budget import shared_room
 from serin.etl.engines.progress import Progress
+from serin.etl.relational.across_pieces.large_joins import load_joins
 from serin.etl.relational.checks import judge_freshness
-from serin.etl.relational.gpu_reader import prepare_pieces
-from serin.etl.relational.large_joins import load_joins
+from serin.etl.relational.gpu.reader import prepare_pieces
 from serin.etl.relational.piece_cache import PieceCache
 from serin.etl.relational.relation import LoadedJoin
 from serin.etl.sources.file_cache import FileCache, digests_in

@@ -17,8 +17,8 @@ from serin.errors import TableEmpty
 from serin.etl.engines.attempts import run_with_room
 from serin.etl.engines.engine import Engine
 from serin.etl.engines.memory_budget import shared_room
-from serin.etl.relational.gpu_reader import prepare_pieces
-from serin.etl.relational.large_joins import load_joins
+from serin.etl.relational.across_pieces.large_joins import load_joins
+from serin.etl.relational.gpu.reader import prepare_pieces
 from serin.etl.relational.relation import Prepared
 from serin.etl.sources.files import find_files
 from serin.etl.sources.layout import lay_out

@@ -16,8 +16,8 @@ from serin.features.operator import Operator, Source
 from serin.features.own import fit_own
 from serin.formats.schema import Kind
 from serin.spec.features import FeatureSpec
-from serin.spec.parse_steps import Own
-from serin.spec.step import FeatureStep
+from serin.spec.steps.parse import Own
+from serin.spec.steps.step import FeatureStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from serin.errors import SpecError
 from serin.formats.schema import Kind
 from serin.spec.features import FeatureSpec
-from serin.spec.step import NUMBERS, TIMES, VALUES, FeatureStep
+from serin.spec.steps.step import NUMBERS, TIMES, VALUES, FeatureStep
 
 
 def check_kinds(features: Sequence[FeatureSpec], kinds: Mapping[str, Kind]) -> None:

@@ -18,9 +18,9 @@ from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.distribution import Distribution
 from serin.features.codes import CategoricalFeature
 from serin.formats.schema import Kind
-from serin.spec.operators import add_operator, operators
-from serin.spec.own import import_class
-from serin.spec.step import NUMBERS, FeatureStep
+from serin.spec.steps.operators import add_operator, operators
+from serin.spec.steps.own import import_class
+from serin.spec.steps.step import NUMBERS, FeatureStep
 
 Role = Literal["numeric", "categorical", "encoding"]
 _LARGEST = 3.4028234663852886e38  # of float32

@@ -20,8 +20,8 @@ from serin.features.operator import Source, register_fitted
 from serin.features.sample import Sample
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
-from serin.spec.own import load_class
-from serin.spec.parse_steps import Own
+from serin.spec.steps.own import load_class
+from serin.spec.steps.parse import Own
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny, model_validator
 
-from serin.spec.own import fingerprint
-from serin.spec.parse_steps import dump_step, parse_step
 from serin.spec.section import Section
-from serin.spec.step import FeatureStep
+from serin.spec.steps.own import fingerprint
+from serin.spec.steps.parse import dump_step, parse_step
+from serin.spec.steps.step import FeatureStep
 
 StepField = Annotated[
     SerializeAsAny[FeatureStep],

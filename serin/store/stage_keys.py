@@ -28,8 +28,9 @@ _EVERYWHERE = (
 _SOURCES: Mapping[str, tuple[str, ...]] = {
     "etl": (*_EVERYWHERE, "columns/**/*.py", "etl/**/*.py", "features/**/*.py"),
     "train": (
-        *_EVERYWHERE, "columns/**/*.py", "models/**/*.py", "training/*.py",
-        *(f"training/{room}/**/*.py" for room in ("data", "engine", "foreign", "launch", "parallel", "results")),
+        *_EVERYWHERE, "columns/**/*.py", "models/**/*.py", "training/*.py", "training/data/**/*.py",
+        "training/engine/**/*.py", "training/foreign/**/*.py", "training/launch/**/*.py", "training/parallel/**/*.py",
+        "training/programs/**/*.py", "training/results/**/*.py",
     ),
     "export": (*_EVERYWHERE, "columns/**/*.py", "etl/**/*.py", "export/**/*.py", "features/**/*.py", "models/**/*.py"),
 }  # fmt: skip

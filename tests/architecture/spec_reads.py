@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
-from serin.spec.operators import operators
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.section import Section
+from serin.spec.steps.operators import operators
 
 Holders = Mapping[str, set[str]]  # the names of sections that a name may hold
 _PASSING = {

@@ -63,7 +63,7 @@ def test_a_decision_opens_and_prints_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "never"),
     [
-        ("serin.training.engine.worker", {"prefect", "pandas", "dask", "mlflow", "optuna"}),
+        ("serin.training.programs.worker", {"prefect", "pandas", "dask", "mlflow", "optuna"}),
         ("serin.training.launch.launcher", {"prefect", "torch", "mlflow", "optuna"}),
         ("serin.training.search.search", {"prefect", "torch", "mlflow", "optuna"}),
         ("serin.stack.controller", {"prefect", "torch", "pandas", "dask"}),

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from serin.spec.reference import spec_reference
+from serin.spec.reference.markdown import spec_reference
 from serin.spec.section import Section
 from serin.spec.training import TrainingSpec
 from tests.architecture.sources import ROOT, python_files, tree

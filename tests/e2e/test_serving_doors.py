@@ -20,8 +20,8 @@ from serin.serving.triton.releases import Releases
 from serin.spec.load import load_spec
 from serin.store.artifacts import NO_DATASET, Bundle, Checkpoint, Release
 from serin.store.store import Store
-from serin.training.engine import trees
 from serin.training.launch.job import TrainingJob
+from serin.training.programs import trees
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.unit.export.test_own_inputs import IMAGES, chances, picture_model, spec_in, taken_over
 from tests.unit.test_several_targets import LATE, several

@@ -13,10 +13,10 @@ from serin.models.build import load_model
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.training.data.tables import open_table
-from serin.training.engine import worker
 from serin.training.engine.evaluate import evaluate
 from serin.training.launch.job import TrainingJob
 from serin.training.parallel.ranks import Ranks
+from serin.training.programs import worker
 from tests.fakes.datasets import SIZES, make_dataset
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 
 from serin.columns.column import Column
+from serin.columns.ulps import alike, ulps_apart
 from serin.etl.engines.device import usable_gpus
 from serin.features.aggregates.aggregate import Aggregate
 from serin.features.plan import FeaturePlan
 from serin.features.sample import Sample
-from serin.formats.ulps import alike, ulps_apart
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import columns_of
 from tests.unit.features.random_tables import KINDS, features, tables, wire, with_values

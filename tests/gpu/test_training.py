@@ -26,13 +26,13 @@ from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.data.stream import StreamLoader
 from serin.training.data.tables import Batch, MappedTable, ResidentTable
-from serin.training.engine import worker
 from serin.training.engine.learner import Learner
 from serin.training.launch.job import ResolvedSettings, TrainingJob
 from serin.training.launch.launcher import train
 from serin.training.launch.progress import Follower
 from serin.training.parallel.losses import loss_of
 from serin.training.parallel.ranks import Ranks, open_world
+from serin.training.programs import worker
 from tests.fakes.datasets import SIZES, make_dataset
 from tests.signals import hit
 

@@ -21,8 +21,8 @@ from serin.pipeline.export import export_parts
 from serin.spec.code_digest import Closure, closure_of_files
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
-from serin.spec.operators import operators
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.steps.operators import operators
 from serin.store import stage_keys
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.store import Store
@@ -35,7 +35,7 @@ FOLDERS = {
     "etl": ("etl", "features"),
     "train": (
         "models", "training/data", "training/engine", "training/foreign", "training/launch", "training/parallel",
-        "training/results",
+        "training/programs", "training/results",
     ),
     "export": ("export", "models"),
 }  # fmt: skip

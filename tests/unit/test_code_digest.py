@@ -72,7 +72,7 @@ def test_a_changed_operator_and_what_it_imports_make_another_dataset(folder: Pat
         "    transform = to_onnx = describe = to_json = from_json = late\n"
     )
     (folder / "own.py").write_text(operator)
-    asked = "import sys; from serin.spec.own import fingerprint; print(fingerprint('own:Op'))"
+    asked = "import sys; from serin.spec.steps.own import fingerprint; print(fingerprint('own:Op'))"
 
     def mark() -> str:
         done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

@@ -20,9 +20,9 @@ from serin.metrics import auc, rmse
 from serin.pipeline.run_stage import run_etl, run_export, run_train
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.training.engine import trees, worker
 from serin.training.launch.job import TrainingJob
 from serin.training.parallel.ranks import Ranks
+from serin.training.programs import trees, worker
 from tests.fakes.small_pipeline import small_spec
 
 LATE = {"late": "hours > 30", "very_late": "hours > 38"}

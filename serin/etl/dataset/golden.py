@@ -17,11 +17,11 @@ import pyarrow as pa
 from serin.columns.column import Column, column_from_arrow, column_from_wire, null_of
 from serin.columns.derived import derive, typed
 from serin.columns.lookup import lookup
+from serin.columns.ulps import alike
 from serin.etl.dataset.candidates import ARROW, MOST_ROWS, Candidates, rows_in_wire_form
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DerivedDescription, LookupDescription
 from serin.formats.schema import InputColumn, Kind
-from serin.formats.ulps import alike
 
 _CHANGED_ROWS = 64
 _UNSEEN_TEXT, _UNSEEN_INT = "serin-unseen-välue-鳥", 9_007_199_254_740_993

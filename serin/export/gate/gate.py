@@ -18,6 +18,7 @@ from importlib.metadata import version
 import numpy as np
 import onnx
 
+from serin.columns.ulps import alike
 from serin.errors import GateFailed
 from serin.export.convert.network import Network
 from serin.export.gate.golden import GoldenRows, tile
@@ -25,7 +26,6 @@ from serin.export.gate.intermediate_tensors import with_tensors
 from serin.export.gate.quality import answers, measure
 from serin.export.session import open_session, run_in_batches
 from serin.formats.schema import Schema, Task
-from serin.formats.ulps import alike
 from serin.formats.wire import Array
 
 BATCHES = (1, 2, 3, 7, 8, 9, 16, 63, 64, 65)

@@ -15,7 +15,7 @@ from serin.features.fitted import Codes
 from serin.features.operator import Finite, Operator, Source, register
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
-from serin.spec.step import NUMBERS
+from serin.spec.steps.step import NUMBERS
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder

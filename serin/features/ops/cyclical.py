@@ -22,7 +22,7 @@ from serin.features.operator import Operator, Source, register
 from serin.features.ops.date_parts import PART_SIZES, FittedDateParts, Part
 from serin.features.sample import Sample
 from serin.formats.schema import Kind
-from serin.spec.step import NUMBERS, TIMES, Made
+from serin.spec.steps.step import NUMBERS, TIMES, Made
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder

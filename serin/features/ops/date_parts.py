@@ -16,7 +16,7 @@ from serin.features.fitted import Codes
 from serin.features.operator import Operator, Source, register
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import INT64_NULL, Kind
-from serin.spec.step import TIMES
+from serin.spec.steps.step import TIMES
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder

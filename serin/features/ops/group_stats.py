@@ -23,7 +23,7 @@ from serin.features.operator import Operator, Source, register
 from serin.features.sample import Sample
 from serin.features.value_table import NumbersByValue
 from serin.formats.schema import Kind
-from serin.spec.step import NUMBERS, VALUES
+from serin.spec.steps.step import NUMBERS, VALUES
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder

@@ -17,7 +17,7 @@ from serin.features.operator import Operator, Source, register
 from serin.features.ops.categorify import FittedCategorify, fit_vocabulary
 from serin.features.sample import Sample
 from serin.formats.schema import Kind
-from serin.spec.step import VALUES
+from serin.spec.steps.step import VALUES
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder

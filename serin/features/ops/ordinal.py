@@ -18,7 +18,7 @@ from serin.features.operator import Operator, Source, register
 from serin.features.sample import Sample
 from serin.features.value_table import NumbersByValue
 from serin.formats.schema import Kind
-from serin.spec.step import VALUES
+from serin.spec.steps.step import VALUES
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder

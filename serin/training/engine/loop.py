@@ -19,16 +19,16 @@ from serin.formats.schema import Task
 from serin.training.data.loader import Loader
 from serin.training.data.stream import StreamLoader
 from serin.training.data.tables import Batch, MappedTable, ResidentTable
-from serin.training.engine.autotune import write_choices
 from serin.training.engine.cuda_graphs import GraphedSteps
 from serin.training.engine.evaluate import evaluate, goodness
 from serin.training.engine.learner import Learner
-from serin.training.engine.memory import StartAgain, smaller_parts
 from serin.training.engine.precision import matrix_products
 from serin.training.engine.profile import profiled
 from serin.training.engine.reporter import Reporter
 from serin.training.engine.schedule import epochs_since_best, learning_rate_at
-from serin.training.engine.step_autotune import TunedStep, ready_step
+from serin.training.engine.tuning.autotune import write_choices
+from serin.training.engine.tuning.memory import StartAgain, smaller_parts
+from serin.training.engine.tuning.step_autotune import TunedStep, ready_step
 from serin.training.launch.job import ResolvedSettings, TrainingJob
 from serin.training.results.checkpoint import Checkpoints, EpochRecord, Position
 

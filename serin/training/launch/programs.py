@@ -19,7 +19,7 @@ def programs(job: TrainingJob, folder: Path, machines: Machines) -> list[Command
     # One process needs no torchrun above it, which would import torch a second time.
     alone = job.processes == machines.count == 1
     torchrun = _module(
-        "engine.agent", place, str(job.processes), parent, *machines.torchrun_options(job.digest)
+        "programs.agent", place, str(job.processes), parent, *machines.torchrun_options(job.digest)
     )
     take_over = _module("foreign.take_over", place, parent)
     match job.model.kind:
@@ -27,7 +27,7 @@ def programs(job: TrainingJob, folder: Path, machines: Machines) -> list[Command
             if job.processes > 1:
                 reason = "XGBoost uses all cores in one process; take training.processes out, or set it to 1"
                 raise TrainingRefused(folder=folder, reason=reason)
-            return [_module("engine.trees", place, parent)]
+            return [_module("programs.trees", place, parent)]
         case "script":
             assert job.model.script is not None
             if not Path(job.model.script).is_file():
@@ -40,11 +40,11 @@ def programs(job: TrainingJob, folder: Path, machines: Machines) -> list[Command
         case "onnx":
             return [take_over]
         case _:
-            return [_module("engine.worker", place, parent) if alone else torchrun]
+            return [_module("programs.worker", place, parent) if alone else torchrun]
 
 
 def pruning_program(folder: Path) -> Command:
-    return _module("engine.pruning", str(folder), str(os.getpid()))
+    return _module("programs.pruning", str(folder), str(os.getpid()))
 
 
 def _module(name: str, *arguments: str) -> Command:

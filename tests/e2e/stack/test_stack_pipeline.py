@@ -276,7 +276,7 @@ def _worker_of(folder: Path) -> int | None:
             words = (entry / "cmdline").read_bytes().decode().split("\0")
         except (OSError, UnicodeDecodeError):
             continue
-        if "serin.training.engine.worker" in words and str(folder) in words:
+        if "serin.training.programs.worker" in words and str(folder) in words:
             return int(entry.name)
     return None
 

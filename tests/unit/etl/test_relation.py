@@ -10,7 +10,7 @@ import pytest
 from serin.errors import JoinNotManyToOne, SpecError, TableEmpty
 from serin.etl.engines.dask_engine import local_cluster
 from serin.etl.engines.process_engine import ProcessEngine
-from serin.etl.relational.global_pass import prepare_with_global_pass
+from serin.etl.relational.across_pieces.global_pass import prepare_with_global_pass
 from serin.etl.relational.groups import AsOfIndex
 from serin.etl.relational.relation import load_join
 from serin.etl.sources.files import find_files
@@ -222,9 +222,9 @@ def test_keys_may_be_looked_at_in_parts_when_memory_is_short(
 ) -> None:
     spec = spec_of(tmp_path, features=features(*NUMBERS), windows=WINDOWS, unique={"by": ["trip", "taxi"]})
     expected = related(spec, tmp_path)
-    monkeypatch.setattr("serin.etl.relational.global_pass.ROW_BYTES", 200)
+    monkeypatch.setattr("serin.etl.relational.across_pieces.global_pass.ROW_BYTES", 200)
     monkeypatch.setattr(
-        "serin.etl.relational.global_pass.available_bytes", lambda: 4 * 200 * 150
+        "serin.etl.relational.across_pieces.global_pass.available_bytes", lambda: 4 * 200 * 150
     )  # six parts
     assert related(spec, tmp_path) == expected
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serin.columns.column import Column
 from serin.errors import DataError
-from serin.etl.relational.windows import look_back
+from serin.etl.relational.across_pieces.windows import look_back
 from serin.formats.schema import INT64_NULL
 from serin.spec.relation import WindowSpec
 from tests.unit.features.exact_tables import finite, integers, nearest

@@ -24,10 +24,10 @@ from serin.features.plan import FeaturePlan
 from serin.formats.dataset import read_dataset
 from serin.formats.schema import Schema, outputs_of
 from serin.formats.shards import read_split
-from serin.spec import operators
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
-from serin.spec.schema import spec_schema
+from serin.spec.reference.json_schema import spec_schema
+from serin.spec.steps import operators
 from serin.store.store import Store
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "add-an-operator.md"

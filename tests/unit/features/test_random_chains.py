@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serin.columns.ulps import alike
 from serin.features.plan import FeaturePlan
-from serin.formats.ulps import alike
 from tests.unit.features.measured import Columns, answer_over, columns_of, run_graph, same_bits
 from tests.unit.features.random_tables import KINDS, examples, features, tables, wire, with_values
 

@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from serin.spec.load import load_spec
-from serin.spec.schema import inlined_schema, spec_schema
+from serin.spec.reference.json_schema import inlined_schema, spec_schema
 from tests.fakes.small_pipeline import small_spec
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*/spec.yaml"))

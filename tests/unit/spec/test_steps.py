@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from serin.spec.features import FeatureSpec
-from serin.spec.operators import operators
-from serin.spec.parse_steps import dump_step, parse_step
+from serin.spec.steps.operators import operators
+from serin.spec.steps.parse import dump_step, parse_step
 
 OWN = "tests.fakes.own_operators"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 WAIT_S = 500.0
 NOT_WRITABLE = 28
 SLOW_TO_LOAD = (
-    "serin.training.engine.worker",
-    "serin.training.engine.agent",
+    "serin.training.programs.worker",
+    "serin.training.programs.agent",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
@@ -45,9 +45,9 @@ def train_rank(job_json: str, folder: Path, stop_at: int | None, killed_at: int 
     """One rank of a training on the CPU. The last rank alone asks to stop, after so many looks, or kills itself with -9
     in the middle of a step."""
     from serin.errors import Preempted
-    from serin.training.engine import worker
     from serin.training.launch.job import TrainingJob
     from serin.training.parallel.ranks import open_world
+    from serin.training.programs import worker
 
     looks = iter(range(10**9 if stop_at is None else stop_at))
     with open_world(gpu=False) as world:
@@ -92,9 +92,9 @@ def _die_in_step(number: int) -> None:
 
 def train_several(jobs: dict[str, str], folder: Path) -> None:
     """One rank of several trainings on the CPU, one after the other, each in its folder."""
-    from serin.training.engine import worker
     from serin.training.launch.job import TrainingJob
     from serin.training.parallel.ranks import open_world
+    from serin.training.programs import worker
 
     with open_world(gpu=False) as world:
         for name, job_json in jobs.items():

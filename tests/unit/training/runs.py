@@ -19,11 +19,11 @@ from serin.formats.weights import read_weights
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.training.engine import worker
 from serin.training.launch.job import TrainingJob
 from serin.training.launch.progress import Follower
 from serin.training.launch.status import Status
 from serin.training.parallel.ranks import Ranks
+from serin.training.programs import worker
 
 MODEL = ModelSpec(hidden=(64, 32), dropout=0.1)
 ALONE = Ranks(rank=0, size=1, device=torch.device("cpu"))

@@ -9,17 +9,17 @@ import torch
 
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
-from serin.training.engine.batch_size import (
+from serin.training.engine.evaluate import goodness
+from serin.training.engine.precision import Precision, candidates, choose_precision, refuse_precision
+from serin.training.engine.schedule import learning_rate_at
+from serin.training.engine.tuning.batch_size import (
     candidate_batch_rows,
     choose_batch_rows,
     choose_threads,
     measure_batch_rows,
     scaled_rate,
 )
-from serin.training.engine.evaluate import goodness
-from serin.training.engine.memory import smaller_parts
-from serin.training.engine.precision import Precision, candidates, choose_precision, refuse_precision
-from serin.training.engine.schedule import learning_rate_at
+from serin.training.engine.tuning.memory import smaller_parts
 from serin.training.launch.job import TrainingJob
 from serin.training.parallel.strategy import TrainingMemory, choose_strategy
 

@@ -15,8 +15,8 @@ from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
-from serin.training.engine import autotune
 from serin.training.engine.optimizer import Optimizer
+from serin.training.engine.tuning import autotune
 from tests.fakes.datasets import make_dataset
 from tests.unit.training.runs import ALONE, assert_same_bits, train_here
 

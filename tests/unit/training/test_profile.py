@@ -9,10 +9,10 @@ import torch
 
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
-from serin.training.engine import worker
 from serin.training.launch.job import TrainingJob
 from serin.training.launch.progress import Follower
 from serin.training.parallel.ranks import Ranks
+from serin.training.programs import worker
 from tests.fakes.datasets import make_dataset
 
 

@@ -9,7 +9,7 @@ from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.load import load_spec
 from serin.spec.model import ModelSpec
-from serin.training.engine.pruning import prune
+from serin.training.programs.pruning import prune
 from tests.fakes.small_pipeline import small_spec
 
 SHAPE = TableShape(numeric=3, sizes=(7, 40), outputs=2)

@@ -7,7 +7,7 @@ import torch
 from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.model import ModelSpec
-from serin.training.engine.roofline import measure_peaks, weigh
+from serin.training.engine.tuning.roofline import measure_peaks, weigh
 
 SHAPE = TableShape(numeric=3, sizes=(7, 40), outputs=1)
 

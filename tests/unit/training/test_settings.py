@@ -19,13 +19,14 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.data.class_weights import class_weights
-from serin.training.engine import autotune, step_autotune, worker
 from serin.training.engine.optimizer import by_row_pays
 from serin.training.engine.schedule import epochs_since_best, learning_rate_at
+from serin.training.engine.tuning import autotune, step_autotune
 from serin.training.launch import launcher
 from serin.training.launch.job import TrainingJob
 from serin.training.parallel.losses import loss_of
 from serin.training.parallel.ranks import Ranks
+from serin.training.programs import worker
 from serin.training.results import checkpoint
 from serin.training.results.checkpoint import Checkpoints
 from tests.fakes.datasets import make_dataset

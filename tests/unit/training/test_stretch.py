@@ -19,7 +19,7 @@ from serin.training.data.loader import Loader
 from serin.training.engine import loop
 from serin.training.engine.cuda_graphs import GraphedSteps
 from serin.training.engine.learner import Learner
-from serin.training.engine.step_autotune import TunedStep, ready_step
+from serin.training.engine.tuning.step_autotune import TunedStep, ready_step
 from tests.fakes.datasets import make_dataset
 from tests.unit.training.runs import MODEL, records, train_here
 from tests.unit.training.test_loader import loader

@@ -14,10 +14,10 @@ import torch
 from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
 from serin.models.build import load_model
 from serin.spec.training import TrainingSpec
-from serin.training.engine import worker
 from serin.training.launch import launcher
 from serin.training.launch.run_lock import only_one
 from serin.training.launch.status import Status
+from serin.training.programs import worker
 from tests.fakes.datasets import make_dataset
 from tests.logs import heard
 from tests.unit.training.runs import ALONE, MODEL, is_alive, job_of, made, records, train_here

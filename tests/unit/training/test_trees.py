@@ -15,9 +15,9 @@ from serin.models.trees import margins, read_booster
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.training.engine import trees
 from serin.training.launch import launcher
 from serin.training.launch.job import TrainingJob
+from serin.training.programs import trees
 from tests.fakes.datasets import SIZES, make_dataset
 from tests.signals import hit
 from tests.unit.training.runs import at_the_next_checkpoint, records

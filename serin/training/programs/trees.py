@@ -1,6 +1,6 @@
 """XGBoost on the same shards, with checkpoints of its own. No torch here.
 
-`python -m serin.training.engine.trees FOLDER PARENT_PID`, started by the launcher. How it ended is in status.json.
+`python -m serin.training.programs.trees FOLDER PARENT_PID`, started by the launcher. How it ended is in status.json.
 
 XGBoost's randomness (subsample, colsample_*) cannot be saved. So a run that samples is made of stretches of rounds,
 each begun from the saved trees with a seed of its own: after an interruption it ends with the same trees, bit for bit.

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 from serin.columns.column import Column, null_of
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.memory_budget import available_bytes
+from serin.etl.relational.across_pieces.large_joins import Join, hold_related
+from serin.etl.relational.across_pieces.windows import look_back
 from serin.etl.relational.groups import Int64, group_codes, joined, key_hashes
-from serin.etl.relational.large_joins import Join, hold_related
 from serin.etl.relational.piece_cache import PieceCache, get_or_make
 from serin.etl.relational.relation import LoadedJoin, Prepared, Related, finish, prepare, relate
-from serin.etl.relational.windows import look_back
 from serin.etl.sources.layout import Layout
 from serin.etl.sources.tables import Piece
 from serin.formats.schema import INT64_NULL, Kind

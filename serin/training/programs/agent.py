@@ -1,7 +1,7 @@
-"""torchrun, on a leash: dies with the launcher, and writes down which rank failed first and how.
+"""Runs torchrun: dies with the launcher and records which rank failed first and how.
 
-`python -m serin.training.engine.agent FOLDER PROCESSES LAUNCHER_PID [torchrun's options]`. torchrun's own exit code is
-always 1.
+`python -m serin.training.programs.agent FOLDER PROCESSES LAUNCHER_PID [torchrun's options]`. torchrun's own exit code
+is always 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     folder, processes, launcher, options = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]
     die_with_parent(launcher)
     script = read_job(folder).model.script
-    worker = ["-m", "serin.training.engine.worker", str(folder), str(os.getpid())]
+    worker = ["-m", "serin.training.programs.worker", str(folder), str(os.getpid())]
     if script is not None:
         worker = ["-m", "serin.training.foreign.script_rank", str(os.getpid()), script]
     try:

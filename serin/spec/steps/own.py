@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serin.spec.code_digest import digest_of_module
-from serin.spec.step import FeatureStep
+from serin.spec.steps.step import FeatureStep
 
 _METHODS = ("transform", "to_onnx", "describe", "to_json", "from_json")
 _FITTING = ("measure", "merge", "fit")

@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from serin.spec.operators import operator_named
-from serin.spec.own import load_class, load_operator
-from serin.spec.step import NUMBERS, FeatureStep, Made
+from serin.spec.steps.operators import operator_named
+from serin.spec.steps.own import load_class, load_operator
+from serin.spec.steps.step import NUMBERS, FeatureStep, Made
 
 
 class Own(FeatureStep):

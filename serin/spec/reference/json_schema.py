@@ -10,10 +10,10 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonRef, JsonSchemaValue
 from pydantic_core import core_schema
 
-from serin.spec.operators import operators
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.section import Section
-from serin.spec.step import FeatureStep
+from serin.spec.steps.operators import operators
+from serin.spec.steps.step import FeatureStep
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OWN_OPERATOR = "^[^:]+:[^:]+$"  # package.module:Class

@@ -1,6 +1,6 @@
 """Takes whole hidden units out of a trained network, the weakest first: a smaller network, not one with zeros in it.
 
-`python -m serin.training.engine.pruning FOLDER PARENT_PID`, started by the launcher after a training with
+`python -m serin.training.programs.pruning FOLDER PARENT_PID`, started by the launcher after a training with
 `training.prune`. Leaves `pruned/start/` with the cut weights; a separate run in `pruned/` then trains them further.
 """
 

@@ -17,18 +17,18 @@ from serin.models.stages import stages_of
 from serin.models.table import Divisible
 from serin.spec.training import Strategy, TrainingSpec
 from serin.training.data.tables import Batch, MappedTable, ResidentTable
-from serin.training.engine.batch_size import (
+from serin.training.engine.learner import Learner
+from serin.training.engine.optimizer import by_row_pays, category_tables
+from serin.training.engine.precision import candidates, refuse_precision
+from serin.training.engine.step import CapturedStep, seconds_per_step
+from serin.training.engine.tuning.batch_size import (
     candidate_batch_rows,
     choose_threads,
     measure_batch_rows,
     scaled_rate,
 )
-from serin.training.engine.learner import Learner
-from serin.training.engine.memory import StartAgain, batch_limit, limit_batch
-from serin.training.engine.optimizer import by_row_pays, category_tables
-from serin.training.engine.precision import candidates, refuse_precision
-from serin.training.engine.step import CapturedStep, seconds_per_step
-from serin.training.engine.step_autotune import undone
+from serin.training.engine.tuning.memory import StartAgain, batch_limit, limit_batch
+from serin.training.engine.tuning.step_autotune import undone
 from serin.training.launch.job import ResolvedSettings, TrainingJob, choices_file
 from serin.training.parallel.pipeline import unowned_weights
 from serin.training.parallel.ranks import Ranks

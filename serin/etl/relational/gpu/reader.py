@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from serin.columns.column import Column
 from serin.etl.engines.device import host_columns, to_gpu
 from serin.etl.engines.engine import Engine, Held
-from serin.etl.relational.global_pass import prepare_with_global_pass
-from serin.etl.relational.large_joins import Join
+from serin.etl.relational.across_pieces.global_pass import prepare_with_global_pass
+from serin.etl.relational.across_pieces.large_joins import Join
 from serin.etl.relational.piece_cache import PieceCache
 from serin.etl.relational.relation import LoadedJoin, Prepared, finish, relate_columns
 from serin.etl.sources.files import open_parquet

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from serin.errors import nearest
-from serin.spec.step import OPERATORS, FeatureStep
+from serin.spec.steps.step import OPERATORS, FeatureStep
 
 _registered: dict[str, type[FeatureStep]] = {}
 

@@ -1,6 +1,6 @@
 """One rank of a training, from training.json to its last step. Must never load an orchestrator.
 
-`python -m serin.training.engine.worker FOLDER PARENT_PID`, started by torchrun (serin.training.engine.agent), or by the
+`python -m serin.training.programs.worker FOLDER PARENT_PID`, started by torchrun (programs/agent.py), or by the
 launcher when it is the only one. How it ended is in status.json.
 """
 
@@ -32,11 +32,11 @@ from serin.training.data.class_weights import class_weights
 from serin.training.data.loader import Loader, stream_seed
 from serin.training.data.stream import StreamLoader
 from serin.training.data.tables import MappedTable, ResidentTable, open_table
-from serin.training.engine.autotune import final_choices, first_choices, products_of, read_choices
 from serin.training.engine.learner import Learner
 from serin.training.engine.loop import Loop
-from serin.training.engine.memory import StartAgain
-from serin.training.engine.roofline import WORTH_MEASURING_S, measure_peaks, weigh
+from serin.training.engine.tuning.autotune import final_choices, first_choices, products_of, read_choices
+from serin.training.engine.tuning.memory import StartAgain
+from serin.training.engine.tuning.roofline import WORTH_MEASURING_S, measure_peaks, weigh
 from serin.training.launch.job import ResolvedSettings, TrainingJob, read_job
 from serin.training.launch.pruned import start_of
 from serin.training.launch.run_lock import only_one

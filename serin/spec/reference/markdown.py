@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from serin.spec.operators import operators
-from serin.spec.schema import spec_schema
+from serin.spec.reference.json_schema import spec_schema
 from serin.spec.section import shortest
+from serin.spec.steps.operators import operators
 
 _HEAD = """\
 # Spec reference
