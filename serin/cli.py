@@ -13,10 +13,12 @@ import typer
 
 from serin.api.progress import progress_lines
 from serin.commands import keys, models, pipeline, rollout, runs, schema, search, stack, tuning
+from serin.commands.suggest import SuggestingGroup
 from serin.errors import SerinError
 
 app = typer.Typer(
     name="serin",
+    cls=SuggestingGroup,
     help="Raw tables to a served, proven model: ETL, training, ONNX export, a canary on Triton behind Envoy.",
     no_args_is_help=True,
     add_completion=False,
@@ -28,18 +30,24 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        sys.stdout.write(f"serin {importlib.metadata.version('serin')}\n")
+        version()
         raise typer.Exit
+
+
+@app.command()
+def version() -> None:
+    """Show the version."""
+    sys.stdout.write(f"serin {importlib.metadata.version('serin')}\n")
 
 
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
-    version: Annotated[
+    show_version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    del debug, version  # the one is read by main(), the other has been answered
+    del debug, show_version  # the one is read by main(), the other has been answered
 
 
 for _module in (pipeline, schema, search, stack, runs, rollout, models, keys, tuning):
@@ -57,7 +65,7 @@ def main() -> None:
         sys.stderr.write(f"serin: {error}\n")
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read us has left; nobody is there to be told
+        sys.stderr.close()  # the reader of the output has exited
         sys.exit(1)
     except KeyboardInterrupt:
         sys.stderr.write("serin: interrupted\n")

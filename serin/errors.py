@@ -77,6 +77,7 @@ SerinError                      what happened, where, what to do next; fields fo
     ├── PortTaken               a port that was asked for is in use
     ├── ProcessFailed           a part of the stack did not start
     ├── PipelineFailed          a run on the stack's workers did not complete
+    ├── RunNotCancellable       a run that has ended already (exit code 2)
     ├── RunNotResumable         a run that has completed, or is still under way (exit code 2)
     ├── SupervisorGone          the stack's supervisor does not answer
     ├── SupervisorRefused       the stack's supervisor cannot do what it was asked
@@ -851,6 +852,13 @@ class PrefectRefused(StackError):
 
 class RunNotResumable(StackError):
     template = "run {run!r} is {state}; only one that failed, crashed or was cancelled can be resumed"
+    exit_code = 2
+    run: str
+    state: str
+
+
+class RunNotCancellable(StackError):
+    template = "run {run!r} is {state}; only one that has not ended can be cancelled"
     exit_code = 2
     run: str
     state: str

@@ -75,7 +75,9 @@ async def run_stage(
     get_run_logger().info("%s done by run %r", stage, run.name)
     for entry in notes(environment.home(), str(run.id)):
         why = f"by run {run.name!r}: {entry['why']}"
-        note(environment.home(), str(flow_run.id), entry["stage"], ran=entry["ran"], why=why)
+        model, version = entry.get("version", (None, None))
+        made = None if model is None else (model, version)
+        note(environment.home(), str(flow_run.id), entry["stage"], ran=entry["ran"], why=why, version=made)
     try:
         return TypeAdapter(kind).validate_python(await state.aresult())
     except MissingResult as error:

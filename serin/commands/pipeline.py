@@ -17,7 +17,7 @@ from serin.machine import environment
 if TYPE_CHECKING:
     from serin.spec.pipeline import PipelineSpec
 
-SpecFile = Annotated[Path, typer.Argument(help="The pipeline's YAML file.", metavar="SPEC")]
+SpecFile = Annotated[Path, typer.Argument(help="The pipeline's YAML file, or the folder of pipeline.yaml.", metavar="SPEC")]
 
 ApprovedBy = Annotated[
     str | None,
@@ -80,7 +80,10 @@ def check(spec: SpecFile, as_json: Json = False) -> None:
 
 def run(
     spec: Annotated[
-        Path | None, typer.Argument(help="The pipeline's YAML file; none with --resume.", metavar="SPEC")
+        Path | None,
+        typer.Argument(
+            help="The pipeline's YAML file, or the folder of pipeline.yaml; none with --resume.", metavar="SPEC"
+        ),
     ] = None,
     placed: Annotated[bool, typer.Option("--placed", help="Each stage on the worker that suits it.")] = False,
     fresh: Annotated[

@@ -31,7 +31,7 @@ def search(
     """Try what `search.space` allows; write the spec with the best of it. Goes on where an earlier call stopped."""
     from serin.pipeline.etl import build_dataset
     from serin.pipeline.search import search_settings
-    from serin.spec.load import load_search_spec
+    from serin.spec.load import load_search_spec, spec_file
     from serin.training.search.chosen_spec import write_chosen
 
     loaded = load_search_spec(spec)
@@ -43,6 +43,7 @@ def search(
         for data in loaded.fold_data()
     ]
     found = search_settings(loaded, datasets)
+    spec = spec_file(spec)
     target = out or spec.with_name(f"{spec.stem}-chosen{spec.suffix}")
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(found.metrics.items()))
     remark = (

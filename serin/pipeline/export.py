@@ -61,6 +61,7 @@ def export_model(
         keep_result(call.home, "export", key, bundle)
         keep_result(call.home, "export", parts.digest, bundle)  # found by a call that is not fresh
         remember(call.home, spec.name, parts)
+        call.note(ran=True, reason=why, value=bundle)
     return StageResult(value=bundle, ran=True, why=why, receipt=measurement.receipt)
 
 

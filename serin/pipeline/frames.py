@@ -16,7 +16,7 @@ from serin.formats.dataset import FEATURES, SPLITS, DatasetDescription, read_dat
 from serin.formats.shards import Array, Rows, read_split
 from serin.machine import environment
 from serin.machine.durable import sync
-from serin.machine.private import make_private
+from serin.store.frames import frames_folder, hold_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +34,8 @@ def keep_frame(frame: pd.DataFrame) -> Path:
 
     if any(name is not None for name in frame.index.names):
         frame = frame.reset_index()
-    folder = make_private(make_private(environment.home()) / "tables")
+    home = environment.home()
+    folder = frames_folder(home)
     scratch = folder / f".{secrets.token_hex(6)}"
     try:
         table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
@@ -42,6 +43,7 @@ def keep_frame(frame: pd.DataFrame) -> Path:
         with scratch.open("rb") as written:
             digest = hashlib.file_digest(written, "sha256").hexdigest()
         path = folder / f"{digest[:32]}.parquet"
+        hold_frame(home, path)
         if not path.exists():  # a file that is there keeps its time: datasets are found by it
             sync(scratch)
             scratch.replace(path)

@@ -15,6 +15,7 @@ from serin.machine import environment
 from serin.machine.leases import Lease, lease
 from serin.machine.stopping import stoppable
 from serin.pipeline.needs import Needs
+from serin.store.artifacts import Bundle
 from serin.store.receipt import Measurement, Receipt, measure
 from serin.store.stage_keys import StageKey, note, why
 from serin.store.stage_results import one_at_a_time, receipt_file
@@ -66,14 +67,14 @@ class StageCall:
     def found(self, value: Value, reason: str) -> StageResult[Value]:
         """The result of a call that had nothing to do."""
         self.log(reason)
-        self._note(ran=False, reason=reason)
+        self.note(ran=False, reason=reason, value=value)
         return StageResult(value=value, ran=False, why=reason)
 
     def begin(self, parts: StageKey) -> str:
         """Logs and notes why the work is done; returns the reason."""
         reason = why(self.home, self.name, parts, fresh=self.attempt is not None)
         self.log(f"{_WORK[self.stage]} ({reason})")
-        self._note(ran=True, reason=reason)
+        self.note(ran=True, reason=reason)
         return reason
 
     def lock(self, key: str) -> AbstractContextManager[bool]:
@@ -120,9 +121,11 @@ class StageCall:
                 _first_shown.extend(held.ids)
             yield held
 
-    def _note(self, *, ran: bool, reason: str) -> None:
+    def note(self, *, ran: bool, reason: str, value: object = None) -> None:
+        """Notes for the orchestrator's run what became of the stage, and the model version that it gave."""
         if self.run is not None:
-            note(self.home, self.run, self.stage, ran=ran, why=reason)
+            version = (value.model, value.version) if isinstance(value, Bundle) else None
+            note(self.home, self.run, self.stage, ran=ran, why=reason, version=version)
 
 
 def name_attempt(*, fresh: bool, attempt: str | None) -> str | None:

@@ -14,16 +14,28 @@ from serin.errors import SpecError, nearest
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
 
+_FILE_NAMES = ("pipeline.yaml", "spec.yaml")
 
 def load_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:
-    """A spec from its file, from a mapping, or as it is. Paths of tables become absolute: relative to the spec's file,
+    """A spec from its file (or the folder that `serin init` wrote it to), from a mapping, or as it is. Paths of tables become absolute: relative to the spec's file,
     or to the working directory when there is no file."""
     if isinstance(source, PipelineSpec):
         return source
     if isinstance(source, Mapping):
         return spec_from_mapping(source, where="spec", base=Path.cwd())
-    path = Path(source)
+    path = spec_file(Path(source))
     return spec_from_mapping(_read(path), where=str(path), base=path.absolute().parent)
+
+
+def spec_file(path: Path) -> Path:
+    """The file of a spec that was named by its file or by its folder. SpecError for a folder without one."""
+    if not path.is_dir():
+        return path
+    found = [path / name for name in _FILE_NAMES if (path / name).is_file()]
+    if not found:
+        problem = f"is a folder without a {' or '.join(_FILE_NAMES)}; name the spec's file, or write one: serin init {path}"
+        raise SpecError(where=str(path), problems=[("", problem)])
+    return found[0]
 
 
 def load_search_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:

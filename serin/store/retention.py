@@ -1,4 +1,4 @@
-"""What may go (`serin gc`): datasets no kept version came from, old versions, old runs, leftovers of crashes.
+"""What `serin gc` may remove: datasets and data frames no kept version came from, old versions, old runs, leftovers.
 
 Nothing goes that a living process uses (in_use.py), and nothing that was made or found within `keep_days`.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serin.machine.in_use import unused
+from serin.store.frames import frame_lock, frames
 from serin.store.runs import run_lock, runs
 from serin.store.store import Store
 
@@ -27,7 +28,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    kind: str  # dataset, version, run, workspace, kept file
+    kind: str  # dataset, version, run, workspace, table, kept file
     name: str
     bytes: int
 
@@ -48,7 +49,7 @@ def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -
     assert store.local, "retention of an object store is the object store's own (lifecycle rules)"
     root = Path(store.url.removeprefix("file://"))
     found = []
-    for one in (*_of_store(store, root, policy), *_workspaces(store, root), *_runs(home)):
+    for one in (*_of_store(store, root, policy), *_workspaces(store, root), *_runs(home), *_frames(home, root)):
         if not _is_old(one, policy):
             continue
         with unused(one.lock) as free:
@@ -100,6 +101,17 @@ def _runs(home: Path) -> Iterator[_Candidate]:
     for run in runs(home):
         path = home / "runs" / run
         yield _Candidate(kind="run", name=run, path=path, lock=run_lock(home, run), age=path)
+
+
+def _frames(home: Path, root: Path) -> Iterator[_Candidate]:
+    """Tables made from data frames that no version in the store was trained on: retraining reads them again."""
+    specs = [path.read_text(encoding="utf-8") for path in root.glob("models/*/versions/*/spec.yaml")]
+    for path in frames(home):
+        if not any(path.name in spec for spec in specs):
+            lock = frame_lock(home, path)
+            yield _Candidate(
+                kind="table", name=path.name, path=path, lock=lock, age=lock if lock.exists() else path
+            )
 
 
 def _unasked(folder: Path, policy: Policy) -> list[Path]:

@@ -133,12 +133,15 @@ def why(home: Path, name: str, key: StageKey, *, fresh: bool = False) -> str:
     return f"changed since the last time: {', '.join(changed)}" if changed else "its result is gone"
 
 
-def note(home: Path, run: str, stage: str, *, ran: bool, why: str) -> None:
-    """For `serin runs show`: what became of a stage in a run."""
+def note(
+    home: Path, run: str, stage: str, *, ran: bool, why: str, version: tuple[str, int] | None = None
+) -> None:
+    """For `serin runs`: what became of a stage in a run. `version`: the model version that it gave, if it gave one."""
     path = _notes(home, run)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"stage": stage, "ran": ran, "why": why}) + "\n")
+        entry = {"stage": stage, "ran": ran, "why": why, "version": version}
+        file.write(json.dumps({name: value for name, value in entry.items() if value is not None}) + "\n")
 
 
 def notes(home: Path, run: str) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def test_the_readme_names_the_two_commands() -> None:
     commands = "\n".join(blocks("README.md", "bash"))
     assert "make demo" in commands
     assert "make test" in commands
+
+
+def test_the_readme_explains_every_extra_that_users_install() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("| extra |") :].partition("\n\n")[0]
+    explained = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert explained == project["optional-dependencies"].keys() - {"dev", "docs", "examples"}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/")])

@@ -25,11 +25,13 @@ USES = {
     "dataset": "assert store.find_dataset('a' * 64); ready()",
     "version": "store.bundle('m', 1, hold=True); ready()",
     "kept file": "with store.using_kept() as kept: (kept / 'converted' / 'half-1').write_text('half'); ready()",
+    "table": "hold_frame(home, home / 'tables' / 'f.parquet'); ready()",
     "run": "run_folder(home, 'train-1', create=True); ready()",
 }
 PROGRAM = """
 import sys
 from pathlib import Path
+from serin.store.frames import hold_frame
 from serin.store.runs import run_folder
 from serin.store.store import Store
 from tests.fakes.locks import forget_own_locks
@@ -71,6 +73,8 @@ def store(tmp_path: Path) -> Store:
     (made.kept_folder() / "converted").mkdir(parents=True)
     (made.kept_folder() / "converted" / ("e" * 64)).write_text("rows")
     (tmp_path / "home/runs/train-1/result").mkdir(parents=True)
+    (tmp_path / "home/tables").mkdir()
+    (tmp_path / "home/tables/f.parquet").write_text("rows")
     old(tmp_path)
     return made
 
@@ -161,3 +165,14 @@ def _until_it_waits_for_a_lock(process: subprocess.Popen[str]) -> None:
         if any(int(entry[5]) == process.pid for entry in waiting):
             return
     pytest.fail("it did not wait")
+
+
+def test_a_table_made_from_a_frame_stays_while_a_version_was_trained_on_it(
+    tmp_path: Path, store: Store
+) -> None:
+    forget_own_locks()
+    spec = tmp_path / "store/models/m/versions/2/spec.yaml"
+    spec.write_text(f"data: {{tables: {{frame: {tmp_path / 'home/tables/f.parquet'}}}}}")
+    assert "table" not in garbage(store, keep_days=0)
+    spec.unlink()
+    assert garbage(store, keep_days=0)["table"].name == "f.parquet"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from serin.errors import NotFound, NotUp, PipelineFailed, RunNotResumable
+from serin.errors import NotUp, PipelineFailed, RunNotResumable
 from serin.machine import environment
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
@@ -25,14 +25,15 @@ from serin.stack.prefect.follow import ENDED_BADLY, RunLog, begin_run, follow_ru
 from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.processes import prefect_environment
 from serin.stack.prefect.reconcile import schedule_again
-from serin.stack.prefect.rest_api import call, flow_runs
+from serin.stack.prefect.run_control import find_run
 
 logger = logging.getLogger(__name__)
 
-_GOES_ON = "no longer watching; the run itself goes on: `serin runs list` shows it"
+_CONTINUES = (
+    "stopped watching; the run continues: `serin runs logs {run} --follow` shows it, `serin runs cancel {run}` ends it"
+)
 _LOOK_S = 0.2
 _LEAVINGS_S = 60.0
-_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOG = re.compile(r"▪\s+[\d:.]+\s+\S+ (?P<text>.*)")
 _EVENT = re.compile(r"●\s+[\d:.]+\s+\S+ prefect\.(?:task|flow)-run\.(?P<state>[A-Z]\w+) \* (?P<name>.*)")
 
@@ -61,11 +62,18 @@ def run_pipeline(
     run = begin_run(stack_api(stack), deployment, parameters, tags=tags)
     logger.info(f"{run['name']}: {stack.prefect_ui_url}/runs/flow-run/{run['id']}")
     if follow:
-        try:
+        with _saying_how_to_cancel(run["name"]):
             follow_run(stack, run["id"], what=what, log=RunLog(stack_api(stack), run["id"]))
-        except KeyboardInterrupt:
-            logger.info(_GOES_ON)
-            raise
+
+
+@contextmanager
+def _saying_how_to_cancel(run: str) -> Iterator[None]:
+    """Ctrl-C ends the watching and not the run."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        logger.info(_CONTINUES.format(run=run))
+        raise
 
 
 def _parameter(spec: Path | PipelineSpec) -> str | dict[str, Any]:
@@ -93,7 +101,7 @@ def resume_run(home: Path, run: str, *, follow: bool) -> None:
     """The same run again, by name or id: it finds what it did before, and goes on at the stage that failed and inside
     it. RunNotResumable when it has completed or is still under way."""
     stack = running_stack(home)
-    found = _find_run(stack, run)
+    found = find_run(stack, run)
     if found["state_type"] not in ENDED_BADLY:
         raise RunNotResumable(run=found["name"], state=str(found["state_name"]).lower())
     _wait_for_leavings(stack, found["id"])
@@ -102,7 +110,8 @@ def resume_run(home: Path, run: str, *, follow: bool) -> None:
     schedule_again(stack_api(stack), found["id"], f"resumed by {environment.user()}")
     logger.info(f"{found['name']} goes on, on {stack.prefect_ui_url}")
     if follow:
-        follow_run(stack, found["id"], what=f"run {found['name']!r}", log=log)
+        with _saying_how_to_cancel(found["name"]):
+            follow_run(stack, found["id"], what=f"run {found['name']!r}", log=log)
 
 
 def _wait_for_leavings(stack: Stack, run: str) -> None:
@@ -115,18 +124,6 @@ def _wait_for_leavings(stack: Stack, run: str) -> None:
             logger.info("waiting until the last of its processes has ended")
             told = True
         time.sleep(_LOOK_S)
-
-
-def _find_run(stack: Stack, run: str) -> dict[str, Any]:
-    """The newest of that name, or the one with that id."""
-    by = {"id": {"any_": [run]}} if _ID.fullmatch(run) else {"name": {"any_": [run]}}
-    body = {"flow_runs": by, "sort": "EXPECTED_START_TIME_DESC", "limit": 1}
-    found: list[dict[str, Any]] = call(stack_api(stack), "POST", "/flow_runs/filter", body)
-    if not found:
-        raise NotFound(
-            kind="run", name=run, known=[each["name"] for each in flow_runs(stack_api(stack), limit=20)]
-        )
-    return found[0]
 
 
 def _follow(stack: Stack, command: list[str], *, what: str) -> None:
@@ -152,7 +149,7 @@ def _follow(stack: Stack, command: list[str], *, what: str) -> None:
                 if shown:
                     logger.info(shown)
     except KeyboardInterrupt:
-        logger.info(_GOES_ON)
+        logger.info(_CONTINUES.format(run="RUN"))
         raise
     if not stack.is_alive:
         raise NotUp(home=home)

@@ -19,6 +19,7 @@ from serin.errors import PrefectGone, PrefectRefused
 _UNFINISHED = ["RUNNING", "PENDING", "CANCELLING"]
 _SOON = timedelta(minutes=1)  # clocks differ
 _FORBIDDEN = 403
+_PAGE = 200  # the most entries that the server gives at once
 _BUSY = 503  # its database was locked for too long
 _BUSY_PAUSES_S = (1.0, 2.0, 4.0)
 _NO_TOKEN_WANTED = (404, 422)  # an older server; one whose protection is off
@@ -184,8 +185,18 @@ def flow_runs(
 
 def run_log(api: Api | str, run_id: str, *, lines: int = 50) -> list[str]:
     """The last lines of a run's log, oldest first."""
-    body = {"logs": {"flow_run_id": {"any_": [run_id]}}, "sort": "TIMESTAMP_DESC", "limit": lines}
-    found: list[dict[str, Any]] = call(api, "POST", "/logs/filter", body)
+    found: list[dict[str, Any]] = []
+    while len(found) < lines:
+        body = {
+            "logs": {"flow_run_id": {"any_": [run_id]}},
+            "sort": "TIMESTAMP_DESC",
+            "limit": min(lines - len(found), _PAGE),
+            "offset": len(found),
+        }
+        page: list[dict[str, Any]] = call(api, "POST", "/logs/filter", body)
+        found += page
+        if len(page) < body["limit"]:
+            break
     return [f"{entry['timestamp'][:19]} {entry['message']}" for entry in reversed(found)]
 
 

@@ -78,12 +78,17 @@ def test_killed_pipelines_go_on_inline_and_placed_to_the_same_model_which_is_ser
     inline, placed = (_made(stack, version) for version in _versions(stack))
     assert placed == inline, "one process, its training killed, and placed stages, their pipeline killed"
     assert placed["weights"], "nothing was compared"
-    kinds = [
-        found["kind"]
+    listed = [
+        (found["kind"], found["model"], found["version"])
         for found in stack.ask("runs", "list")
         if found["kind"] in ("pipeline", "etl", "train", "export")
     ]
-    assert sorted(kinds) == ["etl", "export", "pipeline", "pipeline", "pipeline", "train"]
+    assert sorted(listed, key=str) == [
+        ("etl", NAME, None),
+        ("export", NAME, 2),
+        *[("pipeline", NAME, version) for version in (1, 1, 2)],
+        ("train", NAME, None),
+    ]
 
     _left_no_secret_and_no_pickle(stack)
 
@@ -155,7 +160,11 @@ def test_who_cancels_a_pipeline_ends_its_stage_ranks_and_dask_workers_and_frees_
     assert b"deployments.workers.warm_process" in Path(f"/proc/{engine}/cmdline").read_bytes(), (
         "no process had waited for it"
     )
-    _cancel(stack, ranks)
+    assert "train placed as train/placed" in stack.serin("runs", "logs", ranks)
+    assert "is cancelled; `serin run --resume" in stack.serin("runs", "cancel", ranks)
+    assert "is cancelled; only one that has not ended can be cancelled" in stack.serin(
+        "runs", "cancel", ranks, code=2
+    )
 
     ended = {ranks, stage, dask}
     until(lambda: {stack.state(run) for run in ended} == {"CANCELLED"}, "all are cancelled")

@@ -1,0 +1,41 @@
+"""A group of commands that answers a command it does not have with the one that was meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from typer.core import TyperGroup
+
+_MEANT = {
+    "abort": "`serin rollout abort MODEL` ends a rollout and keeps the live version.",
+    "cancel": "`serin runs cancel RUN` cancels a run.",
+    "delete": "`serin models delete MODEL` deletes versions.",
+    "fit": "`serin train SPEC` trains.",
+    "list": "`serin models list` lists models, `serin runs` runs.",
+    "ls": "`serin models list` lists models, `serin runs` runs.",
+    "promote": "`serin rollout promote MODEL` promotes a candidate.",
+    "ps": "`serin status` shows the stack.",
+    "restart": "`serin down` and `serin up` restart the stack.",
+    "rollback": "`serin rollout rollback MODEL` returns to an earlier version.",
+    "score": "`serin predict MODEL ROWS` scores rows.",
+    "serve": "`serin up` starts serving, `serin rollout start MODEL` rolls a version out.",
+    "start": "`serin up` starts the stack.",
+    "stop": "`serin down` stops the stack, `serin retire MODEL` takes one model out of service.",
+    "undeploy": "`serin retire MODEL` takes a model out of service.",
+    "validate": "`serin check SPEC` checks a spec.",
+}
+"""What people type who know other tools, and the command that does it."""
+
+
+class SuggestingGroup(TyperGroup):
+    """Names the right command for words of other tools; click itself suggests those that are spelled alike."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            meant = _MEANT.get(args[0]) if args else None
+            if meant is not None:
+                error.message = f"No such command {args[0]!r}. {meant}"
+            raise
