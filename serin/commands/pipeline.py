@@ -17,7 +17,9 @@ from serin.machine import environment
 if TYPE_CHECKING:
     from serin.spec.pipeline import PipelineSpec
 
-SpecFile = Annotated[Path, typer.Argument(help="The pipeline's YAML file, or the folder of pipeline.yaml.", metavar="SPEC")]
+SpecFile = Annotated[
+    Path, typer.Argument(help="The pipeline's YAML file, or the folder of pipeline.yaml.", metavar="SPEC")
+]
 
 ApprovedBy = Annotated[
     str | None,
@@ -82,7 +84,8 @@ def run(
     spec: Annotated[
         Path | None,
         typer.Argument(
-            help="The pipeline's YAML file, or the folder of pipeline.yaml; none with --resume.", metavar="SPEC"
+            help="The pipeline's YAML file, or the folder of pipeline.yaml; none with --resume.",
+            metavar="SPEC",
         ),
     ] = None,
     placed: Annotated[bool, typer.Option("--placed", help="Each stage on the worker that suits it.")] = False,

@@ -1,4 +1,4 @@
-"""The runs that the commands show: flow runs of the stack's Prefect server, and trainings in this home's run folders."""
+"""The runs that the commands show: flow runs of the stack's Prefect server, and trainings in run folders."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def flow_run_entries(limit: int) -> list[RunEntry]:
 def _flow_run_entry(run: dict[str, Any], flow: str) -> RunEntry:
     from serin.store.stage_keys import notes
 
-    made = next((entry["version"] for entry in notes(environment.home(), run["id"]) if entry.get("version")), None)
+    made = next(
+        (entry["version"] for entry in notes(environment.home(), run["id"]) if entry.get("version")), None
+    )
     return RunEntry(
         name=run["name"],
         kind=flow,

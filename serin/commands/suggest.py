@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
 from typer.core import TyperGroup
 
 _MEANT = {
@@ -29,13 +28,10 @@ _MEANT = {
 
 
 class SuggestingGroup(TyperGroup):
-    """Names the right command for words of other tools; click itself suggests those that are spelled alike."""
+    """Names the right command for words of other tools; typer itself suggests those that are spelled alike."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            meant = _MEANT.get(args[0]) if args else None
-            if meant is not None:
-                error.message = f"No such command {args[0]!r}. {meant}"
-            raise
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # ctx: a type that typer does not export
+        meant = _MEANT.get(args[0]) if args else None
+        if meant is not None and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}. {meant}")
+        return super().resolve_command(ctx, args)

@@ -16,9 +16,11 @@ from serin.spec.pipeline import PipelineSpec
 
 _FILE_NAMES = ("pipeline.yaml", "spec.yaml")
 
+
 def load_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:
-    """A spec from its file (or the folder that `serin init` wrote it to), from a mapping, or as it is. Paths of tables become absolute: relative to the spec's file,
-    or to the working directory when there is no file."""
+    """A spec from its file (or the folder that `serin init` wrote it to), from a mapping, or as it is.
+
+    Paths of tables become absolute: relative to the spec's file, or to the working directory when there is no file."""
     if isinstance(source, PipelineSpec):
         return source
     if isinstance(source, Mapping):
@@ -33,7 +35,8 @@ def spec_file(path: Path) -> Path:
         return path
     found = [path / name for name in _FILE_NAMES if (path / name).is_file()]
     if not found:
-        problem = f"is a folder without a {' or '.join(_FILE_NAMES)}; name the spec's file, or write one: serin init {path}"
+        names = " or ".join(_FILE_NAMES)
+        problem = f"is a folder without a {names}; name the spec's file, or write one: serin init {path}"
         raise SpecError(where=str(path), problems=[("", problem)])
     return found[0]
 

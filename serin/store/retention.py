@@ -49,7 +49,12 @@ def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -
     assert store.local, "retention of an object store is the object store's own (lifecycle rules)"
     root = Path(store.url.removeprefix("file://"))
     found = []
-    for one in (*_of_store(store, root, policy), *_workspaces(store, root), *_runs(home), *_frames(home, root)):
+    for one in (
+        *_of_store(store, root, policy),
+        *_workspaces(store, root),
+        *_runs(home),
+        *_frames(home, root),
+    ):
         if not _is_old(one, policy):
             continue
         with unused(one.lock) as free:

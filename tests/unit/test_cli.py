@@ -119,7 +119,7 @@ def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixtu
         (["check", "none.yaml"], 2, "none.yaml: 1 problem"),
         (["check"], 2, "Missing argument"),
         (["run", "none.yaml"], 2, "no such file"),
-        (["chek"], 2, "Did you mean 'check'?"),
+        (["chek"], 2, "Did you mean 'check'"),
         (["stop"], 2, "`serin down` stops the stack"),
         (["run", "."], 2, "is a folder without a pipeline.yaml"),
         (["runs", "cancel", "no-such-run"], 1, "serin up"),

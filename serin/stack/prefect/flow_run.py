@@ -30,7 +30,8 @@ from serin.stack.prefect.run_control import find_run
 logger = logging.getLogger(__name__)
 
 _CONTINUES = (
-    "stopped watching; the run continues: `serin runs logs {run} --follow` shows it, `serin runs cancel {run}` ends it"
+    "stopped watching; the run continues. "
+    "`serin runs logs {run} --follow` shows it, `serin runs cancel {run}` cancels it"
 )
 _LOOK_S = 0.2
 _LEAVINGS_S = 60.0

@@ -187,15 +187,16 @@ def run_log(api: Api | str, run_id: str, *, lines: int = 50) -> list[str]:
     """The last lines of a run's log, oldest first."""
     found: list[dict[str, Any]] = []
     while len(found) < lines:
+        limit = min(lines - len(found), _PAGE)
         body = {
             "logs": {"flow_run_id": {"any_": [run_id]}},
             "sort": "TIMESTAMP_DESC",
-            "limit": min(lines - len(found), _PAGE),
+            "limit": limit,
             "offset": len(found),
         }
         page: list[dict[str, Any]] = call(api, "POST", "/logs/filter", body)
         found += page
-        if len(page) < body["limit"]:
+        if len(page) < limit:
             break
     return [f"{entry['timestamp'][:19]} {entry['message']}" for entry in reversed(found)]
 

@@ -46,7 +46,13 @@ def cancel_run(home: Path, run: str) -> str:
         stack_api(stack),
         "POST",
         f"/flow_runs/{found['id']}/set_state",
-        {"state": {"type": "CANCELLING", "name": "Cancelling", "message": "cancelled by `serin runs cancel`"}},
+        {
+            "state": {
+                "type": "CANCELLING",
+                "name": "Cancelling",
+                "message": "cancelled by `serin runs cancel`",
+            }
+        },
     )
     deadline = time.monotonic() + _CANCEL_S
     while time.monotonic() < deadline:
