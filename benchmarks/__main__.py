@@ -1,4 +1,4 @@
-"""python -m benchmarks NAME [--full] [--json FILE]: ours, the best peers and the limit, interleaved in one run."""
+"""python -m benchmarks NAME [--full] [--json FILE]: runs Serin, its best peers and the limit in turns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     chosen = parser.parse_args(arguments)
     begin = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that contenders and scratch files go too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs the clean-up of contenders and scratch files
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begin:5.0f} s] {text}", file=sys.stderr, flush=True)

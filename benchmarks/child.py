@@ -1,8 +1,9 @@
-"""A contender in a process of its own, so that each can live in its own environment. One JSON line in, one out.
+"""Runs a contender in a separate process, so that each can have its own environment.
 
     python -m benchmarks.child benchmarks.etl.polars_peer
 
-The module has `run(request) -> answer`, which is timed, and may have `prepare(request)`: called once, not timed.
+The process reads one JSON line per request and writes one JSON line per answer. The module has `run(request) ->
+answer`, which is timed, and may have `prepare(request)`, which is called once and not timed.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ REPORTED = (
 
 
 class ContenderFailed(Exception):
-    """A contender's process ended or answered nothing usable."""
+    """A contender's process exited or gave an unusable answer."""
 
 
 class Child:
-    """The parent's end. Use as a context manager; the process ends with it."""
+    """The parent's handle of a contender's process. Use it as a context manager: the process ends with it."""
 
     def __init__(
         self, module: str, *, python: str, threads: int, environment: Mapping[str, str] | None = None
@@ -75,7 +76,7 @@ class Child:
             self._process.wait(STOP_S)
             self._log.seek(0)
             tail = self._log.read().decode(errors="replace")[-3000:]
-            raise ContenderFailed(f"{self._module} ended with code {self._process.returncode}\n{tail}")
+            raise ContenderFailed(f"{self._module} exited with code {self._process.returncode}\n{tail}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -98,7 +99,7 @@ class Child:
 
 def main(module: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not end up between the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     contender = importlib.import_module(module)
     prepare = getattr(contender, "prepare", None)
     _answer(answers, {"versions": _versions()})
@@ -112,7 +113,7 @@ def main(module: str) -> None:
             begin = time.perf_counter()
             answer = contender.run(request)
             seconds = time.perf_counter() - begin
-            # A contender may time its work itself, where what comes before (a capture, a process group) is not raced.
+            # A contender may time its own work, to leave out preparation such as a capture or a process group.
             seconds = (answer or {}).pop("seconds", seconds)
         _answer(answers, {"seconds": seconds, "peak_bytes": peak[0], "answer": answer or {}})
 
@@ -132,7 +133,7 @@ def _versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def peak_memory(every_s: float = 0.02) -> Iterator[list[int]]:
-    """The largest resident size of this process and its children together, sampled while the block runs."""
+    """Samples the largest resident size of this process and its children together while the block runs."""
     import psutil
 
     me, peak, done = psutil.Process(), [0], threading.Event()

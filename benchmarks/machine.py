@@ -1,4 +1,4 @@
-"""What the figures were measured on. Written beside them: a ratio without its machine says little."""
+"""Describes the machine on which figures were measured; a ratio means little without it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def core_count() -> int:
-    """The cores this process may use: each contender gets as many threads."""
+    """Returns the cores this process may use; each contender gets as many threads."""
     return len(os.sched_getaffinity(0))
 
 
@@ -29,7 +29,7 @@ def machine() -> dict[str, Any]:
 
 
 def _cpuinfo(text: str) -> dict[str, Any]:
-    """x86 names the model and its `flags`; ARM gives an implementer, a part number and its `Features`."""
+    """Reads the CPU model and its flags: x86 names both; ARM gives an implementer, a part number and `Features`."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         key, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""Contenders take turns in one run; an answer is accepted before its time counts. Ratios are judged, never seconds."""
+"""Runs contenders in turns and checks each answer before its time counts. Only ratios are judged, never seconds."""
 
 from __future__ import annotations
 

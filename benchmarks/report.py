@@ -1,4 +1,4 @@
-"""How a benchmark's result looks: a table for people, a last line of key=value pairs, a JSON file with everything."""
+"""Formats a benchmark's result: a table for people, a last line of key=value pairs, and a JSON file with everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ETL benchmark: from Parquet to shards, against polars, duckdb, dask + pandas by hand, and the limit."""
+"""The ETL benchmark: from Parquet to shards, against polars, duckdb, hand-written dask + pandas, and the limit."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _race(
 
 
 def key_figures(results: Mapping[str, Mapping[str, Result]]) -> dict[str, float]:
-    """Speed of ours over a peer's: per case for polars, else the smallest over the cases. Share of the limit."""
+    """Returns each peer's time over ours: per case for polars, else the smallest over the cases; and the limit's."""
     line: dict[str, float] = {}
     for case in results:
         line[f"polars_{case}"] = results[case]["polars"].times_as_long_as(results[case]["ours"])

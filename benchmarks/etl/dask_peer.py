@@ -1,7 +1,7 @@
-"""dask + pandas by hand: one process per core, frames per row group, small tables sent to every worker.
+"""Hand-written dask + pandas: one process per core, frames per row group, small tables sent to every worker.
 
-The cluster is started beforehand and not timed. Exact medians and cuts need whole columns on the client: dask's own
-are approximate.
+The cluster is started beforehand and not timed. Exact medians and cuts need whole columns on the client, because dask's
+own are approximate.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _with_split(
 
 
 def _statistics(train: dd.DataFrame, columns: list[str]) -> dict[str, tuple[float, float, float]]:
-    """Median, mean and deviation per column."""
+    """Returns median, mean and standard deviation per column."""
     found = {}
     whole = train[columns].compute()
     for name in columns:

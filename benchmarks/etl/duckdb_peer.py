@@ -1,4 +1,4 @@
-"""duckdb: joins, statistics and codes in SQL, arrays out at the end."""
+"""duckdb: joins, statistics and codes in SQL, with arrays fetched at the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(database: duckdb.DuckDBPyConnection, case: dict[str, Any], decode: dict[str, list[str]]) -> None:
-    """Table `rows`: joined, with target and split, without rows that have no target."""
+    """Creates the table `rows`: joined, with target and split, without rows that have no target."""
     chosen = [f"main.{_name(column)}" for column in decode[case["table"]]]
     joins = []
     for name, join in case["joins"].items():

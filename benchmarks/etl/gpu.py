@@ -1,7 +1,8 @@
-"""python -m benchmarks.etl.gpu: the ETL on this machine's GPU, held against the host's bits and plain cuDF's speed.
+"""python -m benchmarks.etl.gpu: compares the ETL on this machine's GPU with the CPU's digest and with plain cuDF's
+speed.
 
-First every engine of the GPU must give the host's digest on awkward tables; then ours and plain cuDF take turns on a
-generated table (20 M rows x 23 columns), from Parquet to shards. Needs cuDF, dask-cuda, cupy; nothing is installed.
+First every GPU engine must give the CPU's digest on awkward tables. Then Serin and plain cuDF take turns on a generated
+table (20 M rows x 23 columns), from Parquet to shards. Needs cuDF, dask-cuda and cupy; installs nothing.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.etl.gpu", description=__doc__)
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--only", choices=("cuda", "dask-cuda", "speed"), help="one part alone")
-    parser.add_argument("--scratch", type=Path, help="a folder on a fast disk; default: the system's")
-    parser.add_argument("--profile", action="store_true", help="say where ours spends its time")
+    parser.add_argument("--only", choices=("cuda", "dask-cuda", "speed"), help="run only this part")
+    parser.add_argument("--scratch", type=Path, help="a folder on a fast disk (default: the system's)")
+    parser.add_argument("--profile", action="store_true", help="show where Serin spends its time")
     chosen = parser.parse_args()
     missing = [name for name in NEEDED if not _importable(name)]
     if missing:
@@ -123,7 +124,7 @@ def speed(folder: Path, rows: int, repetitions: int, *, profile: bool) -> dict[s
 def _laps(
     contenders: dict[str, Callable[[Path], dict[str, Any]]], folder: Path, repetitions: int
 ) -> dict[str, list[float]]:
-    """Seconds of every contender, taken in turns; the first round is compared and not counted."""
+    """Returns the seconds of every contender, run in turns; the first round is compared and not counted."""
     from benchmarks.etl.outputs import check_equal, read_outputs
 
     laps: dict[str, list[float]] = {name: [] for name in contenders}
@@ -148,7 +149,7 @@ def _laps(
 
 
 def write_table(folder: Path, rows: int) -> list[str]:
-    """13 numbers, 8 whole numbers as categories, a target and a time; a tenth of the numbers null."""
+    """Writes 13 numbers, 8 integer categories, a target and a time; a tenth of the numbers are null."""
     folder.mkdir()
     starts = range(0, rows, FILE_ROWS)
     with ThreadPoolExecutor(8) as pool:
@@ -204,7 +205,7 @@ def _ours(table: Path, out: Path, engine: str) -> dict[str, Any]:
 
 
 def _stages(table: Path, out: Path, *, profile: bool) -> None:
-    """Where ours spends its time, by what it says."""
+    """Prints where Serin spends its time, from its progress messages."""
     with sampled() if profile else nullcontext():
         begin = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""Whether the engines of a GPU give the host's digest: awkward tables, every kind of relational work, several cuts."""
+"""Checks that the GPU engines give the CPU's digest: awkward tables, every relational operation, several splits."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Case = tuple[str, PipelineSpec, int | None]
 
 
 def equality(folder: Path, engine: str) -> int:
-    """How many runs on this engine gave another digest than the host, or failed."""
+    """Returns how many runs on this engine failed or gave another digest than the CPU."""
     tables, variants = list(_tables(folder)), list(_variants(folder))
     if engine != "dask-cuda":
         return _count(folder, engine, [*tables, *variants])
-    with gpu_cluster(1, folder / "cluster") as address:  # one for all: it takes seconds to start
+    with gpu_cluster(1, folder / "cluster") as address:  # one for all runs: it takes seconds to start
         return _count(folder, engine, tables[-2:-1]) + _count(folder, address, [*tables[:-1], *variants])
 
 
@@ -62,7 +62,7 @@ def _differs(folder: Path, name: str, spec: PipelineSpec, engine: str, piece_row
     said: list[str] = []
     try:
         found = _digest(folder / f"{_named(engine)}-{piece_rows}", spec, engine, piece_rows, said)
-    except FAILURES as error:  # one failure must not hide what the others give
+    except FAILURES as error:  # one failure must not hide the results of the others
         found = f"{type(error).__name__}: {error}"
         traceback.print_exception(error, limit=-8)
     word = "equal" if found == expected else f"DIFFERENT: {found[:300]}"
@@ -91,7 +91,7 @@ def _digest(
 
 
 def _show_difference(host: Path, gpu: Path) -> None:
-    """The first columns whose bits differ, or the fitted numbers that do."""
+    """Prints the first columns whose bits differ, or the fitted numbers that do."""
     left, right = (next(folder.glob("**/dataset.json")).parent for folder in (host, gpu))
     for file in sorted(path for path in left.rglob("*") if path.is_file()):
         other = right / file.relative_to(left)

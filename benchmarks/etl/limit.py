@@ -1,4 +1,5 @@
-"""The limit: decode the columns in use, write as many bytes as come out. Nothing that does the work is faster."""
+"""The limit: decodes the columns in use and writes as many bytes as the output has. Nothing that does the work is
+faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ours: build_dataset, as `serin etl` calls it, in one process. Each run gets a store of its own and computes anew."""
+"""Serin's contender: build_dataset in one process, as `serin etl` calls it. Each run gets an empty store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serin.store.store import Store
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     spec = _spec(request["case"])
-    memory_limit_bytes = psutil.virtual_memory().available // 2  # what the ETL plans with
+    memory_limit_bytes = psutil.virtual_memory().available // 2  # the ETL's memory budget
     dataset = build_dataset(spec.data, spec.features, spec.etl, store=Store(request["out"]))
     description = read_dataset(Path(dataset.path))
     return {

@@ -1,4 +1,4 @@
-"""What every contender leaves: per split a folder of parts with raw arrays. Compared here, column by column."""
+"""Reads, writes and compares the contenders' outputs: per split a folder of parts with raw arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_split(
     target: npt.NDArray[Any],
     rows: Any,
 ) -> None:
-    """One part, as the peers write it: `numeric` is [rows, columns], so is `codes`."""
+    """Writes one part as the peers do; `numeric` and `codes` are [rows, columns]."""
     part = folder / split / "part-00000"
     part.mkdir(parents=True)
     np.ascontiguousarray(numeric, dtype="<f4").tofile(part / "num.f32")
@@ -36,12 +36,12 @@ def write_split(
 
 
 def split_ends(rows: int) -> tuple[int, int]:
-    """Where train and valid end when the rows are ordered by time: 80%, 10%, 10%, as the spec's default says."""
+    """Returns where train and valid end when rows are ordered by time: 80%, 10%, 10%, the spec's default."""
     return (8 * rows + 5) // 10, (9 * rows + 5) // 10
 
 
 def read_outputs(answer: Mapping[str, Any]) -> dict[str, Arrays]:
-    """Per split: `rows`, `target` and one array per feature."""
+    """Returns per split `rows`, `target` and one array per feature."""
     return {split: _read_split(Path(answer["path"]) / split, answer) for split in SPLITS}
 
 
@@ -63,7 +63,7 @@ def _read_split(folder: Path, answer: Mapping[str, Any]) -> Arrays:
 def check_equal(
     name: str, found: Mapping[str, Arrays], expected: Mapping[str, Arrays], numeric: Sequence[str]
 ) -> None:
-    """The same rows in the same splits and order, the same codes, z-scores within the tolerance; else Unequal."""
+    """Raises Unequal unless rows, splits, order and codes are the same and z-scores are within the tolerance."""
     for split in SPLITS:
         if set(found[split]) != set(expected[split]):
             raise Unequal(

@@ -1,6 +1,6 @@
-"""polars as one would write it for speed: lazy with projection, text as categories, one pass per statistic.
+"""polars written for speed: lazy with projection, strings as categories, one pass per statistic.
 
-Which of its two engines is faster depends on the table: both are tried beforehand, the faster one is timed.
+Which of its two engines is faster depends on the table: both are tried beforehand, and the faster one is timed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _chosen: list[Engine] = []
 def prepare(request: dict[str, Any]) -> None:
     seconds: dict[Engine, float] = {}
     for engine in ("streaming", "in-memory"):
-        for _ in range(2):  # the second one counts
+        for _ in range(2):  # the first one is a warm-up
             out = Path(f"{request['out']}-trial")
             begin = time.perf_counter()
             _run({**request, "out": str(out)}, engine)
@@ -71,7 +71,7 @@ def _joined(case: dict[str, Any], decode: dict[str, list[str]]) -> pl.LazyFrame:
 
 
 def _split(frame: pl.DataFrame, time: str) -> pl.Series:
-    """0, 1, 2 by the order of time; rows of the same time in their own order."""
+    """Returns 0, 1 or 2 by the order of time; rows with the same time keep their order."""
     train_end, valid_end = split_ends(len(frame))
     rank = frame[time].rank("ordinal") - 1
     return ((rank >= train_end).cast(pl.Int8) + (rank >= valid_end).cast(pl.Int8)).alias("split")

@@ -1,4 +1,4 @@
-"""Where a run spends its time, seen from outside: the stacks of all threads, looked at every few milliseconds."""
+"""Samples the stacks of all threads every few milliseconds, to show where a run spends its time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _IDLE = ("wait", "_worker", "select", "accept", "get")
 
 @contextmanager
 def sampled(shown: int = 45) -> Iterator[None]:
-    """Prints, after the block, our own lines in which threads were found most often, with what they called there."""
+    """Prints, after the block, the lines of Serin in which threads were found most often, with what they called
+    there."""
     seen: Counter[str] = Counter()
     stop = threading.Event()
 
@@ -34,13 +35,13 @@ def sampled(shown: int = 45) -> Iterator[None]:
     finally:
         stop.set()
         watcher.join()
-    print("  seconds of a thread, by our line and what it called:")
+    print("  seconds per thread, by Serin's line and what it called:")
     for place, count in seen.most_common(shown):
         print(f"  {count * EVERY_S:>7.3f}  {place}")
 
 
 def _place(frame: FrameType | None) -> str | None:
-    """The innermost of our own lines, and the innermost function of all; None for a thread that waits for work."""
+    """Returns Serin's innermost line and the innermost function of all; None for a thread that waits for work."""
     assert frame is not None
     leaf = f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
     idle = frame.f_code.co_name in _IDLE

@@ -1,5 +1,7 @@
-"""One shuffled epoch as batches of tensors, on the GPU where there is one: ours, torch's DataLoader in its two usual
-forms, and index_select alone."""
+"""Contenders of the loader benchmark: one shuffled epoch as batches of tensors, on the GPU where there is one.
+
+Serin, torch's DataLoader in its two usual forms, and index_select alone.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _TRIED_EPOCHS = 9
 
 
 class Batches(TensorDataset):
-    """A data set that is asked for whole lists of rows."""
+    """A torch dataset that is indexed by lists of rows."""
 
     def __getitem__(self, rows: list[int]) -> tuple[Tensor, ...]:
         return tuple(tensor[rows] for tensor in self.tensors)
@@ -41,8 +43,8 @@ def ours(request: dict[str, Any]) -> Iterator[Columns]:
 
 
 def limit(request: dict[str, Any]) -> Iterator[Columns]:
-    """index_select alone, out of rows that lie in one piece, in an order that is known beforehand, into memory that is
-    there already: an allocation for each batch would be a cost that a loader can avoid."""
+    """index_select alone: packed rows, a known order, preallocated output. An allocation per batch is a cost that a
+    loader can avoid."""
     packed, order, rows, codes = (_made[name] for name in ("packed", "order", "rows", "codes"))
     for start in range(0, len(packed) - request["batch_rows"] + 1, request["batch_rows"]):
         torch.index_select(packed, 0, order[start : start + request["batch_rows"]], out=rows)
@@ -65,13 +67,13 @@ def batchsampler(request: dict[str, Any]) -> Iterator[Columns]:
 
 
 def _sent(num: Tensor, cat: Tensor, target: Tensor) -> Columns:
-    """To the GPU where there is one."""
+    """Copies the tensors to the GPU where there is one."""
     on = device()
     return num.to(on), cat.to(on).long(), target.to(on)
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Every batch is looked at once, as a step would. `epochs` of them in a lap; the time is that of one."""
+    """Reads every batch once, as a step would. A lap has `epochs` epochs; the time is that of one."""
     source = {"ours": ours, "limit": limit, "dataloader": dataloader, "batchsampler": batchsampler}[
         request["who"]
     ]
@@ -109,7 +111,7 @@ def prepare(request: dict[str, Any]) -> None:
 
 
 def _best_threads(request: dict[str, Any]) -> int:
-    """One, or all of them: where others are at work, waiting for each other costs more than two of them gain."""
+    """Returns one thread or all: on a busy machine, threads that wait for each other cost more than they gain."""
     seconds = {}
     for threads in {1, torch.get_num_threads()}:
         torch.set_num_threads(threads)

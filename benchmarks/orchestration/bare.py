@@ -1,7 +1,9 @@
-"""The stages as plain functions, one after the other in this process, without an orchestrator:
-python -m benchmarks.orchestration.bare SPEC
+"""Runs the stages as plain functions, one after the other in this process, without an orchestrator.
 
-The last line: seconds from the first call to the return of the last, without the start of this process."""
+    python -m benchmarks.orchestration.bare SPEC
+
+The last line gives the seconds from the first call to the return of the last, without process start-up.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from serin.spec.load import load_spec
 def main() -> None:
     began = time.perf_counter()
     spec = load_spec(sys.argv[1])
-    run_train(spec)  # makes the dataset first
+    run_train(spec)  # builds the dataset first
     run_export(spec)
     print(f"{time.perf_counter() - began:.3f}")
 

@@ -1,9 +1,9 @@
-"""What Prefect costs: the same stages as plain functions in one process, as the flow in one process, through a worker,
-and with each stage placed on a worker.
+"""Measures what Prefect costs: the same stages as plain functions, as a flow in one process, through a worker, and
+placed.
 
-Every lap has a table with other rows: stages go by what is in a table, and would find what another way has made of the
-same. That each lap has made a training and a version is looked at. Then the same again, where nothing has changed. All
-run beside one stack, whose server works for the three that need it.
+Every lap has a table with other rows: stage keys depend on the content of a table, so the same rows would be found, not
+computed. The benchmark checks that each lap has made one training and one version. Then each lap runs again with
+nothing changed. All run beside one stack, whose server is used by the three ways that need it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Lap:
 
     seconds: float  # of the whole command
     call_s: float  # of the stages or the flow alone, where they run in the command's own process; else nan
-    cpu_s: float  # of the command and what it waited for; for the others that is not all
+    cpu_s: float  # of the command and the processes it waited for; incomplete for the others
     again_s: float  # the whole command, nothing changed
     again_call_s: float
 
@@ -55,14 +55,14 @@ Laps = dict[str, list[Lap]]
 
 
 class Place:
-    """A stack in a folder of its own, and the four ways to run a spec."""
+    """A stack in its own folder, and the four ways to run a spec."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {**os.environ, "SERIN_HOME": str(folder / "home")}
 
     def run(self, *command: str, **variables: str) -> tuple[float, str]:
-        """Seconds and output of one command."""
+        """Returns seconds and output of one command."""
         began = time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-m", *command],
@@ -77,7 +77,7 @@ class Place:
         return time.perf_counter() - began, done.stdout
 
     def connect(self) -> None:
-        """What `serin env` says, for the flow that runs in a process of its own."""
+        """Sets the variables that `serin env` prints, for the flow in a separate process."""
         lines = self.run("serin.cli", "env")[1]
         shown = subprocess.run(
             ["bash", "-ec", f"{lines}\nprintf '%s\\n' \"$PREFECT_API_URL\" \"$PREFECT_API_AUTH_STRING\""],
@@ -87,7 +87,7 @@ class Place:
         self.environment |= {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": login}
 
     def lap(self, way: str, spec: Path) -> Lap:
-        """The pipeline, and the same once more. ContenderFailed when something was found that had to be made."""
+        """Runs the pipeline twice. Raises ContenderFailed when a result was found that had to be made."""
         before, cpu = self._made(), _cpu_s()
         seconds, call_s = self._once(way, spec)
         cpu_s, made = (
@@ -95,7 +95,7 @@ class Place:
             tuple(now - then for now, then in zip(self._made(), before, strict=True)),
         )
         if made != (1, 1):
-            raise ContenderFailed(f"{way}: {made[0]} trainings and {made[1]} versions, and not one of each")
+            raise ContenderFailed(f"{way}: {made[0]} trainings and {made[1]} versions instead of one of each")
         again_s, again_call_s = self._once(way, spec)
         return Lap(
             seconds=seconds, call_s=call_s, cpu_s=cpu_s, again_s=again_s, again_call_s=again_call_s
@@ -110,14 +110,14 @@ class Place:
         return self.run("serin.cli", "run", "--no-serve", *placed, str(spec))[0], float("nan")
 
     def _made(self) -> tuple[int, int]:
-        """Trainings and versions that are there."""
+        """Counts trainings and versions."""
         home = self.folder / "home"
         store = Store(str(home / "store"))
         return len(list(home.glob("runs/train-*/result"))), len(store.versions(MODEL))
 
 
 def _cpu_s() -> float:
-    """Of all commands until now and of what they have waited for."""
+    """Returns the CPU seconds of all commands so far and of the processes they waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -126,13 +126,13 @@ def measure(*, full: bool, say: Say) -> Report:
     rows, epochs, laps = (2_000_000, 6, 5) if full else (400_000, 4, 3)
     done: dict[str, list[Lap]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory(prefix="serin-bench-") as scratch, _stack(Path(scratch), say) as place:
-        say("a lap that does not count: nobody is the first to read the libraries from the disk")
+        say("warm-up lap, so that no contender is the first to read the libraries from disk")
         for number, way in enumerate(WAYS):
             spec = write_pipeline(Path(scratch) / f"first-{way}", rows=rows // 10, epochs=1, seed=number)
             place.lap(way, spec)
         for number in range(laps):
             turn = number % len(WAYS)
-            for way in (*WAYS[turn:], *WAYS[:turn]):  # nobody is always the first
+            for way in (*WAYS[turn:], *WAYS[:turn]):  # rotate who comes first
                 seed = 100 + number * len(WAYS) + WAYS.index(way)
                 spec = write_pipeline(
                     Path(scratch) / f"{way}-{number}", rows=rows, epochs=epochs, seed=seed
@@ -152,12 +152,12 @@ def measure(*, full: bool, say: Say) -> Report:
         cases={},
         line=key_figures(done),
         notes=[
-            "seconds of whole commands, with the start of their processes; the stack itself is up already",
-            "bare: the same stages as plain functions in one process; ratios are within a lap, the middle one is shown",
-            "a worker's process has done its imports before it is asked, which the bare one has not",
+            "seconds of whole commands, with process start-up; the stack is already up",
+            "bare: the same stages as plain functions in one process; ratios are within a lap, the median is shown",
+            "a worker's process has its imports done beforehand, the bare process has not",
             "a longer pipeline has the same seconds of overhead and a smaller share",
-            "*_5_percent_s: how long one must be (computed, not run) for that share to be 5%",
-            "bare has no figure for 'nothing changed': a plain export is done again",
+            "*_5_percent_s: how long a pipeline must be (computed, not run) for that share to be 5%",
+            "bare has no figure for 'nothing changed': a plain export runs again",
         ],
         tables=table(done),
         figures={way: [asdict(lap) for lap in laps] for way, laps in done.items()},
@@ -165,7 +165,7 @@ def measure(*, full: bool, say: Say) -> Report:
 
 
 def key_figures(done: Laps) -> dict[str, float]:
-    """Shares and differences against the bare stages of the same lap, the middle one of all laps."""
+    """Returns shares and differences against the bare stages of the same lap, as medians over laps."""
     ways = [way for way in WAYS if way != "bare"]
     placed_s = _middle(done, "placed", "bare", "seconds", _difference)
     return {
@@ -230,7 +230,7 @@ def _stack(folder: Path, say: Say) -> Iterator[Place]:
 
 
 def write_pipeline(folder: Path, *, rows: int, epochs: int, seed: int) -> Path:
-    """A spec and a table with rows of its own."""
+    """Writes a spec and a table with unique rows."""
     folder.mkdir(parents=True)
     chance = np.random.default_rng(seed)
     columns: dict[str, Any] = {f"x{index}": chance.normal(size=rows).astype(np.float32) for index in range(8)}

@@ -1,6 +1,7 @@
-"""The flow in this process, against a running server: python -m benchmarks.orchestration.inline SPEC
+"""Runs the flow in this process against a running server: python -m benchmarks.orchestration.inline SPEC.
 
-The last line: seconds that the flow itself took, without the start of this process."""
+The last line gives the seconds of the flow itself, without process start-up.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit: one rank that talks to nobody. It does what each rank does, its share of every step's rows."""
+"""The limit: one rank without communication that does each rank's share of every step's rows."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
     mine = {} if gpu else {"table": request["half"], "batch_rows": request["batch_rows"] // 2}
     found = train({**request, **mine}, Ranks(rank=0, size=1, device=device))
-    return {**found, "loss": None}  # of other rows
+    return {**found, "loss": None}  # computed on other rows, so not comparable

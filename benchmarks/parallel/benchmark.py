@@ -1,5 +1,8 @@
-"""The parallel benchmark: two processes over gloo against the loop by hand that torchrun starts, and against one that
-talks to nobody. On a GPU: what a group of one with NCCL costs."""
+"""The parallel benchmark: two processes over gloo, against a hand-written torchrun loop and a rank without
+communication.
+
+On a GPU: the cost of a process group of one with NCCL.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ CONTENDERS: dict[str, tuple[Role, str]] = {
     "ddp": ("peer", "benchmarks.parallel.raw_peer"),
     "alone": ("limit", "benchmarks.parallel.alone"),
 }
-LOSS_TOLERANCE = 0.05  # other first weights and another order of rows
+LOSS_TOLERANCE = 0.05  # initial weights and row order differ
 
 
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
@@ -63,7 +66,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         line=key_figures(results, gpu=gpu),
         notes=[]
         if gpu
-        else ["'alone' is one process with half of the rows: twice its speed is what two could reach"],
+        else ["'alone' is one process with half of the rows: twice its speed is the limit for two"],
     )
 
 
@@ -81,7 +84,8 @@ def _race(runners: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, R
 
 
 def key_figures(results: Mapping[str, Mapping[str, Result]], *, gpu: bool) -> dict[str, float]:
-    """The smallest over the cases: the raw loop's time over ours, the speed-up over one process, or NCCL's tax."""
+    """Returns the smallest over the cases: the raw loop's time over ours, and the speed-up over one process or NCCL's
+    tax."""
     line = {"ddp": min(case["ddp"].times_as_long_as(case["ours"]) for case in results.values())}
     share = min(case["alone"].times_as_long_as(case["ours"]) for case in results.values())
     return {**line, "tax": 1 - share} if gpu else {**line, "speedup": 2 * share}

@@ -1,4 +1,4 @@
-"""Ours: the training loop of every rank, gradients shared by its DDP. Timed are its steps."""
+"""Serin's contender: the training loop of every rank with DDP. Only its steps are timed."""
 
 from __future__ import annotations
 

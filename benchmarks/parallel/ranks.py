@@ -1,8 +1,8 @@
-"""A contender with two ranks: this process is the first, a second one is started and told each lap by its stdin.
+"""A contender with two ranks: this process is the first; it starts the second and sends it each lap over stdin.
 
     python -m benchmarks.parallel.ranks benchmarks.parallel.raw_peer
 
-On a GPU there is one rank, alone in a group of NCCL.
+On a GPU there is one rank, alone in an NCCL process group.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _open: dict[str, Any] = {}
 
 
 def lap(module: str, request: dict[str, Any]) -> dict[str, Any]:
-    """One lap of all ranks; the first one's answer."""
+    """Runs one lap on all ranks and returns the first one's answer."""
     if not _open:
         _start(module)
     second = _open["second"]

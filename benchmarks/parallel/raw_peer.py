@@ -1,4 +1,4 @@
-"""The loop somebody writes for torchrun: DistributedDataParallel, a permutation per epoch, a slice for every rank."""
+"""A hand-written loop for torchrun: DistributedDataParallel, a permutation per epoch, a slice for every rank."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The quality benchmark: AUC on the flights' test rows, against XGBoost and LightGBM on the same features.
 
 Every contender trains with settings that were chosen with the same effort and without the test rows (choose.py wrote
-them into chosen.json), under several seeds; the test rows are scored once for each.
+them to chosen.json), with several seeds. The test rows are scored once for each seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEEDS = {"quick": (1, 2, 3), "full": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)}
 
 
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
-    """What is compared is how good each is; its seconds are shown beside."""
+    """Compares the AUC of the contenders; their seconds are shown for information."""
     if not PEERS.exists():
         raise ContenderFailed("the peers' environment is missing; run: make bench-setup")
     chosen = json.loads(CHOSEN.read_text(encoding="utf-8"))["contenders"]

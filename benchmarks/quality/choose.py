@@ -1,8 +1,9 @@
-"""Choose each contender's settings with the same effort: python -m benchmarks.quality.choose [--trials N] [--out FILE].
+"""Chooses each contender's settings with the same effort: python -m benchmarks.quality.choose [--trials N] [--out
+FILE].
 
-The same sampler (TPE) with the same number of trials, on the same four blocks of time inside the train and valid rows
-of the flights; a trial that falls behind the median of those before it is given up. No test row is looked at. What was
-chosen, and every trial, is written to chosen.json, which `python -m benchmarks quality` then trains and tests.
+All use the same sampler (TPE) with the same number of trials, on the same four blocks of time inside the train and
+valid rows of the flights. A trial that falls behind the median of earlier ones is stopped. No test row is read. The
+chosen settings and every trial are written to chosen.json, which `python -m benchmarks quality` reads.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from serin.machine.hardware import core_count
 
 FOLDS = 4
 SEED = 1
-SURE_TRIALS = 4  # that are never given up: a median needs something to be the median of
+SURE_TRIALS = 4  # trials that are never stopped, so that there is a median
 
 
 def choose(contender: Contender, folds: list[str], trials: int, *, threads: int, gpu: bool) -> dict[str, Any]:
-    """The settings with the best mean AUC over the blocks, and what every trial came to."""
+    """Returns the settings with the best mean AUC over the blocks, and the result of every trial."""
     study = optuna.create_study(
         direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=SEED, n_startup_trials=trials // 2),
@@ -72,9 +73,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--threads", type=int, default=core_count())
-    parser.add_argument("--gpu", action="store_true", help="ours on the first GPU")
-    parser.add_argument("--folds", type=Path, help="a JSON list of the blocks' datasets, made before")
-    parser.add_argument("--only", choices=sorted(CONTENDERS), help="choose for one, keep the others")
+    parser.add_argument("--gpu", action="store_true", help="train Serin on the first GPU")
+    parser.add_argument("--folds", type=Path, help="a JSON list of datasets of the blocks, from an earlier run")
+    parser.add_argument("--only", choices=sorted(CONTENDERS), help="choose for this contender only")
     parser.add_argument("--out", type=Path, default=CHOSEN)
     asked = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)

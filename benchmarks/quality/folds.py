@@ -1,4 +1,4 @@
-"""Blocks of time to choose by: trained on what was before a block, judged on the block. Test rows stay out."""
+"""Blocks of time for choosing settings: train on the rows before a block, judge on the block, leave test rows out."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ SPEC = ROOT / "examples" / "flights" / "spec.yaml"
 
 
 def make_folds(folder: Path, count: int) -> list[str]:
-    """Datasets of the flights, the newest block first: that one is the example's own split.
+    """Builds datasets of the flights, the newest block first: that one is the example's own split.
 
-    Each is made by the ETL, so that medians and vocabularies know nothing of the block. What comes after a block is
-    called "test" in its dataset; only the first one's is ever looked at, by the benchmark itself.
+    Each is built by the ETL, so that medians and vocabularies do not depend on the block. The rows after a block are
+    called "test" in its dataset; only those of the first are ever read, by the benchmark itself.
     """
     from serin.etl.build import build_dataset
     from serin.spec.load import load_spec

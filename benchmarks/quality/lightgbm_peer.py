@@ -13,7 +13,7 @@ PATIENCE = 20
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """`settings` are LightGBM's own; `test`: score the test rows too."""
+    """Trains with LightGBM's own `settings`; with `test` it also scores the test rows."""
     codes = categorical_columns(request["dataset"])
     train = lightgbm.Dataset(*read_rows(request["dataset"], "train"), categorical_feature=codes)
     valid = lightgbm.Dataset(*read_rows(request["dataset"], "valid"), reference=train)

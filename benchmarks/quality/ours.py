@@ -1,4 +1,5 @@
-"""Ours: one training as the pipeline does it, in this process: the epoch that is best on the valid rows is kept."""
+"""Serin's contender: one training as the pipeline runs it, in this process; the best epoch on the valid rows is
+kept."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ from serin.training.programs import worker
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """`settings` by their keys in a spec (`model.hidden`); `test`: score the test rows too."""
+    """Trains with `settings` given by their keys in a spec (`model.hidden`); with `test` it also scores the test
+    rows."""
     gpu = bool(request.get("gpu"))
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
-    execution = "cuda_graph" if gpu else "eager"  # nothing is to be chosen by a measurement here
+    execution = "cuda_graph" if gpu else "eager"  # no choice by measurement here
     fixed = {"seed": request["seed"], "precision": "fp32", "execution": execution}
     sections: dict[str, dict[str, Any]] = {"model": {}, "training": fixed}
     for path, value in request["settings"].items():

@@ -1,4 +1,4 @@
-"""The features of a dataset as plain arrays: every contender learns from the same ones. Needs numpy alone."""
+"""Reads the features of a dataset as plain arrays, the same for every contender. Needs only numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Split = tuple[np.ndarray, np.ndarray]
 
 
 def read_rows(dataset: str, split: str) -> Split:
-    """float32[n, numeric + categorical] with codes as whole numbers, and the target."""
+    """Returns float32[n, numeric + categorical] with codes as integers, and the target."""
     rows = read_split(dataset, split).whole()
     return np.concatenate([rows.num, rows.cat.astype(np.float32)], axis=1), np.asarray(rows.target)
 

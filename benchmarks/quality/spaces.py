@@ -1,4 +1,4 @@
-"""What may be tried of each contender: the settings that its own documentation names first."""
+"""The search space of each contender: the settings that its own documentation names first."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ PATIENCE = 20
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """`settings` are XGBoost's own; `test`: score the test rows too."""
+    """Trains with XGBoost's own `settings`; with `test` it also scores the test rows."""
     splits = ("train", "valid", "test") if request["test"] else ("train", "valid")
     data = {split: _matrix(request["dataset"], split) for split in splits}
     booster = xgboost.train(

@@ -1,4 +1,5 @@
-"""Simulated rollouts: how often a good candidate is blamed and how soon a bad one is caught, by us and by others."""
+"""Simulates rollouts: how often a good candidate is rolled back and how soon a bad one is found, by Serin and its
+peers."""
 
 from __future__ import annotations
 
@@ -45,10 +46,10 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         line=key_figures(found, promoted),
         notes=[
             f"{runs} rollouts per null at 10% of traffic (drift + ramp: 1 to 50%), margin 10%, alpha {ALPHA:g}",
-            f"peers, candidates that are worse, levels that last: {min(runs, PER_CELL)} rollouts",
-            "levels that last are outside what is promised, and not in false_rollback",
+            f"peers, candidates that are worse, lasting levels: {min(runs, PER_CELL)} rollouts",
+            "lasting levels are not covered by the promise and not in false_rollback",
             "equal_s: median seconds of all steps of the default plan, without the bake",
-            "peers look at p95 alone; ours at p50, p95, p99, errors and promises together",
+            "peers use p95 alone; ours uses p50, p95, p99, errors and promises together",
             "our seconds include the wait for late requests and for the log",
         ],
         tables=tables(found),
@@ -58,7 +59,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
 
 
 def cells(*, full: bool) -> list[Cell]:
-    """A false rollback is rare and takes many rollouts to be counted; a median takes few."""
+    """Returns the cells to simulate. A false rollback is rare and needs many rollouts; a median needs few."""
     runs, horizon_s = (PER_CELL, HORIZON_S) if full else (QUICK_RUNS, QUICK_HORIZON_S)
     alone = [_cell(scenario, USUAL_RATE, runs, horizon_s, 0, peers=False) for scenario in (*LASTING, *PRICE)]
     if not full:
@@ -85,7 +86,7 @@ def run(wanted: Sequence[Cell], *, say: Callable[[str], None]) -> Found:
     begin = time.monotonic()
     with multiprocessing.Pool(
         core_count()
-    ) as pool:  # ends its processes when it is left, also by an interrupt
+    ) as pool:  # ends its processes on exit, also after an interrupt
         for done, (cell, part) in enumerate(pool.imap_unordered(_part, wanted), 1):
             decided = found.setdefault(
                 (cell.scenario.name, cell.requests_per_s), {judge: [] for judge in JUDGES}
@@ -102,7 +103,7 @@ def _part(cell: Cell) -> tuple[Cell, dict[str, list[float]]]:
 
 
 def figures(decided: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Per judge: the share that was rolled back, and quantiles of when."""
+    """Returns per judge the share that was rolled back, and quantiles of when."""
     return {judge: _figures(np.array(seconds)) for judge, seconds in decided.items() if seconds}
 
 

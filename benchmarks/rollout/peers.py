@@ -1,6 +1,6 @@
-"""How others decide, on the same requests: Flagger's loop, Kayenta's judge, and a bet on each single request.
+"""The peers' decisions on the same requests: Flagger's loop, Kayenta's judge, and a bet on each single request.
 
-Each looks at p95 alone, the metric one would give it. All runs at once; a decision is the second of the rollback.
+Each uses p95 alone, its natural metric. All runs are computed at once; a decision is the second of the rollback.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ def undecided(runs: int) -> Array:
 
 
 class Flagger:
-    """Each minute: is the candidate's p95 below a threshold? At the fifth failed check ever, back at the next tick.
+    """Each minute: is the candidate's p95 below a threshold? The fifth failed check in total rolls back at the next
+    tick.
 
-    The threshold is set well: stable's p95 when the rollout begins, and the margin. No data is a failed check.
+    The threshold is chosen well: stable's p95 when the rollout begins, plus the margin. A minute without data is a
+    failed check.
     """
 
     CHECKS = 5
@@ -39,10 +41,10 @@ class Flagger:
 
 
 class Kayenta:
-    """Each minute, on one point per arm and minute so far: Mann-Whitney with an interval of 98% for the shift.
+    """Each minute, with one point per arm and minute so far: Mann-Whitney with a 98% interval for the shift.
 
-    High, and so a score below 75, when the interval's lower end exceeds a quarter of the Hodges-Lehmann shift and the
-    ratio of the means reaches what is allowed.
+    The result is High, and the score below 75, when the interval's lower end exceeds a quarter of the Hodges-Lehmann
+    shift and the ratio of the means reaches the allowed effect.
     """
 
     Z_98 = 2.3263
@@ -70,7 +72,8 @@ class Kayenta:
 
     @classmethod
     def _rank(cls, n: int) -> int:
-        """Of the interval's lower end among the sorted differences; 0: there is none yet. Exact for few points."""
+        """Returns the rank of the interval's lower end among the sorted differences, exact for few points; 0: none
+        yet."""
         if n <= 8:
             ways, target = _rank_sums(n), 0.01
             below = np.cumsum(ways) / ways.sum()
@@ -79,7 +82,7 @@ class Kayenta:
 
 
 def _rank_sums(n: int) -> Array:
-    """In how many of the orders of two samples of n the statistic U is 0, 1, 2 ..."""
+    """Counts the orders of two samples of n in which the statistic U is 0, 1, 2 ..."""
     ways = np.zeros((n + 1, n * n + 1))
     ways[0, 0] = 1
     for item in range(1, 2 * n + 1):
@@ -92,9 +95,9 @@ def _rank_sums(n: int) -> Array:
 
 
 class PerRequest:
-    """One bet for each request slower than the limit: is it the candidate's more often than the weights say?
+    """Bets on each request slower than the limit: is it the candidate's more often than the weights say?
 
-    Exact when requests are independent of each other. That is what it is here to show.
+    This is exact only when requests are independent of each other, which the benchmark demonstrates.
     """
 
     RATIOS = np.array((1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0))

@@ -1,5 +1,6 @@
-"""The benchmark's figures as a picture, and as tables for the docs on the standard output:
-`python -m benchmarks.rollout.picture FIGURES.json PICTURE.svg`.
+"""Draws the benchmark's figures and prints them as Markdown tables.
+
+    python -m benchmarks.rollout.picture FIGURES.json PICTURE.svg
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _sooner(axes: Axes, figures: Mapping[str, Any]) -> None:
 
 
 def tables(figures: Mapping[str, Any]) -> str:
-    """One row per scenario; the rates stand side by side, as in the picture."""
+    """Returns tables with one row per scenario and the rates side by side, as in the picture."""
     heads = "| ours | Flagger's loop | Kayenta's judge | a bet per request |"
     kinds = (("no worse than allowed", NULLS, _share), ("worse", WORSE, _median))
     return "\n\n".join(

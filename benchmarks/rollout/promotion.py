@@ -1,4 +1,4 @@
-"""How long an equal candidate takes through all steps of a plan: waiting for evidence has a price, and this is it."""
+"""Simulates how long an equal candidate takes through all steps of a plan: the price of waiting for evidence."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from serin.rollout.decide import guards
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.verdict import PASS_AT
 
-PLAN = Plan(slo_ms=110.0)  # everything as a spec that says nothing about its rollout has it
+PLAN = Plan(slo_ms=110.0)  # the defaults of a spec without a rollout section
 EQUAL = Scenario(name="equal", null=True, slower=1.0)
 
 
 def seconds_to_promote(
     scenario: Scenario = EQUAL, *, requests_per_s: int = 100, runs: int = 200, horizon_s: int = 1200
 ) -> list[float]:
-    """From the first request until the candidate has all traffic, without the bake; infinite: not by the horizon."""
+    """Returns seconds from the first request until the candidate has all traffic, without the bake; inf if not by the
+    horizon."""
     cell = Cell(scenario=scenario, requests_per_s=requests_per_s, runs=runs, horizon_s=horizon_s, peers=False)
     found: list[float] = Promotion(cell, PLAN).run().tolist()
     return found
 
 
 class Promotion(Traffic):
-    """Rollouts that go from step to step. A second is judged once late requests and the log's delay are over."""
+    """Rollouts that advance through the steps. A second is judged after the wait for late requests and the log."""
 
     def __init__(self, cell: Cell, plan: Plan) -> None:
         super().__init__(cell, plan, " promoted")
         self._step = np.zeros(cell.runs, dtype=int)
         self._since, self._compared, self._seen, self._slow = (np.zeros(cell.runs) for _ in range(4))
-        self.passed = [undecided(cell.runs) for _ in plan.steps[:-1]]  # when each step did
+        self.passed = [undecided(cell.runs) for _ in plan.steps[:-1]]  # when each step passed
         self.back = undecided(cell.runs)
 
     @property
@@ -43,7 +44,7 @@ class Promotion(Traffic):
         return self.passed[-1]
 
     def run(self) -> Array:
-        """When each was promoted."""
+        """Returns when each rollout was promoted."""
         self._warm()
         shares = np.array(self._plan.steps[:-1]) / 100
         waiting: deque[Second] = deque()
@@ -57,7 +58,7 @@ class Promotion(Traffic):
         return self.promoted
 
     def _decide(self, now: int, seen: Second) -> None:
-        """As serin/rollout/decide/verdict.py has it."""
+        """Decides as serin/rollout/decide/verdict.py does."""
         warm = self._warm_s >= self._plan.warmup_s
         total = self._bet(seen)
         self._compared += seen.requests * warm

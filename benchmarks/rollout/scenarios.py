@@ -1,11 +1,10 @@
-"""The worlds in which rollouts are simulated: what traffic, latency and failures are like, second by second.
+"""The scenarios in which rollouts are simulated: traffic, latency and failures, second by second.
 
-A request's latency is 10 ms times a lognormal draw, in the logarithm. In every null the candidate is as slow as it may
-be, exactly at the margin, unless it is about errors: then both arms fail alike.
+A request's latency is 10 ms times a lognormal draw. In every null the candidate is exactly as slow as the margin
+allows; in scenarios about errors both arms fail alike.
 
-LASTING are worlds in which each process has a level of latency that lasts for minutes. There two processes of one and
-the same version differ, for as long as anyone looks, and no judge can tell a process from its version: nothing is
-promised, and what helps is measured.
+In LASTING scenarios each process has a latency level that lasts for minutes. Two processes of the same version then
+differ, and no judge can distinguish a process from its version. Nothing is promised there; the remedies are measured.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ class Scenario:
     slower: float = 1.0 + MARGIN  # the candidate's latencies, times this
     errors: float = 0.0  # share of requests that fail, in both arms
     candidate_errors: float = 0.0  # ... more, in the candidate
-    retries: float = 0.0  # share that is tried again: counts as failed, takes twice as long
+    retries: float = 0.0  # share that is retried: counts as failed, takes twice as long
     tail: float = 0.0  # share of the candidate's requests that are three times slower
     spread: float = 0.5  # of the latency's logarithm
-    heavy: bool = False  # a tail as of Student's t
-    pause_s: float = 0.0  # a process stands still for so long ...
-    pause_every_s: float = 0.0  # ... on average so often, each process for itself
+    heavy: bool = False  # a tail like Student's t
+    pause_s: float = 0.0  # a process pauses for this long ...
+    pause_every_s: float = 0.0  # ... on average this often, independently per process
     bursts: bool = False  # all latencies four times longer for 3 s, once a minute, in both arms
     batches: bool = False  # one batch of 8 requests in 20 is three times slower as a whole
     drift: bool = False  # latencies double over the horizon while the weight rises from 1 to 50%
     diurnal: bool = False  # traffic between a fifth and nine fifths, latencies with it
-    cold_s: float = 0.0  # a candidate's process is twice as slow for so long
-    tolerance_ms: float = 0.0  # the plan allows this too, and a null uses all of it
-    level_s: float = 0.0  # each process has a level, with a deviation of 10%, that lasts for about so long
+    cold_s: float = 0.0  # a candidate's process is twice as slow for this long
+    tolerance_ms: float = 0.0  # also allowed by the plan, and a null uses all of it
+    level_s: float = 0.0  # each process has a level, with a deviation of 10%, that lasts about this long
     processes: int = 1  # in each arm
     baseline: bool = False  # the control is a second process of the stable version
-    second_opinion: bool = False  # the candidate is started again, and judged again, before it is rolled back
+    second_opinion: bool = False  # the candidate is restarted and judged again before it is rolled back
 
     def share(self, second: int) -> float:
-        """The candidate's part of traffic."""
+        """Returns the candidate's share of traffic."""
         if not self.drift:
             return 0.10
         return (0.01, 0.05, 0.25, 0.50)[min(4 * second // HORIZON_S, 3)]
@@ -55,7 +54,7 @@ class Scenario:
         return 1 + 0.8 * math.sin(2 * math.pi * second / 600) if self.diurnal else 1.0
 
     def level(self, second: int) -> float:
-        """What every latency's logarithm has more than at the start, for both arms."""
+        """Returns what is added to every latency's logarithm since the start, for both arms."""
         slow = math.log(2) * second / HORIZON_S if self.drift else 0.0
         return slow + (0.5 * math.sin(2 * math.pi * second / 600) if self.diurnal else 0.0)
 
@@ -110,7 +109,7 @@ _ARMS = ("stable", "candidate", "baseline")
 
 
 class World:
-    """What lasts from second to second, for all runs at once: bursts, pauses, levels, and how old processes are."""
+    """State that lasts from second to second, for all runs at once: bursts, pauses, levels and the age of processes."""
 
     def __init__(self, scenario: Scenario, runs: int, random: np.random.Generator) -> None:
         self._scenario, self._random = scenario, random
@@ -120,7 +119,7 @@ class World:
         self._started = np.zeros(runs)
 
     def restart(self, chosen: Array, at: float) -> None:
-        """The candidate, and its baseline, are other processes in the chosen runs, from second `at` on."""
+        """Replaces the processes of the candidate and its baseline in the chosen runs, from second `at` on."""
         self._started[chosen] = at
         for arm in ("candidate", "baseline"):
             self._levels[arm][chosen] = self._draw_levels(int(chosen.sum()))
@@ -130,7 +129,7 @@ class World:
         return drawn
 
     def begin(self, second: int) -> Array:
-        """What all latencies of this second have more, per run."""
+        """Returns what is added to all latencies of this second, per run."""
         runs = len(self._burst_until)
         if self._scenario.level_s:
             stays = math.exp(-1 / self._scenario.level_s)
@@ -149,7 +148,7 @@ class World:
         return bursting + self._scenario.level(second)
 
     def latencies(self, arm: str, run: Array, level: Array, second: int) -> Array:
-        """Logarithms of milliseconds, one for each entry of `run` (sorted)."""
+        """Returns logarithms of milliseconds, one for each entry of `run` (sorted)."""
         scenario, random, size = self._scenario, self._random, len(run)
         draw = (
             random.standard_t(3, size) * 0.6 if scenario.heavy else random.standard_normal(size, np.float32)
@@ -172,7 +171,7 @@ class World:
         return log_ms
 
     def _slow_down(self, log_ms: Array, run: Array, second: int) -> Array:
-        """What makes the candidate's requests longer than stable's."""
+        """Makes the candidate's requests slower than stable's, as the scenario says."""
         scenario = self._scenario
         slower = log_ms + math.log(scenario.slower)
         if scenario.tolerance_ms:
@@ -191,7 +190,7 @@ class World:
         return slow
 
     def failures(self, arm: str, requests: Array) -> Array:
-        """How many of `requests` fail, per run."""
+        """Returns how many of `requests` fail, per run."""
         share = self._scenario.errors + self._scenario.retries
         if arm == "candidate":
             share += self._scenario.candidate_errors

@@ -1,4 +1,5 @@
-"""One cell of the table: many rollouts of one scenario at one rate, judged by Serin's own guards and by the peers."""
+"""Simulates one cell of the table: many rollouts of one scenario at one rate, judged by Serin's guards and the
+peers."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from serin.rollout.decide.plan import Plan
 
 ALPHA = 0.01
 PLAN = Plan(false_rollback=ALPHA, margin=MARGIN, bad_margin=2 * MARGIN, slo_ms=110.0)
-TICK_S = 0.7  # the log is written, and the controller looks
-RESTART_S = 15  # a candidate that is started again has no traffic for so long
+TICK_S = 0.7  # delay of the log and of the controller's tick
+RESTART_S = 15  # a candidate that is restarted has no traffic for this long
 
-_BINS, _LOWEST = 104, math.log(2)  # of Serin's width, from 2 to 128 ms: enough for what is simulated
+_BINS, _LOWEST = 104, math.log(2)  # of Serin's width, from 2 to 128 ms: enough for the simulation
 PROMISED = math.ceil((math.log(PLAN.slo_ms or math.inf) - _LOWEST) / WIDTH)
-_PEERS_S = 660  # what the peers have not found by then they do not find
+_PEERS_S = 660  # the peers find nothing after that
 _WARM_S = 60  # stable's traffic before the rollout
-_ENOUGH = 100  # requests per second of the rest of stable: more would only tell its quantiles a little better
+_ENOUGH = 100  # requests per second of the rest of stable: more would hardly improve its quantiles
 _FEW = 40  # ... where no peer bets on them, with those of the control
 
 
@@ -41,7 +42,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Second:
-    """What happened in a second, per run. `plain` are the candidate's latencies as they were."""
+    """One second of traffic, per run. `plain`: the candidate's latencies without the allowed slowdown subtracted."""
 
     arms: Arms
     plain: Array
@@ -50,12 +51,12 @@ class Second:
 
 
 def simulate(cell: Cell) -> dict[str, list[float]]:
-    """For each judge the seconds until it rolled back, one per run; infinite: never."""
+    """Returns for each judge the seconds until it rolled back, one per run; infinite: never."""
     return Simulation(cell).run()
 
 
 class Traffic:
-    """Requests of both arms, second by second, and what the guards own."""
+    """Requests of both arms, second by second, and the wealth of the guards."""
 
     def __init__(self, cell: Cell, plan: Plan, kind: str = "") -> None:
         name = f"{cell.scenario.name} {cell.requests_per_s} {cell.seed}{kind}"
@@ -71,7 +72,7 @@ class Traffic:
         self._warm_s = np.zeros(cell.runs)
 
     def _warm(self) -> None:
-        """Stable's latencies are known when a rollout begins."""
+        """Fills stable's latencies as they are known when a rollout begins."""
         few = min(_WARM_S * self._cell.requests_per_s, 2000)
         run = np.repeat(np.arange(self._cell.runs), few)
         level = np.full(self._cell.runs, self._scenario.level(0))
@@ -107,7 +108,7 @@ class Traffic:
         return Second(arms=arms, plain=self._counted(run, log_ms), stable=stable, requests=candidate)
 
     def _bet(self, seen: Second) -> Array:
-        """What all guards own together after a second, as the evidence has it (serin/rollout/decide/evidence.py)."""
+        """Returns the combined wealth of all guards after a second, as serin/rollout/decide/evidence.py computes it."""
         warm, arms = self._warm_s >= self._plan.warmup_s, seen.arms
         self._warm_s += seen.requests > 0
         if not warm.all():
@@ -128,7 +129,7 @@ class Traffic:
         return total
 
     def _forget(self, chosen: Array) -> None:
-        """The evidence of the chosen runs begins again."""
+        """Resets the evidence of the chosen runs."""
         for log_wealth in self._owned.values():
             log_wealth[chosen] = 0.0
         self._warm_s[chosen] = 0
@@ -145,14 +146,14 @@ class Traffic:
         return np.bincount(run * _BINS + bins, minlength=self._cell.runs * _BINS).reshape(-1, _BINS)
 
     def _rest(self, share: Array, rate: float) -> Array:
-        """Stable's requests per second that are in no arm of equal weight, as far as they are simulated."""
+        """Returns stable's simulated requests per second that are in no arm of equal weight."""
         enough = _ENOUGH if self._cell.peers else _FEW - share * rate
         rest: Array = np.clip((1 - 2 * share) * rate, 0.0, np.maximum(enough, 0.0))
         return rest
 
     @staticmethod
     def _allowed(log_ms: Array, margin: float, tolerance_ms: float) -> Array:
-        """Without what a candidate may be slower (serin/evidence/histogram.py)."""
+        """Subtracts the allowed slowdown from a candidate's latencies (serin/evidence/histogram.py)."""
         less: Array = log_ms - math.log1p(margin)
         if tolerance_ms:
             less = np.minimum(less, np.log(np.maximum(np.exp(log_ms) - tolerance_ms, 1e-9)))
@@ -165,7 +166,7 @@ class Simulation(Traffic):
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell, replace(PLAN, tolerance_ms=cell.scenario.tolerance_ms))
         self._minutes = np.zeros((2, cell.runs, _BINS))
-        self._away_until = np.zeros(cell.runs)  # the candidate is being started again
+        self._away_until = np.zeros(cell.runs)  # the candidate is being restarted until then
         self._asked = np.full(cell.runs, not cell.scenario.second_opinion)
         self.ours = undecided(cell.runs)
         self.flagger = Flagger(cell.runs, 10 * math.exp(0.5 * 1.6449) * (1 + MARGIN))
@@ -230,7 +231,7 @@ def _times(arms: Arms, factor: Array) -> Arms:
 
 
 def _p95_ms(counts: Array) -> Array:
-    """Interpolated within its bin, so that equal points are as rare as they are in a metrics store."""
+    """Returns p95 interpolated within its bin, so that ties are as rare as in a metrics store."""
     up_to = np.cumsum(counts, axis=1)
     wanted = P95 * up_to[:, -1:]
     place = (up_to < wanted).sum(axis=1, keepdims=True).clip(max=_BINS - 1)

@@ -1,8 +1,8 @@
 """The runtime benchmark: a bundle's network at 1, 64 and 4,096 rows against torch, ONNX Runtime and OpenVINO.
 
-For each size the network is exported as somebody would who declares such requests (`export.batch_mix`), so that the
-gate chooses variant and threads for it; beside it ours as fp32. All answers are held to the same tolerance. Beside the
-race: every variant's size, time and metric, also where it loses.
+For each size the network is exported with `export.batch_mix` set to that size, so that the gate chooses variant and
+threads for it; our fp32 variant runs too. All answers must keep the same tolerance. Size, time and metric of every
+variant are printed as well, also of those that lose.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from serin.machine.hardware import core_count
 
 PEERS = ROOT / ".venv-bench" / "bin" / "python"
 TIMES = {1: 400, 64: 120, 4096: 4}
-TOLERANCE = 0.005  # of a score, for everybody
+TOLERANCE = 0.005  # of a score, for all contenders
 MODULE = "benchmarks.runtime.contenders"
 
 
@@ -60,7 +60,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
             say(f"{size} rows: {bundle['chosen']} with {bundle['ort_threads']} thread(s)")
             exact = _too_far_off(runners, size, bundle)
             notes += [
-                f"{size} rows: {name} in fp32, since it was off by {off:.2g}" for name, off in exact.items()
+                f"{size} rows: {name} in fp32, because it deviated by {off:.2g}" for name, off in exact.items()
             ]
             chosen = "fp32" if "ours" in exact else bundle["chosen"]
             results[f"{size} rows, {chosen}"] = _race(runners, size, bundle, exact, full)
@@ -77,7 +77,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
 
 
 def _line(cases: Mapping[int, Mapping[str, Result]]) -> dict[str, float]:
-    """The best peer's time over ours, for each size of requests and the smallest of them."""
+    """Returns the best peer's time over ours, for each request size and the smallest of them."""
     line: dict[str, float] = {}
     for who, key in (("ours", "best"), ("ours_fp32", "best_fp32")):
         by_size = {f"{key}_{size}": _against_best(case, who) for size, case in cases.items()}
@@ -110,7 +110,8 @@ def _asked(name: str, size: int, bundle: Mapping[str, Any], *, times: int, exact
 def _too_far_off(
     runners: dict[str, tuple[Role, Child]], size: int, bundle: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Who chooses another precision than fp32 by itself and then answers too far from torch: raced in fp32 instead."""
+    """Finds contenders that choose a precision below fp32 by themselves and deviate too far from torch: they run in
+    fp32."""
     found = {
         name: runners[name][1].run(_asked(name, size, bundle, times=1, exact=False)).answer["scores"]
         for name in ("torch_eager", "ours", "openvino")
@@ -144,13 +145,13 @@ def _race(
         if name != "limit" and expected:
             worst = _distance(scores, expected)
             if worst > TOLERANCE:
-                raise Unequal(f"{name} is off by {worst:.3g} at {size} rows")
+                raise Unequal(f"{name} deviates by {worst:.3g} at {size} rows")
 
     return race(runners, request, accept)
 
 
 def _variants(size: int, variants: list[dict[str, Any]]) -> str:
-    """Size, time and metric of each, side by side."""
+    """Returns a table with size, time and metric of each variant."""
     head = f"  {'variant':<14}{'':<12}{'bytes':>12}{'us':>10}{'auc':>10}{'drop':>10}  reason"
     rows = [f"variants exported for requests of {size} rows", head]
     for one in variants:

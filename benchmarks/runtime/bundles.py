@@ -1,4 +1,4 @@
-"""What is raced: one trained network, exported for each batch size as declared, and what peers load."""
+"""Prepares the runtime benchmark: one trained network, exported for each batch size, and the files that peers load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VARIANTS = ["fp32", "fp16", "int8", "int8_dynamic", "int8_embeddings"]
 
 
 def make_table(path: Path, rows: int) -> None:
-    """Numbers and texts with an answer in them."""
+    """Writes numbers and strings with a learnable target."""
     random = np.random.default_rng(1)
     numbers = random.normal(size=(rows, NUMBERS)).astype(np.float32)
     codes = random.zipf(1.3, size=(rows, TEXTS)) % VOCABULARY
@@ -46,15 +46,16 @@ def spec_of(table: Path, hidden: list[int], batch_rows: int, variants: list[str]
 
 
 def _variants(batch_rows: int) -> list[str]:
-    """float16 on a CPU takes seconds for thousands of rows; that it loses is seen at 1 and 64."""
+    """Returns the variants to build. float16 on a CPU takes seconds for thousands of rows; 1 and 64 rows show that it
+    loses."""
     return [name for name in VARIANTS if name != "fp16" or batch_rows <= 64]
 
 
 def make_bundles(
     folder: Path, *, rows: int, hidden: list[int], batches: tuple[int, ...], say: Callable[[str], None]
 ) -> dict[int, dict[str, Any]]:
-    """For each batch size: the core and threads that the export chose, the same of an export that may only choose fp32,
-    and the network as the peers load it."""
+    """Returns for each batch size the core and threads that the export chose, the same for fp32 only, and the peers'
+    network."""
     os.environ["SERIN_HOME"] = str(folder / "home")
     from serin.formats.shards import read_split
     from serin.pipeline.run_stage import run_etl, run_export, run_train
@@ -83,7 +84,7 @@ def make_bundles(
 
 
 def _exported(bundle: Path) -> tuple[Path, dict[str, Any]]:
-    """The network of a bundle as a file beside it, and what the gate said."""
+    """Writes the network of a bundle to a file beside it and returns the gate's results."""
     core = bundle.parent / f"{bundle.name}-core.onnx"
     onnx.save(core_of_bundle(onnx.load(bundle / "model.onnx")), core)
     gate: dict[str, Any] = json.loads((bundle / "gate.json").read_text())
@@ -91,7 +92,7 @@ def _exported(bundle: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def core_of_bundle(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The network and the answer out of a bundle's whole graph, with `num` and `cat` as inputs."""
+    """Extracts the network and the answer from a bundle's graph, with `num` and `cat` as inputs."""
     inside = [node for node in model.graph.node if node.name.startswith(("network/", "answer/"))]
     inside = inside or [node for node in model.graph.node if any("network/" in name for name in node.output)]
     given = {name for node in inside for name in node.output}
@@ -113,7 +114,7 @@ def core_of_bundle(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _write_plain(weights: Path, path: Path) -> None:
-    """The network as anybody exports it: torch's exporter, with the sigmoid."""
+    """Exports the network with torch's exporter and the sigmoid, as peers would."""
     from serin.export.convert.torch2onnx import torch2onnx
     from serin.formats.weights import read_weights
     from serin.models.build import load_model

@@ -1,4 +1,5 @@
-"""Scores of the same rows: the bundle's core, plain ONNX Runtime, torch eager and compiled, OpenVINO; bare products."""
+"""Contenders that score the same rows: the bundle's core, plain ONNX Runtime, torch eager and compiled, OpenVINO, bare
+products."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def openvino(request: dict[str, Any], num: Any, cat: Any) -> Score:
 
 
 def limit(request: dict[str, Any], num: Any, _cat: Any) -> Score:
-    """The network's matrix products alone, on arrays that lie ready."""
+    """Computes the network's matrix products alone, on arrays in memory."""
     import onnx
 
     weights = [
@@ -106,7 +107,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare(request: dict[str, Any]) -> Score:
-    """Loading, compiling and the first run are not raced."""
+    """Loads, compiles and runs once; none of this is timed."""
     rows = np.load(request["rows"])
     makers = (ours, ours_fp32, onnxruntime, torch_eager, torch_compile, openvino, limit)
     maker = next(each for each in makers if each.__name__ == request["who"])

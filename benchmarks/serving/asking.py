@@ -1,4 +1,4 @@
-"""A server as the race sees it: what it is asked, in JSON, in binary tensors or in plain bytes, and what it answers."""
+"""A server as the benchmark sees it: its requests (JSON, binary tensors or plain bytes) and its answers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ Scores = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """`target(rows)`: requests of so many rows each. `answer`: to the first eight. `cpu_s`: of all its processes;
-    `proxy_s`: of the Envoy in front of it alone, where there is one."""
+    """A server under test.
+
+    `target(rows)` makes requests of so many rows; `answer` is the answer to the first eight. `cpu_s` counts all its
+    processes, `proxy_s` only the Envoy in front of it, where there is one.
+    """
 
     role: Role
     target: Callable[[int], Target]
@@ -47,7 +50,7 @@ def tensors(
     proxy_s: Seconds = lambda: 0.0,
     version: int | None = None,
 ) -> Server:
-    """Asked with the binary tensors of the Open Inference Protocol, over HTTP or gRPC."""
+    """Returns a server that is called with the binary tensors of the Open Inference Protocol, over HTTP or gRPC."""
     return Server(
         role=role,
         target=lambda count: model_target(
@@ -92,7 +95,7 @@ def plain_bytes(
     cpu_s: Seconds,
     package: str,
 ) -> Server:
-    """The answer is the scores as float32."""
+    """Returns a server that is called with plain bytes and answers with float32 scores."""
     kind = "application/octet-stream"
 
     def target(count: int) -> Target:

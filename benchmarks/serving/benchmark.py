@@ -1,8 +1,8 @@
 """The serving benchmark: gateway and Triton against the same ONNX file in FastAPI, LitServe, BentoML, Ray and MLServer.
 
-Every server is up all the time and asked in turn, by one load generator in a closed loop. Requests/s and latencies are
-medians over the rounds; ratios are of the same round. CPU per request counts a server's processes and nobody else's, so
-it says something on a busy machine too.
+Every server is up all the time, and one load generator calls them in turn in a closed loop. Requests/s and latencies
+are medians over the rounds; ratios are of the same round. CPU per request counts only a server's own processes, so it
+is meaningful on a busy machine too.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from serin.serving.client.load import Closed, run_load
 from serin.serving.client.load_connections import Target
 
 WARM_UP_S = 0.1
-ADDED = ("serin", TRITON)  # what the gateway adds is the difference of these
-TUNED = ("serin", "serin, waits")  # what `serin tune` chooses between, by measuring
+ADDED = ("serin", TRITON)  # the gateway's cost is their difference
+TUNED = ("serin", "serin, waits")  # `serin tune` chooses between these by measuring
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +94,24 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         figures={str(case): _figures(laps) for case, laps in found.items()},
         line=last_line(found),
         notes=[
-            f"`serin, waits`: a request waits {QUEUE_DELAY_US} us for company (serving.queue_delay_us, 0 by default)",
-            "where the name says nothing, serin and Triton are asked with binary tensors and the peers with JSON",
+            f"`serin, waits`: with a queue delay of {QUEUE_DELAY_US} us (serving.queue_delay_us, 0 by default)",
+            "unless the name says otherwise, serin and Triton get binary tensors and the peers JSON",
             f"`{BEST_PEER}{BINARY}`: plain bytes, cheaper to read in Python than the protocol's binary tensors",
-            f"`{BEHIND.strip(', ')}`: behind an Envoy that only passes requests on, with as many threads as ours",
-            "every server is up all the time; what idle ones cost (Ray's processes above all) is taken from all",
+            f"`{BEHIND.strip(', ')}`: behind an Envoy that only forwards requests, with as many threads as ours",
+            "every server is up all the time; the cost of idle ones (above all Ray's processes) affects all",
             *notes,
         ],
     )
 
 
 def last_line(found: Mapping[Case, Mapping[str, Laps]]) -> dict[str, float]:
-    """Requests/s of ours over theirs with one row in a request, the worst over 8 and 32 clients; every comparison is of
-    the same form of request, and a key without `_json` or `_binary` is the worse of the two.
+    """Returns our requests/s over a peer's with one row per request, the worst over 8 and 32 clients.
+
+    Every comparison is of the same form of request; a key without `_json` or `_binary` is the worse of the two.
 
     `peer_behind_envoy`: the best Python server and ours, both behind an Envoy. `peer_alone`: both without one.
-    `best_peer`: ours with its gateway, tuned, over the best server without one in either form, at 32 clients."""
+    `best_peer`: ours with its gateway, tuned, over the best server without one in either form, at 32 clients.
+    """
     cases = {case.clients: laps for case, laps in found.items() if case.rows == 1 and case.clients > 1}
     judged = list(cases.values())
     added = next(laps for case, laps in found.items() if case.clients == 1 and case.rows == 1)
@@ -135,7 +137,7 @@ def last_line(found: Mapping[Case, Mapping[str, Laps]]) -> dict[str, float]:
 
 
 def _alone(laps: Mapping[str, Laps], *, binary: bool | None = None) -> list[str]:
-    """The peers without an Envoy; those that are asked in this form."""
+    """Returns the peers without an Envoy that are called in this form."""
     names = [name for name, found in laps.items() if found.role == "peer" and not name.endswith(BEHIND)]
     return [name for name in names if binary is None or name.endswith(BINARY) is binary]
 
@@ -149,7 +151,7 @@ def _against_best(laps: Mapping[str, Laps], name: str, peers: Sequence[str]) -> 
 
 
 def _ratio(one: Laps, other: Laps, figure: str = "requests_per_s") -> float:
-    """The median over rounds: drift of the machine cancels."""
+    """Returns the median over rounds of the ratio, so that drift of the machine cancels."""
     pairs = zip(one.laps, other.laps, strict=True)
     return statistics.median(getattr(a, figure) / getattr(b, figure) for a, b in pairs)
 
@@ -157,7 +159,7 @@ def _ratio(one: Laps, other: Laps, figure: str = "requests_per_s") -> float:
 def _race(
     servers: Mapping[str, Server], case: Case, repetitions: int, lap_s: float, say: Callable[[str], None]
 ) -> dict[str, Laps]:
-    """Each once per round, each round begun by another; the first warms up and is not counted."""
+    """Runs each server once per round in rotating order; the first round is a warm-up and not counted."""
     found = {name: Laps(server.role) for name, server in servers.items()}
     targets = {name: server.target(case.rows) for name, server in servers.items()}
     names = list(servers)
@@ -172,7 +174,7 @@ def _race(
 
 
 def _lap(name: str, server: Server, target: Target, clients: int, lap_s: float) -> Lap:
-    """Longer where nothing was answered in the usual time: a machine that busy has slow servers, not broken ones."""
+    """Runs one lap, and a longer one if nothing was answered: on a busy machine servers are slow, not broken."""
     for longer in (1, 8):
         busy_s, proxy_s, begin = server.cpu_s(), server.proxy_s(), time.perf_counter()
         result = run_load(target, Closed(clients=clients), seconds=longer * lap_s, warm_up_s=WARM_UP_S)
@@ -181,7 +183,7 @@ def _lap(name: str, server: Server, target: Target, clients: int, lap_s: float) 
             break
     if result.failed or not result.requests:
         raise ContenderFailed(f"{name} failed {result.failed} of {result.requests} requests: {result.errors}")
-    asked = result.requests_per_s * took_s  # those of the warm-up too
+    asked = result.requests_per_s * took_s  # with those of the warm-up
     return Lap(
         result.requests_per_s,
         result.quantile_ms(0.5),

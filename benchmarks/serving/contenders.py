@@ -1,4 +1,4 @@
-"""The peers: how each is started, and what it is asked and answers."""
+"""The peers: how each is started, its requests and its answers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.serving import model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """How it is started (the arguments of its Python), and its requests and answers."""
+    """How a peer is started (the arguments of its Python), and its requests and answers."""
 
     package: str
     command: tuple[str, ...]
     body: Callable[[model.Columns], Any]
     path: str = "/score"
-    bytes_path: str = ""  # of one that also takes plain bytes
+    bytes_path: str = ""  # if it also takes plain bytes
     read: Callable[[Any], list[float]] = lambda answer: answer["score"]
 
 
@@ -26,7 +26,7 @@ def columns_body(columns: model.Columns) -> Any:
 
 
 def bytes_body(columns: model.Columns) -> bytes:
-    """What the peers' Graph.score_bytes reads."""
+    """Returns the bytes that the peers' Graph.score_bytes reads."""
     count = len(columns["n0"])
     numbers = b"".join(columns[f"n{index}"].astype("<f4").tobytes() for index in range(model.NUMBERS))
     texts = [text for index in range(model.TEXTS) for text in columns[f"t{index}"].reshape(-1).tolist()]
@@ -34,7 +34,7 @@ def bytes_body(columns: model.Columns) -> bytes:
 
 
 def protocol_body(columns: model.Columns) -> Any:
-    """The JSON of the Open Inference Protocol."""
+    """Returns the JSON of the Open Inference Protocol."""
     return {
         "inputs": [
             {

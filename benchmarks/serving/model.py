@@ -1,4 +1,4 @@
-"""The model that every server of the benchmark serves: four texts and six numbers in, a score out, one ONNX file.
+"""The model that every server of the benchmark serves: four strings and six numbers in, a score out, one ONNX file.
 
 Its size is that of the flights example: vocabularies of 4,000 words, embeddings of 16, layers of 128 and 64.
 """
@@ -43,7 +43,7 @@ SCHEMA = Schema(
 
 
 def rows(count: int, seed: int = 0) -> Columns:
-    """In wire form; one word in ten is unknown to the model."""
+    """Returns rows in wire form; one word in ten is unknown to the model."""
     draw = np.random.default_rng(seed)
     columns: Columns = {}
     for index in range(TEXTS):
@@ -55,7 +55,7 @@ def rows(count: int, seed: int = 0) -> Columns:
 
 
 def score(path: Path, columns: Columns) -> np.ndarray[Any, Any]:
-    """In this process: what every server must answer."""
+    """Scores the columns in this process; every server must give the same answer."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return np.asarray(session.run(["score"], columns)[0])
 

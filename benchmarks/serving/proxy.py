@@ -1,4 +1,4 @@
-"""Envoy and nothing else of ours: what a peer stands behind where it stands behind something."""
+"""A plain Envoy without Serin's filters, placed in front of a peer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NAME = "bare"
 
 
 def bare_proxy(port: int, to_port: int) -> dict[str, Any]:
-    """Passes every request on: no log, no keys, no check, no second try."""
+    """Starts an Envoy that forwards every request: no log, no keys, no checks, no retries."""
     route = {"match": {"prefix": "/"}, "route": {"cluster": _NAME}}
     manager = {
         "@type": CONNECTION_MANAGER,

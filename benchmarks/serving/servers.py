@@ -1,4 +1,4 @@
-"""The servers of the race, each in processes of its own, all up at the same time."""
+"""The servers of the benchmark, each in separate processes, all up at the same time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ START_S = 60.0
 QUEUE_DELAY_US = 500
 BEST_PEER = "FastAPI"
 TRITON, PASSED_ON = "Triton alone", "Triton, bare Envoy"
-# Where a name says nothing, ours is asked in binary tensors and a peer in JSON.
+# Unless the name says otherwise, ours gets binary tensors and a peer JSON.
 JSON, BINARY, BEHIND = ", JSON", ", binary", ", Envoy"
 
 
@@ -44,8 +44,10 @@ JSON, BINARY, BEHIND = ", JSON", ", binary", ", Envoy"
 def running(
     folder: Path, *, cores: int, say: Callable[[str], None]
 ) -> Iterator[tuple[dict[str, Server], Path, list[str]]]:
-    """Ours with and without its gateway, and the peers; the graph that they all serve; how ours is served, and who did
-    not come up."""
+    """Starts all servers. Yields ours with and without its gateway, the peers, their common graph, and notes.
+
+    The notes say how ours is served and which peers did not start.
+    """
     with Children() as host:
         store = Store(str(folder / "store"))
         bundle, waiting = (model.publish(store, queue_delay_us=delay) for delay in (0, QUEUE_DELAY_US))
@@ -61,10 +63,10 @@ def running(
                     servers |= _start(host, name, peer, path, folder, cores)
                 except ContenderFailed as error:
                     say(f"without {error}")
-                    notes.append(f"{name} did not come up and is left out")
+                    notes.append(f"{name} did not start and is skipped")
                     host.stop(name)
             if BEST_PEER not in servers:
-                raise ContenderFailed(f"{BEST_PEER} did not come up, and nothing can be compared without it")
+                raise ContenderFailed(f"{BEST_PEER} did not start, and nothing can be compared without it")
             servers |= _behind(host, folder, servers[BEST_PEER].url, cores)
             servers[PASSED_ON] = _passed_on(host, folder, servers[TRITON].url, ours[0].name, cores)
             yield servers, path, notes
@@ -78,7 +80,7 @@ def running(
 def _ours(
     folder: Path, host: Children, releases: Releases, release: Release, waiting: Release
 ) -> dict[str, Server]:
-    """The defaults; `waiting` is the same model in a second process, whose requests wait a little for company."""
+    """Starts ours with the defaults; `waiting` is the same model in a second process with a queue delay."""
     for each in (release, waiting):
         releases.start(each)
     for each in (release, waiting):
@@ -122,7 +124,7 @@ def _cpu_s(host: Children, *names: str) -> Callable[[], float]:
 
 
 def peer_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of the peers and of the runtime they share, from their own environment."""
+    """Returns the versions of the peers and of their runtime, read in their own environment."""
     ask = "import importlib.metadata as m, json, sys; print(json.dumps({p: m.version(p) for p in sys.argv[1:]}))"
     wanted = [*sorted(set(packages) - {"serin"}), "onnxruntime", "uvicorn"]
     done = subprocess.run([str(PEERS_PYTHON), "-c", ask, *wanted], capture_output=True, text=True, check=True)
@@ -131,7 +133,7 @@ def peer_versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def _start(host: Children, name: str, peer: Peer, path: Path, folder: Path, cores: int) -> dict[str, Server]:
-    """One process, by the form of its requests."""
+    """Starts one peer as a process, for its form of requests."""
     ports = free_ports(4)
     own = folder / name.replace(" ", "-").lower()
     own.mkdir()
@@ -152,7 +154,7 @@ def _start(host: Children, name: str, peer: Peer, path: Path, folder: Path, core
 
 
 def _behind(host: Children, folder: Path, url: str, cores: int) -> dict[str, Server]:
-    """The best peer behind an Envoy that only passes requests on."""
+    """Starts an Envoy that only forwards requests in front of the best peer."""
     name = f"{BEST_PEER}{BEHIND}"
     process, at = _bare_envoy(folder, name, url, cores)
     servers = _peer(BEST_PEER, PEERS[BEST_PEER], at, _cpu_s(host, BEST_PEER, name))
@@ -161,7 +163,7 @@ def _behind(host: Children, folder: Path, url: str, cores: int) -> dict[str, Ser
 
 
 def _passed_on(host: Children, folder: Path, url: str, release: str, cores: int) -> Server:
-    """Triton behind such an Envoy: what our gateway's own work costs is the difference."""
+    """Starts such an Envoy in front of Triton: the difference is the cost of our gateway's own work."""
     process, at = _bare_envoy(folder, PASSED_ON, url, cores)
     proxy, both = _cpu_s(host, PASSED_ON), _cpu_s(host, PASSED_ON, release)
     server = tensors(at, "http", "limit", both, proxy_s=proxy)
@@ -170,7 +172,7 @@ def _passed_on(host: Children, folder: Path, url: str, release: str, cores: int)
 
 
 def _bare_envoy(folder: Path, name: str, url: str, cores: int) -> tuple[Process, str]:
-    """With as many threads as ours has; and where it is."""
+    """Starts an Envoy with as many threads as ours and returns its address."""
     own, ports = folder / name.replace(", ", "-").replace(" ", "-").lower(), free_ports(1)
     own.mkdir()
     config = own / "envoy.json"
@@ -212,7 +214,7 @@ def _bring_up(host: Children, process: Process, server: Server) -> None:
 
 
 def _variables(path: Path, ports: Sequence[int], own: Path, cores: int) -> dict[str, str]:
-    """For all peers; each reads what it knows."""
+    """Returns the environment of all peers; each reads what it knows."""
     return {
         "BENCH_MODEL": str(path),
         "BENCH_PORT": str(ports[0]),
@@ -239,9 +241,9 @@ def _mlserver_folder(own: Path) -> None:
 
 
 def check(servers: dict[str, Server], path: Path) -> None:
-    """Every server says what the graph says in this process."""
+    """Raises Unequal unless every server answers what the graph computes in this process."""
     wanted = model.score(path, model.rows(8)).reshape(-1)
     for name, server in servers.items():
         found = server.answer()
         if found.shape != wanted.shape or not np.allclose(found, wanted, atol=1e-5, rtol=0):
-            raise Unequal(f"{name} answers {found}, the graph says {wanted}")
+            raise Unequal(f"{name} answers {found}, but the graph computes {wanted}")

@@ -1,4 +1,4 @@
-"""The training benchmark: samples per second of the whole step with its rows, against loops by hand and Lightning."""
+"""The training benchmark: samples per second of whole steps with loading, against hand-written loops and Lightning."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from benchmarks.training.table import make_table
 from serin.machine.hardware import core_count
 
 PEERS = ROOT / ".venv-bench" / "bin" / "python"
-# Rows of the table by rows per step: enough steps to be timed, and a quick run within two minutes on two cores.
+# Rows of the table by rows per step: enough steps for timing, and a quick run within two minutes on two cores.
 ROWS = {
     "quick": {1024: 2**13, 8192: 2**14},
     "full": {1024: 2**16, 8192: 2**18, 65536: 2**18},
     "gpu": {8192: 2**22, 65536: 2**22},
     "gpu, full": {1024: 2**21, 8192: 2**22, 65536: 2**22},
 }
-LOSS_TOLERANCE = 0.05  # other first weights and another order of rows
+LOSS_TOLERANCE = 0.05  # initial weights and row order differ
 
 
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
@@ -43,7 +43,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     }
     if not PEERS.exists():
         del contenders["lightning"]
-        notes.append("without Lightning: the peers' environment is missing (make bench-setup)")
+        notes.append("without Lightning: the environment of the peers is missing (make bench-setup)")
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         tables = {count: Path(scratch) / f"table-{count}" for count in set(rows.values())}
         for count, table in tables.items():
@@ -92,7 +92,8 @@ def _race(
 
 
 def key_figures(results: Mapping[str, Mapping[str, Result]]) -> dict[str, float]:
-    """Geometric means over the cases of speed over a peer's and of the share of the limit; the worst over eager."""
+    """Returns geometric means over the cases of speed over a peer's and of the share of the limit; the worst over
+    eager."""
     line: dict[str, float] = {}
     for name in ("eager", "lightning", "limit"):
         ratios = [case[name].times_as_long_as(case["ours"]) for case in results.values() if name in case]

@@ -1,4 +1,4 @@
-"""The loop somebody writes by hand: the table in memory, shuffled by a permutation, fused AdamW, eager steps."""
+"""A hand-written loop: the table in memory, shuffled by a permutation, fused AdamW, eager steps."""
 
 from __future__ import annotations
 

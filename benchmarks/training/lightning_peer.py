@@ -1,5 +1,7 @@
-"""Lightning with batches cut out of tensors by a batch sampler, without logging, checkpoints and progress bar. Timed
-from its first epoch to its last, as ours is: neither with its set-up."""
+"""Lightning with batches cut from tensors by a batch sampler, without logging, checkpoints and progress bar.
+
+It is timed from its first epoch to its last, without set-up, like ours.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ warnings.filterwarnings("ignore")
 
 
 class Rows(Dataset[tuple[Tensor, ...]]):
-    """Cut along a whole list of rows at a time."""
+    """A dataset that is indexed by a whole list of rows at a time."""
 
     def __init__(self, folder: str) -> None:
         self.arrays = tuple(torch.from_numpy(array) for array in read_table(folder))

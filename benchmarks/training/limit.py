@@ -1,4 +1,4 @@
-"""The limit: the same step over and over on one static batch, captured as a CUDA graph on a GPU. It learns nothing."""
+"""The limit: repeats the same step on one static batch, captured as a CUDA graph on a GPU. It does not learn."""
 
 from __future__ import annotations
 

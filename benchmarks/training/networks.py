@@ -1,4 +1,4 @@
-"""The networks as somebody writes them by hand in plain torch: what the peers and the limit train."""
+"""The networks in plain, hand-written torch, which the peers and the limit train."""
 
 from __future__ import annotations
 

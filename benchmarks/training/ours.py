@@ -1,4 +1,4 @@
-"""Ours: the training loop as a worker runs it, one epoch. Timed are its steps, not the evaluation after them."""
+"""Serin's contender: the training loop as a worker runs it, one epoch. Only its steps are timed, not the evaluation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def train(request: dict[str, Any], world: Ranks) -> dict[str, Any]:
-    """`batch_rows` are those of all ranks together, `threads` those of each."""
+    """Trains one epoch; `batch_rows` counts all ranks together, `threads` is per rank."""
     table = _table(request["table"], world.device)
     batch_rows = request["batch_rows"]
     torch.manual_seed(1)

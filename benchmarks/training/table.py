@@ -1,4 +1,4 @@
-"""The table that every contender trains on: 13 numeric and 8 categorical columns, learnable, the same from a seed."""
+"""The table that every contender trains on: 13 numeric and 8 categorical columns, learnable, generated from a seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EMBEDDING, CROSSES = 16, 3
 
 
 def make_table(folder: Path, rows: int) -> None:
-    """`num.npy`, `cat.npy`, `target.npy`, ready to be mapped."""
+    """Writes `num.npy`, `cat.npy` and `target.npy`, ready to be memory-mapped."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(7)
     num = random.standard_normal((rows, NUMERIC), dtype=np.float32)

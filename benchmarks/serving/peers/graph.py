@@ -1,4 +1,4 @@
-"""The same file in ONNX Runtime, the same threads, for every peer."""
+"""The same file in ONNX Runtime with the same threads, for every peer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUMBERS = 6
 
 
 class Graph:
-    """Columns in, scores out. Where it lies comes from the environment: some peers start processes of their own."""
+    """Columns in, scores out. The path comes from the environment, because some peers start their own processes."""
 
     def __init__(self) -> None:
         options = onnxruntime.SessionOptions()
@@ -35,8 +35,11 @@ class Graph:
         return scores
 
     def score_bytes(self, body: bytes) -> bytes:
-        """The number of rows (uint32), all numbers column after column (float32), all texts column after column with a
-        newline between them; the scores as float32."""
+        """Scores a body of plain bytes and returns float32 scores.
+
+        The body: the number of rows (uint32), all numbers column after column (float32), all strings column after
+        column with a newline between them.
+        """
         rows = int.from_bytes(body[:4], "little")
         end = 4 + 4 * NUMBERS * rows
         numbers = np.frombuffer(body, "<f4", NUMBERS * rows, 4).reshape(NUMBERS, rows, 1)
@@ -47,7 +50,7 @@ class Graph:
         return scores
 
     def score_all(self, batch: Sequence[Mapping[str, Sequence[Any]]]) -> list[list[float]]:
-        """Several requests in one run."""
+        """Scores several requests in one run."""
         joined = {name: [value for columns in batch for value in columns[name]] for name in batch[0]}
         scores = self.score(joined)
         found, start = [], 0

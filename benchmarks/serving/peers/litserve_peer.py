@@ -1,6 +1,6 @@
-"""LitServe with its own batching: requests that wait are one batch."""
+"""LitServe with its own batching: waiting requests form one batch."""
 
-# Two methods without types: LitServe makes its route from them, and the docs have none.
+# Two methods have no annotations: LitServe builds its route from them, and its documentation has none.
 from __future__ import annotations
 
 import os

@@ -1,5 +1,7 @@
-"""MLServer: a runtime of one's own, asked in the Open Inference Protocol's JSON; in the server's process, where it is
-faster than in a worker of its own for a model this small."""
+"""MLServer with a custom runtime and the Open Inference Protocol's JSON.
+
+It runs in the server's process, which is faster than a worker process for a model this small.
+"""
 
 from __future__ import annotations
 
