@@ -1,8 +1,8 @@
-"""Bets that cannot win while a claim holds. Pure; the arrays may have leading axes, one entry per rollout.
+"""E-processes: sequential bets against a claim. Pure; arrays may have leading axes, one entry per rollout.
 
 An e-process starts with wealth 1 and bets a fraction of it in each block. While the claim holds, a bet wins as often as
-it loses, so the probability of ever reaching 1/alpha is at most alpha, however often one looks. Eight bet fractions run
-side by side, since the best one is not known in advance; the e-value is the mean of their wealth.
+it loses, so the probability of ever reaching 1/alpha is at most alpha, however often it is evaluated. Eight bet
+fractions run side by side, since the best one is not known in advance; the e-value is the mean of their wealth.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ Array = np.ndarray[Any, np.dtype[Any]]
 STAKES: Final = np.array((0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 0.98))
 BETTORS: Final = len(STAKES)
 
-_SPREAD: Final = 2.0  # a difference of so many times its own chance spread wins the whole stake
-_LARGEST: Final = 600.0  # of a logarithm: its exponential is still a number
+_SPREAD: Final = 2.0  # a difference of this many standard deviations wins the whole stake
+_LARGEST: Final = 600.0  # of a logarithm: its exponential is still finite
 
 
 def start(*shape: int) -> Array:
-    """The logarithms of what bettors own who have not bet yet."""
+    """Returns the initial log wealth of all bettors."""
     return np.zeros((*shape, BETTORS))
 
 
 def difference(candidate: Array, control: Array) -> Array:
-    """How much worse the candidate looks in a block, from -1 to 1, from the bad requests of two equal arms.
+    """Returns how much worse the candidate looks in a block, from -1 to 1, by the bad requests of two equal arms.
 
-    Changing the arms changes the sign and nothing else, which is all that a fair bet needs. A few bad requests count
-    by their share, many by how far their difference is from what chance makes of so many.
+    Exchanging the arms changes only the sign, which is all that a fair bet needs. A few bad requests count by their
+    share, many by how far their difference exceeds its chance variation.
     """
     bad = candidate + control
     scale = np.minimum(bad, _SPREAD * np.sqrt(bad))
@@ -39,15 +39,16 @@ def difference(candidate: Array, control: Array) -> Array:
 
 
 def bet(log_wealth: Array, outcome: Array) -> Array:
-    """After a block with `outcome` in -1 .. 1. Fair when +x and -x are equally likely."""
+    """Returns the log wealth after a block with `outcome` in -1 .. 1. Fair when +x and -x are equally likely."""
     after: Array = log_wealth + np.log1p(STAKES * np.asarray(outcome)[..., None])
     return after
 
 
 def bet_on_share(log_wealth: Array, share: Array | float, target: float) -> Array:
-    """After a block in which `share` of the requests were bad. Fair when `target` of them are, on average.
+    """Returns the log wealth after a block in which `share` of the requests were bad. Fair when the mean share is
+    `target`.
 
-    A target of 0 is a promise one bad request breaks.
+    A target of 0 is a promise that a single bad request breaks.
     """
     if target <= 0:
         return log_wealth + np.where(np.asarray(share) > 0, _LARGEST, 0.0)[..., None]
@@ -55,13 +56,14 @@ def bet_on_share(log_wealth: Array, share: Array | float, target: float) -> Arra
 
 
 def e_value(log_wealth: Array) -> Array:
-    """The mean of what the eight own: the evidence against the claim."""
+    """Returns the e-value: the mean wealth of the eight bettors, the evidence against the claim."""
     mean: Array = np.exp(np.minimum(log_wealth, _LARGEST)).mean(axis=-1)
     return mean
 
 
 def split_evidence(candidate: int, requests: int, share: float) -> float:
-    """The evidence that the candidate's part of `requests` is not `share`: a bet on every other share at once."""
+    """Returns the evidence that the candidate's part of `requests` is not `share`: a bet on every other share at
+    once."""
     if not 0 < share < 1 or requests == 0:
         return 1.0
     others = requests - candidate

@@ -1,4 +1,4 @@
-"""Latencies as counts in bins 4% wide, so that what is kept of a rollout stays small and adds up exactly. Pure.
+"""Latency histograms with bins 4% wide: small to store and exact to add. Pure.
 
 The bins are the last axis of every array.
 """
@@ -16,14 +16,15 @@ from serin.evidence.e_process import Array, split_evidence
 WIDTH: Final = 0.04  # of a bin, in the logarithm
 BINS: Final = 400
 _LOWEST: Final = math.log(10.0)  # microseconds; the last bin begins at about 85 s
-_SURE: Final = 40.0  # evidence that a quantile lies elsewhere: one time in twenty, both sides together
+_SURE: Final = 40.0  # evidence that a quantile is elsewhere: one time in twenty, both sides together
 
 
 def bins_of(us: Array, *, margin: float = 0.0, tolerance_us: float = 0.0) -> Array:
-    """The bin of each latency, after `margin` and `tolerance_us` are taken off. An infinite one is in the last bin.
+    """Returns the bin of each latency after subtracting `margin` and `tolerance_us`. An infinite latency is in the last
+    bin.
 
-    What is left is beyond x exactly when the latency is beyond max((1 + margin) x, x + tolerance_us), for every x at
-    once: so the allowed slowdown can be taken off before x is known.
+    The rest is beyond x exactly when the latency is beyond max((1 + margin) x, x + tolerance_us), for every x at once.
+    So the allowed slowdown can be subtracted before x is known.
     """
     us = np.asarray(us, dtype=np.float64)
     if tolerance_us:
@@ -44,7 +45,7 @@ def count(bins: Array) -> Array:
 
 
 def quantile_bins(counts: Array, quantiles: Sequence[float]) -> Array:
-    """For each quantile the first bin up to which so large a part of the counts lies; shape (..., quantiles)."""
+    """Returns for each quantile the first bin that reaches that share of the counts; shape (..., quantiles)."""
     up_to = np.cumsum(counts, axis=-1)
     wanted = up_to[..., -1:] * np.asarray(quantiles)
     found: Array = (up_to[..., None, :] < wanted[..., :, None] * (1 - 1e-12)).sum(axis=-1)
@@ -52,30 +53,30 @@ def quantile_bins(counts: Array, quantiles: Sequence[float]) -> Array:
 
 
 def slower_than(counts: Array, bins: Array) -> Array:
-    """How many lie beyond each of `bins`; shape of `bins`."""
+    """Counts the latencies beyond each of `bins`; shape of `bins`."""
     up_to = np.cumsum(counts, axis=-1)
     beyond: Array = up_to[..., -1:] - np.take_along_axis(up_to, bins, axis=-1)
     return beyond
 
 
 def upper_us(bins: Array | int) -> Array:
-    """The upper end of each bin, in microseconds."""
+    """Returns the upper end of each bin, in microseconds."""
     ends: Array = np.exp(_LOWEST + (np.asarray(bins) + 1.0) * WIDTH)
     return ends
 
 
 def quantiles_us(counts: Array, quantiles: Sequence[float]) -> list[float | None]:
-    """For people; None when nothing was counted."""
+    """Returns the quantiles in microseconds, for display; None when nothing was counted."""
     if not counts.sum():
         return [None for _ in quantiles]
     return [float(end) for end in upper_us(quantile_bins(counts, quantiles))]
 
 
 def bands_us(counts: Array, quantiles: Sequence[float]) -> list[tuple[float, float]]:
-    """For people: between what each quantile lies, at 95%, however often one looks. Infinite: not known yet.
+    """Returns a 95% confidence band for each quantile, valid at any time, for display. Infinite: not known yet.
 
-    True while requests are independent and their latencies do not drift, which is not so in a rollout: pauses and load
-    move them together. So nothing may be decided by these bands.
+    The bands hold while requests are independent and their latencies do not drift. That is not so in a rollout, where
+    pauses and load move them together, so no decision may use these bands.
     """
     up_to = np.cumsum(counts).astype(np.int64)
     requests = int(up_to[-1])

@@ -1,4 +1,4 @@
-"""How fast the releases answer, from the gateway's request log."""
+"""Latency of each release, computed from the gateway's request log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serin.formats.serving.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseLatency:
-    """One release in one arm over a window. A quantile is None when no request was answered."""
+    """The latency of one release in one arm over a window. A quantile is None when no request was answered."""
 
     model: str
     release: str
@@ -29,10 +29,11 @@ class ReleaseLatency:
 def summarise(
     requests: Iterable[Request], window_s: float, *, until: float | None = None
 ) -> tuple[ReleaseLatency, ...]:
-    """One entry for each release and arm that had requests in the `window_s` before `until` (None: the newest arrival).
+    """Returns one entry for each release and arm with requests in the `window_s` before `until` (None: the newest
+    arrival).
 
-    Quantiles are over answered requests, and are latencies that some request had: never better than what the slowest
-    hundredth saw. A request the client gave up has no duration; it counts as a request.
+    Quantiles are over answered requests. Each is a latency that some request had, so p99 is never better than what the
+    slowest hundredth saw. A request that the client cancelled has no duration; it counts as a request.
     """
     seen = list(requests)
     if not seen:

@@ -1,4 +1,4 @@
-"""Which releases do not keep what the spec promises. Pure."""
+"""Finds releases that break the promises of their spec. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def breaches(
     max_error_share: float,
     min_requests: int = _MIN_REQUESTS,
 ) -> tuple[Breach, ...]:
-    """Every promise that is broken, in the order of `latencies`. Fewer than `min_requests` requests break none."""
+    """Returns every broken promise, in the order of `latencies`. Fewer than `min_requests` requests break none."""
     found = []
     for seen in latencies:
         if seen.requests < min_requests:

@@ -1,4 +1,4 @@
-"""The one function that decides how a rollout goes on. Pure: what was seen goes in, the next state comes out."""
+"""Decides how a rollout continues. Pure: observations go in, the next state comes out."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from serin.rollout.decide.verdict import Judgement, Verdict
 from serin.store.artifacts import Release
 
 ReleaseState = Literal["absent", "starting", "ready", "dead"]
-_SETTLE_S: Final = 1.0  # Envoy's workers take new weights a moment after its main thread says it has them
+_SETTLE_S: Final = 1.0  # Envoy's workers apply new weights a moment after its main thread acknowledges them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a controller saw before a decision."""
+    """What a controller observed before a decision."""
 
     candidate: ReleaseState = "ready"
-    restartable: bool = True  # its process can be started again
-    unready_s: float = 0.0  # how long the candidate, once ready, has not been
+    restartable: bool = True  # its process can be restarted
+    unready_s: float = 0.0  # for how long the candidate, once ready, has not been ready
     stable_ready: bool = True
-    baseline: ReleaseState = "ready"  # also when there is none
-    routed: bool = True  # the gateway has what the journal says
-    active_requests: int | None = 0  # at the release that is to go; None: could not be asked
+    baseline: ReleaseState = "ready"  # also when there is no baseline
+    routed: bool = True  # the gateway has applied the journal's weights
+    active_requests: int | None = 0  # at the release that is to be stopped; None: unknown
     verified: bool = False
     problem: str = ""  # why the candidate could not be started, or its golden rows were not answered
     judgement: Judgement | None = None
 
 
 def advance(now: Rollout, seen: Seen, t: float) -> Rollout:
-    """One decision at time `t`. A final phase absorbs everything."""
+    """Makes one decision at time `t`. A final phase absorbs everything."""
     match now.phase:
         case Phase.PENDING:
             reason = f"{now.candidate.name} has {now.plan.load_s:.0f} s to become ready"
@@ -71,7 +71,7 @@ def _load(now: Rollout, seen: Seen, t: float) -> Rollout:
     if seen.problem:
         return abort(now, t, seen.problem, verdict=Verdict.FAIL)
     if seen.candidate == "dead":
-        return abort(now, t, f"{now.candidate.name} died while it was loading", verdict=Verdict.FAIL)
+        return abort(now, t, f"{now.candidate.name} exited while it was loading", verdict=Verdict.FAIL)
     if seen.candidate == seen.baseline == "ready":
         return move(now, t, Phase.VERIFYING, "ready")
     if t - now.since > now.plan.load_s:
@@ -96,7 +96,7 @@ def _verify(now: Rollout, seen: Seen, t: float) -> Rollout:
         return move(now, t, Phase.DRAINING, reason, verdict=Verdict.PASS)
     if needs_approval(now, 0) and now.step is None:
         return _ask(now, 0, "its golden rows are answered")
-    step = min(now.step or 0, len(now.plan.steps) - 1)  # where it was, when it has been started again
+    step = min(now.step or 0, len(now.plan.steps) - 1)  # the step before a restart
     then = shift(now, t, step, "its golden rows are answered")
     return replace(then, evidence_from=t, evidence_epoch=then.epoch, evidence={})
 
@@ -111,7 +111,7 @@ def _restart(now: Rollout, seen: Seen, t: float) -> Rollout:
 
 
 def _gone(now: Rollout, seen: Seen, t: float) -> Rollout | None:
-    """Back at once, in every mode, when the candidate does not live: statistics are for what does."""
+    """Rolls back at once, in every mode, when the candidate is dead: statistics only apply to a live one."""
     if seen.candidate in ("dead", "absent"):
         reason = f"{now.candidate.name} is not running"
     elif seen.candidate == "starting" and seen.unready_s > now.plan.unready_s:
@@ -132,15 +132,15 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
     match found.verdict:
         case Verdict.FAIL:
             if now.hold is Hold.INCIDENT and not _control_gone(now, seen):
-                # The counts are full of an incident that was not the candidate's alone.
+                # The counts include an incident that was not the candidate's alone.
                 return begin_again(now, t, "the incident is over; the step begins again")
             if found.latency_alone and now.plan.second_opinion and not now.restarted and seen.restartable:
-                reason = f"it is started again and judged again before it is rolled back; {found.reason}"
+                reason = f"restarting it for a second judgement before a rollback; {found.reason}"
                 return move(replace(now, restarted=True), t, Phase.WITHDRAWING, reason, verdict=found.verdict)
             if now.plan.mode == "hold":
                 if now.hold is Hold.PAUSED:
                     return told
-                return _hold(_tell(replace(now, hold=None), found), Hold.FAILED)  # nothing is asked any more
+                return _hold(_tell(replace(now, hold=None), found), Hold.FAILED)  # no approval is pending any more
             return abort(now, t, found.reason, verdict=found.verdict)
         case Verdict.NO_TRAFFIC | Verdict.INCIDENT | Verdict.INCONCLUSIVE | Verdict.INVALID:
             keep = now.hold is not None and not now.hold.ends_by_itself
@@ -152,7 +152,7 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
 
 
 def _tell(now: Rollout, found: Judgement) -> Rollout:
-    """The verdict and nothing else. The reason of a pause, and what a person is asked, stay to be read."""
+    """Returns the state with the new verdict only. The reason of a pause and a pending question stay readable."""
     if now.hold in (Hold.PAUSED, Hold.APPROVAL):
         return replace(now, verdict=found.verdict)
     observed = "observed only: " if now.plan.mode == "observe" else ""
@@ -160,7 +160,7 @@ def _tell(now: Rollout, found: Judgement) -> Rollout:
 
 
 def _hold(told: Rollout, hold: Hold) -> Rollout:
-    """A hold that does not end by itself, and that nobody asked for, says what a person can do."""
+    """Adds to a hold that does not end by itself, and that nobody requested, what a person can do."""
     if hold.ends_by_itself or hold in (Hold.PAUSED, Hold.APPROVAL):
         return replace(told, hold=hold)
     return replace(told, hold=hold, reason=f"{told.reason}; resume, promote or abort it")
@@ -187,11 +187,11 @@ def _ask(now: Rollout, step: int, reason: str) -> Rollout:
 
 
 def _trouble(now: Rollout, seen: Seen) -> Judgement | None:
-    """Trouble beside the candidate. What the judge saw meanwhile is kept."""
+    """Holds for a problem that is not the candidate's. The judge's observations are kept."""
     evidence = seen.judgement.evidence if seen.judgement else now.evidence
     if not seen.routed:
         return Judgement(
-            verdict=Verdict.INCIDENT, reason="the gateway did not take the weights", evidence=evidence
+            verdict=Verdict.INCIDENT, reason="the gateway did not accept the weights", evidence=evidence
         )
     if not seen.stable_ready:
         assert now.stable is not None
@@ -205,7 +205,7 @@ def _trouble(now: Rollout, seen: Seen) -> Judgement | None:
 
 
 def _control_gone(now: Rollout, seen: Seen) -> bool:
-    """Which excuses the candidate from nothing: no traffic of it goes there, and none comes from there."""
+    """Returns whether the baseline is gone. That excuses nothing: no traffic moves between it and the candidate."""
     return bool(now.baseline_percent) and seen.baseline != "ready"
 
 
@@ -232,9 +232,9 @@ def _bake(now: Rollout, seen: Seen, t: float) -> Rollout:
 
 
 def _leave(now: Rollout, seen: Seen, t: float, end: Phase, leaving: Release | None) -> Rollout:
-    """To a final phase when nothing is under way any more at the release that goes, or it has had its time.
+    """Moves to a final phase once the leaving release has no requests in flight, or its time is over.
 
-    Nothing goes when a model's first release comes: then it is enough that the gateway sends requests to it.
+    When a model's first release arrives, nothing leaves: then it is enough that the gateway sends requests to it.
     """
     waited = t - now.since
     if not seen.routed or waited < _SETTLE_S or now.hold:
@@ -242,10 +242,10 @@ def _leave(now: Rollout, seen: Seen, t: float, end: Phase, leaving: Release | No
     if leaving is None:
         return move(now, t, end, now.reason, verdict=now.verdict)
     if seen.active_requests == 0:
-        reason = f"{leaving.name} has no request under way"
+        reason = f"{leaving.name} has no request in flight"
     elif waited >= now.plan.drain_s:
         under_way = "unknown" if seen.active_requests is None else seen.active_requests
-        reason = f"{leaving.name} had {now.plan.drain_s:.0f} s to finish; requests under way: {under_way}"
+        reason = f"{leaving.name} had {now.plan.drain_s:.0f} s to finish; requests in flight: {under_way}"
     else:
         return now
     told = f"{now.reason}; {reason}" if now.phase is Phase.DRAINING else now.reason

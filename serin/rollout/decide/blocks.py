@@ -1,8 +1,8 @@
-"""Requests cut into blocks of one second by arrival, with an arm of equal weight for the candidate. Pure.
+"""Cuts requests into blocks of one second by arrival, with an arm of equal weight for the candidate. Pure.
 
-Lines stand in the log in the order in which requests ended. A block stays open until requests were seen that arrived
-`watermark_s` after its end; a line that comes later still counts, in the first block that is open then. That depends on
-the lines alone, so that it does not matter how they were cut into reads.
+Log lines are in the order in which requests ended. A block stays open until requests were seen that arrived
+`watermark_s` after its end; a line that comes later still counts, in the first block that is open then. Blocks depend
+on the lines alone, not on how they were split into reads.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from serin.rollout.decide.guards import Arms
 from serin.rollout.decide.plan import Plan
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
-_AWAY: Final = 0.1  # of an arm's requests, answered by another release
+_AWAY: Final = 0.1  # share of an arm's requests that another release answered
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Requests of one arm: all, those that failed on it, those slower than was promised, those it refused."""
+    """Requests of one arm: all, failed on it, slower than promised, and rejected as the client's fault."""
 
     requests: int = 0
     errors: int = 0
     slow: int = 0
-    refused: int = 0  # older journals do not say
+    refused: int = 0  # absent in older journals
 
     @property
     def error_share(self) -> float:
@@ -66,9 +66,9 @@ class Lines:
     baseline: Array  # bool
     failed: Array  # bool
     refused: Array  # bool
-    saved: Array  # bool: tried again, and so answered by another release
-    us: Array  # infinite for one that the client gave up
-    lot: Array  # uint64, drawn by the request's id and arrival
+    saved: Array  # bool: retried, and so answered by another release
+    us: Array  # infinite if the client cancelled it
+    lot: Array  # uint64, a hash of the request's id and arrival
 
     def __len__(self) -> int:
         return len(self.t)
@@ -89,31 +89,31 @@ class Lines:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
-    """What is kept of a block: latencies as bin counts (the rows of `bins` are ROWS), and counts per arm."""
+    """A block's latencies as bin counts (the rows of `bins` are ROWS), and counts per arm."""
 
     bins: Array  # (5, bins)
     candidate: Counts = NO_COUNTS
     stable: Counts = NO_COUNTS
     equal_errors: tuple[int, int] = (0, 0)  # of the arms of equal weight: candidate, control
     equal_refused: tuple[int, int] = (0, 0)
-    equal_saved: tuple[int, int] = (0, 0)  # by another release
+    equal_saved: tuple[int, int] = (0, 0)  # answered by another release
     splits: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by weight epoch: candidate's, all
     saved: tuple[int, int] = (
         0,
         0,
-    )  # by another release: all of the candidate's, and stable's without its baseline
+    )  # answered by another release: all of the candidate's, and stable's without its baseline
 
     @property
     def stable_away(self) -> bool:
-        """The candidate had to answer for the stable release, and so had its load too."""
+        """Returns whether the candidate took over requests of the stable release, and so had its load too."""
         return self.saved[1] > _AWAY * self.stable.requests
 
     @property
     def void(self) -> bool:
-        """An arm had to answer for another: nothing is said about latency.
+        """Returns whether an arm took over too many requests of another: such a block does not judge latency.
 
-        The arms of equal weight are asked first, for both are then as likely to lose so many by chance; the whole arms
-        too, since of an arm that is away the few that were drawn by lot may be none.
+        The arms of equal weight are checked first, because both are then equally likely to lose that many by chance.
+        The whole arms are checked too: of an arm that is away, the random sample may be empty.
         """
         control, candidate = int(self.bins[2].sum()), int(self.bins[3].sum())
         equal = self.equal_saved[0] > _AWAY * candidate or self.equal_saved[1] > _AWAY * control
@@ -140,12 +140,14 @@ class Block:
 
     @property
     def times(self) -> Array:
-        """`bins` for a comparison."""
+        """The latencies for a comparison: `bins`, or zeros where the block does not judge latency."""
         return self.bins * (not self.void)
 
     def arms(self, *, warm: bool = True) -> Arms:
-        """Failures count in any case: that another release saved the client, or that caches are cold, does not undo
-        them. Latencies are left out while the candidate is not `warm`."""
+        """Returns the arms for the guards, without latencies while the candidate is not `warm`.
+
+        Failures always count, even if another release answered the client or caches are cold.
+        """
         times = self.times * warm
         return Arms(
             stable=times[0],
@@ -171,7 +173,7 @@ class Block:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         pairs = {
             name: tuple(value.get(name, (0, 0))) for name in _PAIRS
-        }  # older journals do not say all of them
+        }  # older journals lack some of them
         return cls(
             bins=np.array([json2counts(row, np.int64) for row in value["bins"]]),
             candidate=Counts(*value["candidate"]),
@@ -190,7 +192,7 @@ def add_pairs(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 
 
 def counts2json(counts: Array) -> list[list[Any]]:
-    """The bins that hold something, and what."""
+    """Returns the non-empty bins with their counts."""
     held = np.flatnonzero(counts)
     return [held.tolist(), counts[held].tolist()]
 
@@ -202,7 +204,7 @@ def json2counts(value: Sequence[Sequence[Any]], kind: Any = np.float64) -> Array
 
 
 def columns(requests: Sequence[Request], *, candidate: str, stable: str) -> Lines:
-    """The requests that lots were drawn for, once each: a line that stands in the log twice counts once."""
+    """Returns the requests that were routed by weight, each once: a duplicate log line counts once."""
     arms = {
         ("candidate", candidate): "candidate",
         ("stable", stable): "stable",
@@ -235,7 +237,7 @@ def columns(requests: Sequence[Request], *, candidate: str, stable: str) -> Line
 
 
 def _draw(ids: Array, t: Array) -> Array:
-    """64 even bits. Also by arrival: a client that sends the same id again and again must not choose its arm."""
+    """Returns 64 uniform bits by id and arrival: a client that repeats an id must not choose its arm."""
     lot = ids * _MIX ^ np.round(t * 1e6).astype(np.int64).astype(np.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         lot = (lot ^ lot >> np.uint64(shift)) * np.uint64(factor)
@@ -244,10 +246,10 @@ def _draw(ids: Array, t: Array) -> Array:
 
 
 def cut(lines: Lines, shares: Mapping[int, float], plan: Plan) -> Block:
-    """The lines of one block. `shares` is the candidate's part of traffic (0 .. 1) in each weight epoch.
+    """Cuts the lines of one block into arms. `shares` is the candidate's part of traffic (0 .. 1) in each weight epoch.
 
-    Of the larger arm as many requests are kept for the comparison as the smaller one has, by lot. With a baseline, the
-    control below 50 is what went there; what the stable version did is what both of its processes did.
+    Of the larger arm, a random sample of the size of the smaller one is kept for the comparison. With a baseline, the
+    control below 50% is the traffic that went there; stable's counts include both of its processes.
     """
     share = np.array([shares.get(epoch, 0.0) for epoch in lines.epoch.tolist()])
     candidate, stable = lines.candidate, ~lines.candidate

@@ -1,7 +1,8 @@
-"""What is known about a rollout's arms, folded from the request log. Pure; all of it is in the journal.
+"""Accumulates the evidence about a rollout's arms from the request log. Pure; all of it is in the journal.
 
-Evidence goes on through the steps of a rollout: the arms of a block are equal whatever the weight. Requests that
-carry an epoch before `since` only teach what stable's latency is. Pinned requests are none: nobody drew lots for them.
+Evidence continues through the steps of a rollout, because the arms of a block are equal whatever the weight. Requests
+with an epoch before `since` are only used to estimate stable's latency. Requests that name a version are ignored,
+because they were not routed by weight.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from serin.rollout.decide.plan import Plan
 
 RECENT_S: Final = 30
 
-_FLUSH_S: Final = 2.0  # by then the gateway has written what has ended
-_STEPPED_S: Final = 60.0  # an arrival so far behind the newest: the clock was set back
+_FLUSH_S: Final = 2.0  # by then the gateway has written the lines of ended requests
+_STEPPED_S: Final = 60.0  # an arrival this far behind the newest means that the clock was set back
 _EPOCHS: Final = 16
 
 
@@ -43,7 +44,7 @@ def _nothing() -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """Whom the evidence is about, at the time of a fold."""
+    """The releases that the evidence is about, at the time of a fold."""
 
     candidate: str
     stable: str
@@ -68,7 +69,7 @@ class Evidence:
     candidate: Counts = NO_COUNTS  # judged in this weight epoch
     stable: Counts = NO_COUNTS
     compared: int = (
-        0  # the candidate's requests of this weight epoch in seconds that say something about latency
+        0  # the candidate's requests of this weight epoch in seconds that judge latency
     )
     void_s: int = 0  # the other seconds
     warm_s: int = 0  # seconds in which the candidate has had requests, over all weight epochs
@@ -111,11 +112,11 @@ class Evidence:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """An empty object is evidence of nothing yet."""
+        """Reads evidence from JSON. An empty object means no evidence yet."""
         if not value:
             return cls()
         candidate, requests = value["split"]
-        compared, void_s = value.get("compared", (value["candidate"][0], 0))  # older journals do not say
+        compared, void_s = value.get("compared", (value["candidate"][0], 0))  # absent in older journals
         return cls(
             since=value["since"],
             epoch=value["epoch"],
@@ -140,12 +141,12 @@ class Evidence:
 def fold(
     evidence: Evidence, requests: Sequence[Request], *, arm: Arm, plan: Plan, now: float | None = None
 ) -> Evidence:
-    """`evidence` with `requests` added. `now`: the log is written up to there, so that silence closes blocks too."""
+    """Returns `evidence` with `requests` added. `now`: the log is complete up to then, so silence closes blocks too."""
     evidence = _present(evidence, arm)
     lines = columns(requests, candidate=arm.candidate, stable=arm.stable)
     earlier = lines.epoch < arm.since
     if earlier.any():
-        if not plan.baseline:  # which has another load than stable, and so latencies of its own
+        if not plan.baseline:  # a baseline has another load than stable, and so other latencies
             before = lines.pick(earlier & ~lines.candidate)
             evidence = replace(evidence, memory=evidence.memory + count(bins_of(before.us)))
         lines = lines.pick(~earlier)
@@ -164,11 +165,11 @@ def fold(
 
 
 def _present(evidence: Evidence, arm: Arm) -> Evidence:
-    """A new weight epoch counts its step and its split anew; a new `since` also what was promised."""
+    """Resets step and split counts for a new weight epoch, and for a new `since` also the bets on promises."""
     if evidence.epoch != arm.epoch:
         shares = dict(sorted({**evidence.shares, arm.epoch: arm.share}.items())[-_EPOCHS:])
-        anew = replace(evidence, candidate=Counts(), stable=Counts(), compared=0, void_s=0, split=(0, 0))
-        evidence = replace(anew, epoch=arm.epoch, shares=shares)
+        fresh = replace(evidence, candidate=Counts(), stable=Counts(), compared=0, void_s=0, split=(0, 0))
+        evidence = replace(fresh, epoch=arm.epoch, shares=shares)
     if evidence.since != arm.since:
         forgotten = (*PROMISES, *STABLE_PROMISES)
         log_wealth = {
@@ -212,7 +213,7 @@ def _judge(evidence: Evidence, second: int, block: Block, plan: Plan) -> Evidenc
         **evidence.log_wealth,
         **compare(evidence.log_wealth, evidence.memory, block.arms(warm=warm), plan),
     }
-    # A candidate that answers for the stable release has all traffic, which was not to be its share.
+    # A candidate that takes over requests of the stable release has all traffic, which is more than its share.
     held = ((PROMISES, block.candidate, block.stable_away), (STABLE_PROMISES, block.stable, False))
     for names, counts, excused in held:
         if counts.requests and not excused:

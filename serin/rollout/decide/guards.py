@@ -1,10 +1,12 @@
-"""What each guard of a rollout bets on, block by block. Pure; arrays may have leading axes, one entry per rollout.
+"""The bets of each guard of a rollout, block by block. Pure; arrays may have leading axes, one entry per rollout.
 
-Comparing guards hold the candidate against an arm of the same weight:
+Comparing guards compare the candidate with an arm of the same weight:
+
     errors         requests that failed on their arm's release
-    refused        requests that their arm's release calls the client's fault: both arms have the same clients
-    p50, p95 ...   candidate slower than (1 + margin) x, control slower than x; x: stable's quantile from the past only
-Promises hold one arm against a share that was promised, whatever the other does: `promise errors`, `promise latency`.
+    refused        requests that their arm's release rejects as the client's fault: both arms have the same clients
+    p50, p95 ...   candidate slower than (1 + margin) x, control slower than x; x: stable's quantile, from the past only
+
+Promise guards compare one arm with a promised share, whatever the other arm does: `promise errors`, `promise latency`.
 The reversed bets, `not slower p50` and so on, win when the candidate is clearly not slower by the bad margin.
 """
 
@@ -23,8 +25,8 @@ REFUSED: Final = "refused"
 PROMISES: Final = ("promise errors", "promise latency")
 STABLE_PROMISES: Final = ("stable's promise errors", "stable's promise latency")
 
-MEMORY_KEEPS: Final = 0.98  # of stable's past, with each block: about the last minute counts
-MEMORY_NEEDS: Final = 20  # requests, before a quantile of them is worth betting on
+MEMORY_KEEPS: Final = 0.98  # of stable's past, per block: about the last minute counts
+MEMORY_NEEDS: Final = 20  # requests before a quantile of them is used for bets
 
 _PROMISE_WEIGHT: Final = 0.2
 _ERRORS_WEIGHT: Final = 0.25
@@ -33,13 +35,16 @@ _REFUSED_WEIGHT: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arms:
-    """One block. `control` and `candidate` are of equal weight; the first two bin counts are of latencies as they were,
-    the others of the candidate's as if it had been faster by the margin, and by the bad margin."""
+    """One block. `control` and `candidate` have equal weight.
+
+    The first two bin counts are of plain latencies. The others are of the candidate's latencies reduced by the margin,
+    and by the bad margin.
+    """
 
     stable: Array  # (..., bins)
     control: Array
     candidate: Array
-    candidate_bad: Array | None  # None: the reversed bets are left alone
+    candidate_bad: Array | None  # None: no reversed bets in this block
     control_errors: Array  # (...)
     candidate_errors: Array
     control_refused: Array
@@ -51,12 +56,12 @@ def reversed_name(quantile: float) -> str:
 
 
 def proven_quantiles(plan: Plan) -> tuple[float, ...]:
-    """Those at which a candidate must prove itself: beyond p95 the proof would take too long."""
+    """Returns the quantiles at which a candidate must prove itself: beyond p95 the proof would take too long."""
     return tuple(quantile for quantile in plan.quantiles if quantile <= 0.95) or plan.quantiles[:1]
 
 
 def weights(plan: Plan) -> dict[str, float]:
-    """Of the guards that can send a candidate back; they add up to 1."""
+    """Returns the weights of the guards that can roll a candidate back; they sum to 1."""
     each = (1 - _ERRORS_WEIGHT - _REFUSED_WEIGHT - _PROMISE_WEIGHT) / len(plan.quantiles)
     return {
         ERRORS: _ERRORS_WEIGHT,
@@ -67,7 +72,7 @@ def weights(plan: Plan) -> dict[str, float]:
 
 
 def compare(log_wealth: Mapping[str, Array], memory: Array, arms: Arms, plan: Plan) -> dict[str, Array]:
-    """What the comparing guards own after a block. `memory` is stable's past, without this block."""
+    """Returns the log wealth of the comparing guards after a block. `memory` is stable's past, without this block."""
     after = {
         ERRORS: _bet(log_wealth, ERRORS, arms.candidate_errors, arms.control_errors),
         REFUSED: _bet(log_wealth, REFUSED, arms.candidate_refused, arms.control_refused),
@@ -89,14 +94,15 @@ def compare(log_wealth: Mapping[str, Array], memory: Array, arms: Arms, plan: Pl
 
 
 def remember(memory: Array, stable: Array) -> Array:
-    """Stable's past with one more block."""
+    """Returns stable's past with one more block."""
     return memory * MEMORY_KEEPS + stable
 
 
 def hold_to_promises(
     log_wealth: Mapping[str, Array], names: Sequence[str], shares: Sequence[Array | float], plan: Plan
 ) -> dict[str, Array]:
-    """What the guards of the promises own after a block in which an arm had these shares of failed and slow ones."""
+    """Returns the log wealth of the promise guards after a block in which an arm had these shares of failed and slow
+    ones."""
     targets = (plan.max_error_share, plan.max_slow_share)
     return {
         name: bet_on_share(_owned(log_wealth, name), share, target)

@@ -1,4 +1,4 @@
-"""How one rollout is to go: fixed when it starts, kept in its journal. Pure."""
+"""The plan of one rollout: fixed when it starts, stored in its journal. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Mode = Literal["enforce", "hold", "observe"]
 
 _LONGEST_WAIT_S: Final = 2.0
 _TOLERANCE: Final = 0.02  # of the promised p99: a slowdown that no client can notice
-_RESERVE: Final = 2.0  # what the bets assume is not quite so when a process stands still for several blocks
+_RESERVE: Final = 2.0  # a safety factor: bets assume independent blocks, but a paused process affects several
 _TUPLES: Final = ("steps", "approve", "quantiles")
 
 
@@ -23,30 +23,30 @@ class Plan:
     """Times are seconds, steps and weights percent of traffic. The last step is always 100: the bake."""
 
     steps: tuple[float, ...] = (1.0, 5.0, 25.0, 50.0, 100.0)
-    approve: tuple[float, ...] = ()  # the steps a person must allow
+    approve: tuple[float, ...] = ()  # the steps that a person must approve
     step_s: float = 30.0
-    min_requests: int = 100  # 0: a step passes on time alone
+    min_requests: int = 100  # 0: a step passes by time alone
     false_rollback: float = 0.01
     false_promotion: float = 0.05
     quantiles: tuple[float, ...] = (0.5, 0.95, 0.99)
     margin: float = 0.10
     bad_margin: float = 0.20
     tolerance_ms: float = 0.0  # a candidate slower by no more than this is not slower
-    warmup_s: float = 10.0  # the candidate's first seconds with traffic say nothing about its latency
+    warmup_s: float = 10.0  # latencies of the candidate's first seconds with traffic are not compared
     error_tolerance: float = 1.0
     max_error_share: float = 0.01
     slo_ms: float | None = None  # None: no promise about latency
     max_slow_share: float = 0.05  # of requests slower than slo_ms
     watermark_s: float = (
-        _LONGEST_WAIT_S  # a block is judged so long after its end; what is later counts later
+        _LONGEST_WAIT_S  # a block is judged this long after its end; later lines count in later blocks
     )
     bake_s: float = 600.0
     deadline_s: float = 3600.0
     mode: Mode = "enforce"
-    second_opinion: bool = False  # the candidate is started again before a rollback for latency alone
+    second_opinion: bool = False  # the candidate is restarted before a rollback for latency alone
     baseline: bool = False  # below 50 the control is a second process of the stable version
-    load_s: float = 300.0  # a release that is not ready by then is given up
-    drain_s: float = 30.0  # a release that still has requests then is stopped all the same
+    load_s: float = 300.0  # a release that is not ready by then is rejected
+    drain_s: float = 30.0  # a release that still has requests then is stopped anyway
     unready_s: float = 2.0  # a process that lives but is not ready for this long counts as dead
 
     @classmethod
@@ -58,7 +58,8 @@ class Plan:
         load_s: float = 300.0,
         drain_s: float | None = None,
     ) -> Self:
-        """`serving` gives the promise about latency and the longest request; `drain_s` None: what suits that."""
+        """Makes a plan from a spec. `serving` gives the latency promise and the longest request; `drain_s` None: from
+        that."""
         latency = spec.latency
         timeout_s = serving.request_timeout if serving else _LONGEST_WAIT_S
         return cls(
@@ -89,7 +90,7 @@ class Plan:
 
     @property
     def rollback_at(self) -> float:
-        """The evidence that sends a candidate back: twice what the bets alone would need."""
+        """The evidence that rolls a candidate back: twice what the bets alone would need."""
         return _RESERVE / self.false_rollback
 
     @property
@@ -98,17 +99,17 @@ class Plan:
 
     @property
     def bad_tolerance_ms(self) -> float:
-        """Larger than the tolerance, as `bad_margin` is than `margin`: a candidate that uses it can be proven."""
+        """Twice the tolerance, so that a candidate that uses all of the tolerance can still be proven."""
         return 2 * self.tolerance_ms
 
     @property
     def allowed(self) -> str:
-        """How much slower a candidate may be, for people."""
+        """How much slower a candidate may be, as text."""
         return _slower(self.margin, self.tolerance_ms)
 
     @property
     def bad(self) -> str:
-        """How much slower it must be proven not to be, for people."""
+        """How much slower it must be proven not to be, as text."""
         return _slower(self.bad_margin, self.bad_tolerance_ms)
 
     def to_json(self) -> dict[str, Any]:
@@ -116,7 +117,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Unknown fields are refused, and so are numbers no rollout could follow: the value may come from a person."""
+        """Reads a plan. Unknown fields and impossible numbers are refused, because the value may come from a person."""
         known = {part.name for part in fields(cls)}
         if unknown := sorted(set(value) - known):
             raise ValueError(f"a plan has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
@@ -126,20 +127,20 @@ class Plan:
         return plan
 
     def check(self) -> None:
-        """ValueError for a plan no rollout could follow."""
+        """Raises ValueError for a plan that no rollout could follow."""
         steps = self.steps
         rising = all(low < high for low, high in pairwise(steps))
         if not steps or steps[0] <= 0 or steps[-1] != 100 or not rising:
-            raise ValueError(f"steps {list(steps)} must rise from above 0 to 100")
+            raise ValueError(f"steps {list(steps)} must increase, start above 0 and end with 100")
         if self.mode not in ("enforce", "hold", "observe"):
-            raise ValueError(f"mode {self.mode!r} is none of enforce, hold, observe")
+            raise ValueError(f"mode {self.mode!r} must be enforce, hold or observe")
         shares = (self.max_error_share, self.max_slow_share, self.false_rollback, self.false_promotion)
         if not all(0 <= share <= 1 for share in shares) or self.min_requests < 0:
             raise ValueError(
-                "max_error_share and the other shares lie in 0 .. 1, min_requests is not negative"
+                "max_error_share and the other shares must be in 0 .. 1, min_requests at least 0"
             )
         if not self.quantiles or not all(0 < quantile < 1 for quantile in self.quantiles):
-            raise ValueError(f"quantiles {list(self.quantiles)} must lie between 0 and 1")
+            raise ValueError(f"quantiles {list(self.quantiles)} must be between 0 and 1")
         if min(self.false_rollback, self.false_promotion) <= 0 or self.error_tolerance < 1:
             raise ValueError("false_rollback and false_promotion must be above 0, error_tolerance at least 1")
         if not 0 <= self.margin < float("inf") or not self.margin <= self.bad_margin < float("inf"):
@@ -149,9 +150,9 @@ class Plan:
     def _check_times(self) -> None:
         spans = (self.step_s, self.bake_s, self.deadline_s, self.load_s, self.drain_s, self.unready_s)
         if not all(0 <= span < float("inf") for span in (*spans, self.watermark_s, self.warmup_s)):
-            raise ValueError("the times of a plan must be seconds, 0 or more")
+            raise ValueError("times in a plan must be seconds of at least 0")
         if not 0 <= self.tolerance_ms < float("inf"):
-            raise ValueError(f"tolerance_ms {self.tolerance_ms} must be milliseconds, 0 or more")
+            raise ValueError(f"tolerance_ms {self.tolerance_ms} must be at least 0 milliseconds")
 
 
 def _tolerance_ms(spec: RolloutSpec, serving: ServingSpec | None) -> float:

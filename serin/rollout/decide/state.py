@@ -1,11 +1,12 @@
-"""The state of one rollout and the moves between its phases. Pure. When to make which move is decided in advance.py.
+"""The state of one rollout and the transitions between its phases. Pure. advance.py decides which transition to make.
 
     Pending -> Loading -> Verifying -> Shifting(step) ... -> Baking -> Draining -> Promoted
+
     from each of these: -> Aborting -> RolledBack; the first release of a model goes from Verifying to Draining.
     for a second opinion: Shifting -> Withdrawing -> Restarting -> Loading, once in a rollout.
 
-What runs, what is routed and what is called live follow from the state alone, so that a controller can bring the world
-to it again and again.
+Which releases run, are routed and are called live follows from the state alone, so that a controller can apply it
+repeatedly.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Phase(StrEnum):
     LOADING = "loading"
     VERIFYING = "verifying"
     SHIFTING = "shifting"
-    WITHDRAWING = "withdrawing"  # it has no traffic, and finishes what it has
-    RESTARTING = "restarting"  # its process is being stopped, and will be another one
+    WITHDRAWING = "withdrawing"  # it gets no more traffic and finishes its requests
+    RESTARTING = "restarting"  # its process is being stopped and replaced
     BAKING = "baking"
     DRAINING = "draining"
     PROMOTED = "promoted"
@@ -41,13 +42,13 @@ class Phase(StrEnum):
 
 
 class Hold(StrEnum):
-    """Why a rollout does not go on. The last two end by themselves when their cause does; a person ends the others."""
+    """Why a rollout is held. The last two end by themselves when their cause does; a person ends the others."""
 
     PAUSED = "paused"
     FAILED = "failed"  # mode hold: a person is asked instead of rolling back
     INCONCLUSIVE = "inconclusive"
     INVALID = "invalid"
-    APPROVAL = "approval"  # the next step waits for a person's word
+    APPROVAL = "approval"  # the next step waits for a person's approval
     NO_TRAFFIC = "no_traffic"
     INCIDENT = "incident"
 
@@ -58,22 +59,22 @@ class Hold(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """Everything that is decided about one rollout. Times are seconds since the epoch."""
+    """Everything that was decided about one rollout. Times are seconds since the epoch."""
 
     id: str
     candidate: Release
-    stable: Release | None  # live before, and until, this rollout is done
+    stable: Release | None  # live until this rollout is done
     previous: Release | None  # live before `stable`
     plan: Plan
     phase: Phase = Phase.PENDING
     step: int | None = None  # index into plan.steps, from the first shift on
     hold: Hold | None = None
-    approved: int | None = None  # the step that a person has allowed
+    approved: int | None = None  # the step that a person has approved
     epoch: int = 0  # counts the changes of the model's route, over all its rollouts
     began: float
-    since: float  # the phase or step began, or began anew
+    since: float  # start of the phase or step, or its restart
     evidence_from: float  # where to look for evidence in the log
-    evidence_epoch: int = 0  # requests of an earlier epoch are no evidence: no clock is asked
+    evidence_epoch: int = 0  # requests of an earlier epoch are not evidence; independent of any clock
     restarted: bool = False  # the candidate's process is its second one
     verdict: Verdict | None = None
     reason: str = ""
@@ -102,20 +103,20 @@ class Rollout:
 
     @property
     def baseline(self) -> Release | None:
-        """A second process of the stable release, when the plan wants one and has a step that needs it."""
+        """The second process of the stable release, when the plan has a baseline and a step that needs it."""
         if self.stable is None or not self.plan.baseline or self.plan.steps[0] >= 50:
             return None
         return replace(self.stable, baseline=True)
 
     @property
     def baseline_percent(self) -> float:
-        """As much as the candidate; nothing from 50 on, where the stable release itself is its equal."""
+        """The baseline's share: the candidate's; 0 from 50% on, where the stable release itself has an equal share."""
         weight = self.weight_percent if self.phase is Phase.SHIFTING else 0.0
         return weight if self.baseline and weight < 50 else 0.0
 
     @property
     def route(self) -> ModelRoute | None:
-        """None while no release of the model may be reached."""
+        """The model's route; None while no release of the model may be reached."""
         if (
             self.phase in (Phase.SHIFTING, Phase.WITHDRAWING, Phase.BAKING, Phase.DRAINING, Phase.ABORTING)
             and self.step is not None
@@ -129,7 +130,7 @@ class Rollout:
                 baseline=self.baseline,
                 baseline_percent=self.baseline_percent,
             )
-        first = self.candidate if self.phase is Phase.DRAINING else None  # promoted once the gateway knows it
+        first = self.candidate if self.phase is Phase.DRAINING else None  # promoted once the gateway has the route
         routed = self.live or first
         return ModelRoute(model=self.model, epoch=self.epoch, stable=routed) if routed else None
 
@@ -139,12 +140,12 @@ class Rollout:
 
     @property
     def before_live(self) -> Release | None:
-        """What `back` returns to when no rollout runs."""
+        """The release that `rollback` returns to when no rollout runs."""
         return self.stable if self.phase is Phase.PROMOTED else self.previous
 
     @property
     def wanted(self) -> tuple[Release, ...]:
-        """The releases that may run now; any other of this model is to be stopped."""
+        """The releases that may run now; any other release of this model is to be stopped."""
         if self.phase.final:
             return () if self.live is None else (self.live,)
         if self.phase is Phase.RESTARTING:
@@ -162,7 +163,7 @@ class Rollout:
 
     @property
     def milestone(self) -> tuple[object, ...]:
-        """What makes a decision worth a line of the journal when it changes."""
+        """A value whose change makes a decision worth a line of the journal."""
         return (self.id, self.phase, self.step, self.hold, self.approved, self.epoch, self.verdict, self.plan)
 
 
@@ -176,7 +177,7 @@ def move(
     verdict: Verdict | None = None,
     by: str = CONTROLLER,
 ) -> Rollout:
-    """Into a phase or step, without a hold. A change of the route is a new epoch."""
+    """Moves to a phase or step, without a hold. A change of the route starts a new epoch."""
     then = replace(
         now,
         phase=phase,
@@ -199,10 +200,10 @@ def abort(
 def begin_again(
     now: Rollout, t: float, reason: str, *, by: str = CONTROLLER, forget: bool = False
 ) -> Rollout:
-    """The same step with its clock and its counts set to nothing.
+    """Restarts the same step with its clock and counts reset.
 
-    What the guards that compare the arms have seen stays, unless a person lets go of it: evidence that is thrown away
-    and gathered anew has one more chance of being wrong.
+    The evidence of the comparing guards is kept unless a person discards it: evidence that is gathered a second time
+    has one more chance of being wrong.
     """
     return replace(
         now,
@@ -223,7 +224,7 @@ def needs_approval(now: Rollout, step: int) -> bool:
 
 
 def shift(now: Rollout, t: float, step: int, reason: str, *, by: str = CONTROLLER) -> Rollout:
-    """To a step. The step of all traffic is the bake."""
+    """Moves to a step. The step with all traffic is the bake."""
     phase = Phase.BAKING if now.plan.steps[step] == 100 else Phase.SHIFTING
     verdict = Verdict.PASS if by == CONTROLLER else None
     return move(now, t, phase, reason, step=step, verdict=verdict, by=by)

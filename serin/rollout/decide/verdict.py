@@ -1,4 +1,4 @@
-"""What the evidence says about a rollout, in one word and one sentence. Pure; says what is so, not what to do."""
+"""Judges the evidence of a rollout: a verdict and its reason. Pure; it does not decide what to do."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from serin.rollout.decide.plan import Plan
 
 SPLIT_AT: Final = 1000.0  # evidence against the split: one false alarm in a thousand rollouts
 
-_QUIET_S: Final = 5.0  # so long must be waited before silence in the log means no traffic
-PASS_AT: Final = 1.0  # the most evidence with which a step passes: what every rollout begins with
+_QUIET_S: Final = 5.0  # silence in the log for this long means that there is no traffic
+PASS_AT: Final = 1.0  # the most evidence with which a step passes: the value at the start of a rollout
 _ROUNDING: Final = 1e-9
 _INCIDENT_AT: Final = 20.0  # evidence that stable breaks a promise
 _VOID: Final = (
-    "{} s do not count, in which one release had to answer for more than a tenth of another's requests"
+    "{} s are not counted, because one release took over more than a tenth of another's requests"
 )
-_STABLE_REQUESTS: Final = 20  # fewer in the last seconds say nothing about the stable release
+_STABLE_REQUESTS: Final = 20  # fewer in the last seconds are not enough to judge the stable release
 
 
 class Verdict(StrEnum):
@@ -38,22 +38,22 @@ class Verdict(StrEnum):
     NO_TRAFFIC = "no_traffic"
     INCONCLUSIVE = "inconclusive"  # not enough was seen by the deadline
     INVALID = "invalid"  # the evidence contradicts the weights
-    INCIDENT = "incident"  # not the candidate alone is in trouble
+    INCIDENT = "incident"  # the problem is not the candidate's alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A verdict, its reason with the numbers, and the evidence as a JSON object from which the judge can go on."""
+    """A verdict, its reason with the numbers, and the evidence as a JSON object from which the judge can continue."""
 
     verdict: Verdict
     reason: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    latency_alone: bool = False  # of a rollback: another process of the same version may not deserve it
+    latency_alone: bool = False  # of a rollback: another process of the same version may be faster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
-    """The evidence of all guards together; `excused` are those whose promise the stable release breaks too."""
+    """The combined evidence of all guards; `excused` are those whose promise the stable release breaks too."""
 
     total: float
     worths: Mapping[str, float]
@@ -65,7 +65,7 @@ class Weighed:
 
 
 def weigh(plan: Plan, evidence: Evidence) -> Weighed:
-    """The mean of the guards by their weights; by chance it ever reaches x in at most one of x rollouts."""
+    """Returns the weighted mean of the guards; by chance it ever reaches x in at most one of x rollouts."""
     shares, worths = weights(plan), evidence.worths()
     counted = {name: worths.get(name, 1.0) for name in shares}
     excused = tuple(name for name in PROMISES if _stable_breaks(plan, evidence, name))
@@ -76,7 +76,7 @@ def weigh(plan: Plan, evidence: Evidence) -> Weighed:
 
 
 def judge_step(plan: Plan, evidence: Evidence, *, elapsed_s: float, last: bool) -> tuple[Verdict, str]:
-    """The verdict on a step that began `elapsed_s` ago; `last`: the next one is all traffic."""
+    """Returns the verdict on a step that began `elapsed_s` ago; `last`: the next step has all traffic."""
     weighed = weigh(plan, evidence)
     if weighed.total >= plan.rollback_at:
         return Verdict.FAIL, _blame(plan, evidence, weighed)
@@ -95,7 +95,7 @@ def judge_step(plan: Plan, evidence: Evidence, *, elapsed_s: float, last: bool) 
         return _silent(plan, elapsed_s)
     missing = _against(plan, evidence, weighed)
     if not missing and plan.min_requests == 0:
-        return Verdict.PASS, f"{plan.step_s:.0f} s; no evidence was asked for"
+        return Verdict.PASS, f"{plan.step_s:.0f} s; no evidence required"
     if missing := missing or _missing(plan, evidence, last=last):
         if elapsed_s >= plan.deadline_s:
             return Verdict.INCONCLUSIVE, f"{missing} by the deadline of {plan.deadline_s:.0f} s"
@@ -104,10 +104,10 @@ def judge_step(plan: Plan, evidence: Evidence, *, elapsed_s: float, last: bool) 
 
 
 def judge_bake(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Verdict, str]:
-    """The verdict on a candidate that has had all traffic for `elapsed_s`.
+    """Returns the verdict on a candidate that has had all traffic for `elapsed_s`.
 
-    There is no control any more. The steps before have seen to a minimum of traffic; where there were none, the bake
-    must see to it.
+    There is no control any more. Earlier steps have ensured a minimum of traffic; without earlier steps the bake must
+    ensure it.
     """
     weighed = weigh(plan, evidence)
     if weighed.total >= plan.rollback_at:
@@ -126,7 +126,7 @@ def judge_bake(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Ver
 
 
 def fails_by_latency_alone(plan: Plan, evidence: Evidence) -> bool:
-    """Nothing but the comparison of latencies is against the candidate, and it keeps every promise."""
+    """Returns whether only the comparison of latencies is against the candidate, and it keeps every promise."""
     shares, weighed, seen = weights(plan), weigh(plan, evidence), evidence.candidate
     latency = {latency_name(quantile) for quantile in plan.quantiles}
     rest = sum(shares[name] * weighed.worths[name] for name in shares if name not in latency)
@@ -141,9 +141,9 @@ def _silent(plan: Plan, elapsed_s: float) -> tuple[Verdict, str]:
 
 
 def _against(plan: Plan, evidence: Evidence, weighed: Weighed) -> str:
-    """What speaks against the candidate, although it is not enough for a rollback; empty: nothing.
+    """Describes evidence against the candidate that is not enough for a rollback; empty: none.
 
-    Waiting costs little: the evidence of a good candidate soon falls below what it began with.
+    Waiting costs little: the evidence of a good candidate soon falls below its initial value.
     """
     if weighed.total > PASS_AT + _ROUNDING:
         return (
@@ -154,7 +154,7 @@ def _against(plan: Plan, evidence: Evidence, weighed: Weighed) -> str:
 
 
 def _broken(plan: Plan, seen: Counts) -> str:
-    """The promise that the candidate's requests have not kept so far; empty: none."""
+    """Describes the promise that the candidate's requests have not kept so far; empty: none."""
     if seen.slow_share > plan.max_slow_share:
         return (
             f"{seen.slow} of {seen.requests} requests took longer than {plan.slo_ms:g} ms, "
@@ -164,7 +164,7 @@ def _broken(plan: Plan, seen: Counts) -> str:
 
 
 def _missing(plan: Plan, evidence: Evidence, *, last: bool) -> str:
-    """What the step still needs to have seen; empty: nothing."""
+    """Describes the observations that the step still needs; empty: nothing."""
     void = f"; {_VOID.format(evidence.void_s)}" if evidence.void_s else ""
     if evidence.compared < plan.min_requests:
         warm = f"; it warms up for {plan.warmup_s:g} s first" if evidence.warm_s < plan.warmup_s else ""
@@ -186,7 +186,8 @@ def _missing(plan: Plan, evidence: Evidence, *, last: bool) -> str:
 
 
 def _stable_breaks(plan: Plan, evidence: Evidence, promise: str) -> bool:
-    """By its own bets since the rollout began, and still in the last seconds."""
+    """Returns whether stable breaks a promise by its own bets since the rollout began, and still in the last
+    seconds."""
     index = PROMISES.index(promise)
     recent = evidence.stable_recent
     share, limit = ((recent.error_share, plan.max_error_share), (recent.slow_share, plan.max_slow_share))[
@@ -211,7 +212,7 @@ def _share(evidence: Evidence) -> float:
 
 
 def _both(plan: Plan, evidence: Evidence) -> str:
-    """Both arms in numbers, for people."""
+    """Describes both arms in numbers."""
     names = "/".join(latency_name(quantile) for quantile in plan.quantiles)
     stable, candidate = (quantiles_us(row, plan.quantiles) for row in evidence.seen)
     mine, other = evidence.candidate, evidence.stable

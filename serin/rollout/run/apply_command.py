@@ -1,4 +1,4 @@
-"""What a person's command does to a rollout. Pure; RolloutRefused, with the way out, for what cannot be honoured."""
+"""Applies a person's command to a rollout. Pure; raises RolloutRefused, with a way out, if that is impossible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serin.store.artifacts import Release
 
 
 def apply_command(now: Rollout | None, command: Command, t: float) -> Rollout:
-    """The state after `command`. `now` is the model's newest rollout, done or not; None: it never had one."""
+    """Returns the state after `command`. `now` is the model's newest rollout, done or not; None: it never had one."""
     match command.kind:
         case "start":
             if command.version is None:
@@ -50,12 +50,15 @@ def _begin(now: Rollout | None, command: Command, candidate: Release, t: float) 
 
 
 def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
-    """During a rollout: its stable release has everything again at once. Later: the version before is started again,
-    verified, and given all traffic in one step; the one it replaces stays warm through the bake. A version that is
-    named may be any earlier one."""
+    """Returns to an earlier version.
+
+    During a rollout, its stable release gets all traffic again at once. Later, the previous version is started,
+    verified and given all traffic in one step; the one it replaces stays warm through the bake. A version that is named
+    may be any earlier one.
+    """
     if now and not now.phase.final:
         if command.version not in (None, now.stable.version if now.stable else None):
-            raise _refused(command, f"the rollout of version {now.candidate.version} runs; abort it first")
+            raise _refused(command, f"the rollout of version {now.candidate.version} is running; abort it first")
         return _change(now, replace(command, kind="abort"), t)
     target = now.before_live if now else None
     if now and command.version:
@@ -103,7 +106,7 @@ def _resume(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
 
 
 def _approve(now: Rollout, command: Command, reason: str) -> Rollout:
-    """Allows the next step, also before it is asked for. The evidence must still be as the step before wants it."""
+    """Approves the next step, also before approval is requested. The evidence of the step before must still pass."""
     if now.phase in (Phase.BAKING, Phase.DRAINING):
         raise _refused(command, "it has all traffic already")
     step = now.step + 1 if now.phase is Phase.SHIFTING and now.step is not None else 0
@@ -114,7 +117,7 @@ def _approve(now: Rollout, command: Command, reason: str) -> Rollout:
 
 
 def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
-    """On to all traffic, whatever the evidence; from the bake on to the end. Never past the golden rows."""
+    """Moves on to all traffic, whatever the evidence; from the bake to the end. Never skips the golden rows."""
     match now.phase:
         case Phase.PENDING | Phase.LOADING | Phase.VERIFYING | Phase.WITHDRAWING | Phase.RESTARTING:
             return replace(now, plan=_at_once(now.plan), hold=None, reason=reason, by=command.by)
@@ -128,7 +131,7 @@ def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
 
 
 def _at_once(plan: Plan) -> Plan:
-    """All traffic in one step. A person wants it so: the bake does not wait for requests."""
+    """Returns a plan with all traffic in one step. A person requested it, so the bake does not wait for requests."""
     return replace(plan, steps=(100.0,), approve=(), min_requests=0)
 
 

@@ -1,4 +1,4 @@
-"""A fleet whose slow work (building a repository, waiting for a process to end) does not hold up the controller."""
+"""Runs the slow work of a fleet (building a repository, waiting for an exit) without blocking the controller."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from serin.store.artifacts import Endpoint, Release
 
 
 class BackgroundFleet:
-    """`start` and `stop` return at once. What the work raised is raised by the next `start` or `stop` of that release.
+    """A fleet whose `start` and `stop` return at once. An error of the work is raised by the next `start` or `stop`.
 
-    A release has one piece of work at a time; asking again meanwhile does nothing.
+    A release has one piece of work at a time; another request for it in the meantime does nothing.
     """
 
     def __init__(self, fleet: Processes, *, threads: int = 4) -> None:
@@ -28,12 +28,12 @@ class BackgroundFleet:
         self._do("stop", release, self._fleet.stop)
 
     def state(self, release: Release) -> ReleaseState:
-        """While it is being started or stopped: starting, whatever its process says."""
+        """Returns "starting" while the release is being started or stopped, whatever its process reports."""
         kind, work = self._work.get(release, ("", None))
         if work and not work.done():
             return "starting"
         if kind == "start" and work and work.exception():
-            return "absent"  # so that it is started again, which raises why it could not be
+            return "absent"  # so that it is started again, which raises the reason of the failure
         return self._fleet.state(release)
 
     def instance(self, release: Release) -> int | None:
@@ -46,12 +46,12 @@ class BackgroundFleet:
         self._fleet.verify(release)
 
     def running(self) -> Sequence[Release]:
-        """Also what is being started: it may have no process yet, and must not be forgotten when it gets one."""
+        """Returns the running releases and those being started, which may not have a process yet."""
         under_way = {release for release, (_, work) in list(self._work.items()) if not work.done()}
         return sorted({*self._fleet.running(), *under_way})
 
     def close(self) -> None:
-        """Waits for what is under way."""
+        """Waits for work in progress."""
         self._pool.shutdown()
 
     def _do(self, kind: str, release: Release, action: Callable[[Release], None]) -> None:

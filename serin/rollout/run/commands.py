@@ -1,9 +1,9 @@
-"""How a person or a flow speaks to the controller: a file in its inbox, a file with its answer.
+"""Commands from a person or a flow to the controller: a file in its inbox, and a file with its answer.
 
-    <home>/rollouts/inbox/<id>.json     written by `submit`, taken away by the controller when it is answered
+    <home>/rollouts/inbox/<id>.json     written by `submit`, removed by the controller when it is answered
     <home>/rollouts/answers/<id>.json   kept for a week
 
-Files appear by rename, so that nobody reads half of one. An id sorts by time: commands are obeyed in the order given.
+Files appear by rename, so that nobody reads a partial one. Ids sort by time: commands are applied in the order given.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ def new_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """`version` belongs to start, and to back (None: the one before); `plan` to start (None: the default) and to back
-    (None: as the last rollout)."""
+    """A command for the controller.
+
+    `version` is used by start, and by rollback (None: the one before); `plan` by start (None: the default) and by
+    rollback (None: that of the last rollout).
+    """
 
     kind: Kind
     model: str
@@ -63,14 +66,14 @@ class Command:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """ValueError, TypeError, KeyError or NameInvalid for what is no command."""
+        """Reads a command. Raises ValueError, TypeError, KeyError or NameInvalid for anything else."""
         if (value["format"], value["version"]) != ("serin.command", 1):
             raise ValueError("not a command of version 1")
         if value["kind"] not in get_args(Kind):
             raise ValueError(f"no such command: {value['kind']!r}")
         version = value["release"]
         if version is not None and (type(version) is not int or version < 1):
-            raise ValueError(f"{version!r} is no version")
+            raise ValueError(f"{version!r} is not a version number")
         return cls(
             kind=value["kind"],
             model=valid_model_name(value["model"]),
@@ -91,7 +94,7 @@ class Answer:
 
 
 def submit(home: Path, command: Command) -> str:
-    """Gives `command` to the controller of `home`, now or when it next runs. Returns the command's id."""
+    """Hands `command` to the controller of `home`, now or when it next runs. Returns the command's id."""
     _publish(_inbox(home) / f"{command.id}.json", command.to_json())
     return command.id
 
@@ -105,7 +108,8 @@ def read_answer(home: Path, command_id: str) -> Answer | None:
 
 
 def ask(home: Path, command: Command, *, timeout_s: float = 10.0) -> Answer:
-    """Submits and waits for the answer. Without one the command is taken back, so that nobody obeys it later."""
+    """Submits a command and waits for the answer. Without one the command is withdrawn, so that it is not applied
+    later."""
     submit(home, command)
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
@@ -119,7 +123,7 @@ def ask(home: Path, command: Command, *, timeout_s: float = 10.0) -> Answer:
 
 
 class Inbox:
-    """The controller's end."""
+    """The controller's side of the inbox."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -132,18 +136,18 @@ class Inbox:
                 file.unlink(missing_ok=True)
 
     def pending(self) -> list[Command]:
-        """The commands that wait, oldest first. A file that is no command is refused on the spot."""
+        """Returns the waiting commands, oldest first. A file that is not a command is refused at once."""
         commands = []
         for file in sorted(self._folder.glob("*.json")):
             if (self._home / "rollouts" / "answers" / file.name).exists():
-                file.unlink(missing_ok=True)  # a crash came between its answer and its end
+                file.unlink(missing_ok=True)  # a crash came between the answer and the removal
                 continue
             try:
                 command = Command.from_json(json.loads(file.read_bytes()))
                 if command.id != file.stem:
-                    raise ValueError(f"its id {command.id!r} is not its name")
+                    raise ValueError(f"its id {command.id!r} differs from its file name")
             except FileNotFoundError:
-                continue  # taken back meanwhile
+                continue  # withdrawn in the meantime
             except (ValueError, TypeError, KeyError, SerinError) as error:
                 self._refuse(file, f"not a command: {error}")
             else:
@@ -151,7 +155,7 @@ class Inbox:
         return commands
 
     def answer(self, answer: Answer) -> None:
-        """Publishes the answer, then takes the command away: a crash between the two only answers again."""
+        """Publishes the answer, then removes the command: a crash between the two only answers again."""
         value = {"format": "serin.answer", "version": 1} | asdict(answer)
         _publish(_answer_file(self._home, answer.id), value)
         (self._folder / f"{answer.id}.json").unlink(missing_ok=True)
@@ -168,7 +172,7 @@ def _inbox(home: Path) -> Path:
 
 def _answer_file(home: Path, command_id: str) -> Path:
     if not _ID.fullmatch(command_id):
-        raise ValueError(f"{command_id!r} is no command id")
+        raise ValueError(f"{command_id!r} is not a command id")
     return home / "rollouts" / "answers" / f"{command_id}.json"
 
 

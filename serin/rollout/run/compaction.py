@@ -1,7 +1,7 @@
-"""Which decisions of a journal still matter once it has become large. Pure.
+"""Selects the decisions of a large journal that are still needed. Pure.
 
-A rollout that is held grows evidence for as long as it is held. What a controller resumes from is the newest line; what
-`report` and `replay` need are the turns, and the evidence at some times between them.
+A rollout that is held accumulates evidence as long as it is held. A controller resumes from the newest line; `report`
+and `replay` need the turning points, and the evidence at some times between them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _POINTS: Final = (20, 200)  # evidence over time: of an earlier rollout, of the 
 
 
 def worth_keeping(decisions: Sequence[Decision]) -> set[int]:
-    """Their numbers. Every command, and every change of phase, step, weights or plan, stays; so does the newest."""
+    """Returns the numbers of the decisions to keep.
+
+    Every command and every change of phase, step, weights or plan is kept, and the newest decision.
+    """
     rollouts = [list(rows) for _, rows in groupby(decisions, key=lambda decision: decision.rollout)]
     return {seq for rows in rollouts for seq in _of_one(rows, points=_POINTS[rows[-1] is rollouts[-1][-1]])}
 
@@ -43,7 +46,7 @@ def _course(row: Decision) -> tuple[object, ...]:
 
 
 def _spread(rows: Sequence[Decision], most: int) -> Iterator[int]:
-    """At most so many, evenly over their time and not over their number: old ones must not go first."""
+    """Returns at most `most` rows, spread evenly over time and not over their number: old ones must not go first."""
     if len(rows) <= most:
         yield from (row.seq for row in rows)
         return

@@ -1,7 +1,7 @@
-"""The controller: brings the world to what the journals say, looks, decides, journals, acts. One tick at a time.
+"""The controller loop: apply the journals' state, observe, decide, journal, act. One tick at a time.
 
-It may be killed at any point, and the next one goes on from the journals: a decision is on disk before anything of it
-is done, everything that is done may be done twice, and nothing is done that no journal says.
+It may be killed at any point, and the next one resumes from the journals: a decision is on disk before it is acted on,
+every action may be repeated, and there is no action that no journal records.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Course:
 
 
 class Controller:
-    """Owns the journals it has opened until it is closed or dies."""
+    """Owns the journals it has opened until it is closed or its process ends."""
 
     def __init__(
         self,
@@ -75,7 +75,8 @@ class Controller:
             raise
 
     def tick(self) -> None:
-        """One round for all models. OSError when a decision cannot be recorded: then nothing of it was done."""
+        """Runs one round for all models. Raises OSError when a decision cannot be recorded; then it was not acted
+        on."""
         self._world.look_again()
         if all(rollout.phase.final for rollout in self.rollouts()):
             self._clock.follow()
@@ -90,11 +91,11 @@ class Controller:
         self._world.bring(self.rollouts())
 
     def rollouts(self) -> list[Rollout]:
-        """The newest rollout of each model."""
+        """Returns the newest rollout of each model."""
         return [course.rollout for course in self._courses.values() if course.rollout]
 
     def close(self) -> None:
-        """Gives the journals back. What runs and is routed stays as it is."""
+        """Releases the journals. Running releases and routes stay as they are."""
         for course in self._courses.values():
             course.journal.close()
         self._courses.clear()
@@ -107,12 +108,13 @@ class Controller:
             course.rollout = decision2rollout(decisions[-1])
             course.recorded_at = decisions[-1].t
             if not course.rollout.phase.final and self._clock.now() < decisions[-1].t:
-                self._clock.follow(not_before=decisions[-1].t)  # the machine's clock was set back meanwhile
+                self._clock.follow(not_before=decisions[-1].t)  # the machine's clock was set back in the meantime
             course.obeyed = {decision.command for decision in decisions if decision.command}
         return course
 
     def _obey(self, command: Command) -> bool:
-        """Answers; True when the command was obeyed now. What was obeyed before a crash is only answered."""
+        """Answers a command; True when it was applied now. A command that was applied before a crash is only
+        answered."""
         course = self._courses.get(command.model)
         now = course.rollout if course else None
         if course and now and command.id in course.obeyed:
@@ -147,7 +149,7 @@ class Controller:
         course.rollout = then
 
     def _record(self, course: Course, then: Rollout, t: float, *, command: str | None = None) -> None:
-        """Until this returns, the decision was not made."""
+        """Records a decision. Until this returns, the decision was not made."""
         changed = course.rollout is None or then.milestone != course.rollout.milestone
         course.journal.append(rollout2decision(then, t, command=command))
         if command:
@@ -158,7 +160,7 @@ class Controller:
         self._compact(course.journal, then.model)
 
     def _compact(self, journal: Journal, model: str) -> None:
-        """A journal that cannot be compacted goes on as it is: no decision waits for that."""
+        """Compacts a large journal. If that fails, the journal stays as it is: no decision waits for it."""
         try:
             journal.compact(worth_keeping)
         except OSError as error:

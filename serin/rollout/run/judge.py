@@ -1,4 +1,4 @@
-"""The judge that reads the gateway's request log. All it remembers is in the evidence, and so in the journal."""
+"""The judge that reads the gateway's request log. All of its state is in the evidence, and so in the journal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from serin.rollout.decide.verdict import Judgement, Verdict, fails_by_latency_al
 
 
 class LogJudge:
-    """`log_clock` is the clock that the times in the log are of; None: the rollout's own."""
+    """Judges a rollout by the request log. `log_clock` is the clock of the times in the log; None: the rollout's
+    own."""
 
     def __init__(self, log: Path, log_clock: Callable[[], float] | None = None) -> None:
         self._log, self._log_clock = log, log_clock
 
     def judge(self, rollout: Rollout, t: float) -> Judgement:
-        """What the log says at time `t` about a rollout that is shifting or baking."""
+        """Returns the judgement at time `t` on a rollout that is shifting or baking."""
         try:
             evidence, offset, bad_lines = self._read(rollout, t)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What the controller needs of the world. Each is small; tests/fakes has one of each written by hand."""
+"""The interfaces that the controller needs. Each is small; tests/fakes has a hand-written fake of each."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ class Router(Protocol):
     """The gateway."""
 
     def apply(self, routes: Sequence[ModelRoute]) -> None:
-        """All models at once; when it returns, traffic goes that way. SerinError when the gateway does not take it."""
+        """Applies the routes of all models at once, before it returns. Raises SerinError when the gateway rejects
+        them."""
         ...
 
     def active_requests(self, release: Release) -> int: ...
 
 
 class Processes(Protocol):
-    """The releases' processes. `start` and `stop` may be repeated; neither needs to wait for the effect."""
+    """The releases' processes. `start` and `stop` may be repeated; neither needs to wait for its effect."""
 
     def start(self, release: Release) -> None: ...
 
     def state(self, release: Release) -> ReleaseState: ...
 
     def instance(self, release: Release) -> int | None:
-        """Which of its processes runs: another number after a restart. None: it cannot be known."""
+        """Returns a number that identifies the running process and changes after a restart. None: unknown."""
         ...
 
     def endpoint(self, release: Release) -> Endpoint: ...
 
     def verify(self, release: Release) -> None:
-        """SerinError when the release does not answer its golden rows as it should. Asked beside the tick."""
+        """Raises SerinError when the release does not answer its golden rows correctly. Runs beside the tick."""
         ...
 
     def stop(self, release: Release) -> None: ...
@@ -48,13 +49,14 @@ class Processes(Protocol):
 
 class Fleet(Processes, Protocol):
     def check_fits(self, release: Release, stable: Release) -> None:
-        """SerinError when `release` is known to refuse what clients of `stable` send, or to answer in another form."""
+        """Raises SerinError when `release` rejects what clients of `stable` send, or answers in another form."""
         ...
 
 
 class Judge(Protocol):
     def judge(self, rollout: Rollout, t: float) -> Judgement:
-        """What is to be said at time `t` of a rollout that is shifting or baking. Keeps its memory in the evidence."""
+        """Returns the judgement at time `t` on a rollout that is shifting or baking. Its state is kept in the
+        evidence."""
         ...
 
 
@@ -66,7 +68,7 @@ class Journal(Protocol):
     def all(self) -> list[Decision]: ...
 
     def compact(self, keep: Keep) -> bool:
-        """Leaves out what `keep` does not name, if the journal has become large; True when that was done."""
+        """Drops the decisions not in `keep` if the journal has become large; True when it did."""
         ...
 
     def close(self) -> None: ...
@@ -81,7 +83,7 @@ class Journals(Protocol):
 
 
 class Versions(Protocol):
-    """The store, as far as a rollout is concerned. None removes an alias."""
+    """The part of the store that a rollout needs. None removes an alias."""
 
     def versions(self, model: str) -> Sequence[int]: ...
 
@@ -94,27 +96,30 @@ class Commands(Protocol):
     def pending(self) -> Sequence[Command]: ...
 
     def answer(self, answer: Answer) -> None:
-        """Also takes the command away."""
+        """Publishes the answer and removes the command."""
         ...
 
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds since 1970, for the journals: their times must mean the same after a restart."""
+        """Returns seconds since 1970, for the journals: their times must mean the same after a restart."""
         ...
 
     def steady(self) -> float:
-        """Seconds since whenever: for what is timed and never written down."""
+        """Returns monotonic seconds, for durations that are never stored."""
         ...
 
     def follow(self, *, not_before: float = 0.0) -> None:
-        """Take over the machine's time, or `not_before` if that is later. For when nothing is being timed by `now`."""
+        """Adopts the machine's time, or `not_before` if that is later. Call it only while nothing is timed by `now`."""
         ...
 
 
 class EvenClock:
-    """Passes evenly between two calls of `follow`: no step and no bake is shorter or longer because somebody, or NTP,
-    has set the machine's clock meanwhile."""
+    """A clock that runs evenly between two calls of `follow`.
+
+    No step and no bake becomes shorter or longer because the machine's clock was set in the meantime, by a person or by
+    NTP.
+    """
 
     def __init__(self) -> None:
         self._ahead = time.time() - time.monotonic()

@@ -1,7 +1,7 @@
-"""The controller's eyes and hands: looks at releases and gateway, and brings them to what the journals say.
+"""Observes releases and gateway, and brings them to the state of the journals.
 
-Decides nothing. All it does follows from a rollout's state and may be done twice. What a port raises is told and tried
-again later: one model's trouble does not stop another's rollout.
+It decides nothing. All of its actions follow from a rollout's state and may be repeated. An error of a port is reported
+and the action retried later: one model's problem does not stop another's rollout.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _REAPPLY_S: Final = (
     5.0  # routes are pushed this often even when nothing changed: the gateway may be a new process
 )
 _DEAD_S: Final = (
-    10.0  # a live release may be busy, or its host may be starting it again: killing it then makes it worse
+    10.0  # a live release may be busy, or its host may be restarting it: killing it then makes it worse
 )
 _RETRY_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 
 @dataclass(slots=True)
 class Patience:
-    """When something that failed may be tried again: later and later."""
+    """Tells when a failed action may be retried, with growing delays."""
 
     failures: int = 0
     at: float = 0.0
@@ -45,12 +45,12 @@ class Patience:
 
 @dataclass(slots=True)
 class Memory:
-    """What was done and seen for one model. May be forgotten: it only saves work."""
+    """What was done and seen for one model. It may be lost: it only saves work."""
 
-    swept: str = ""  # the phase in which nothing was found running that should not
+    swept: str = ""  # the phase in which no unwanted release was found running
     named: dict[str, int | None] | None = None  # the aliases as they were last set
     problem: str = ""  # why the candidate could not be started
-    # By rollout, and whether it was started again: the process that got traffic.
+    # The process that got traffic, by rollout and whether the candidate was restarted.
     instances: dict[tuple[str, bool], int] = field(default_factory=dict)
     ready_at: dict[Release, float] = field(default_factory=dict)  # when each was last seen ready
     restart: Patience = field(default_factory=Patience)
@@ -81,10 +81,10 @@ class Reconciler:
         self._told: dict[str, str] = {}
 
     def look_again(self) -> None:
-        """States are asked once for each call of this."""
+        """Discards cached states: each is asked for once per call of this."""
         self._states.clear()
 
-    # eyes
+    # observing
 
     def see(self, now: Rollout, t: float) -> Seen:
         memory = self._memory(now)
@@ -106,7 +106,8 @@ class Reconciler:
         )
 
     def _candidate_state(self, memory: Memory, now: Rollout) -> ReleaseState:
-        """Dead also when it is up again: what dies under traffic has failed, however soon its host restarts it."""
+        """Returns "dead" also for a restarted candidate: one that dies under traffic has failed, even if its host
+        restarts it."""
         state = self._state(now.candidate)
         if state != "ready" or now.phase not in (Phase.SHIFTING, Phase.BAKING):
             return state
@@ -118,7 +119,7 @@ class Reconciler:
         return "dead" if instance and memory.instances.setdefault(which, instance) != instance else state
 
     def _restartable(self, now: Rollout) -> bool:
-        """A server that runs elsewhere is not ours to stop."""
+        """Returns whether the candidate can be restarted: a server that runs elsewhere cannot."""
         try:
             return not now.plan.second_opinion or self._fleet.instance(now.candidate) is not None
         except FOREIGN:
@@ -136,7 +137,7 @@ class Reconciler:
             return None
 
     def _state(self, release: Release) -> ReleaseState:
-        """A release that cannot be asked is one that is not ready."""
+        """Returns the state of a release; one that cannot be asked is not ready."""
         if release not in self._states:
             try:
                 self._states[release] = self._fleet.state(release)
@@ -146,16 +147,16 @@ class Reconciler:
         return self._states[release]
 
     def _unready_s(self, memory: Memory, release: Release) -> float:
-        """Since it was last seen ready, or, if it never was, since it was first looked at."""
+        """Returns seconds since the release was last seen ready or, if it never was, since it was first observed."""
         t = self._clock.steady()
         if self._state(release) == "ready":
             memory.ready_at[release] = t
         return t - memory.ready_at.setdefault(release, t)
 
-    # hands
+    # acting
 
     def bring(self, rollouts: Sequence[Rollout]) -> None:
-        """To what `rollouts` say: what must run first, then traffic, then what may go."""
+        """Applies the state of `rollouts`: first starts what must run, then routes traffic, then stops what may go."""
         t = self._clock.steady()
         for now in rollouts:
             self._start_live(now, t)
@@ -176,8 +177,8 @@ class Reconciler:
             memory.ready_at[now.live] = t
             memory.restart.done()
         elif state == "absent" or (state == "dead" and t - memory.ready_at.get(now.live, 0.0) >= _DEAD_S):
-            self._tell(now.live.name, f"live and {state}, started again")
-            memory.restart.failed(t)  # even if it starts: what dies at once must not be started in a loop
+            self._tell(now.live.name, f"it is live but {state}; restarting it")
+            memory.restart.failed(t)  # even if it starts: a process that dies at once must not be restarted in a loop
             try:
                 self._fleet.start(now.live)
             except FOREIGN as error:
@@ -195,7 +196,7 @@ class Reconciler:
             del self._states[now.candidate]
 
     def _start_baseline(self, now: Rollout, t: float) -> None:
-        """While it is or may be needed; one that died is started again, since its death says nothing."""
+        """Starts the baseline while it may be needed; one that died is restarted, since its death is not evidence."""
         memory = self._memory(now)
         needed = now.phase in (Phase.LOADING, Phase.VERIFYING, Phase.SHIFTING)
         if now.baseline is None or not needed or t < memory.baseline.at:
@@ -217,7 +218,7 @@ class Reconciler:
         wanted = sorted((now.route for now in rollouts if now.route), key=lambda route: route.model)
         endpoints = {release: self._endpoint(release) for route in wanted for release in route.releases}
         if any(endpoints[release] is None for route in wanted for release in _weighted(route)):
-            return False  # it is gone: the next decision takes its traffic away, and that must be journaled first
+            return False  # it is gone: the next decision takes its traffic away and must be journaled first
         routes = [route for route in (_reachable(route, endpoints) for route in wanted) if route]
         if (routes, endpoints) == self._applied and t < self._apply_again_at:
             return True
@@ -254,7 +255,7 @@ class Reconciler:
             memory.naming.done()
 
     def _sweep(self, now: Rollout, t: float) -> None:
-        """Stops releases of the model that nothing is routed to any more."""
+        """Stops releases of the model that no longer have a route."""
         memory, mark = self._memory(now), f"{now.id} {now.phase}"
         if memory.swept == mark or t < memory.sweeping.at:
             return
@@ -267,22 +268,25 @@ class Reconciler:
             memory.sweeping.failed(t)
         else:
             memory.sweeping.done()
-            if not extra:  # else looked at once more: a stop need not be done when it returns
+            if not extra:  # else checked again: a stop may not be complete when it returns
                 memory.swept = mark
 
     def _memory(self, now: Rollout) -> Memory:
         return self._memories.setdefault(now.model, Memory())
 
     def _tell(self, about: str, trouble: str) -> None:
-        """Says the same thing once, not at every tick."""
+        """Logs a problem once, not at every tick."""
         if self._told.get(about) != trouble:
             self._told[about] = trouble
             logger.warning(f"{about}: {trouble}")
 
 
 def _reachable(route: ModelRoute, endpoints: dict[Release, Endpoint | None]) -> ModelRoute | None:
-    """Without releases that have no address: a candidate that is gone and has no traffic, or a live release that cannot
-    be started, which must not keep the other models from being routed."""
+    """Returns the route without releases that have no address.
+
+    That is a candidate that is gone and has no traffic, or a live release that cannot be started: it must not keep the
+    other models from being routed.
+    """
     if route.stable and endpoints[route.stable] is None:
         return None
     if route.candidate and endpoints[route.candidate] is None:
@@ -293,6 +297,6 @@ def _reachable(route: ModelRoute, endpoints: dict[Release, Endpoint | None]) -> 
 
 
 def _weighted(route: ModelRoute) -> tuple[Release, ...]:
-    """The candidate and the baseline, as far as they have traffic."""
+    """Returns the candidate and the baseline that have traffic."""
     shares = ((route.candidate, route.candidate_percent), (route.baseline, route.baseline_percent))
     return tuple(release for release, percent in shares if release and percent)

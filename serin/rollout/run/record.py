@@ -1,4 +1,4 @@
-"""A rollout's state to and from a line of its journal, and where the journals lie."""
+"""Converts a rollout's state to and from a line of its journal, and locates the journals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stored log judged again, with other settings. Decides nothing and writes nothing."""
+"""Judges a stored request log again with other settings. It decides nothing and writes nothing."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from serin.rollout.run.judge import arm_of, verdict_on
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.story import point
 
-_BEFORE_S = 60.0  # stable's traffic before the rollout tells its latency
+_BEFORE_S = 60.0  # stable's traffic before the rollout gives its latency
 
 
-_AFTER_S = 5.0  # what was still under way at the end counts too
+_AFTER_S = 5.0  # requests still in flight at the end count too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What would have been said at the end of a second."""
+    """The judgement at the end of a second."""
 
     point: EvidencePoint
     verdict: Verdict
@@ -42,12 +42,12 @@ class Replay:
 
     @property
     def failed(self) -> Moment | None:
-        """The first second that would have sent the candidate back."""
+        """The first second that would have rolled the candidate back."""
         return next((moment for moment in self.moments if moment.verdict is Verdict.FAIL), None)
 
 
 def replay(decisions: Sequence[Decision], log: Path, change: Callable[[Plan], Plan]) -> Replay:
-    """The rollout's own course of weights, judged every second with the changed plan, until it fails or ends."""
+    """Judges the rollout's recorded weights every second with the changed plan, until it fails or ends."""
     course = [
         (decision.t, decision2rollout(decision))
         for decision in decisions

@@ -1,4 +1,4 @@
-"""How the models' rollouts stand, read from their journals. Needs no controller and disturbs none."""
+"""The status of the models' rollouts, read from their journals. It needs no controller and does not disturb one."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class ModelStatus:
 
 
 def status(home: Path) -> list[ModelStatus]:
-    """One entry for each model that ever had a rollout, by name."""
+    """Returns one entry for each model that ever had a rollout, by name."""
     folder = JournalFolder(home)
     return [found for model in folder.models() if (found := model_status(home, model))]
 
 
 def model_status(home: Path, model: str) -> ModelStatus | None:
-    """None for a model that never had a rollout."""
+    """Returns the status of one model; None if it never had a rollout."""
     decision = last_decision(JournalFolder(home).path(valid_model_name(model)))
     if decision is None:
         return None
@@ -88,13 +88,13 @@ def model_status(home: Path, model: str) -> ModelStatus | None:
 
 
 def history(home: Path, model: str, rollout: str | None = None) -> list[Decision]:
-    """Every decision about `model`, oldest first, or those of one rollout."""
+    """Returns every decision about `model`, oldest first, or those of one rollout."""
     decisions = read_decisions(JournalFolder(home).path(valid_model_name(model)))
     return [decision for decision in decisions if rollout is None or decision.rollout == rollout]
 
 
 def reader(home: Path, model: str, rollout: str) -> JournalReader:
-    """For those who follow a rollout: `history` reads the whole journal each time."""
+    """Returns a reader for following a rollout: `history` would read the whole journal each time."""
     return JournalReader(JournalFolder(home).path(valid_model_name(model)), rollout)
 
 

@@ -22,7 +22,7 @@ _TURNS: Final = {  # the phase in which the outcome was decided
 
 
 def tell(decisions: Sequence[Decision]) -> RolloutStory:
-    """The story of one rollout's decisions, oldest first; there is at least one."""
+    """Returns the story of one rollout from its decisions, oldest first; there is at least one."""
     last = decision2rollout(decisions[-1])
     points, changes, before = [], [], None
     for decision in decisions:
@@ -59,7 +59,7 @@ def point(now: Rollout, evidence: Evidence, t: float) -> EvidencePoint:
 
 
 def _control(now: Rollout) -> str:
-    """What the candidate was compared with, for people."""
+    """Describes what the candidate was compared with."""
     stable = now.stable.name if now.stable else "nothing"
     if now.baseline:
         return f"a second process of the stable version below 50% ({now.baseline.name}), then {stable} itself"
@@ -79,7 +79,7 @@ def _rules(plan: Plan) -> StoryRules:
 
 
 def _changes(before: Rollout, now: Rollout) -> bool:
-    """More than that it waits now, which every step does first."""
+    """Returns whether the state changes in more than that it waits now, which every step does first."""
     waits = now.verdict is Verdict.WAIT
     return now.milestone != (replace(before, verdict=now.verdict) if waits else before).milestone
 

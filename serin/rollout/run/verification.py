@@ -1,4 +1,4 @@
-"""Golden rows asked beside the controller's tick: however long they take, all other models are judged in time."""
+"""Verifies golden rows in a thread beside the controller's tick, so that a slow model does not delay the others."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from serin.errors import SerinError
 from serin.rollout.decide.state import Rollout
 from serin.rollout.run.ports import Fleet
 
-FOREIGN: Final = (SerinError, OSError)  # what a port may raise
+FOREIGN: Final = (SerinError, OSError)  # errors that a port may raise
 
 Beside = Callable[[Callable[[], None]], "Future[None]"]
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What is known so far: `problem` says why the candidate did not answer as it should."""
+    """The state of a verification: `problem` says why the candidate did not answer correctly."""
 
     done: bool = False
     problem: str = ""
 
 
 class Verifications:
-    """At most one under way for each model. What a verification finds after its rollout has moved on is forgotten."""
+    """Runs at most one verification per model. A result that arrives after its rollout has moved on is dropped."""
 
     def __init__(self, fleet: Fleet, beside: Beside | None = None) -> None:
         self._fleet, self._beside = fleet, beside or in_thread
         self._under_way: dict[str, tuple[tuple[str, float], Future[None]]] = {}
 
     def of(self, now: Rollout) -> Verified:
-        """Begins when asked for the first time; never waits."""
+        """Returns the state of a rollout's verification, starting it at the first call; never waits."""
         which = (now.id, now.since)
         known, work = self._under_way.get(now.model, (None, None))
         if work is None or known != which:
@@ -56,14 +56,14 @@ class Verifications:
 
 
 def in_thread(work: Callable[[], None]) -> Future[None]:
-    """In a thread that does not keep the process alive."""
+    """Runs `work` in a daemon thread, which does not keep the process alive."""
     future: Future[None] = Future()
     threading.Thread(target=run, args=(work, future), name="verify", daemon=True).start()
     return future
 
 
 def at_once(work: Callable[[], None]) -> Future[None]:
-    """For tests that count what is done in a tick."""
+    """Runs `work` at once, for tests that count actions per tick."""
     future: Future[None] = Future()
     run(work, future)
     return future
@@ -75,7 +75,7 @@ def run(work: Callable[[], None], future: Future[None]) -> None:
     except FOREIGN as error:
         future.set_exception(error)
     except BaseException as error:
-        future.set_exception(error)  # raised where the result is asked for, too
+        future.set_exception(error)  # also raised where the result is read
         raise
     else:
         future.set_result(None)

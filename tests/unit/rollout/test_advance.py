@@ -73,7 +73,7 @@ def test_a_rollout_goes_forward_as_the_table_says(
 @pytest.mark.parametrize(
     ("phase", "what", "reason"),
     [
-        (P.LOADING, seen(candidate="dead"), "died while it was loading"),
+        (P.LOADING, seen(candidate="dead"), "exited while it was loading"),
         (P.LOADING, seen(candidate="absent", problem="no such bundle"), "no such bundle"),
         (P.VERIFYING, seen(problem="score 0.1 instead of 0.9"), "score 0.1"),
         (P.VERIFYING, seen(candidate="dead"), "not running"),
@@ -232,7 +232,7 @@ def test_mode_observe_records_and_never_acts(what: Seen) -> None:
 def test_a_release_that_does_not_drain_is_not_waited_for_for_ever() -> None:
     then = advance(rollout(P.DRAINING, since=T - 20), seen(active_requests=2), T)
     assert then.phase is P.PROMOTED
-    assert "requests under way: 2" in then.reason
+    assert "requests in flight: 2" in then.reason
 
 
 @pytest.mark.parametrize("phase", [P.DRAINING, P.ABORTING])
