@@ -1,4 +1,4 @@
-"""Releases that run here and servers that run elsewhere, as one fleet and one list of versions for the controller."""
+"""Presents releases that run here and servers that run elsewhere as one fleet and one list of versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from serin.store.artifacts import Endpoint, Release
 
 
 class CombinedFleet:
-    """A release that is registered as somebody else's is only asked; every other one is ours."""
+    """A fleet of both kinds. A release registered as external is only called; every other one is started and stopped
+    here."""
 
     def __init__(self, ours: Processes, external: External) -> None:
         self._ours, self._external = ours, external
@@ -46,10 +47,10 @@ class CombinedFleet:
         (self._external if self._external.has(release) else self._ours).verify(release)
 
     def check_fits(self, release: Release, stable: Release) -> None:
-        """Asked of servers elsewhere.
+        """Checks servers that run elsewhere.
 
-        Of a version of ours the evidence tells: one that refuses its clients is sent back, and a person may still
-        promote one whose inputs were changed on purpose.
+        A version in the store is judged by its evidence instead: one that rejects its clients is rolled back, and a
+        person may still promote one whose inputs were changed on purpose.
         """
         if self._external.has(release) and self._external.has(stable):
             self._external.check_fits(release, stable)
@@ -59,7 +60,7 @@ class CombinedFleet:
 
 
 class CombinedVersions:
-    """The store's, or the addresses of a model that is served elsewhere; those have no names to be kept."""
+    """The store's versions, or the addresses of a model that is served elsewhere; those have no aliases."""
 
     def __init__(self, store: Versions, external: External) -> None:
         self._store, self._external = store, external

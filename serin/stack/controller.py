@@ -1,6 +1,6 @@
 """The rollout controller's process: `python -m serin.stack.controller`. Wires rollout to serving and ticks.
 
-Owes nothing to a clean end: supervisord starts it again after a crash, and it goes on from its journals.
+It needs no clean exit: supervisord restarts it after a crash, and it resumes from its journals.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ROTATE_EVERY_S = 60.0
 
 
 class GatewayRouter:
-    """The gateway as a rollout sees it: each route with the addresses and timeouts of the releases behind it."""
+    """The gateway as a rollout sees it: each route with the addresses and timeouts of its releases."""
 
     def __init__(self, gateway: Gateway, fleet: Fleet, timeouts: Callable[[Release], Timeouts]) -> None:
         self._gateway, self._fleet, self._timeouts = gateway, fleet, timeouts
@@ -54,7 +54,7 @@ class GatewayRouter:
         for release in _named(routes):
             endpoints[release.name] = self._fleet.endpoint(release)
         for release in self._fleet.running():
-            with contextlib.suppress(ReleaseNotReady):  # it is just being started or stopped
+            with contextlib.suppress(ReleaseNotReady):  # it is being started or stopped
                 endpoints[release.name] = self._fleet.endpoint(release)
         leading = ((route.model, route.stable or route.candidate) for route in routes)
         timeouts = {model: self._timeouts(release) for model, release in leading if release}
@@ -69,13 +69,13 @@ def _named(routes: Sequence[ModelRoute]) -> set[Release]:
 
 
 def timeouts_of(store: Store, external: External) -> Callable[[Release], Timeouts]:
-    """By the spec of a version, which never changes; of a server elsewhere, by what its model was told last."""
+    """Returns timeouts by the spec of a version, which never changes; for a server elsewhere, by its registration."""
 
     @functools.cache
     def exported(release: Release) -> Timeouts:
         bundle = store.bundle(release.model, release.version)
         found = Timeouts.from_spec(serving_settings(bundle))
-        own = (Path(bundle.path) / REPOSITORY).is_dir()  # whose texts are its own business
+        own = (Path(bundle.path) / REPOSITORY).is_dir()  # an imported repository checks its own strings
         return replace(found, max_text_bytes=None) if own else found
 
     def timeouts(release: Release) -> Timeouts:
@@ -87,11 +87,11 @@ def timeouts_of(store: Store, external: External) -> Callable[[Release], Timeout
 
 
 def run(home: Path, stop: threading.Event) -> None:
-    """Tick until `stop` is set."""
+    """Ticks until `stop` is set."""
     store, gateway, external = Store.open(), build_gateway(home), External(home)
     ours = BackgroundFleet(
         build_releases(home), threads=1
-    )  # one: the supervisor is told of one change at a time
+    )  # one thread: the supervisor gets one change at a time
     fleet = CombinedFleet(ours, external)
     controller = Controller(
         router=GatewayRouter(gateway, fleet, timeouts_of(store, external)),
@@ -101,7 +101,7 @@ def run(home: Path, stop: threading.Event) -> None:
         versions=CombinedVersions(store, external),
         commands=Inbox(home),
     )
-    log.info("the controller has begun")
+    log.info("the controller has started")
     rotate_at = 0.0
     try:
         while not stop.is_set():
@@ -114,23 +114,23 @@ def run(home: Path, stop: threading.Event) -> None:
             except (
                 OSError,
                 SerinError,
-            ) as error:  # a decision that could not be recorded was not made: try again
+            ) as error:  # a decision that could not be recorded was not made: retry
                 log.warning("this tick failed: %s", error)
             _follow(gateway)
             stop.wait(max(0.0, TICK_S - (time.monotonic() - began)))
     finally:
         controller.close()
         ours.close()
-    log.info("the controller has ended")
+    log.info("the controller has stopped")
 
 
 def _follow(gateway: Gateway) -> None:
-    """Keys and certificates that were changed on disk, also while Envoy was away."""
+    """Applies keys and certificates that were changed on disk, also while Envoy was away."""
     for follow in (gateway.follow_keys, gateway.follow_tls):
         try:
             follow()
         except (OSError, SerinError) as error:
-            log.warning("the gateway's keys and certificates: %s", error)
+            log.warning("cannot apply the gateway's keys and certificates: %s", error)
 
 
 def main() -> None:
@@ -141,7 +141,7 @@ def main() -> None:
     try:
         run(environment.home(), stop)
     except SerinError as error:
-        sys.exit(f"the controller cannot go on: {error}")
+        sys.exit(f"the controller cannot continue: {error}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Take the local stack down and leave nothing: no process, socket or shared memory. Ends processes by pid alone."""
+"""Takes the local stack down without leftovers: no process, socket or shared memory. Ends processes by pid only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STOP_S = 30.0
 
 
 def take_down(home: Path) -> None:
-    """The stack in `home` has ended, requests under way answered first. NotUp when there was nothing to end."""
+    """Ends the stack in `home` after answering requests in flight. Raises NotUp when there was nothing to end."""
     if not home.is_dir():
         raise NotUp(home=home)
     with changing_stack(home, wait_s=10.0):
@@ -34,17 +34,17 @@ def take_down(home: Path) -> None:
         alive = stack is not None and stack.is_alive
         if stack is not None and alive:
             _stop_in_order(stack)
-        leavings = clear_away(home)
-        if not alive and not leavings:
+        leftovers = clear_away(home)
+        if not alive and not leftovers:
             raise NotUp(home=home)
         if not alive:
-            logger.info(f"the stack had crashed; cleaned up {leavings}")
+            logger.info(f"the stack had crashed; cleaned up {leftovers}")
 
 
 def clear_away(home: Path) -> str:
-    """End and remove whatever a stack in `home` left behind; says what that was, '' for nothing.
+    """Ends and removes everything that a stack in `home` left behind; returns a description, '' for nothing.
 
-    stack.json stays: the next stack takes the same ports, so that addresses people wrote down keep working.
+    stack.json is kept: the next stack uses the same ports, so that known addresses keep working.
     """
     found = []
     survivors = stack_processes(home)
@@ -64,12 +64,12 @@ def clear_away(home: Path) -> str:
 
 
 def _stop_in_order(stack: Stack) -> None:
-    """Nobody decides, nobody new comes in, requests under way are answered, runs may report; then the rest."""
+    """Stops decisions first, then new requests; answers requests in flight, lets runs report, then stops the rest."""
     supervisor = Supervisor(stack.home)
     try:
         names = [child.name for child in supervisor.children()]
         releases = _releases(names)
-        supervisor.stop(processes.RECONCILER)  # it would queue again what is ended here
+        supervisor.stop(processes.RECONCILER)  # it would queue again the runs that are ended here
         for name in (CONTROLLER, *(processes.worker_name(pool) for pool in processes.POOLS)):
             if name in names:
                 supervisor.request_stop(name)
@@ -88,11 +88,11 @@ def _stop_in_order(stack: Stack) -> None:
 
 
 def _end_runs(stack: Stack, server: int | None) -> None:
-    """What the workers started and did not end with them: runs, while there is a server to hear how they ended."""
+    """Ends runs that the workers started and that outlived them, while a server can still record how they ended."""
     keep = {stack.supervisor_pid, *(group_members(stack.home, server) if server else ())}
     runs = [pid for pid in stack_processes(stack.home) if pid not in keep]
     if runs:
-        logger.info("ending runs that are under way")
+        logger.info("ending unfinished runs")
         end_processes(runs, grace_s=_RUN_S)
 
 

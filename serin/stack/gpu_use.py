@@ -1,4 +1,4 @@
-"""Who uses the GPUs of this machine now: leases, served releases, and what the driver counts."""
+"""Reports the current use of this machine's GPUs: leases, served releases, and the driver's figures."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from serin.stack.host.supervisor import Supervisor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRelease:
-    """A release on a GPU. `used_bytes`: the memory of its process and the children of that, as the driver counts it;
-    None where it does not say."""
+    """A release on a GPU.
+
+    `used_bytes`: the memory of its process and that process's children, as the driver reports it; None if unknown.
+    """
 
     release: str
     pid: int
@@ -33,8 +35,10 @@ class ServedRelease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """`used_bytes`: by all processes together, also by those that Serin does not know; None where the driver does not
-    say."""
+    """The use of one GPU.
+
+    `used_bytes`: by all processes together, also those that Serin does not know; None if the driver does not report it.
+    """
 
     device: Device
     holders: tuple[Holder, ...]
@@ -43,7 +47,8 @@ class GpuUse:
 
 
 def read_gpu_use(home: Path, host: ProcessHost | None = None) -> list[GpuUse]:
-    """One for each GPU of this machine. `host`: keeps the processes of the releases; None: the stack's supervisor."""
+    """Returns one entry for each GPU of this machine. `host`: the host of the releases' processes; None: the
+    supervisor."""
     held, reserved = holders(home), reserved_bytes(home / "releases")
     if host is None and reserved:
         host = Supervisor(home)
@@ -74,7 +79,7 @@ def read_gpu_use(home: Path, host: ProcessHost | None = None) -> list[GpuUse]:
 
 
 def _pid(host: ProcessHost, release: str) -> int | None:
-    """None when it does not run: a release that was stopped with its stack keeps its record."""
+    """Returns the pid of a release; None when it does not run: one that was stopped with its stack keeps its record."""
     try:
         return host.pid(release)
     except SupervisorGone:
@@ -82,7 +87,8 @@ def _pid(host: ProcessHost, release: str) -> int | None:
 
 
 def _with_children(pid: int, by_process: dict[int, int]) -> int:
-    """Triton's Python backend runs a model in child processes."""
+    """Returns the memory of a process and its children, because Triton's Python backend runs models in child
+    processes."""
     try:
         tree = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     except psutil.Error:

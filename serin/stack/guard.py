@@ -1,4 +1,4 @@
-"""How the gateway is guarded, for `serin status`: TLS, API keys, and the filter that reads requests."""
+"""Describes how the gateway is guarded, for `serin status`: TLS, API keys and the request filter."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from serin.stack.wiring import build_gateway, key_file
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
     tls: bool
-    certificate_days: int | None  # until the one in force ends
-    keys_required: bool | None  # None: the file of keys is lost or broken, and the gateway closed
+    certificate_days: int | None  # until the current one expires
+    keys_required: bool | None  # None: the key file is lost or broken, and the gateway is closed
     good_keys: int
     trouble: str | None = None  # why the gateway is closed, and what to do
     lacks_filter: bool = False
@@ -28,18 +28,18 @@ class Guard:
         elif self.certificate_days is None:
             tls = "TLS"
         else:
-            tls = f"TLS, the certificate ends in {self.certificate_days} days"
+            tls = f"TLS, the certificate expires in {self.certificate_days} days"
         if self.trouble:
             keys = f"NOT OPEN: {self.trouble}"
         elif self.keys_required:
-            keys = f"API keys are asked for ({self.good_keys} good)"
+            keys = f"API keys required ({self.good_keys} valid)"
         else:
             keys = "no API keys: anyone who can reach this port gets answers"
         return "; ".join([tls, keys, *([NO_FILTER] if self.lacks_filter else [])])
 
 
 def key_trouble(home: Path) -> str | None:
-    """Why the gateway is closed, and what to do; None when the keys can be read."""
+    """Returns why the gateway is closed and what to do; None when the keys can be read."""
     try:
         key_file(home).read()
     except KeyFileBroken as error:

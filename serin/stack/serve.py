@@ -1,7 +1,7 @@
-"""Serving alone, in the foreground: gateway, controller and the releases they ask for. What a container runs.
+"""Serving alone, in the foreground: gateway, controller and the releases they need. A container runs this.
 
-`python -m serin.stack.serve --address 0.0.0.0 --port 8080`. Ends everything on SIGTERM, requests under way first; when
-it is killed instead, the next one goes on from the journals. Prefect and its workers are other containers' business.
+`python -m serin.stack.serve --address 0.0.0.0 --port 8080`. On SIGTERM it answers requests in flight and ends
+everything; after a kill, the next one resumes from the journals. Prefect and its workers run in other containers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def serve(
     tls: TlsFiles | None = None,
     envoy_file: Path | None = None,
 ) -> None:
-    """Serve until `stop` is set. ProcessFailed when the gateway does not come up or the supervisor dies."""
+    """Serves until `stop` is set. Raises ProcessFailed when the gateway does not start or the supervisor exits."""
     make_private(home)
     with changing_stack(home):
         last = read_stack(home)
@@ -65,7 +65,7 @@ def serve(
         log.info("serving on %s:%d", address, port)
         while not stop.wait(_LOOK_S):
             if not stack.is_alive:
-                raise ProcessFailed(name="the supervisor", reason="it has ended", log=Supervisor(home).log)
+                raise ProcessFailed(name="the supervisor", reason="it has exited", log=Supervisor(home).log)
     finally:
         take_down(home)
 
@@ -101,11 +101,11 @@ def _wait_for_gateway(home: Path, stack: Stack) -> None:
 
 def read_options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m serin.stack.serve", description=__doc__)
-    parser.add_argument("--address", default="127.0.0.1", help="where the gateway listens (%(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="its port (%(default)s)")
-    parser.add_argument("--tls-cert", type=Path, help="its certificate with the chain, PEM; with --tls-key")
-    parser.add_argument("--tls-key", type=Path, help="the certificate's private key, PEM")
-    parser.add_argument("--envoy", type=Path, help="Envoy settings to be added (docs/how-to/secure.md)")
+    parser.add_argument("--address", default="127.0.0.1", help="address on which the gateway listens (%(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="port of the gateway (%(default)s)")
+    parser.add_argument("--tls-cert", type=Path, help="PEM file of the certificate and its chain; needs --tls-key")
+    parser.add_argument("--tls-key", type=Path, help="PEM file of the certificate's private key")
+    parser.add_argument("--envoy", type=Path, help="file with additional Envoy settings (docs/how-to/secure.md)")
     return parser.parse_args(arguments)
 
 
@@ -125,7 +125,7 @@ def main() -> None:
             envoy_file=options.envoy,
         )
     except SerinError as error:
-        sys.exit(f"serving cannot go on: {error}")
+        sys.exit(f"serving cannot continue: {error}")
 
 
 if __name__ == "__main__":

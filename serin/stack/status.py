@@ -1,4 +1,4 @@
-"""How the stack is: its processes, the models behind the gateway, how fast they answered lately. Changes nothing."""
+"""The status of the stack: its processes, the models behind the gateway, their recent latency. Changes nothing."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Status:
     up: bool
     gateway: Address | None = None
     guard: Guard | None = None
-    prefect: Address | None = None  # None: serving alone, as in a container that was told of no server
+    prefect: Address | None = None  # None: serving alone, as in a container without a Prefect server
     processes: tuple[Child, ...] = ()
     models: tuple[ModelStatus, ...] = ()
-    ready: frozenset[str] = frozenset()  # names of releases that answer
-    elsewhere: Mapping[str, str] = field(default_factory=dict)  # addresses of those that somebody else runs
+    ready: frozenset[str] = frozenset()  # names of releases that are ready
+    elsewhere: Mapping[str, str] = field(default_factory=dict)  # addresses of external servers
     latency: tuple[ReleaseLatency, ...] = field(default=())
 
     @property
     def well(self) -> bool:
-        """Everything that should run does, the gateway is open, and every release that has traffic answers."""
+        """True when everything that should run does, the gateway is open, and every release with traffic is ready."""
         if not self.up or self.gateway is None or (self.guard and self.guard.trouble):
             return False
         serving = {
@@ -75,7 +75,7 @@ class Status:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yields the status as lines for people."""
         if not self.up or self.gateway is None:
             yield f"no stack is up in {self.home}; start one with `serin up`"
             return

@@ -1,4 +1,4 @@
-"""Bring the local stack up, whole or not at all."""
+"""Starts the local stack, completely or not at all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bring_up(
     tls: TlsFiles | None = None,
     envoy_file: Path | None = None,
 ) -> Stack:
-    """A stack in `home` with everything ready. On any failure everything that was started is ended again.
+    """Starts a stack in `home` and waits until everything is ready. On any failure everything is ended again.
 
     `tls` and `envoy_file` are for the gateway (serving/gateway.py).
     """
@@ -60,9 +60,9 @@ def bring_up(
         if last is not None and last.is_alive:
             raise AlreadyUp(home=home, pid=last.supervisor_pid)
         check_records(home / "releases")
-        leavings = clear_away(home)
-        if leavings:
-            logger.info(f"cleaned up after a stack that had crashed: {leavings}")
+        leftovers = clear_away(home)
+        if leftovers:
+            logger.info(f"cleaned up after a stack that had crashed: {leftovers}")
         gateway_port = choose_port(
             claims,
             asked=port,
@@ -87,13 +87,13 @@ def bring_up(
                 logger.info(trouble)
             if last is not None and last.tls and tls is None:
                 logger.info(
-                    "the last gateway here spoke TLS, this one does not: --tls-cert and --tls-key were not given"
+                    "the last gateway here used TLS, this one does not: pass --tls-cert and --tls-key to keep it"
                 )
             return _start(home, gateway_port, prefect_port, foreign, tls=tls is not None)
 
 
 def _check_installation() -> None:
-    """What is missing is reported before anything is started."""
+    """Reports missing requirements before anything is started."""
     if not sys.platform.startswith("linux"):
         raise StackUnusable(
             problem="the local stack needs Linux (Triton's wheel is Linux only); elsewhere use docker/compose.yaml"
@@ -109,7 +109,7 @@ def _check_installation() -> None:
 
 
 def _foreign_prefect() -> str | None:
-    """The server PREFECT_API_URL names, if it answers. One on this machine that does not was a stack's: None."""
+    """Returns the server that PREFECT_API_URL names, if it answers. A dead one on this machine was a stack's: None."""
     url = environment.prefect_api_url()
     if url is None or rest_api.answers(url):
         return url
@@ -159,10 +159,11 @@ def _start(
 
 
 def _start_workers(supervisor: Supervisor, stack: Stack) -> None:
-    """Workers and deployments: side by side on our own server, for each spends its seconds importing Prefect."""
+    """Starts workers and deployments, side by side on the stack's own server, because each spends seconds importing
+    Prefect."""
     settings = processes.prefect_environment(stack.home, stack.prefect_api_url, own=stack.owns_prefect)
     if not stack.owns_prefect:
-        _wait_for_workers(supervisor, stack)  # they make the pools that deployments need
+        _wait_for_workers(supervisor, stack)  # they create the pools that deployments need
         names = apply_deployments(stack, settings)
     else:
         lost = rest_api.close_lost_runs(stack_api(stack), processes.POOLS)
@@ -192,7 +193,7 @@ def _wait_for_workers(supervisor: Supervisor, stack: Stack) -> None:
 
 
 def _wait(supervisor: Supervisor, process: Process, ready: Callable[[], bool], *, seconds: float) -> None:
-    """`ready` came true, or ProcessFailed with the end of the log: at once when the process has died."""
+    """Waits until `ready` is true; raises ProcessFailed with the end of the log, at once when the process has died."""
     deadline = time.monotonic() + seconds
     while not ready():
         child = supervisor.child(process.name)
@@ -208,7 +209,7 @@ def _wait(supervisor: Supervisor, process: Process, ready: Callable[[], bool], *
 
 @contextmanager
 def _down_on_failure(home: Path) -> Iterator[None]:
-    """Half a stack is worse than none, also after a KeyboardInterrupt."""
+    """Takes the stack down on any failure, also after a KeyboardInterrupt: half a stack is worse than none."""
     whole = False
     try:
         yield

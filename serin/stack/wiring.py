@@ -1,4 +1,4 @@
-"""The parts of serving, put together for one home. `up`, `down`, the controller and the command all build them here."""
+"""Builds the parts of serving for one home; `up`, `down`, the controller and the command all use these functions."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def controller_process(home: Path) -> Process:
 
 
 def remove_shared_memory(home: Path) -> int:
-    """Remove what this home's releases left in shared memory, when none of their processes lives; says how much."""
+    """Removes what this home's releases left in shared memory, when none of their processes lives; returns how much."""
     count = 0
     for record in (home / "releases").glob("*/release.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a record that a crash cut short
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a record that a crash truncated
             place = TritonPorts.from_json(json.loads(record.read_text())["place"])
             count += reclaim_shared_memory(place)
     return count

@@ -109,7 +109,7 @@ def _answers(url: str) -> bool:
 
 def _decides(home: Path) -> bool:
     log = home / "logs" / "controller.log"
-    return log.exists() and "the controller has begun" in log.read_text()
+    return log.exists() and "the controller has started" in log.read_text()
 
 
 def _free_port() -> int:

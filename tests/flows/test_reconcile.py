@@ -99,7 +99,7 @@ def test_a_run_is_left_alone_while_its_process_lives_and_crashed_when_it_is_gone
         engine.kill()
         engine.wait(10)
         (said,) = reconciler.look()
-        assert "is crashed: no process of it" in said
+        assert "is crashed: it had no process for" in said
     assert state(api, run)["type"] == "CRASHED"
     assert "its process is gone" in state(api, run)["message"]
     assert reconciler.look() == []
@@ -189,7 +189,7 @@ def test_a_run_that_is_taken_each_time_and_never_started_ends(
         set_state(api, run, "PENDING", "")
     reconciler.look()
     assert state(api, run)["type"] == "CRASHED"
-    assert "no process of it ever came" in state(api, run)["message"]
+    assert "no process of it ever started" in state(api, run)["message"]
 
 
 def test_on_a_server_of_others_only_what_our_workers_took_is_looked_at(

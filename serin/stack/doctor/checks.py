@@ -1,4 +1,4 @@
-"""What this machine has and lacks for Serin, each with what to do about it. Changes nothing."""
+"""Checks what this machine has and lacks for Serin, each with a next step. Changes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SHARED = "/dev/shm"  # noqa: S108 (looked at, not written to)
 
 
 def examine(home: Path) -> list[Finding]:
-    """Every check, in the order in which a newcomer would mend things."""
+    """Returns every check, in the order in which a newcomer would fix things."""
     checks: list[Callable[[], Finding]] = [_system, _python]
     found = [check() for check in checks] + [_library(name) for name in _LIBRARIES]
     return [
@@ -84,14 +84,14 @@ def _triton() -> Finding:
     except SerinError as error:
         return Finding(what="Triton", verdict="missing", found="none", advice=str(error))
     if lacks := shortcomings(install):
-        advice = f"{'; '.join(lacks)}. `serin install triton` completes it"
+        advice = f"{'; '.join(lacks)}; run `serin install triton`"
         return Finding(what="Triton", verdict="note", found=str(install.server), advice=advice)
-    advice = f"for production: NVIDIA's container {PRODUCTION_TRITON} or newer; older ones have known security holes"
+    advice = f"for production: NVIDIA's container {PRODUCTION_TRITON} or newer; older ones have known vulnerabilities"
     return Finding(what="Triton", verdict="note", found=str(install.server), advice=advice)
 
 
 def _filter() -> list[Finding]:
-    """Only where it is missing."""
+    """Reports the request filter only where it is missing."""
     if find_request_filter() is not None:
         return []
     return [
@@ -152,7 +152,7 @@ def _stack(home: Path) -> Finding:
 
 
 def _keys(home: Path) -> list[Finding]:
-    """Only where something is wrong: `serin status` says how the gateway is guarded."""
+    """Reports the keys only where something is wrong: `serin status` shows how the gateway is guarded."""
     trouble = key_trouble(home)
     if trouble is None:
         return []

@@ -1,4 +1,4 @@
-"""One thing that was looked at, what was found, and what to do about it."""
+"""One check of `serin doctor`: what was examined, what was found, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Verdict = Literal["ok", "note", "missing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`missing` keeps something from working, `note` is worth knowing."""
+    """The result of a check. `missing` prevents something from working; `note` is worth knowing."""
 
     what: str
     verdict: Verdict

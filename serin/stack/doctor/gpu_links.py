@@ -1,7 +1,7 @@
-"""How GPUs hang together: PCIe, NVLink, NUMA, the way from pinned memory; and what of it fits badly.
+"""Examines how GPUs are connected (PCIe, NVLink, NUMA, pinned memory) and reports poor links.
 
-What nvidia-smi says is read by pure functions; `examine_links` asks it. Bandwidth is measured by a process of its own,
-since it takes torch.
+Pure functions parse the output of nvidia-smi; `examine_links` calls it. Bandwidth is measured in a separate process,
+because that needs torch.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ QUERY = (
 _ASKED_S = 20
 _MEASURED_S = 90
 _LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # one lane, one direction
-_GOOD_SHARE = 0.6  # of the link's rate, that a copy from pinned memory should reach
+_GOOD_SHARE = 0.6  # of the link's rate, which a copy from pinned memory should reach
 _ANSI = re.compile(r"\x1b\[[0-9;]*m|\[[0-9]+m")
 _LINK = re.compile(r"Link (\d+): (?:([0-9.]+) GB/s|<inactive>)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A line of `nvidia-smi --query-gpu`; None for what the driver does not tell."""
+    """A line of `nvidia-smi --query-gpu`; None for values that the driver does not report."""
 
     index: int
     uuid: str
     name: str
     driver: str
-    generation: int | None  # of PCIe, now: an idle card may have fallen back
+    generation: int | None  # of PCIe, now: an idle card may use a lower one
     max_generation: int | None
     width: int | None
     max_width: int | None
@@ -52,7 +52,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """`nvidia-smi topo -m`: the path between each two GPUs (NV18, PIX, SYS, ...), and whose CPUs are near."""
+    """`nvidia-smi topo -m`: the path between each two GPUs (NV18, PIX, SYS, ...), and the CPUs near each."""
 
     paths: dict[tuple[int, int], str]
     near_cpus: dict[int, frozenset[int]]
@@ -112,7 +112,7 @@ def read_topology(text: str) -> Topology:
 
 
 def read_nvlinks(text: str) -> dict[int, list[float | None]]:
-    """By GPU: GB/s of each link, None for one that is down."""
+    """Returns by GPU the GB/s of each link, None for one that is down."""
     found: dict[int, list[float | None]] = {}
     now: list[float | None] = []
     for line in text.splitlines():
@@ -130,7 +130,7 @@ def judge_links(
     bandwidth: Bandwidth | None,
     our_cpus: Collection[int],
 ) -> list[Finding]:
-    """What is there, and what of it fits badly."""
+    """Judges the links: what is there, and what performs badly."""
     return [
         *(_card(gpu) for gpu in gpus),
         *(_pcie(gpu, bandwidth) for gpu in gpus),
@@ -140,14 +140,14 @@ def judge_links(
 
 
 def examine_links() -> list[Finding]:
-    """Everything about this machine's GPUs; one note where there is no driver to ask."""
+    """Examines this machine's GPUs; one note where there is no driver."""
     smi = shutil.which("nvidia-smi", path=environment.search_path())
     if smi is None:
         unseen = "PCIe, NVLink, NUMA and pinned bandwidth cannot be seen without NVIDIA's driver"
         return [Finding(what="GPU links", verdict="note", found="no nvidia-smi", advice=unseen)]
     gpus = read_gpus(_ask(smi, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"))
     if not gpus:
-        advice = "nvidia-smi is there and shows none: is the driver loaded, and the device given to this container?"
+        advice = "nvidia-smi shows no GPU: is the driver loaded, and is the device visible in this container?"
         return [Finding(what="GPU links", verdict="missing", found="no GPU answers", advice=advice)]
     measured = measure_bandwidth()
     topology, nvlinks = read_topology(_ask(smi, "topo", "-m")), read_nvlinks(_ask(smi, "nvlink", "--status"))
@@ -160,14 +160,14 @@ def examine_links() -> list[Finding]:
 
 
 def measure_bandwidth() -> Bandwidth | str:
-    """From host memory to the first GPU; or why it cannot be measured."""
+    """Measures the bandwidth from host memory to the first GPU, or says why it cannot be measured."""
     command = [sys.executable, "-m", "serin.stack.doctor.pinned_bandwidth"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_MEASURED_S)
     except subprocess.TimeoutExpired:
         return f"no answer within {_MEASURED_S} s"
     if done.returncode != 0:
-        return (done.stderr.strip().splitlines() or ["ended without a word"])[-1]
+        return (done.stderr.strip().splitlines() or ["exited without output"])[-1]
     return Bandwidth(**json.loads(done.stdout))
 
 
@@ -183,10 +183,10 @@ def _card(gpu: Gpu) -> Finding:
         advice = f"{gpu.broken_words} memory errors could not be corrected: results may be wrong; reset or replace it"
         return Finding(what=what, verdict="missing", found=found, advice=advice)
     if gpu.mig:
-        advice = "it is cut into MIG instances: a lease takes the whole card, so give each instance its own container"
+        advice = "it is split into MIG instances: a lease takes the whole card, so give each instance its own container"
         return Finding(what=what, verdict="note", found=found, advice=advice)
     if gpu.persistence is False:
-        advice = "persistence mode is off: every first use takes seconds longer (nvidia-smi -pm 1, as root)"
+        advice = "persistence mode is off: first uses take seconds longer (run nvidia-smi -pm 1 as root)"
         return Finding(what=what, verdict="note", found=found, advice=advice)
     return Finding(what=what, verdict="ok", found=found)
 
@@ -197,16 +197,16 @@ def _pcie(gpu: Gpu, bandwidth: Bandwidth | None) -> Finding:
         return Finding(
             what=what,
             verdict="note",
-            found="the driver does not tell",
+            found="not reported by the driver",
             advice="a virtual machine may hide it",
         )
-    generation = gpu.max_generation  # an idle card falls back, and comes up again with the first copy
+    generation = gpu.max_generation  # an idle card uses a lower one until the first copy
     rate = _LANE_GB_S.get(generation, _LANE_GB_S[6]) * gpu.width
     found = f"generation {generation}, {gpu.width} lanes: {rate:.0f} GB/s each way"
     if bandwidth is not None and gpu.index == 0:
         found += f"; measured {bandwidth.pinned_gb_s:.1f} from pinned memory, {bandwidth.pageable_gb_s:.1f} from other"
     if gpu.max_width is not None and gpu.width < gpu.max_width:
-        advice = f"only {gpu.width} of {gpu.max_width} lanes are up: check how the card sits in its slot, and the slot"
+        advice = f"only {gpu.width} of {gpu.max_width} lanes are up: check the slot and the card's seat in it"
         return Finding(what=what, verdict="note", found=found, advice=advice)
     if bandwidth is not None and gpu.index == 0 and bandwidth.pinned_gb_s < _GOOD_SHARE * rate:
         share = bandwidth.pinned_gb_s / rate
@@ -218,7 +218,7 @@ def _pcie(gpu: Gpu, bandwidth: Bandwidth | None) -> Finding:
 def _nvlink(gpus: Collection[Gpu], topology: Topology, nvlinks: Mapping[int, list[float | None]]) -> Finding:
     up = {index: [rate for rate in links if rate] for index, links in nvlinks.items()}
     if len(gpus) < 2:
-        found = f"{len(up.get(0, []))} links up; one GPU has nobody to talk to"
+        found = f"{len(up.get(0, []))} links up; a single GPU has no peer"
         return Finding(what="NVLink", verdict="ok", found=found)
     total = {index: sum(rates) for index, rates in up.items() if rates}
     slow = sorted({path for path in topology.paths.values() if not path.startswith("NV")})
@@ -228,12 +228,12 @@ def _nvlink(gpus: Collection[Gpu], topology: Topology, nvlinks: Mapping[int, lis
     ]
     if crossing:
         pairs = ", ".join(f"{a} and {b}" for a, b in crossing[:4])
-        advice = f"GPUs {pairs} talk through the CPU: several GPUs for one training are slow there; lease near ones"
+        advice = f"GPUs {pairs} communicate through the CPU, which slows a training down; lease linked ones"
         return Finding(what="NVLink", verdict="note", found=found, advice=advice)
     widths = {path for path in topology.paths.values() if path.startswith("NV")}
     if len(widths) > 1:
         advice = (
-            f"pairs differ ({', '.join(sorted(widths))}): some links are down, and the slowest sets the pace"
+            f"pairs differ ({', '.join(sorted(widths))}): some links are down, and the slowest one limits all"
         )
         return Finding(what="NVLink", verdict="note", found=found, advice=advice)
     if slow:
@@ -258,7 +258,7 @@ def _numa(gpus: Collection[Gpu], topology: Topology, our_cpus: Collection[int]) 
 
 
 def _ask(*command: str) -> str:
-    """What the program printed; nothing where it does not know the question."""
+    """Returns the program's output; empty where it does not support the query."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ASKED_S)
     except subprocess.TimeoutExpired:
@@ -271,7 +271,7 @@ def _whole(cell: str) -> int | None:
 
 
 def _cpus(text: str) -> frozenset[int]:
-    """'0-3,8' -> {0, 1, 2, 3, 8}."""
+    """Parses a CPU list: '0-3,8' -> {0, 1, 2, 3, 8}."""
     found: set[int] = set()
     for part in text.split(","):
         if match := re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip()):

@@ -1,4 +1,4 @@
-"""How fast host memory reaches the first GPU: `python -m serin.stack.doctor.pinned_bandwidth` prints it as JSON."""
+"""Measures how fast host memory reaches the first GPU; `python -m serin.stack.doctor.pinned_bandwidth` prints JSON."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Run one command that dies with the supervisor: `python -I -S exec_wrapper.py process.json`.
+"""Runs one command that dies with the supervisor: `python -I -S exec_wrapper.py process.json`.
 
 The supervisor starts every child through this file. It ties the child's life to the parent's (PR_SET_PDEATHSIG survives
-exec), so that kill -9 of the supervisor leaves no orphan. It removes what the last child of this name has left behind,
-where it is said to leave something: Triton's Python processes may outlive a Triton that was killed, with their memory.
-Then it becomes the command. It runs before everything else and without site-packages: it must import nothing but the
-standard library.
+exec), so that kill -9 of the supervisor leaves no orphan. It removes leftovers of the last child of this name, where
+the process declares some: Triton's Python processes may outlive a Triton that was killed, with their memory. Then it
+becomes the command. It runs before everything else and without site-packages, so it must import only the standard
+library.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-PROCESS_MARK = "SERIN_PROCESS"  # the name, in the environment of the process and of all that it starts
+PROCESS_MARK = "SERIN_PROCESS"  # the name, in the environment of the process and its descendants
 
 _PARENT_DEATH = Path(__file__).resolve().parents[2] / "machine" / "parent_death.py"
 _END_S = 5.0
@@ -26,9 +26,9 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (not a scratch file)
 
 
 def clear_away(note: Path, marks: set[bytes], shared_memory: str) -> None:
-    """Nothing is left of the process that noted its group here, and now ours is noted.
+    """Ends the process group recorded in `note` and removes its shared memory, then records our own group.
 
-    The group's number may have become somebody else's meanwhile, hence the marks in the environment.
+    The group's number may have been reused in the meantime, hence the marks in the environment.
     """
     with contextlib.suppress(OSError, ValueError):
         group = int(note.read_text())
@@ -57,7 +57,7 @@ def _members(group: int, marks: set[bytes]) -> list[int]:
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """What `pid` was started with, as NAME=value; empty when it has ended or is somebody else's."""
+    """Returns the environment of `pid` as NAME=value; empty when it has ended or belongs to another user."""
     deadline = time.monotonic() + _EXEC_S
     while True:
         try:
@@ -69,15 +69,15 @@ def environment_of(pid: int) -> list[bytes]:
 
 
 def stat_of(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on, the state. OSError: it is gone."""
+    """Returns the fields of /proc/PID/stat from the third (the state) on. Raises OSError when it is gone."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _has_no_environment(pid: int) -> bool:
-    """For good: in the middle of execve a living process shows none for some microseconds."""
+    """Returns whether the process permanently has no environment: during execve it shows none for some microseconds."""
     fields = stat_of(pid)
     ended, of_the_kernel = fields[0] in ("Z", "X"), bool(int(fields[6]) & _KERNEL_THREAD)
-    begin, end = int(fields[47]), int(fields[48])  # in its memory; 0: not laid out yet
+    begin, end = int(fields[47]), int(fields[48])  # addresses in its memory; 0: not mapped yet
     return ended or of_the_kernel or begin == end != 0
 
 

@@ -1,4 +1,4 @@
-"""What the parts of the stack write into their logs, and what must not stand there."""
+"""Reads the logs of the stack's processes, and keeps secrets out of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MASK = "********"
 
 
 def log_tail(path: Path, lines: int = 20) -> str:
-    """The last lines; '' when there is no log."""
+    """Returns the last lines of a log; '' when there is none."""
     try:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
     except OSError:
@@ -23,7 +23,7 @@ def log_size(path: Path) -> int:
 
 
 def log_says(path: Path, offset: int, words: str) -> bool:
-    """Whether `words` stand in what was written after `offset`; a log that was rotated meanwhile is read whole."""
+    """Returns whether `words` occur in what was written after `offset`; a log that was rotated is read whole."""
     if not path.exists():
         return False
     content = path.read_bytes()
@@ -31,15 +31,16 @@ def log_says(path: Path, offset: int, words: str) -> bool:
 
 
 def masked(text: str, secrets: frozenset[str]) -> str:
-    for secret in sorted(secrets, key=len, reverse=True):  # one may stand in another
+    for secret in sorted(secrets, key=len, reverse=True):  # one may contain another
         text = text.replace(secret, _MASK)
     return text
 
 
 def mask_secrets() -> None:
-    """From here on no log record of this process holds a secret of its environment. A pull step of every deployment.
+    """Masks the secrets of this process's environment in all later log records. A pull step of every deployment.
 
-    In the record itself, not in a handler: every handler, of whatever library, sees the masked one."""
+    The record itself is masked, not a handler's output: every handler of every library sees the masked one.
+    """
     hidden = environment.secrets()
     make, formatter = logging.getLogRecordFactory(), logging.Formatter()
     if not hidden or getattr(make, "masks_secrets", False):

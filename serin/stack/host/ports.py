@@ -11,10 +11,10 @@ from serin.machine.ports import is_free
 
 
 class Claims:
-    """Ports this process has spoken for until it ends.
+    """The ports that this process has claimed until it ends.
 
     A port is bound only seconds after it was chosen, by a child. Until then an abstract unix socket named after the
-    port stands for it: the kernel makes the name exclusive, keeps it in the same network namespace as the port, and
+    port represents it: the kernel makes the name exclusive, keeps it in the same network namespace as the port, and
     frees it when this process dies.
     """
 
@@ -22,7 +22,7 @@ class Claims:
         self._sockets: list[socket.socket] = []
 
     def claim(self, port: int) -> bool:
-        """True when `port` is free and now ours."""
+        """Claims `port`; True when it was free."""
         if not is_free(port):
             return False
         holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -50,7 +50,7 @@ def port_claims() -> Iterator[Claims]:
 
 
 def choose_port(claims: Claims, *, asked: int | None, option: str, preferred: tuple[int, ...]) -> int:
-    """The port asked for, or PortTaken; without one the first preferred port that is free, else any."""
+    """Returns the requested port or raises PortTaken; without one, the first free preferred port, else any."""
     if asked is not None:
         if not claims.claim(asked):
             raise PortTaken(port=asked, option=option)

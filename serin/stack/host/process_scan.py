@@ -1,4 +1,4 @@
-"""Find and end processes that belong to a stack, by a mark in their environment. Never by name.
+"""Finds and ends processes that belong to a stack, by a mark in their environment. Never by name.
 
 Every process of a stack inherits STACK_MARK=<home>, also those that start their own sessions (Prefect's flow runs,
 torchrun's workers, Triton's stubs), so that `serin down` finds all of them and a crash can be cleaned up later.
@@ -19,7 +19,8 @@ STACK_MARK = "SERIN_STACK"
 
 
 def start_ticks(pid: int) -> int | None:
-    """When `pid` began, in clock ticks since boot: with the pid it identifies one process. None: it has ended."""
+    """Returns the start of `pid` in clock ticks since boot: with the pid it identifies one process. None: it has
+    ended."""
     try:
         fields = stat_of(pid)
     except OSError:
@@ -28,7 +29,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def stack_processes(home: Path) -> list[int]:
-    """Every living process that carries the mark of the stack in `home`, this one and its ancestors left out."""
+    """Returns every live process with the mark of the stack in `home`, without this one and its ancestors."""
     mark = f"{STACK_MARK}={home}".encode()
     own = _ancestors()
     found = []
@@ -41,7 +42,7 @@ def stack_processes(home: Path) -> list[int]:
 
 
 def group_members(home: Path, leader: int) -> list[int]:
-    """The stack's processes that are left of the process group `leader` began."""
+    """Returns the stack's processes that remain of the process group that `leader` began."""
     found = []
     for pid in stack_processes(home):
         with contextlib.suppress(ProcessLookupError):
@@ -51,7 +52,8 @@ def group_members(home: Path, leader: int) -> list[int]:
 
 
 def end_processes(pids: Iterable[int], *, grace_s: float) -> None:
-    """SIGTERM, `grace_s` to obey, SIGKILL. Returns when all have ended. Signals cannot reach a reused pid (pidfd)."""
+    """Sends SIGTERM, waits up to `grace_s`, sends SIGKILL. Returns when all have ended. A pidfd prevents signals to a
+    reused pid."""
     handles: dict[int, int] = {}
     try:
         for pid in pids:
@@ -82,7 +84,7 @@ def _wait(handles: dict[int, int], seconds: float) -> bool:
 
 
 def _ancestors() -> set[int]:
-    """This process and those it comes from."""
+    """Returns this process and its ancestors."""
     pids = set()
     pid = os.getpid()
     while pid > 0 and pid not in pids:
@@ -95,7 +97,7 @@ def _ancestors() -> set[int]:
 
 
 def process_began(pid: int) -> float | None:
-    """In seconds since 1970; None: it has ended."""
+    """Returns the start time of a process in seconds since 1970; None: it has ended."""
     ticks = start_ticks(pid)
     if ticks is None:
         return None

@@ -19,12 +19,13 @@ class _UnixTransport(xmlrpc.client.Transport):
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:
         connection = UnixConnection(self._path, self._seconds)
-        self._connection = host, connection  # the base class closes what it finds here
+        self._connection = host, connection  # the base class closes this connection
         return connection
 
 
 def call_supervisor(socket_path: Path, method: str, *arguments: Any, seconds: float = 10.0) -> Any:
-    """The answer of `supervisor.<method>`. SupervisorRefused when it says no, SupervisorGone when nobody is there."""
+    """Returns the answer of `supervisor.<method>`. Raises SupervisorRefused or, when nothing answers,
+    SupervisorGone."""
     proxy = xmlrpc.client.ServerProxy("http://supervisor", transport=_UnixTransport(socket_path, seconds))
     try:
         with proxy:

@@ -1,8 +1,8 @@
-"""The processes of flow runs: which process runs which run, and what it has started.
+"""The processes of flow runs: which process runs which run, and which processes it has started.
 
 A process that waited for its run (deployments/workers) was started without the run's id in its environment. The worker
-records its pid in <home>/stack/runs before it hands the run over, so that a run is never without a known process. What
-the process starts then inherits the id.
+records its pid in <home>/stack/runs before it hands the run over, so that a run always has a known process. Processes
+that it starts then inherit the id.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RUN_MARK = "PREFECT__FLOW_RUN_ID"  # Prefect's name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProcesses:
-    """The living processes of one run: the one that runs its flow, if it lives, and those that it has started."""
+    """The live processes of one run: the one that runs its flow, if it lives, and those that it has started."""
 
     engines: tuple[int, ...]
     others: tuple[int, ...]
@@ -38,7 +38,7 @@ def record_folder(home: Path) -> Path:
 
 
 def record_run(home: Path, run: str, pid: int) -> None:
-    """Process `pid`, which has its own session, runs the flow run with the id `run`."""
+    """Records that process `pid`, which has its own session, runs the flow run with the id `run`."""
     ticks = start_ticks(pid)
     if ticks is None:  # it has ended
         return
@@ -54,7 +54,7 @@ def record_run(home: Path, run: str, pid: int) -> None:
 
 
 def run_processes(home: Path) -> dict[str, RunProcesses]:
-    """The processes of every run of the stack in `home`, by the run's id."""
+    """Returns the processes of every run of the stack in `home`, by the run's id."""
     records = _records(home)
     found: dict[str, tuple[list[int], list[int]]] = {}
     for pid in stack_processes(home):
@@ -70,7 +70,7 @@ def run_processes(home: Path) -> dict[str, RunProcesses]:
 
 
 def _records(home: Path) -> dict[int, _Record]:
-    """By pid, also of processes that have ended."""
+    """Returns the records by pid, also of processes that have ended."""
     found = {}
     with contextlib.suppress(FileNotFoundError):
         for path in record_folder(home).iterdir():
@@ -81,7 +81,8 @@ def _records(home: Path) -> dict[int, _Record]:
 
 
 def _forked_by(pid: int, records: Mapping[int, _Record]) -> str | None:
-    """The run of a child that was forked and started no program: it shows the environment of one that waited."""
+    """Returns the run of a forked child that has not started a program: it has the environment of the waiting
+    process."""
     with contextlib.suppress(ProcessLookupError):
         leader = os.getsid(pid)
         record = records.get(leader)
@@ -91,7 +92,7 @@ def _forked_by(pid: int, records: Mapping[int, _Record]) -> str | None:
 
 
 def _sessions() -> set[int]:
-    """The sessions that still have a process. A session has the pid of the process that began it."""
+    """Returns the sessions that still have a process. A session has the pid of the process that began it."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

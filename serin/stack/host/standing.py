@@ -1,4 +1,4 @@
-"""The environment of the stack's processes, and Serin's own modules that run as long as the stack does."""
+"""The environment of the stack's processes, and Serin's modules that run as long as the stack does."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from serin.stack.host.process_scan import STACK_MARK
 
 
 def stack_environment(home: Path) -> dict[str, str]:
-    """What every process of the stack starts from: the caller's environment, with this home and the stack's mark.
+    """Returns the base environment of the stack's processes: the caller's, with this home and the stack's mark.
 
-    The caller's credentials for Prefect are left out: a served model must not have them."""
+    The caller's credentials for Prefect are left out: a served model must not have them.
+    """
     store = environment.store_url()
     return environment.child_environment(
         **dict.fromkeys(environment.prefect_credentials()),
@@ -26,7 +27,7 @@ def stack_environment(home: Path) -> dict[str, str]:
 
 
 def standing_process(home: Path, name: str, module: str, settings: dict[str, str] | None = None) -> Process:
-    """`python -m module`, kept running by the stack under `name`."""
+    """Returns a process description of `python -m module`, which the stack keeps running under `name`."""
     return Process(
         name=name,
         command=(sys.executable, "-m", module),
@@ -38,6 +39,7 @@ def standing_process(home: Path, name: str, module: str, settings: dict[str, str
 
 
 def log_to_stdout() -> None:
-    """Write the records of Serin's loggers to standard output, one line each with its time. supervisord keeps them."""
+    """Writes the records of Serin's loggers to standard output, one line each with its time; supervisord stores
+    them."""
     logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z")
     logging.getLogger("serin").setLevel(logging.INFO)

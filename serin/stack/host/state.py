@@ -1,4 +1,4 @@
-"""What a running stack writes down about itself: <home>/stack.json, and who may change it."""
+"""The state file of a running stack, <home>/stack.json, and the lock for changing it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """A stack that was started. `is_alive` says whether it still runs."""
+    """A stack that was started. `is_alive` tells whether it still runs."""
 
     home: Path
     supervisor_pid: int
     supervisor_ticks: int
     gateway_port: int
     prefect_api_url: str
-    prefect_port: int | None  # None: a server that is not ours
+    prefect_port: int | None  # None: a server that the stack did not start
     since: float
-    tls: bool = False  # what the gateway speaks
+    tls: bool = False  # whether the gateway uses TLS
 
     @property
     def owns_prefect(self) -> bool:
@@ -60,7 +60,8 @@ def stack_file(home: Path) -> Path:
 
 
 def stack_name(home: Path) -> str:
-    """Of the stack in `home`, and of no other, wherever it is: the host's name for people, and what was drawn once."""
+    """Returns a unique name of the stack in `home`: the host's name for people, and a random part that is drawn
+    once."""
     file = home / "stack" / "name"
     try:
         return file.read_text().strip()
@@ -72,7 +73,8 @@ def stack_name(home: Path) -> str:
 
 
 def socket_folder(home: Path) -> Path:
-    """Where the stack's unix sockets are. A link in `home` remembers it: another shell may have another TMPDIR."""
+    """Returns the folder of the stack's unix sockets. A link in `home` records it: another shell may have another
+    TMPDIR."""
     link = home / "stack" / "sockets"
     if not link.is_symlink():
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -80,12 +82,12 @@ def socket_folder(home: Path) -> Path:
     folder = link.readlink()
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
-        raise StackUnusable(problem=f"{folder} belongs to somebody else; remove {link} and try again")
+        raise StackUnusable(problem=f"{folder} belongs to another user; remove {link} and try again")
     return folder
 
 
 def remove_sockets(home: Path) -> int:
-    """Remove the folder of sockets; says how many were left in it."""
+    """Removes the folder of sockets; returns how many were left in it."""
     link = home / "stack" / "sockets"
     if not link.is_symlink():
         return 0
@@ -97,7 +99,7 @@ def remove_sockets(home: Path) -> int:
 
 
 def read_stack(home: Path) -> Stack | None:
-    """The stack last started in `home`, alive or not; None when there is none or its file is unreadable."""
+    """Returns the stack last started in `home`, alive or not; None when there is none or its file is unreadable."""
     try:
         content: Any = json.loads(stack_file(home).read_text())
         if (content.pop("format"), content.pop("version")) != (_FORMAT, _VERSION):
@@ -116,7 +118,7 @@ def write_stack(stack: Stack) -> None:
 
 
 def running_stack(home: Path) -> Stack:
-    """The stack that runs in `home`, or NotUp."""
+    """Returns the stack that runs in `home`, or raises NotUp."""
     stack = read_stack(home)
     if stack is None or not stack.is_alive:
         raise NotUp(home=home)
@@ -125,7 +127,7 @@ def running_stack(home: Path) -> Stack:
 
 @contextlib.contextmanager
 def changing_stack(home: Path, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Only one `up` or `down` at a time in `home`; the lock is freed by the kernel when its holder dies."""
+    """Allows one `up` or `down` at a time in `home`; the kernel frees the lock when its holder dies."""
     folder = home / "stack"
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:

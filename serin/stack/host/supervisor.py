@@ -1,8 +1,8 @@
-"""The supervisor: keeps the stack's processes alive, takes new ones at run time, ends them.
+"""The supervisor: keeps the stack's processes alive, adds new ones at run time, ends them.
 
-supervisord's own facts that shape this file: a program added at run time needs its file, then reloadConfig, then
-addProcessGroup; BACKOFF waits one second longer after each failed start; EXITED is left by itself when autorestart is
-on. Its settings format has no way to quote every character, so commands and environments travel in JSON files that
+Facts about supervisord that shape this file: a program added at run time needs its file, then reloadConfig, then
+addProcessGroup; BACKOFF waits one second longer after each failed start; EXITED is left without help when autorestart
+is on. Its settings format cannot quote every character, so commands and environments are passed in JSON files that
 exec_wrapper.py reads.
 """
 
@@ -32,7 +32,7 @@ _STATES: Mapping[str, ProcessState] = {
     "STARTING": "starting",
     "RUNNING": "running",
     "STOPPING": "running",
-    "BACKOFF": "failed",  # it will be tried again, but now nothing runs
+    "BACKOFF": "failed",  # it will be retried, but now nothing runs
     "EXITED": "failed",
     "FATAL": "failed",
     "UNKNOWN": "failed",
@@ -62,7 +62,7 @@ class Supervisor:
         self._programs = self.folder / "conf.d"
 
     def launch(self, environment: Mapping[str, str]) -> int:
-        """Start supervisord without children, in a session of its own; returns its pid when it answers."""
+        """Starts supervisord without children, in its own session; returns its pid when it answers."""
         self._write_settings()
         output = self.logs / "supervisord.err"
         with output.open("wb") as stream:
@@ -99,7 +99,7 @@ class Supervisor:
         raise ProcessFailed(name="supervisord", reason="no answer within 20 s", log=self.log)
 
     def start(self, process: Process) -> None:
-        """`process` runs, as described, kept alive from now on. Does nothing when it runs like that already."""
+        """Runs `process` as described and keeps it alive. Does nothing when it already runs like that."""
         changed = self._describe(process)
         child = self.child(process.name)
         if child is not None and changed:
@@ -112,11 +112,11 @@ class Supervisor:
             self._tolerate(_ALREADY_STARTED, "startProcess", process.name, False)
 
     def stop(self, name: str) -> None:
-        """`name` and its children have ended (SIGTERM, its stop time, SIGKILL) and it is forgotten."""
+        """Ends `name` and its children (SIGTERM, its stop time, SIGKILL) and removes it."""
         child = self.child(name)
         if child is not None:
             self._end(name)
-            # supervisord looks at the process alone, not at what is left of its group; that may still start others.
+            # supervisord watches the process alone, not the rest of its group, which may still start others.
             while child.pid is not None and (left := group_members(self.home, child.pid)):
                 end_processes(left, grace_s=0.0)
         for suffix in (".ini", ".json", ".group"):
@@ -148,18 +148,18 @@ class Supervisor:
         ]
 
     def request_stop(self, name: str) -> None:
-        """Ask `name` to end without waiting; it is not started again."""
+        """Asks `name` to end without waiting; it is not restarted."""
         self._tolerate(_NOT_RUNNING, "stopProcess", name, False)
 
     def shut_down(self) -> None:
-        """Ask supervisord itself to end."""
+        """Asks supervisord itself to end."""
         try:
             self._call("shutdown")
         except SupervisorGone:
             return
 
     def forget_programs(self) -> None:
-        """Drop what an earlier supervisor was told to run; only for a supervisor that does not run."""
+        """Removes the programs of an earlier supervisor; only for a supervisor that does not run."""
         for path in self._programs.glob("*"):
             path.unlink()
 
@@ -177,7 +177,7 @@ class Supervisor:
                 except SupervisorRefused:  # STILL_RUNNING: between two states
                     pass
             if time.monotonic() > deadline:
-                raise StackUnusable(problem=f"{name} (process {child.pid}) does not end")
+                raise StackUnusable(problem=f"{name} (process {child.pid}) does not exit")
             time.sleep(0.05)
 
     def _stop_seconds(self, name: str) -> float:
@@ -197,7 +197,7 @@ class Supervisor:
                 raise
 
     def _describe(self, process: Process) -> bool:
-        """Write the two files of a program; True when they say something new."""
+        """Writes the two files of a program; True when their content changed."""
         description = self._programs / f"{process.name}.json"
         process.log.parent.mkdir(parents=True, exist_ok=True)
         written = json.dumps(
@@ -267,7 +267,7 @@ files = {self._programs.name}/*.ini
 
 
 def _safe(text: str) -> str:
-    """`text`, if it can stand in supervisord's settings, where % expands and a comment may begin after a blank."""
+    """Returns `text` if supervisord's settings can hold it: there % expands and a comment may begin after a blank."""
     if any(mark in text for mark in ("%", " ;", " #", "\n")):
         raise StackUnusable(
             problem=f"supervisord cannot work with this path: {text}; choose a SERIN_HOME without percent signs "
@@ -277,7 +277,7 @@ def _safe(text: str) -> str:
 
 
 def _replace(path: Path, content: str) -> bool:
-    """Write `content`, readable for the owner only, by rename; False when it stood there already."""
+    """Writes `content`, readable for the owner only, by rename; False when it was already there."""
     try:
         if path.read_text() == content:
             return False

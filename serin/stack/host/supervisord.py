@@ -1,8 +1,8 @@
-"""supervisord that hears of a death at once: `python -m serin.stack.host.supervisord -n -c supervisord.conf`.
+"""supervisord that notices a death at once: `python -m serin.stack.host.supervisord -n -c supervisord.conf`.
 
-Its loop waits up to a second, then looks for who has died, and starts anew in the round after that. Signals do not cut
-the wait short any more (PEP 475), so that one to two seconds passed. Here a signal ends the wait, and the round after
-it does not wait.
+Its loop waits up to a second, then looks for dead children, and restarts them in the next round. Signals no longer
+interrupt the wait (PEP 475), so a restart took one to two seconds. Here a signal ends the wait, and the next round does
+not wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PromptPoller(poller.PollPoller):  # type: ignore[misc]
     _again = False
 
     def poll(self, timeout: float) -> tuple[list[int], list[int]]:
-        if self._heard is None:  # not before: when supervisord begins, it closes what was open
+        if self._heard is None:  # not earlier: supervisord closes open descriptors when it begins
             self._heard, self._told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
         self.register_readable(self._heard)
@@ -40,7 +40,7 @@ class PromptPoller(poller.PollPoller):  # type: ignore[misc]
 
 
 def main() -> None:
-    poller.Poller = PromptPoller  # what supervisord's options make their poller from
+    poller.Poller = PromptPoller  # supervisord's options create their poller from this class
     supervisord.main(sys.argv[1:])
 
 

@@ -1,4 +1,4 @@
-"""Registers the worker type `serin` with Prefect: the entry point `prefect.collections`, which Prefect imports.
+"""Registers the worker type `serin` with Prefect through the entry point group `prefect.collections`.
 
 The worker is in the application folder (the checkout, or serin/app of an installed wheel). It is loaded under a private
 name: Prefect imports this module in other projects' processes too, and must not hide their own `deployments` package.

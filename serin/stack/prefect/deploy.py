@@ -1,4 +1,4 @@
-"""Work pools and deployments on the stack's Prefect server, from the application folder, by Prefect's own command."""
+"""Creates work pools and deployments on the stack's Prefect server, with Prefect's own command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.processes import POOLS, WORKER_TYPE, prefect_environment
 
 _DEPLOY = ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
-_SECONDS = 600.0  # ten seconds of work; minutes on a machine that is busy otherwise
+_SECONDS = 600.0  # ten seconds of work; minutes on a busy machine
 
 
 def pool_template(pool: str) -> Path:
@@ -28,7 +28,7 @@ def pool_template(pool: str) -> Path:
 
 
 def make_pools(api: rest_api.Api) -> None:
-    """The pools cpu and gpu on our own server; on somebody else's the workers make them where they are missing."""
+    """Creates the pools cpu and gpu on the stack's own server; on another one the workers create missing pools."""
     for pool in POOLS:
         slots = max(1, len(inventory())) if pool == "gpu" else None
         template = json.loads(pool_template(pool).read_text())
@@ -36,8 +36,10 @@ def make_pools(api: rest_api.Api) -> None:
 
 
 def deploy(home: Path) -> list[str]:
-    """Everything of deployments/prefect.yaml is on the server of the stack in `home`, or on that which PREFECT_API_URL
-    names where no stack is up: deployments, schedules, automations. Doing it again changes nothing."""
+    """Applies deployments/prefect.yaml (deployments, schedules, automations) to a server. Repeating it changes nothing.
+
+    The server is that of the stack in `home`, or the one that PREFECT_API_URL names if no stack is up.
+    """
     stack, url = read_stack(home), environment.prefect_api_url()
     if stack is None or not stack.is_alive:
         if url is None:
@@ -54,8 +56,8 @@ def deploy(home: Path) -> list[str]:
 
 
 def apply_deployments(stack: Stack, settings: Mapping[str, str], *, again: bool = False) -> list[str]:
-    """Every deployment of deployments/prefect.yaml is on the server; skipped when nothing changed since last time,
-    unless `again`."""
+    """Applies every deployment of deployments/prefect.yaml; skipped when nothing changed since last time, unless
+    `again`."""
     noted = stack.home / "stack" / "deployed.json"
     wanted = {"digest": _digest(environment.application_folder())}
     if not again and stack.owns_prefect and noted.exists() and json.loads(noted.read_text()) == wanted:
@@ -72,7 +74,7 @@ def apply_deployments(stack: Stack, settings: Mapping[str, str], *, again: bool 
 
 
 def _run_prefect(arguments: list[str], settings: Mapping[str, str], log: Path) -> None:
-    """ProcessFailed with the end of what it said when it fails."""
+    """Runs Prefect's command; raises ProcessFailed with the end of its output when it fails."""
     with log.open("wb") as output:
         try:
             code = subprocess.run(
@@ -86,13 +88,14 @@ def _run_prefect(arguments: list[str], settings: Mapping[str, str], log: Path) -
             ).returncode
             reason = f"prefect exited with code {code}"
         except subprocess.TimeoutExpired:
-            code, reason = 1, f"not done within {_SECONDS:.0f} s"
+            code, reason = 1, f"not finished within {_SECONDS:.0f} s"
     if code != 0:
         raise ProcessFailed(name=f"prefect {arguments[0]}", reason=reason, log=log, tail=log_tail(log))
 
 
 def _digest(application: Path) -> str:
-    """Of everything a deployment is made from: its file, the flows' parameters, where the code lies."""
+    """Returns a digest of everything a deployment depends on: its file, the flows' parameters, the location of the
+    code."""
     found = hashlib.sha256(f"{application}\0{sys.executable}".encode())
     spec = Path(section.__file__).parent
     for folder in (application / "deployments", application / "flows", spec):

@@ -1,4 +1,4 @@
-"""Run a pipeline on the stack's workers."""
+"""Runs a pipeline on the stack's workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def run_pipeline(
     follow: bool,
     approved_by: str | None = None,
 ) -> None:
-    """The run has completed when this returns, if it was followed; else it was accepted. PipelineFailed otherwise."""
+    """Starts a pipeline run; returns when it has completed if it is followed, else when it was accepted.
+
+    Raises PipelineFailed otherwise.
+    """
     stack = running_stack(home)
     deployment = f"pipeline/{'placed' if placed else 'inline'}"
     name = load_spec(spec).name
@@ -78,7 +81,7 @@ def _saying_how_to_cancel(run: str) -> Iterator[None]:
 
 
 def _parameter(spec: Path | PipelineSpec) -> str | dict[str, Any]:
-    """The spec as the flow takes it: its path, or its content."""
+    """Returns the spec as the flow takes it: its path, or its content."""
     if isinstance(spec, PipelineSpec):
         return spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return str(spec)
@@ -87,7 +90,8 @@ def _parameter(spec: Path | PipelineSpec) -> str | dict[str, Any]:
 def _run_by_prefect(
     stack: Stack, deployment: str, parameters: dict[str, Any], tags: list[str], *, what: str, follow: bool
 ) -> None:
-    """By Prefect's own command, which knows every way into the server of somebody else: profiles, keys, logins."""
+    """Starts the run with Prefect's own command, which supports every kind of foreign server: profiles, keys,
+    logins."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deployment", "run", deployment]
     for name, value in parameters.items():
         command += ["--param", f"{name}={json.dumps(value)}"]
@@ -99,40 +103,44 @@ def _run_by_prefect(
 
 
 def resume_run(home: Path, run: str, *, follow: bool) -> None:
-    """The same run again, by name or id: it finds what it did before, and goes on at the stage that failed and inside
-    it. RunNotResumable when it has completed or is still under way."""
+    """Resumes a run by name or id: it finds its earlier results and continues at, and inside, the stage that failed.
+
+    Raises RunNotResumable when it has completed or still runs.
+    """
     stack = running_stack(home)
     found = find_run(stack, run)
     if found["state_type"] not in ENDED_BADLY:
         raise RunNotResumable(run=found["name"], state=str(found["state_name"]).lower())
-    _wait_for_leavings(stack, found["id"])
+    _wait_for_leftovers(stack, found["id"])
     log = RunLog(stack_api(stack), found["id"])
     log.skip()
     schedule_again(stack_api(stack), found["id"], f"resumed by {environment.user()}")
-    logger.info(f"{found['name']} goes on, on {stack.prefect_ui_url}")
+    logger.info(f"resuming {found['name']} on {stack.prefect_ui_url}")
     if follow:
         with _saying_how_to_cancel(found["name"]):
             follow_run(stack, found["id"], what=f"run {found['name']!r}", log=log)
 
 
-def _wait_for_leavings(stack: Stack, run: str) -> None:
-    """What is left of the run on this machine would work beside it; and a worker that still does something about its
-    end says then once more that it has crashed."""
+def _wait_for_leftovers(stack: Stack, run: str) -> None:
+    """Waits for leftovers of the run on this machine.
+
+    They would work beside it, and a worker that still handles its end would report a second time that it has crashed.
+    """
     deadline = time.monotonic() + _LEAVINGS_S
     told = False
     while run_processes(stack.home).get(run) is not None and time.monotonic() < deadline:
         if not told:
-            logger.info("waiting until the last of its processes has ended")
+            logger.info("waiting for the last of its processes to exit")
             told = True
         time.sleep(_LOOK_S)
 
 
 def _follow(stack: Stack, command: list[str], *, what: str) -> None:
-    """Runs Prefect's command and passes on what it says; PipelineFailed when it did not end well."""
+    """Runs Prefect's command and passes on its output; raises PipelineFailed when it did not succeed."""
     home = stack.home
     settings = prefect_environment(home, stack.prefect_api_url, own=stack.owns_prefect)
-    settings.pop(STACK_MARK, None)  # ours to end, not the stack's
-    settings["COLUMNS"] = "1000"  # its lines are read here; one that is folded cannot be
+    settings.pop(STACK_MARK, None)  # this process ends it, not the stack
+    settings["COLUMNS"] = "1000"  # its lines are parsed here; a folded one cannot be
     watching = subprocess.Popen(
         command,
         env=settings,
@@ -160,7 +168,7 @@ def _follow(stack: Stack, command: list[str], *, what: str) -> None:
 
 @contextmanager
 def _ending_with(stack: Stack, watching: subprocess.Popen[str]) -> Iterator[None]:
-    """Ends the watcher when the stack has gone: Prefect's would wait for its server for ever."""
+    """Ends the watcher when the stack is gone: Prefect's would wait for its server forever."""
     done = threading.Event()
 
     def guard() -> None:
@@ -177,9 +185,9 @@ def _ending_with(stack: Stack, watching: subprocess.Popen[str]) -> Iterator[None
 
 
 def translate(line: str) -> str | None:
-    """A line of `prefect deployment run --watch` for people: logs and changes of state. None: only Prefect needs it.
+    """Translates a line of `prefect deployment run --watch`: logs and state changes. None: not for people.
 
-    A line of another form is passed on as it is, for Prefect may change how it speaks.
+    A line of another form is passed on unchanged, because Prefect may change its format.
     """
     if log := _LOG.fullmatch(line):
         return log["text"]

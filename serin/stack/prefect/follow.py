@@ -1,5 +1,7 @@
-"""Follow a run on the stack's Prefect server: what it says, until it has ended. Prefect's own watcher takes seconds to
-begin and seconds to end."""
+"""Follows a run on the stack's Prefect server until it has ended, and shows its log.
+
+Prefect's own watcher takes seconds to start and seconds to end.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 ENDED_BADLY = ("FAILED", "CRASHED", "CANCELLED")
 _TRIES = 3
-_LINES = 200  # as many as the server gives at once
+_LINES = 200  # the server's page size
 _POLL_S = 0.5
 _LAST_POLL_S = 0.1
 _QUEUED_AGAIN = timedelta(seconds=12)
-_LAST_WORDS_S = 3.0  # a run sends what it says in bundles, the last one when its process ends
-_LATE = timedelta(seconds=10)  # lines of the worker and of the run come in any order
+_LAST_LINES_S = 3.0  # a run sends its log in batches, the last one when its process ends
+_LATE = timedelta(seconds=10)  # lines of the worker and of the run arrive in any order
 
 
 class RunLog:
@@ -40,7 +42,7 @@ class RunLog:
         self.has_ended = False  # the last line that Prefect writes for a run has been read
 
     def skip(self) -> None:
-        """What stands there already is not new."""
+        """Skips the lines that exist already."""
         self.new_lines()
         self.has_ended = False
 
@@ -68,9 +70,10 @@ class RunLog:
 
 
 def begin_run(api: Api, deployment: str, parameters: dict[str, Any], *, tags: list[str]) -> dict[str, Any]:
-    """A new run of `flow/name`, as the server tells of it. PrefectRefused for parameters that cannot be right.
+    """Starts a new run of `flow/name` and returns the server's record. Raises PrefectRefused for invalid parameters.
 
-    A server that has too much to do is asked again: by the key it knows a request that it has heard before."""
+    A busy server is asked again: it recognises a repeated request by its idempotency key.
+    """
     body = {"parameters": parameters, "tags": tags, "idempotency_key": str(uuid.uuid4())}
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -84,7 +87,8 @@ def begin_run(api: Api, deployment: str, parameters: dict[str, Any], *, tags: li
 
 
 def follow_run(stack: Stack, run: str, *, what: str, log: RunLog) -> None:
-    """Until it has completed; PipelineFailed when it ended otherwise, NotUp when its stack has gone."""
+    """Follows a run until it has completed. Raises PipelineFailed when it ended otherwise, NotUp when its stack is
+    gone."""
     while True:
         state = ""
         with suppress(PrefectGone):  # it is being restarted
@@ -103,8 +107,11 @@ def follow_run(stack: Stack, run: str, *, what: str, log: RunLog) -> None:
 
 
 def may_be_queued_again(state: Mapping[str, Any]) -> bool:
-    """A run that was asked to stop, or resumed before its worker had said all about its death, is recorded as crashed
-    until the reconciler's next look."""
+    """Returns whether a crashed run may still be queued again.
+
+    A run that was asked to stop, or resumed before its worker had reported its death, is recorded as crashed until the
+    reconciler's next check.
+    """
     lasts = datetime.now(UTC) - datetime.fromisoformat(state["timestamp"])
     return state["type"] == "CRASHED" and lasts < _QUEUED_AGAIN
 
@@ -119,7 +126,7 @@ def _pass_on(log: RunLog) -> None:
 
 
 def _last_words(log: RunLog) -> None:
-    deadline = time.monotonic() + _LAST_WORDS_S
+    deadline = time.monotonic() + _LAST_LINES_S
     with suppress(PrefectGone):
         while not log.has_ended and time.monotonic() < deadline:
             time.sleep(_LAST_POLL_S)

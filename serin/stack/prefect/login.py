@@ -1,6 +1,6 @@
-"""The stack's login to its Prefect server: made at the first start, in a file that only its owner can read.
+"""The stack's login to its Prefect server: created at the first start, in a file that only its owner can read.
 
-Whoever may talk to the server may run code here, so the server lets nobody else in. The secret travels in the
+Anyone who may talk to the server may run code here, so the server admits nobody else. The secret is passed in the
 environment of the stack's own processes and in this file, never on a command line and never in a log.
 """
 
@@ -24,7 +24,7 @@ def login_file(home: Path) -> Path:
 
 
 def make_login(home: Path) -> str:
-    """`user:password` of this home, made when there is none: of two that make it at once, both get the same."""
+    """Returns `user:password` of this home and creates it if needed; two concurrent calls get the same."""
     found = read_login(home)
     if found is not None:
         return found
@@ -36,7 +36,8 @@ def make_login(home: Path) -> str:
 
 
 def read_login(home: Path) -> str | None:
-    """`user:password`, or None where no stack was ever started. StackError when others could have read it."""
+    """Returns `user:password`, or None where no stack was ever started. Raises StackError when others could have read
+    it."""
     path = login_file(home)
     try:
         mode = path.stat().st_mode
@@ -45,19 +46,19 @@ def read_login(home: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise StackUnusable(
-            problem=f"{path} cannot be read: {error}; remove it, and `serin up` makes another"
+            problem=f"{path} cannot be read: {error}; remove it, and `serin up` creates another"
         ) from error
     if mode & 0o077:
         raise StackUnusable(
-            problem=f"{path} can be read by others; `serin down`, remove it, and `serin up` makes another"
+            problem=f"{path} can be read by others; run `serin down`, remove it, and `serin up` creates another"
         )
     if text.count(":") != 1 or not all(text.split(":")):
-        raise StackUnusable(problem=f"{path} holds no login; remove it, and `serin up` makes another")
+        raise StackUnusable(problem=f"{path} contains no login; remove it, and `serin up` creates another")
     return text
 
 
 def stack_api(stack: Stack) -> Api:
-    """The stack's Prefect server with its credentials: the login of our own server, the caller's for another one."""
+    """Returns the stack's Prefect server with its credentials: its own login, or the caller's for another server."""
     if stack.owns_prefect:
         return Api(stack.prefect_api_url, read_login(stack.home))
     shown = prefect_credentials()

@@ -1,4 +1,4 @@
-"""What becomes of a run whose process is gone. Pure: what is seen goes in, what is to be done comes out."""
+"""Decides what happens to a run whose process is gone. Pure: observations go in, a decision comes out."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-GRACE_S = 10.0  # a process that has just ended, or its worker, still has this long to say how it ended
+GRACE_S = 10.0  # a process that has just ended, or its worker, has this long to report how it ended
 STARTING_S = (
-    120.0  # a worker that lives may take this long until the process of a run that it has taken is there
+    120.0  # a live worker may take this long to start the process of a run that it has taken
 )
-REQUEUES = 3  # a run that somebody has asked for is queued again at most so often
+REQUEUES = 3  # a requested run is queued again at most this often
 
 _UNDER_WAY = frozenset({"RUNNING", "PAUSED", "CANCELLING"})
-# Prefect's words for a run that got SIGTERM.
+# Prefect's messages for a run that got SIGTERM.
 _ASKED_TO_STOP = ("cancelled by the runtime environment", "terminated by", "status code -15")
 _QUEUED_AGAIN = "queued again"
-_STILL_WAITS = ("Late", "AwaitingConcurrencySlot")  # Prefect's names for a run that goes on to wait
+_STILL_WAITS = ("Late", "AwaitingConcurrencySlot")  # Prefect's names for a run that keeps waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run as the server tells of it."""
+    """A run as the server reports it."""
 
     id: str
     name: str
     pool: str
     state: str  # Prefect's type of state: RUNNING, ...
-    since: float  # that it is in this state
+    since: float  # the start of this state
     message: str = ""
     worker: str = ""  # the name of the one that took it last
-    placed: bool = False  # by a pipeline, which asks for it again itself
+    placed: bool = False  # by a pipeline, which requests it again itself
     suspended: bool = False  # paused without a process, on purpose
 
 
@@ -51,8 +51,11 @@ class Fate(StrEnum):
 
 
 def judge(run: Run, *, missing_s: float, worker_since: float | None) -> Fate:
-    """`missing_s`: for how long no process of the run was found. `worker_since`: when the worker of its pool began that
-    lives now, None when none does: what was taken by one before it is started by nobody."""
+    """Decides the fate of a run.
+
+    `missing_s`: for how long no process of the run was found. `worker_since`: when the live worker of its pool started,
+    None when there is none: runs taken by an earlier worker are started by nobody.
+    """
     if run.state in _UNDER_WAY:
         if missing_s < GRACE_S or run.suspended:
             return Fate.LEAVE
@@ -65,15 +68,20 @@ def judge(run: Run, *, missing_s: float, worker_since: float | None) -> Fate:
 
 
 def was_preempted(run: Run, *, stack_since: float) -> bool:
-    """Whether a run that is recorded as crashed was asked to stop from outside, in this stack's time: not what
-    `serin down` has ended, nor what fails by itself, nor what its pipeline asks for again."""
+    """Returns whether a crashed run was asked to stop from outside, while this stack was up.
+
+    That excludes runs ended by `serin down`, runs that failed by themselves, and runs that their pipeline requests
+    again.
+    """
     asked = any(words in run.message.lower() for words in _ASKED_TO_STOP)
     return run.state == "CRASHED" and asked and run.since >= stack_since and not run.placed
 
 
 def times_queued_again(history: Iterable[Past]) -> int:
-    """By us, since somebody has asked for the run. `history`: its states, the oldest first. It is the server's, so that
-    no restart of ours begins to count anew."""
+    """Counts how often the run was queued again by the reconciler since somebody requested it.
+
+    `history`: its states, the oldest first. It is the server's, so that no restart resets the count.
+    """
     count = 0
     for past in history:
         if past.type == "SCHEDULED" and past.name not in _STILL_WAITS:
@@ -82,7 +90,7 @@ def times_queued_again(history: Iterable[Past]) -> int:
 
 
 def was_being_cancelled(history: Sequence[Past]) -> bool:
-    """Whether somebody cancelled the run after it was queued last. `history`: its states, the oldest first."""
+    """Returns whether somebody cancelled the run after it was last queued. `history`: its states, the oldest first."""
     cancelling = False
     for past in history:
         if past.type == "SCHEDULED" and past.name not in _STILL_WAITS:
@@ -92,15 +100,15 @@ def was_being_cancelled(history: Sequence[Past]) -> bool:
 
 
 def queued_again(number: int, why: str) -> str:
-    """What the run's page says then."""
+    """Returns the message for the run's page."""
     return f"{_QUEUED_AGAIN} ({number} of {REQUEUES}): {why}"
 
 
 def not_queued_again(run: Run) -> str:
     if run.state == "PENDING":
         why = (
-            f"no process of it ever came: read the log of worker-{run.pool} (`serin status` names its folder)"
+            f"no process of it ever started: read the log of worker-{run.pool} (`serin status` names its folder)"
         )
     else:
         why = "it was asked to stop each time"
-    return f"not queued again after {REQUEUES} times: {why}; `serin run --resume` tries once more"
+    return f"not queued again after {REQUEUES} times: {why}; `serin run --resume` tries again"

@@ -1,4 +1,4 @@
-"""The processes of a stack that belong to Prefect: the server, its workers, the reconciler."""
+"""The stack's Prefect processes: the server, its workers, the reconciler."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ WORKER_TYPE = "serin"  # of the work pools and their workers (deployments/worker
 
 
 def worker_name(pool: str) -> str:
-    """Of its process in the stack."""
+    """Returns the name of a worker's process in the stack."""
     return f"worker-{pool}"
 
 
 def workers_of(home: Path) -> tuple[str, ...]:
-    """As the Prefect server knows the workers of the stack in `home`: by names that no other stack has."""
+    """Returns the names of the stack's workers on the Prefect server, which no other stack has."""
     return tuple(f"serin-{pool}-{stack_name(home)}" for pool in POOLS)
 
 
 def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str]:
-    """For everything that talks to Prefect. Somebody else's server keeps the caller's profile and credentials."""
+    """Returns the environment for everything that talks to Prefect. A foreign server keeps the caller's credentials."""
     settings: dict[str, str | None] = {
         "PREFECT_API_URL": api_url,
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         "PREFECT_WORKER_PREFETCH_SECONDS": "5",
         "PREFECT_CLI_PROMPT": "false",
-        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "1.0",  # the default shows a line two seconds after it was said
+        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "1.0",  # the default shows a line after two seconds
         "DO_NOT_TRACK": "1",
     }
     if not own:
@@ -45,13 +45,13 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
             "PREFECT_PROFILE": None,
             "PREFECT_API_AUTH_STRING": make_login(home),
             "PREFECT_API_SSL_CERT_FILE": str(_one_authority(home)),
-            # What stages hand each other is data: a result that were a pickle could run code where it is read.
+            # Stages exchange data only: a pickled result could run code where it is read.
             "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            # What `prefect deployment run --watch` shows: without these it shows changes of state alone.
+            # `prefect deployment run --watch` shows these; without them it shows only state changes.
             "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",
             "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "true",
-            # The default keeps leases in memory and loses them, slots taken, at a restart of the server.
+            # The default keeps leases in memory; a restart of the server loses them and leaves their slots taken.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         }
     merged = stack_environment(home)
@@ -64,7 +64,7 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
 
 
 def _private_folder(home: Path) -> Path:
-    """Prefect's database holds the parameters of runs, and the secrets of blocks beside the key that opens them."""
+    """Creates Prefect's folder, private: its database holds parameters of runs, secrets of blocks and their key."""
     folder = home / "prefect"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -72,8 +72,11 @@ def _private_folder(home: Path) -> Path:
 
 
 def _one_authority(home: Path) -> Path:
-    """A file with one certificate of those that are trusted. There is no TLS on the way to our own server, but each of
-    Prefect's clients reads all the certificates it is given, 45 ms for the whole list, some ten times in every run."""
+    """Writes a file with one of the trusted certificates.
+
+    The stack's own server is reached without TLS, but each of Prefect's clients loads all certificates it is given: 45
+    ms for the whole list, some ten times in every run.
+    """
     file = home / "prefect" / "authority.pem"
     if not file.exists():
         import certifi
@@ -87,15 +90,15 @@ def _one_authority(home: Path) -> Path:
 def prefect_server(home: Path, port: int) -> Process:
     api_url = f"http://127.0.0.1:{port}/api"
     server = prefect_environment(home, api_url, own=True)
-    # Whoever may talk to the server may run code here; by default that is everybody on this machine, and any page
-    # that is open in a browser on it.
+    # Anyone who may talk to the server may run code here. By default that is everybody on this machine, and any page
+    # open in a browser on it.
     server["PREFECT_SERVER_API_AUTH_STRING"] = server["PREFECT_API_AUTH_STRING"]
     server["PREFECT_SERVER_CSRF_PROTECTION_ENABLED"] = "true"
     origins = (f"http://127.0.0.1:{port}", f"http://localhost:{port}")
     server["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(origins)
-    # On a machine that is busy with a training, a query that waits is better than one that is refused (503).
+    # On a busy machine, a query that waits is better than one that is refused (503).
     server["PREFECT_SERVER_DATABASE_TIMEOUT"] = server["PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT"] = "60"
-    # The interface's files are copied when they are not there: into the stack's folder, not into the installation.
+    # The interface's files are copied when they are missing: into the stack's folder, not into the installation.
     server["PREFECT_UI_STATIC_DIRECTORY"] = str(home / "prefect" / "ui")
     return Process(
         name=PREFECT,
@@ -111,7 +114,7 @@ def prefect_server(home: Path, port: int) -> Process:
 
 
 def prefect_worker(stack: Stack, pool: str, *, template: Path) -> Process:
-    """Its pool is made from `template` where it does not exist."""
+    """Returns the worker's process. Its pool is created from `template` if it does not exist."""
     name = workers_of(stack.home)[POOLS.index(pool)]
     return Process(
         name=worker_name(pool),
@@ -127,7 +130,8 @@ def prefect_worker(stack: Stack, pool: str, *, template: Path) -> Process:
 
 
 def reconciler(stack: Stack) -> Process:
-    """With the way into Prefect: of our own server it reads the login, to another it shows what the caller shows."""
+    """Returns the reconciler's process with access to Prefect: the stack's login, or the caller's credentials
+    elsewhere."""
     prefect = prefect_environment(stack.home, stack.prefect_api_url, own=False)
     return standing_process(
         stack.home, RECONCILER, "serin.stack.prefect.reconciler", None if stack.owns_prefect else prefect

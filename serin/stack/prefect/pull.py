@@ -1,7 +1,7 @@
-"""The pull step of every deployment: where the flows lie on the machine that runs them.
+"""The pull step of every deployment: locates the flows on the machine that runs them.
 
-Asked when a run starts, not written down when the deployment is made: a checkout, an installed wheel and a container
-keep the application folder in different places, and may serve the same Prefect server.
+The folder is looked up when a run starts, not stored in the deployment: a checkout, an installed wheel and a container
+keep the application folder in different places, and may use the same Prefect server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from serin.stack.host.logs import mask_secrets
 
 
 def enter_application() -> dict[str, str]:
-    """From here on flows/ and tasks/ can be imported, and no log record holds a secret. Prefect reads `directory`."""
+    """Makes flows/ and tasks/ importable and masks secrets in all log records. Prefect reads `directory`."""
     mask_secrets()
     folder = application_folder()
     os.chdir(folder)

@@ -1,8 +1,8 @@
-"""Find runs whose process is gone and report them to the Prefect server, which would show them as running forever.
+"""Finds runs whose process is gone and reports them to the Prefect server, which would show them as running forever.
 
 A run's process is found by a scan of the machine (host/process_scan.py), so neither the worker that started it nor a
-reused pid can mislead. The kernel has freed what the dead process held: leases are locks. Rollouts are left alone: they
-belong to the controller and continue without a run that follows them.
+reused pid can mislead. The kernel has freed the locks of the dead process, and so its leases. Rollouts are left alone:
+they belong to the controller and continue without a run that follows them.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from serin.stack.prefect.processes import POOLS, worker_name, workers_of
 from serin.stack.prefect.rest_api import Api, call
 
 _LOOKED_AT = ("RUNNING", "PENDING", "PAUSED", "CANCELLING")
-_SAVE_S = 15.0  # what is left of a run's processes may save its work for this long
-_LIMIT = 200  # of runs, as many as the server gives at once
-_WORKER_LABEL = "prefect.worker.name"  # Prefect's workers write it on what they take
+_SAVE_S = 15.0  # the remaining processes of a run may save its work for this long
+_LIMIT = 200  # the server's page size
+_WORKER_LABEL = "prefect.worker.name"  # Prefect's workers put this label on runs that they take
 
 _STATES: Mapping[Fate, dict[str, Any]] = {
     Fate.CRASHED: {
         "type": "CRASHED",
         "name": "Crashed",
-        "message": "its process is gone; `serin run --resume` goes on where it stopped",
+        "message": "its process is gone; `serin run --resume` resumes it",
     },
     Fate.CANCELLED: {"type": "CANCELLED", "name": "Cancelled", "message": "its process is gone"},
 }
 
 
 class Reconciler:
-    """Looks at all runs of the stack in `home`, again and again; remembers since when it misses whom.
+    """Checks all runs of the stack in `home` repeatedly; remembers since when a process is missing.
 
-    `workers`: names of those that are ours, on a server that others use as well: what theirs took is not our business,
-    for we cannot see their processes. None: the server is ours, and so is every run on it.
+    `workers`: the names of this stack's workers on a shared server: runs that other workers took are ignored, because
+    their processes cannot be seen here. None: the server is the stack's own, and so is every run on it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Reconciler:
         self._orphans: dict[str, float] = {}
 
     def look(self) -> list[str]:
-        """What was found and done, in words. PrefectGone and PrefectRefused are for the caller to outlive."""
+        """Returns what was found and done, as messages. Callers must survive PrefectGone and PrefectRefused."""
         now, found = time.monotonic(), run_processes(self._home)
         runs = self._read_runs({"state": {"type": {"any_": list(_LOOKED_AT)}}})
         known = {run.id: run for run in runs}
@@ -83,7 +83,7 @@ class Reconciler:
 
     @property
     def waits(self) -> bool:
-        """Whether something was found that needs another look to be sure of."""
+        """Returns whether something was found that needs another check to be certain."""
         return bool(self._missing or self._orphans)
 
     def _settle(self, run: Run, missing_s: float, worker_since: float | None) -> str | None:
@@ -95,10 +95,10 @@ class Reconciler:
         _set_state(self._api, f"/flow_runs/{run.id}", _STATES[fate])
         for inside in _unfinished_inside(self._api, run):
             _set_state(self._api, inside, _STATES[fate])
-        return f"{run.name} is {fate}: no process of it for {missing_s:.0f} s"
+        return f"{run.name} is {fate}: it had no process for {missing_s:.0f} s"
 
     def _end_orphans(self, found: Mapping[str, RunProcesses], now: float) -> list[str]:
-        """Processes of a run whose own process is gone: nobody waits for what they do."""
+        """Ends processes of a run whose main process is gone: nobody waits for their results."""
         headless = {run: left.others for run, left in found.items() if not left.engines}
         self._orphans = {run: self._orphans.get(run, now) for run in headless}
         said = []
@@ -115,11 +115,11 @@ class Reconciler:
         for run in self._read_runs(crashed):
             if run.id in found or not was_preempted(run, stack_since=self._stack_since):
                 continue
-            if was_being_cancelled(self._history(run)):  # its worker has ended before it could say so
+            if was_being_cancelled(self._history(run)):  # its worker ended before it could report that
                 _set_state(self._api, f"/flow_runs/{run.id}", _STATES[Fate.CANCELLED])
                 said.append(f"{run.name} is {Fate.CANCELLED}")
             else:
-                said.append(self._queue_again(run, "it was asked to stop, and resumes where it stopped"))
+                said.append(self._queue_again(run, "it was asked to stop and will resume"))
         return said
 
     def _history(self, run: Run) -> list[Past]:
@@ -131,7 +131,7 @@ class Reconciler:
         ]
 
     def _queue_again(self, run: Run, why: str) -> str:
-        """Unless that was done too often; then the run says so itself, and ends."""
+        """Queues a run again, unless that was done too often; then it fails with a message that says so."""
         before = times_queued_again(self._history(run))
         if before < REQUEUES:
             words = queued_again(before + 1, why)
@@ -157,10 +157,10 @@ class Reconciler:
                 return [run for run in found if self._ours is None or run.worker in self._ours]
 
     def _workers(self) -> dict[str, float]:
-        """When the worker of each pool began that lives now."""
+        """Returns when the live worker of each pool started."""
         try:
             children = Supervisor(self._home).children()
-        except SupervisorGone:  # then nobody starts anything
+        except SupervisorGone:  # then nothing starts anything
             return {}
         found = {}
         for child in children:
@@ -194,7 +194,7 @@ def _run(found: Mapping[str, Any]) -> Run:
 
 
 def _unfinished_inside(api: Api, run: Run) -> list[str]:
-    """What ran in the same process: tasks, and flows that were called. What was placed elsewhere has a pool."""
+    """Returns what ran in the same process: tasks, and flows that were called. A placed run has its own pool."""
     open_states = {"type": {"any_": ["RUNNING", "PENDING"]}}
     tasks = {"flow_runs": {"id": {"any_": [run.id]}}, "task_runs": {"state": open_states}, "limit": _LIMIT}
     flows = {
@@ -209,7 +209,7 @@ def _unfinished_inside(api: Api, run: Run) -> list[str]:
 
 
 def schedule_again(api: Api, run_id: str, why: str) -> None:
-    """What a retry in the interface does: the same run, from the beginning, where it finds what it did before."""
+    """Does what a retry in the interface does: the same run starts again and finds its earlier results."""
     state = {
         "type": "SCHEDULED",
         "name": "AwaitingRetry",

@@ -1,7 +1,7 @@
 """The reconciler's process: `python -m serin.stack.prefect.reconciler`. Checks every few seconds that each run has one.
 
-It needs no clean end: supervisord starts it again after a crash, and it has only forgotten since when it misses a
-process. It waits for a Prefect server that does not answer.
+It needs no clean exit: supervisord restarts it after a crash, and it only forgets since when a process is missing. It
+waits for a Prefect server that does not answer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ LOOK_S = 5.0
 
 
 def run(stack: Stack, stop: threading.Event) -> None:
-    """Look until `stop` is set."""
+    """Checks until `stop` is set."""
     reconciler = build_reconciler(stack)
-    log.info("the reconciler has begun")
+    log.info("the reconciler has started")
     silent = False
     while not stop.is_set():
         try:
@@ -35,10 +35,10 @@ def run(stack: Stack, stop: threading.Event) -> None:
             silent = False
         except (OSError, StackError) as error:
             if not silent:  # once is enough for a server that is being restarted
-                log.warning("this check failed, the next one follows: %s", error)
+                log.warning("this check failed and will be repeated: %s", error)
             silent = True
         stop.wait(LOOK_S)
-    log.info("the reconciler has ended")
+    log.info("the reconciler has stopped")
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     try:
         run(stack, stop)
     except SerinError as error:
-        sys.exit(f"the reconciler cannot go on: {error}")
+        sys.exit(f"the reconciler cannot continue: {error}")
 
 
 if __name__ == "__main__":

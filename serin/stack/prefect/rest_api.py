@@ -1,4 +1,4 @@
-"""The few calls to a Prefect server's REST interface that the stack needs. Importing Prefect would take seconds."""
+"""The few calls to a Prefect server's REST API that the stack needs. Importing Prefect would take seconds."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _FORBIDDEN = 403
 _PAGE = 200  # the most entries that the server gives at once
 _BUSY = 503  # its database was locked for too long
 _BUSY_PAUSES_S = (1.0, 2.0, 4.0)
-_NO_TOKEN_WANTED = (404, 422)  # an older server; one whose protection is off
-_CLIENT = str(uuid.uuid4())  # this process, for the token that goes with every change
+_NO_TOKEN_WANTED = (404, 422)  # an older server; one without CSRF protection
+_CLIENT = str(uuid.uuid4())  # this process, for the CSRF token of every change
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """A server, with the login it asks for. Where one is wanted, a plain URL is a server that asks for none."""
+    """A server with its login. A plain URL stands for a server without one."""
 
     url: str
     login: str | None = field(default=None, repr=False)  # user:password
     key: str | None = field(
         default=None, repr=False
-    )  # of Prefect Cloud; a login goes first, as with Prefect's client
+    )  # of Prefect Cloud; a login takes precedence, as in Prefect's client
 
     def headers(self) -> dict[str, str]:
         plain = {"Content-Type": "application/json"}
@@ -48,7 +48,7 @@ _LOCK = threading.Lock()
 
 
 def answers(api: Api | str, *, seconds: float = 2.0) -> bool:
-    """Whether a Prefect server is there: it may ask for credentials, but it must not be broken."""
+    """Returns whether a Prefect server answers: it may require credentials, but it must not be broken."""
     try:
         with urllib.request.urlopen(f"{_api(api).url.rstrip('/')}/health", timeout=seconds):  # noqa: S310
             return True
@@ -59,7 +59,7 @@ def answers(api: Api | str, *, seconds: float = 2.0) -> bool:
 
 
 def call(api: Api | str, method: str, path: str, body: Mapping[str, Any] | list[Any] | None = None) -> Any:
-    """One JSON request. PrefectRefused with the server's own words when it says no."""
+    """Makes one JSON request. Raises PrefectRefused with the server's message when it is rejected."""
     server = _api(api)
     if method == "GET":
         return _patiently(server, method, path, {})
@@ -79,7 +79,7 @@ def _patiently(
     token: dict[str, str],
     body: Mapping[str, Any] | list[Any] | None = None,
 ) -> Any:
-    """The same request again, while its database is locked."""
+    """Repeats the request while the server's database is locked."""
     for pause_s in _BUSY_PAUSES_S:
         try:
             return _request(server, method, path, server.headers() | token, body)
@@ -91,8 +91,8 @@ def _patiently(
 
 
 def _against_forgery(server: Api, *, worn: dict[str, str] | None = None) -> dict[str, str]:
-    """What a server wants with every change, so that no page in a browser can make one (CSRF); `worn` will not do."""
-    with _LOCK:  # a second token of the same client would make the first one void
+    """Returns the CSRF header that a server requires with every change; `worn` is an expired one."""
+    with _LOCK:  # a second token of the same client would invalidate the first
         found = _TOKENS.get(server)
         if found is None or found is worn:
             found = _TOKENS[server] = _new_token(server)
@@ -140,7 +140,7 @@ def _api(api: Api | str) -> Api:
 def ensure_pool(
     api: Api | str, name: str, *, kind: str, template: Mapping[str, Any], slots: int | None
 ) -> None:
-    """A work pool `name` of this type, with this job template and limit, made or brought up to date."""
+    """Creates or updates a work pool `name` of this type, with this job template and limit."""
     settings: dict[str, Any] = {"concurrency_limit": slots, "base_job_template": dict(template)}
     try:
         call(api, "POST", "/work_pools/", {"name": name, "type": kind, **settings})
@@ -155,14 +155,14 @@ def ensure_pool(
 
 
 def deployments(api: Api | str) -> list[str]:
-    """Every deployment as flow/name."""
+    """Returns every deployment as flow/name."""
     found: list[dict[str, Any]] = call(api, "POST", "/deployments/filter", {"limit": 200})
     names = flow_names(api)
     return sorted(f"{names.get(entry['flow_id'], '?')}/{entry['name']}" for entry in found)
 
 
 def flow_names(api: Api | str) -> dict[str, str]:
-    """Flows by id."""
+    """Returns flow names by id."""
     flows: list[dict[str, Any]] = call(api, "POST", "/flows/filter", {"limit": 200})
     return {flow["id"]: flow["name"] for flow in flows}
 
@@ -170,8 +170,7 @@ def flow_names(api: Api | str) -> dict[str, str]:
 def flow_runs(
     api: Api | str, *, limit: int, name: str | None = None, pools: Iterable[str] = ()
 ) -> list[dict[str, Any]]:
-    """The newest runs first; those of one name, or of some work pools, when they are given. What schedules have planned
-    for later is none yet."""
+    """Returns runs, newest first, of one name or of some work pools if given. Runs scheduled for later are left out."""
     soon = (datetime.now(UTC) + _SOON).isoformat()
     wanted: dict[str, Any] = {"expected_start_time": {"before_": soon}}
     if name is not None:
@@ -202,10 +201,10 @@ def run_log(api: Api | str, run_id: str, *, lines: int = 50) -> list[str]:
 
 
 def close_lost_runs(api: Api | str, pools: Iterable[str]) -> list[str]:
-    """Mark as crashed every run of `pools` that is recorded as unfinished; returns their names.
+    """Marks every unfinished run of `pools` as crashed; returns their names.
 
-    Only for a server that was just started by a stack whose processes have all ended: nobody can be running them, and
-    Prefect itself would show them as running for ever.
+    Only for a server that was just started by a stack whose processes have all ended: nothing can be running them, and
+    Prefect itself would show them as running forever.
     """
     unfinished: list[dict[str, Any]] = call(
         api,
@@ -221,7 +220,7 @@ def close_lost_runs(api: Api | str, pools: Iterable[str]) -> list[str]:
         state = {
             "type": "CRASHED",
             "name": "Crashed",
-            "message": "the stack ended while this run was under way",
+            "message": "the stack ended while this run was active",
         }
         call(api, "POST", f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
     return [str(run["name"]) for run in unfinished]

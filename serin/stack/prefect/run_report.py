@@ -1,4 +1,4 @@
-"""A run as one page of Markdown: how it ended, and what its stages left. For people who do not open Prefect's pages."""
+"""Renders a run as one page of Markdown: its outcome, and the pages of its stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _MOST = 60_000  # characters: a comment on GitHub holds 65,536
 
 
 def report(api: Api, run: str | None, *, pictures: bool = False) -> str:
-    """Of the run with that name, or of the newest pipeline. Pictures only where asked: a comment does not show them."""
+    """Returns the report of the run with that name, or of the newest pipeline. Pictures are left out unless
+    requested."""
     found = _find(api, run)
     whole = [found, *_children(api, found["id"])]
     parts = [_head(found), *(_section(page, pictures) for page in _pages(api, whole))]
@@ -25,7 +26,7 @@ def report(api: Api, run: str | None, *, pictures: bool = False) -> str:
     return (
         text
         if len(text) <= _MOST or pictures
-        else f"{text[:_MOST]}\n\n(cut here: `serin runs report` has all of it)\n"
+        else f"{text[:_MOST]}\n\n(truncated: `serin runs report` shows all of it)\n"
     )
 
 
@@ -43,14 +44,14 @@ def _find(api: Api, run: str | None) -> dict[str, Any]:
 
 
 def _children(api: Api, run: str) -> list[dict[str, Any]]:
-    """Stages that ran elsewhere for it."""
+    """Returns the placed stages of a run."""
     body = {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}, "sort": "START_TIME_ASC", "limit": 50}
     found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
     return found
 
 
 def _pages(api: Api, runs: list[dict[str, Any]]) -> list[str]:
-    """What they left, in the order it was made; of pages with one name the last."""
+    """Returns the pages of the runs in the order they were made; of pages with the same name the last."""
     body = {"artifacts": {"flow_run_id": {"any_": [run["id"] for run in runs]}}, "limit": 100}
     found: list[dict[str, Any]] = call(api, "POST", "/artifacts/filter", body)
     newest = {page["key"]: page for page in sorted(found, key=lambda page: page["created"])}
@@ -66,5 +67,5 @@ def _head(run: dict[str, Any]) -> str:
 
 
 def _section(page: str, pictures: bool) -> str:
-    """A level deeper, below the head of the report."""
+    """Renders a page one heading level deeper, below the head of the report."""
     return _HEADING.sub(r"##\1 ", page if pictures else _PICTURE.sub("", page))

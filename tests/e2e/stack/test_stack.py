@@ -92,7 +92,7 @@ def test_strangers_and_pages_of_others_cannot_talk_to_the_prefect_server(stack: 
 @pytest.mark.parametrize("part", ["controller", "gateway"])
 def test_a_part_that_is_killed_comes_back_and_does_its_work(stack: Stack, part: str) -> None:
     log, gateway = stack.home / "logs" / "controller.log", running_stack(stack.home).gateway_url
-    killed, before = stack.pids()[part], log.read_text().count("the controller has begun")
+    killed, before = stack.pids()[part], log.read_text().count("the controller has started")
     assert killed
     hit(killed)
     began = time.monotonic()
@@ -101,7 +101,7 @@ def test_a_part_that_is_killed_comes_back_and_does_its_work(stack: Stack, part: 
         until(lambda: answers(f"{gateway}/v2/health/live"), "the gateway answers again", seconds=60)
     else:
         until(
-            lambda: log.read_text().count("the controller has begun") > before, "it ticks again", seconds=60
+            lambda: log.read_text().count("the controller has started") > before, "it ticks again", seconds=60
         )
     print(f"{part} back after {time.monotonic() - began:.1f} s")
     until(lambda: stack.pids()[part] not in (killed, None), "the supervisor knows the new one", seconds=60)

@@ -103,7 +103,7 @@ def test_a_good_machine_is_good_also_when_an_idle_card_has_fallen_back() -> None
         (
             {"topology": read_topology(TOPOLOGY.replace("NV18", "SYS"))},
             "NVLink",
-            "0 and 1 talk through the CPU",
+            "0 and 1 communicate through the CPU",
         ),
         ({"gpus": [replace(gpu, width=8) for gpu in read_gpus(GPUS)]}, "GPU 1 PCIe", "only 8 of 16 lanes"),
         ({"gpus": [replace(gpu, persistence=False) for gpu in read_gpus(GPUS)]}, "GPU 0", "persistence mode"),

@@ -18,7 +18,7 @@ def test_keys_are_counted_and_a_broken_file_is_said_aloud(tmp_path: Path) -> Non
     for name in ("ada", "bob", "eve"):
         keys.create(name, lasts_s=1e-9 if name == "eve" else None)
     keys.revoke("bob")
-    assert read_guard(tmp_path).words == "no TLS; API keys are asked for (1 good)"
+    assert read_guard(tmp_path).words == "no TLS; API keys required (1 valid)"
     keys.path.write_text("{")
     assert read_guard(tmp_path).words.startswith("no TLS; NOT OPEN: the gateway is closed: ")
 

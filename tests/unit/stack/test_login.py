@@ -47,7 +47,7 @@ def test_a_login_that_others_could_read_is_refused(tmp_path: Path) -> None:
 def test_a_file_without_a_login_is_refused(tmp_path: Path, content: str) -> None:
     login_file(tmp_path).touch(mode=0o600)
     login_file(tmp_path).write_text(content)
-    with pytest.raises(StackError, match="holds no login"):
+    with pytest.raises(StackError, match="contains no login"):
         read_login(tmp_path)
 
 

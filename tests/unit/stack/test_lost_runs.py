@@ -83,7 +83,7 @@ def test_what_was_asked_to_stop_in_the_time_of_this_stack_is_preempted(message: 
         replace(STOPPED, since=899.0),  # by `serin down`
         replace(STOPPED, placed=True),
         replace(STOPPED, state="FAILED"),
-        replace(STOPPED, message="its process is gone; `serin run --resume` goes on where it stopped"),
+        replace(STOPPED, message="its process is gone; `serin run --resume` resumes it"),
         replace(STOPPED, message="Flow run process exited with non-zero status code -9."),
     ],
 )
@@ -109,7 +109,7 @@ def test_what_was_queued_again_is_counted_since_somebody_asked_for_it(
 
 def test_a_run_that_is_not_queued_again_says_why_and_what_to_do() -> None:
     never = not_queued_again(replace(RUN, state="PENDING"))
-    assert never.startswith(f"not queued again after {REQUEUES} times: no process of it ever came")
+    assert never.startswith(f"not queued again after {REQUEUES} times: no process of it ever started")
     assert "worker-cpu" in never
     assert "serin run --resume" in never
     assert "asked to stop each time" in not_queued_again(STOPPED)
