@@ -1,4 +1,4 @@
-"""Charts that several pages use: bars in rows, curves in panels, a histogram with a line over it; and short figures."""
+"""Charts that several pages use: bars in rows, curves in panels, a histogram with a line over it; and short numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PANEL, _SIDE = 170, 64
 
 
 def number(value: float) -> str:
-    """Short, for people: 1.2k, 3.4M, 0.0123."""
+    """Formats a number for people: 1.2k, 3.4M, 0.0123."""
     size = abs(value)
     if size < 1e15:
         for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -27,12 +27,12 @@ def number(value: float) -> str:
 
 
 def moment(microseconds: float) -> str:
-    """The day of a time since the epoch; also of years that datetime does not know."""
+    """Formats the day of a time since the epoch, also in years that datetime does not support."""
     return str(np.datetime64(round(microseconds), "us").astype("datetime64[D]"))
 
 
 def percent(share: float) -> str:
-    """Shares close to 0 and to 1 keep a digit that distinguishes them from none and all."""
+    """Formats a share; one close to 0 or 1 keeps a digit that distinguishes it from none and all."""
     if 0 < share < 0.001:
         return "<0.1%"
     if 0.999 < share < 1:
@@ -42,7 +42,7 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """`text` is written at the bar's end, `note` at the right of its row."""
+    """A bar. `text` is written at its end, `note` at the right of its row."""
 
     label: str
     value: float
@@ -52,7 +52,7 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], *, width: float = 720, label: float = 190, row: float = 24) -> Drawing:
-    """A bar for each row, from zero on one scale."""
+    """Draws a bar for each row, from zero on one scale."""
     drawing = Drawing(width, 8 + row * len(rows), font=row / 2 if row >= 24 else 10.5)
     most = max((bar.value for bar in rows), default=0.0) or 1.0
     x = Scale(0.0, most, label, 0.7 * width)
@@ -71,7 +71,7 @@ def bars(rows: Sequence[Bar], *, width: float = 720, label: float = 190, row: fl
 
 
 def curves(panels: Mapping[str, Points], across: str) -> Drawing:
-    """One panel below the other, each a line through its finite points; `across` names what they run over."""
+    """Draws one panel below the other, each a line through its finite points; `across` names the common x axis."""
     shown = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in panels.items()}
     shown = {name: points for name, points in shown.items() if points}
     drawing = Drawing(720, len(shown) * _PANEL + 16)
@@ -96,8 +96,10 @@ def curves(panels: Mapping[str, Points], across: str) -> Drawing:
 
 
 def histogram(heights: Floats, ends: tuple[str, str], line: Points, mean: float, form: Form) -> Drawing:
-    """Bars of equal width; over them the target's mean by place (0 .. 1 from left to right), on a second scale that is
-    written at the right. Dashed: `mean`, over all rows."""
+    """Draws bars of equal width and, over them, the target's mean by position (0 .. 1 from left to right).
+
+    The mean has a second scale at the right. Dashed: `mean`, over all rows.
+    """
     drawing = Drawing(WIDTH, 132, font=10.5)
     left, right, bottom, top = 4.0, WIDTH - 46.0, 114.0, 8.0
     most = max(float(heights.max(initial=0.0)), 1e-12)

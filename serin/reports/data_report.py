@@ -27,14 +27,14 @@ _HUGE = 1e300  # beyond, differences and sums of values may overflow
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bins:
-    """Rows and target by bin. The last bin holds nulls; of categories, the one before it all other values."""
+    """Rows and target by bin. The last bin has the nulls; for categories, the one before it has all other values."""
 
     edges: Floats | None  # of numbers and times
     values: tuple[str | int, ...]  # of categories
     rows: Floats
     target: Floats  # sums
     squares: Floats
-    whole: bool = False  # of numbers: a bin for each whole number, which is its middle
+    whole: bool = False  # of numbers: one bin per integer, centred on it
 
     def means(self) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -54,7 +54,7 @@ class Bins:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Report:
-    """What the page shows. `shown`: names the figure drawn of the target, such as its mean."""
+    """The content of the page. `shown` names the figure drawn of the target, such as its mean."""
 
     description: DatasetDescription
     statistics: Mapping[str, ColumnStatistics]
@@ -67,12 +67,12 @@ class Report:
 
 
 def write_report(folder: Path, digest: str, body: str) -> None:
-    """The page of the dataset with this digest; `body` as `render` made it."""
+    """Writes the page of the dataset with this digest; `body` is the result of `render`."""
     (folder / FILE).write_text(html_page(f"Dataset {digest[:12]}", body), encoding="utf-8")
 
 
 def render(report: Report) -> str:
-    """The HTML below the title."""
+    """Returns the HTML below the title."""
     ordered = sorted(report.bins, key=lambda name: -report.bins[name].explained())
     cards = "\n".join(_card(report, name) for name in ordered)
     return (
@@ -213,7 +213,7 @@ def _numbers(bins: Bins, statistics: ColumnStatistics | None, mean: float, form:
 
 
 def _middle(edges: Floats, up_to: Floats) -> tuple[float, float]:
-    """The range of the histogram: all rows except the outermost when these are far out."""
+    """Returns the range of the histogram: all rows except the outermost when these are far out."""
     total = float(up_to[-1])
     low, high = (float(np.interp(share * total, up_to, edges)) for share in (_TAIL, 1 - _TAIL))
     far = 0.25 * (high - low)
@@ -223,7 +223,7 @@ def _middle(edges: Floats, up_to: Floats) -> tuple[float, float]:
 
 
 def _line(bins: Bins, places: Floats) -> list[tuple[float, float]]:
-    """The target's mean in each bin with enough rows, by its place in the histogram."""
+    """Returns the target's mean in each bin with enough rows, by its position in the histogram."""
     means, rows = bins.means()[:-1], bins.rows[:-1]
     fewest = 0.002 * rows.sum()
     return [

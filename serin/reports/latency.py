@@ -1,4 +1,4 @@
-"""The chart of how fast a model's releases answered, against the promised p99."""
+"""The chart of the latency of a model's releases, compared with the promised p99."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from serin.reports.svg import SERIES, Axes, Drawing, Scale, unbroken
 _COLOURS: Final = {"stable": "blue", "baseline": "pale", "candidate": "orange", "pinned": "grey"}
 _NICE_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 _BINS: Final = 60
-_PER_BIN: Final = 100  # answers, on average: fewer make a poor p99
-_FEW: Final = 10  # a bin with fewer of a release shows nothing of it
-_MANY: Final = 500  # fewer requests are drawn one by one
+_PER_BIN: Final = 100  # answers, on average: fewer give a poor p99
+_FEW: Final = 10  # a release is not drawn in a bin with fewer of its requests
+_MANY: Final = 500  # fewer requests are drawn individually
 _ROWS: Final = 4
 _PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 _TIME: Final = (60.0, 740.0)  # left and right of the charts over time
@@ -42,7 +42,8 @@ class _Series:
 
 
 def latency_chart(requests: Sequence[Request], *, p99_ms: float, title: str) -> str:
-    """An SVG image: p50 and p99 over time per release, the whole distribution beside it, traffic and failures below."""
+    """Returns an SVG image: p50 and p99 over time per release, the distribution beside it, traffic and failures
+    below."""
     drawing = Drawing(1140, 610)
     drawing.text(20, 30, title, colour="ink", bold=True)
     start = min((request.t for request in requests), default=0.0)
@@ -59,7 +60,7 @@ def _draw(drawing: Drawing, series: list[_Series], start: float, span_s: float, 
     everything = np.concatenate([each.ms for each in series])
     low = min(float(np.quantile(everything, 0.01)), p99_ms) * 0.7
     high = max(float(np.quantile(everything, 0.9995)), p99_ms) * 2.2
-    y = Scale(low, high, *_UPPER, log=True)  # for both, so that a height means the same in each
+    y = Scale(low, high, *_UPPER, log=True)  # shared, so that a height means the same in both charts
     over_time = Axes(drawing, Scale(0.0, max(span_s, 1.0), *_TIME), y)
     bins = min(_BINS, everything.size / _PER_BIN)
     bin_s = next((nice for nice in _NICE_S if span_s / nice <= bins), _NICE_S[-1])
@@ -78,7 +79,7 @@ def _draw(drawing: Drawing, series: list[_Series], start: float, span_s: float, 
 
 
 def _series(requests: Sequence[Request], start: float) -> Iterator[_Series]:
-    """Stable first, so that a candidate is drawn over it."""
+    """Returns stable first, so that a candidate is drawn over it."""
     keys = sorted({(request.arm != "stable", request.arm, request.release) for request in requests})
     spare, taken = iter(SERIES * (len(keys) // len(SERIES) + 1)), set()
     for _, arm, release in keys:
@@ -98,7 +99,7 @@ def _series(requests: Sequence[Request], start: float) -> Iterator[_Series]:
 
 
 def _draw_quantiles(axes: Axes, series: list[_Series], bin_s: float) -> None:
-    """A bin without requests breaks the line: nothing was seen there."""
+    """Draws the quantiles over time. A bin without requests breaks the line."""
     said = f"latency in ms: p99 (solid) and p50 (dotted) per {_span(bin_s)}"
     axes.drawing.text(_TIME[0], 54, said, colour="ink")
     for each in series:
@@ -130,7 +131,7 @@ def _draw_each(axes: Axes, series: list[_Series]) -> None:
 
 
 def _draw_shape(axes: Axes, series: list[_Series], p99_ms: float) -> None:
-    """Latency at each percentile, on a scale on which p90, p99 and p99.9 are equally far apart."""
+    """Draws latency by percentile, on a scale on which p90, p99 and p99.9 are equally far apart."""
     axes.drawing.text(_SHAPE[0], 54, "by percentile", colour="ink")
     axes.columns([_nines(each) for each in _PERCENTILES], lambda nines: f"p{100 * (1 - 10**-nines):.4g}")
     axes.limit(p99_ms, "alarm")
@@ -146,7 +147,7 @@ def _draw_shape(axes: Axes, series: list[_Series], p99_ms: float) -> None:
 
 
 def _nines(percentile: float) -> float:
-    """p90 -> 1, p99 -> 2, p99.9 -> 3."""
+    """Counts the nines of a percentile: p90 -> 1, p99 -> 2, p99.9 -> 3."""
     return -math.log10(1 - percentile / 100)
 
 
@@ -174,7 +175,7 @@ def _draw_traffic(drawing: Drawing, x: Scale, series: list[_Series], bin_s: floa
 
 
 def _draw_table(drawing: Drawing, series: list[_Series]) -> None:
-    """The legend, with the figures of the whole time."""
+    """Draws the legend, with the figures of the whole time."""
     places = (960.0, 1010.0, 1060.0, 1120.0)
     for place, head in zip(places, ("p50", "p95", "p99", "failed"), strict=True):
         drawing.text(place, 466, head, anchor="end")

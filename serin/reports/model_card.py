@@ -34,7 +34,7 @@ def model_card(
     metrics: Mapping[str, float],
     lineage: Mapping[str, Any],
 ) -> str:
-    """The text of card.md."""
+    """Returns the text of card.md."""
     sections = [
         f"# {release.model}, version {release.version}",
         _what(spec, dataset, schema),
@@ -59,8 +59,10 @@ def own_inputs_card(
     metrics: Mapping[str, float],
     known_answers: bool,
 ) -> str:
-    """The card of a model whose inputs are not columns of a dataset. `known_answers`: it came with its own answers to
-    the golden rows."""
+    """Returns the card of a model whose inputs are not columns of a dataset.
+
+    `known_answers`: it came with its own answers to the golden rows.
+    """
     inputs = [(_code(each.name), each.dtype, str(list(each.dims))) for each in schema.inputs]
     outputs = [(_code(each.name), each.dtype, str(list(each.dims))) for each in schema.outputs]
     classes = f"\n\nClasses, in order: {_words(schema.classes)}." if schema.classes else ""
@@ -205,7 +207,7 @@ def _number(value: float | None, form: str) -> str:
 def _champion(champion: ChampionReport) -> str:
     text = f"## Comparison with the live model\n\n{champion.verdict}: {_escape(champion.reason)}."
     if champion.approved_by is not None:
-        text += f" {_code(champion.approved_by)} approved it all the same."
+        text += f" {_code(champion.approved_by)} approved it nevertheless."
     contests = {} if champion.overall is None else {"all rows": champion.overall}
     rows = [
         (_escape(name), f"{c.rows:,}", f"{c.candidate:.5f}", f"{c.live:.5f}", f"{c.loss:+.5f}",
@@ -236,7 +238,7 @@ def _words(names: Any) -> str:
 
 
 def _code(value: object) -> str:
-    """Names come from users' tables: none may break the table it is in."""
+    """Returns a value as inline code. Names come from users' tables and must not break the table they are in."""
     return f"`{_escape(value).replace('`', chr(39))}`"
 
 

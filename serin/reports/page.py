@@ -1,4 +1,4 @@
-"""The frame of an HTML page: one file with its style, readable by day and by night, without script, font or network."""
+"""The frame of an HTML page: one file with its style, for light and dark mode, without script, font or network."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ svg{width:100%;height:auto;display:block}
 
 
 def html_page(title: str, body: str) -> str:
-    """`body`: HTML below the title's heading, in which every text from elsewhere is escaped."""
+    """Returns a page. `body`: HTML below the title's heading, in which all foreign text is escaped."""
     name = escape(title)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'

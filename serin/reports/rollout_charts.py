@@ -1,4 +1,4 @@
-"""The charts of a rollout's page, and what they show. Pure."""
+"""The charts of a rollout's page and their data. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from serin.reports.svg import SERIES, Axes, Drawing, Scale
 _WIDTH, _HEIGHT = 920.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 770.0, 16.0, 266.0
 _LEGEND: Final = _RIGHT + 6
-_EVIDENCE: Final = (1e-2, 1e5)  # what is outside is drawn at the edge
+_EVIDENCE: Final = (1e-2, 1e5)  # values outside are drawn at the edge
 _STEPS_S: Final = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidencePoint:
-    """What was known at a time. `e_values`: the evidence of each guard against the candidate; `total`: of all guards
-    together; `proofs`: the evidence that the candidate is not slower."""
+    """The evidence at one time.
+
+    `e_values`: the evidence of each guard against the candidate; `total`: of all guards together; `proofs`: the
+    evidence that the candidate is not slower.
+    """
 
     t: float
     weight_percent: float
@@ -54,7 +57,7 @@ class RolloutStory:
     control: str  # what the candidate was compared with
     phase: str
     hold: str | None
-    reason: str  # of the decision that settled the outcome
+    reason: str  # of the decision that determined the outcome
     rules: StoryRules
     began: float
     ended: float | None
@@ -64,7 +67,7 @@ class RolloutStory:
 
 
 def evidence_drawing(story: RolloutStory) -> Drawing | None:
-    """The guards' evidence over time against the threshold for a rollback; the weights behind it."""
+    """Draws the guards' evidence over time, the threshold for a rollback, and the weights behind it."""
     points = story.points
     if not points:
         return None
@@ -74,7 +77,7 @@ def evidence_drawing(story: RolloutStory) -> Drawing | None:
 
 
 def proof_drawing(story: RolloutStory) -> Drawing | None:
-    """The evidence that the candidate is not slower, against the threshold for all traffic."""
+    """Draws the evidence that the candidate is not slower, and the threshold for all traffic."""
     points = story.points
     if not points or not points[-1].proofs:
         return None
@@ -112,7 +115,7 @@ def _over_time(
 
 
 def _weights(axes: Axes, points: Sequence[EvidencePoint], times: Sequence[float]) -> None:
-    """A band for each weight the candidate had."""
+    """Draws a band for each weight of the candidate."""
     for begin, end, weight in _stretches(points, times):
         axes.bar((begin, end), _EVIDENCE, "orange", gap=0, opacity=0.04 + 0.10 * weight / 100)
         if axes.x(end) - axes.x(begin) > 24:
@@ -122,7 +125,7 @@ def _weights(axes: Axes, points: Sequence[EvidencePoint], times: Sequence[float]
 def _stretches(
     points: Sequence[EvidencePoint], times: Sequence[float]
 ) -> Iterator[tuple[float, float, float]]:
-    """(begin, end, weight) of each stretch of time in which the weight did not change."""
+    """Returns (begin, end, weight) of each interval with a constant weight."""
     begin, weight = times[0], points[0].weight_percent
     for t, point in zip(times, points, strict=True):
         if point.weight_percent != weight:
@@ -132,7 +135,7 @@ def _stretches(
 
 
 def latency_drawing(story: RolloutStory) -> Drawing | None:
-    """The distribution of latencies in both arms, with their quantiles."""
+    """Draws the distribution of latencies in both arms, with their quantiles."""
     if story.latencies is None or not all(counts.sum() for counts in story.latencies):
         return None
     seen = np.flatnonzero(sum(story.latencies, np.zeros(1)))

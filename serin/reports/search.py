@@ -1,4 +1,4 @@
-"""The chart of a search: the result of each trial, and how much each setting decides."""
+"""The chart of a search: the result of each trial, and the importance of each setting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from serin.reports.svg import Axes, Drawing, Scale
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchChart:
-    """`values`: of the metric, by complete trial. `importance`: the share of each setting; empty if unknown."""
+    """The data of the chart. `values`: the metric by complete trial. `importance`: the share of each setting; empty if
+    unknown."""
 
     metric: str
     values: Mapping[int, float]
@@ -19,7 +20,7 @@ class SearchChart:
 
 
 def search_chart(chart: SearchChart) -> str:
-    """The SVG file. Left: every complete trial; right: the settings, the most important first."""
+    """Returns the SVG file. Left: every complete trial; right: the settings, the most important first."""
     order = sorted(chart.importance, key=lambda path: -chart.importance[path])
     drawing = Drawing(960, max(340, 80 + 26 * len(order)))
     _trials(drawing, chart)

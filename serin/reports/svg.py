@@ -1,7 +1,7 @@
-"""The drawing kit of every page: shapes, scales and axes as SVG text that loads nothing.
+"""The drawing kit of every page: shapes, scales and axes as SVG text without external resources.
 
-A colour is a name of `DAY`. Inside a page it follows the page's palette, by day and by night; a drawing that is a file
-or an image stands on white with the colours of the day.
+A colour is a name of `DAY`. Inside a page it follows the page's palette, in light and dark mode. A drawing that is a
+file or an image has a white background and the light colours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NIGHT: Final = {
     "pale": "#93afcf", "grey": "#9aa3ad", "purple": "#c08fd8", "olive": "#c9b558", "sky": "#6fbddc", "rose": "#d795be",
 }  # fmt: skip
 SERIES: Final = ("good", "purple", "sky", "olive", "rose", "pale", "grey")
-"""Colours for lines without a meaning of their own, in the order in which they are taken."""
+"""Colours for lines without a fixed meaning, in the order of use."""
 
 Points = Sequence[tuple[float, float]]
 Anchor = Literal["start", "middle", "end"]
@@ -33,20 +33,20 @@ Form = Callable[[float], str]
 
 
 def palette() -> str:
-    """The colours as variables of a page's style sheet."""
+    """Returns the colours as variables of a page's style sheet."""
     day, night = ("".join(f"--{name}:{code};" for name, code in each.items()) for each in (DAY, NIGHT))
     return f":root{{{day}}}@media(prefers-color-scheme:dark){{:root{{{night}}}}}"
 
 
 def var(colour: str) -> str:
-    """The colour as a page's palette has it."""
+    """Returns the colour as a variable of the page's palette."""
     assert colour in DAY, colour
     return f"var(--{colour})"
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps low .. high to first .. last, in pixels. What is outside is drawn at the end."""
+    """Maps low .. high to first .. last, in pixels. Values outside are drawn at the end."""
 
     low: float
     high: float
@@ -59,12 +59,13 @@ class Scale:
         if self.log:
             low, high = math.log(self.low), math.log(self.high)
             share = (math.log(value) - low) / (high - low or 1.0)
-        else:  # halves: the difference of two numbers near the largest is no number
+        else:  # halves: the difference of two numbers near the largest may overflow
             share = (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2 or 1.0)
         return self.first + (self.last - self.first) * share
 
     def ticks(self, most: int = 8) -> list[float]:
-        """Round values on the scale: 1, 2 and 5 of each power of ten, or as many steps of such a size as fit."""
+        """Returns round values on the scale: 1, 2 and 5 of each power of ten, or as many steps of such a size as
+        fit."""
         if self.log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             for digits in ((1, 2, 5), (1,)):
@@ -83,7 +84,7 @@ class Scale:
 
 
 class Drawing:
-    """Shapes in the order in which they were added; places are pixels from the upper left."""
+    """Shapes in the order in which they were added; positions are pixels from the upper left."""
 
     def __init__(self, width: float, height: float, *, font: float = 12) -> None:
         self.width, self.height, self.font = width, height, font
@@ -138,7 +139,7 @@ class Drawing:
         halo: bool = False,
         title: str = "",
     ) -> None:
-        """`halo`: readable over lines."""
+        """Adds text. `halo` makes it readable over lines."""
         placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
         weight = ' font-weight="bold"' if bold else ""
         around = f' stroke="{var("card")}" stroke-width="4" paint-order="stroke"' if halo else ""
@@ -148,11 +149,11 @@ class Drawing:
         )
 
     def embedded(self, label: str) -> str:
-        """For a page with the palette: as wide as its place there."""
+        """Returns the SVG for a page with the palette, as wide as its container."""
         return self._svg(f'role="img" aria-label="{escape(label)}"', "")
 
     def standalone(self) -> str:
-        """For a file or an image: with its own size, on white."""
+        """Returns the SVG for a file or an image: with its own size, on white."""
         ground = f'<rect width="100%" height="100%" fill="{var("card")}"/>'
         size = f'xmlns="http://www.w3.org/2000/svg" width="{self.width:g}" height="{self.height:g}"'
         return re.sub(r'="var\(--(\w+)\)"', lambda found: f'="{DAY[found[1]]}"', self._svg(size, ground))
@@ -166,7 +167,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Shapes in a drawing by the values of two scales. `y` runs upwards: its first pixel is below its last."""
+    """Draws shapes by the values of two scales. `y` runs upwards: its first pixel is below its last."""
 
     drawing: Drawing
     x: Scale
@@ -175,12 +176,12 @@ class Axes:
     def line(
         self, points: Points, colour: str, *, width: float = 1.6, dashes: str = "", title: str = ""
     ) -> None:
-        """A value that is not finite breaks the line."""
+        """Draws a line. A value that is not finite breaks it."""
         for known in unbroken(points):
             self.drawing.line(self._pixels(known), colour, width=width, dashes=dashes, title=title)
 
     def area(self, points: Points, colour: str, *, under: Points = (), opacity: float = 0.14) -> None:
-        """What is between the points and those `under` them; without these, down to the lower end of `y`."""
+        """Fills the area between the points and those `under` them; without these, down to the lower end of `y`."""
         floor = under or [(x, self.y.low) for x, _ in points]
         self.drawing.area(self._pixels([*points, *reversed(floor)]), colour, opacity=opacity)
 
@@ -202,7 +203,7 @@ class Axes:
         self.drawing.dot(self.x(x), self.y(y), colour, radius=radius, ring=ring, title=title)
 
     def columns(self, ticks: Sequence[float], form: Form, *, lines: bool = True) -> None:
-        """Values of `x` below the axes, with a line through each."""
+        """Draws values of `x` below the axes, with a line through each."""
         for value in ticks:
             place = self.x(value)
             if lines:
@@ -210,14 +211,14 @@ class Axes:
             self.drawing.text(place, self.y.first + 16, form(value), anchor="middle")
 
     def rows(self, ticks: Sequence[float], form: Form) -> None:
-        """Values of `y` left of the axes, with a line through each."""
+        """Draws values of `y` left of the axes, with a line through each."""
         for value in ticks:
             place = self.y(value)
             self.drawing.line([(self.x.first, place), (self.x.last, place)], "edge", width=0.8)
             self.drawing.text(self.x.first - 6, place + 4, form(value), anchor="end")
 
     def limit(self, y: float, colour: str) -> float:
-        """A dashed line across; its pixel."""
+        """Draws a dashed line across and returns its pixel."""
         place = self.y(y)
         self.drawing.line([(self.x.first, place), (self.x.last, place)], colour, width=1.3, dashes="6 4")
         return place
@@ -227,7 +228,7 @@ class Axes:
 
 
 def unbroken(points: Points) -> Iterator[list[tuple[float, float]]]:
-    """The stretches of points whose values are finite."""
+    """Returns the runs of consecutive points whose values are finite."""
     for known, group in groupby(points, key=lambda point: math.isfinite(point[1])):
         if known:
             yield list(group)

@@ -20,7 +20,7 @@ _COLOURS: Final[Mapping[Role, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
-    """What one number of clients in a closed loop measured."""
+    """The measurements of one number of clients in a closed loop."""
 
     clients: int
     requests_per_s: float
@@ -39,7 +39,8 @@ class TuningLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningChart:
-    """`best`: the highest load of the chosen setting within `p99_ms`. `legend`: one line of text per role."""
+    """The data of the chart. `best`: the highest load of the chosen setting within `p99_ms`. `legend`: a line of text
+    per role."""
 
     title: str
     p99_ms: float
@@ -49,7 +50,8 @@ class TuningChart:
 
 
 def tuning_chart(chart: TuningChart) -> str:
-    """The SVG file. p99 is logarithmic; the chosen line names its numbers of clients and has a ring around `best`."""
+    """Returns the SVG file. p99 is logarithmic; the chosen line shows its numbers of clients and a ring around
+    `best`."""
     points = [point for line in chart.lines for point in line.points]
     low = min(point.p99_ms for point in points) / 1.3
     high = max(*(point.p99_ms for point in points), chart.p99_ms) * 1.3
