@@ -86,7 +86,7 @@ def test_a_retrain_on_shuffled_labels_is_refused_unless_a_named_person_answers_f
     report = champion_of(bundle)
     assert (report["verdict"], report["approved_by"], report["live_version"]) == ("approved", "ann", 1)
     assert report["overall"]["worse"]
-    assert "`ann` approved it all the same" in Path(bundle.path, "card.md").read_text()
+    assert "`ann` approved it nevertheless" in Path(bundle.path, "card.md").read_text()
 
 
 def test_another_good_training_passes_and_the_card_shows_both(home: Path) -> None:
