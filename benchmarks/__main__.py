@@ -37,7 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     chosen = parser.parse_args(arguments)
     begin = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs the clean-up of contenders and scratch files
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # runs the clean-up of contenders and scratch files
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begin:5.0f} s] {text}", file=sys.stderr, flush=True)

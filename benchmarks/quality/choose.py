@@ -74,7 +74,9 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--threads", type=int, default=core_count())
     parser.add_argument("--gpu", action="store_true", help="train Serin on the first GPU")
-    parser.add_argument("--folds", type=Path, help="a JSON list of datasets of the blocks, from an earlier run")
+    parser.add_argument(
+        "--folds", type=Path, help="a JSON list of datasets of the blocks, from an earlier run"
+    )
     parser.add_argument("--only", choices=sorted(CONTENDERS), help="choose for this contender only")
     parser.add_argument("--out", type=Path, default=CHOSEN)
     asked = parser.parse_args()

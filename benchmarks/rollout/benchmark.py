@@ -84,9 +84,7 @@ def run(wanted: Sequence[Cell], *, say: Callable[[str], None]) -> Found:
         os.environ[name] = "1"
     found: Found = {}
     begin = time.monotonic()
-    with multiprocessing.Pool(
-        core_count()
-    ) as pool:  # ends its processes on exit, also after an interrupt
+    with multiprocessing.Pool(core_count()) as pool:  # ends its processes on exit, also after an interrupt
         for done, (cell, part) in enumerate(pool.imap_unordered(_part, wanted), 1):
             decided = found.setdefault(
                 (cell.scenario.name, cell.requests_per_s), {judge: [] for judge in JUDGES}

@@ -1,6 +1,6 @@
 """Draws the benchmark's figures and prints them as Markdown tables.
 
-    python -m benchmarks.rollout.picture FIGURES.json PICTURE.svg
+python -m benchmarks.rollout.picture FIGURES.json PICTURE.svg
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
             say(f"{size} rows: {bundle['chosen']} with {bundle['ort_threads']} thread(s)")
             exact = _too_far_off(runners, size, bundle)
             notes += [
-                f"{size} rows: {name} in fp32, because it deviated by {off:.2g}" for name, off in exact.items()
+                f"{size} rows: {name} in fp32, because it deviated by {off:.2g}"
+                for name, off in exact.items()
             ]
             chosen = "fp32" if "ours" in exact else bundle["chosen"]
             results[f"{size} rows, {chosen}"] = _race(runners, size, bundle, exact, full)

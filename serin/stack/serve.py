@@ -101,11 +101,17 @@ def _wait_for_gateway(home: Path, stack: Stack) -> None:
 
 def read_options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m serin.stack.serve", description=__doc__)
-    parser.add_argument("--address", default="127.0.0.1", help="address on which the gateway listens (%(default)s)")
+    parser.add_argument(
+        "--address", default="127.0.0.1", help="address on which the gateway listens (%(default)s)"
+    )
     parser.add_argument("--port", type=int, default=8080, help="port of the gateway (%(default)s)")
-    parser.add_argument("--tls-cert", type=Path, help="PEM file of the certificate and its chain; needs --tls-key")
+    parser.add_argument(
+        "--tls-cert", type=Path, help="PEM file of the certificate and its chain; needs --tls-key"
+    )
     parser.add_argument("--tls-key", type=Path, help="PEM file of the certificate's private key")
-    parser.add_argument("--envoy", type=Path, help="file with additional Envoy settings (docs/how-to/secure.md)")
+    parser.add_argument(
+        "--envoy", type=Path, help="file with additional Envoy settings (docs/how-to/secure.md)"
+    )
     return parser.parse_args(arguments)
 
 

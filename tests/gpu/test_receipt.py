@@ -41,4 +41,6 @@ def test_the_doctor_sees_the_link_and_its_rate() -> None:
     found = {finding.what: finding for finding in examine_links()}
     print("\n".join(f"{finding.what}: {finding.found} {finding.advice}" for finding in found.values()))
     assert "torch on the GPU" not in found
-    assert "measured" in found["GPU 0 PCIe"].found or found["GPU 0 PCIe"].found == "not reported by the driver"
+    assert (
+        "measured" in found["GPU 0 PCIe"].found or found["GPU 0 PCIe"].found == "not reported by the driver"
+    )

@@ -140,7 +140,9 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
             if now.plan.mode == "hold":
                 if now.hold is Hold.PAUSED:
                     return told
-                return _hold(_tell(replace(now, hold=None), found), Hold.FAILED)  # no approval is pending any more
+                return _hold(
+                    _tell(replace(now, hold=None), found), Hold.FAILED
+                )  # no approval is pending any more
             return abort(now, t, found.reason, verdict=found.verdict)
         case Verdict.NO_TRAFFIC | Verdict.INCIDENT | Verdict.INCONCLUSIVE | Verdict.INVALID:
             keep = now.hold is not None and not now.hold.ends_by_itself

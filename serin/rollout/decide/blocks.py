@@ -171,9 +171,7 @@ class Block:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        pairs = {
-            name: tuple(value.get(name, (0, 0))) for name in _PAIRS
-        }  # older journals lack some of them
+        pairs = {name: tuple(value.get(name, (0, 0))) for name in _PAIRS}  # older journals lack some of them
         return cls(
             bins=np.array([json2counts(row, np.int64) for row in value["bins"]]),
             candidate=Counts(*value["candidate"]),

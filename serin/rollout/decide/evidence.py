@@ -68,9 +68,7 @@ class Evidence:
     log_wealth: Mapping[str, Array] = field(default_factory=dict)  # by guard
     candidate: Counts = NO_COUNTS  # judged in this weight epoch
     stable: Counts = NO_COUNTS
-    compared: int = (
-        0  # the candidate's requests of this weight epoch in seconds that judge latency
-    )
+    compared: int = 0  # the candidate's requests of this weight epoch in seconds that judge latency
     void_s: int = 0  # the other seconds
     warm_s: int = 0  # seconds in which the candidate has had requests, over all weight epochs
     split: tuple[int, int] = (0, 0)  # requests of this weight epoch's route: candidate's, all

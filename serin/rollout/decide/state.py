@@ -130,7 +130,9 @@ class Rollout:
                 baseline=self.baseline,
                 baseline_percent=self.baseline_percent,
             )
-        first = self.candidate if self.phase is Phase.DRAINING else None  # promoted once the gateway has the route
+        first = (
+            self.candidate if self.phase is Phase.DRAINING else None
+        )  # promoted once the gateway has the route
         routed = self.live or first
         return ModelRoute(model=self.model, epoch=self.epoch, stable=routed) if routed else None
 

@@ -25,9 +25,7 @@ _QUIET_S: Final = 5.0  # silence in the log for this long means that there is no
 PASS_AT: Final = 1.0  # the most evidence with which a step passes: the value at the start of a rollout
 _ROUNDING: Final = 1e-9
 _INCIDENT_AT: Final = 20.0  # evidence that stable breaks a promise
-_VOID: Final = (
-    "{} s are not counted, because one release took over more than a tenth of another's requests"
-)
+_VOID: Final = "{} s are not counted, because one release took over more than a tenth of another's requests"
 _STABLE_REQUESTS: Final = 20  # fewer in the last seconds are not enough to judge the stable release
 
 

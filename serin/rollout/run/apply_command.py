@@ -58,7 +58,9 @@ def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
     """
     if now and not now.phase.final:
         if command.version not in (None, now.stable.version if now.stable else None):
-            raise _refused(command, f"the rollout of version {now.candidate.version} is running; abort it first")
+            raise _refused(
+                command, f"the rollout of version {now.candidate.version} is running; abort it first"
+            )
         return _change(now, replace(command, kind="abort"), t)
     target = now.before_live if now else None
     if now and command.version:

@@ -108,7 +108,9 @@ class Controller:
             course.rollout = decision2rollout(decisions[-1])
             course.recorded_at = decisions[-1].t
             if not course.rollout.phase.final and self._clock.now() < decisions[-1].t:
-                self._clock.follow(not_before=decisions[-1].t)  # the machine's clock was set back in the meantime
+                self._clock.follow(
+                    not_before=decisions[-1].t
+                )  # the machine's clock was set back in the meantime
             course.obeyed = {decision.command for decision in decisions if decision.command}
         return course
 

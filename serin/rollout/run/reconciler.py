@@ -178,7 +178,9 @@ class Reconciler:
             memory.restart.done()
         elif state == "absent" or (state == "dead" and t - memory.ready_at.get(now.live, 0.0) >= _DEAD_S):
             self._tell(now.live.name, f"it is live but {state}; restarting it")
-            memory.restart.failed(t)  # even if it starts: a process that dies at once must not be restarted in a loop
+            memory.restart.failed(
+                t
+            )  # even if it starts: a process that dies at once must not be restarted in a loop
             try:
                 self._fleet.start(now.live)
             except FOREIGN as error:

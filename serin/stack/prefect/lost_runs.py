@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 GRACE_S = 10.0  # a process that has just ended, or its worker, has this long to report how it ended
-STARTING_S = (
-    120.0  # a live worker may take this long to start the process of a run that it has taken
-)
+STARTING_S = 120.0  # a live worker may take this long to start the process of a run that it has taken
 REQUEUES = 3  # a requested run is queued again at most this often
 
 _UNDER_WAY = frozenset({"RUNNING", "PAUSED", "CANCELLING"})
@@ -106,9 +104,7 @@ def queued_again(number: int, why: str) -> str:
 
 def not_queued_again(run: Run) -> str:
     if run.state == "PENDING":
-        why = (
-            f"no process of it ever started: read the log of worker-{run.pool} (`serin status` names its folder)"
-        )
+        why = f"no process of it ever started: read the log of worker-{run.pool} (`serin status` names its folder)"
     else:
         why = "it was asked to stop each time"
     return f"not queued again after {REQUEUES} times: {why}; `serin run --resume` tries again"
