@@ -84,7 +84,7 @@ def test_no_step_passes_while_the_stable_release_loses_its_requests_to_the_candi
     assert evidence.candidate.requests > 2000
     verdict, reason = judge_step(PLAN, evidence, elapsed_s=60, last=last)
     assert verdict is Verdict.WAIT
-    assert f"0 of 100 requests; {evidence.blocks} s do not count" in reason
+    assert f"0 of 100 requests; {evidence.blocks} s are not counted" in reason
     assert judge_step(PLAN, evidence, elapsed_s=600, last=last)[0] is Verdict.INCONCLUSIVE
 
 

@@ -94,7 +94,7 @@ def test_a_command_nobody_answers_is_taken_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../../secret", "", "a/b", "x" * 65])
 def test_an_id_never_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="no command id"):
+    with pytest.raises(ValueError, match="not a command id"):
         read_answer(tmp_path, name)
 
 

@@ -183,10 +183,10 @@ def test_a_bake_holds_the_candidate_to_what_was_promised(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": []}, "rise"),
-        ({"steps": [5, 5, 100]}, "rise"),
-        ({"steps": [5, 50]}, "rise"),
-        ({"steps": [0, 100]}, "rise"),
+        ({"steps": []}, "must increase"),
+        ({"steps": [5, 5, 100]}, "must increase"),
+        ({"steps": [5, 50]}, "must increase"),
+        ({"steps": [0, 100]}, "must increase"),
         ({"mode": "dry"}, "mode 'dry'"),
         ({"max_error_share": 2}, "max_error_share"),
         ({"min_requests": -1}, "min_requests"),

@@ -70,7 +70,7 @@ def test_a_report_fits_into_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
     long = [{**PAGES[0], "data": "x" * 100_000}]
     told = tell(monkeypatch, FakeServer([RUN], long))
     assert len(told) < 65_536
-    assert "cut here" in told
+    assert "truncated" in told
 
 
 def test_a_run_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
