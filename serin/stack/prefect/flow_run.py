@@ -34,7 +34,7 @@ _CONTINUES = (
     "`serin runs logs {run} --follow` shows it, `serin runs cancel {run}` cancels it"
 )
 _LOOK_S = 0.2
-_LEAVINGS_S = 60.0
+_LEFTOVERS_S = 60.0
 _LOG = re.compile(r"▪\s+[\d:.]+\s+\S+ (?P<text>.*)")
 _EVENT = re.compile(r"●\s+[\d:.]+\s+\S+ prefect\.(?:task|flow)-run\.(?P<state>[A-Z]\w+) \* (?P<name>.*)")
 
@@ -126,7 +126,7 @@ def _wait_for_leftovers(stack: Stack, run: str) -> None:
 
     They would work beside it, and a worker that still handles its end would report a second time that it has crashed.
     """
-    deadline = time.monotonic() + _LEAVINGS_S
+    deadline = time.monotonic() + _LEFTOVERS_S
     told = False
     while run_processes(stack.home).get(run) is not None and time.monotonic() < deadline:
         if not told:
