@@ -4,18 +4,18 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── SpecError                   a spec or an argument is wrong; carries every problem found (exit code 2)
 ├── NameInvalid                 a model, table or run name that cannot be one (exit code 2)
 ├── DataError                   the tables do not hold what the spec says
-│   ├── SourceMissing           a file, glob or URL that matches nothing
+│   ├── SourceMissing           a file, glob or URL that matches nothing (exit code 2)
 │   ├── SourceUnreadable        a file that is there and cannot be read
 │   ├── TableEmpty              a table without rows, or none left after joins and drops
 │   ├── TableTooLarge           a table to be joined that fits into no memory, and cannot be cut
-│   ├── ColumnMissing           a column that is not there; names the nearest
-│   ├── ColumnUnusable          a column whose type or values cannot be used as the spec asks
-│   ├── TableUnusable           a table that no spec can be drafted from
+│   ├── ColumnMissing           a column that is not there; names the nearest (exit code 2)
+│   ├── ColumnUnusable          a column whose type or values cannot be used as the spec asks (exit code 2)
+│   ├── TableUnusable           a table that no spec can be drafted from (exit code 2)
 │   ├── OperatorFailed          a user's feature operator returned something it must not
-│   ├── ColumnClash             two tables bring the same column name
+│   ├── ColumnClash             two tables bring the same column name (exit code 2)
 │   ├── JoinNotManyToOne        a key that matches more than one row
 │   ├── TimeUnparsable          a time column that does not parse
-│   ├── TargetUnusable          a target with one class, or of the wrong kind for its task
+│   ├── TargetUnusable          a target with one class, or of the wrong kind for its task (exit code 2)
 │   ├── CheckFailed             a check of the spec does not hold
 │   ├── LeakFound               a column that knows the answer, or one thing on both sides of the split
 │   └── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
@@ -203,6 +203,7 @@ class SourceMissing(DataError):
         "data.tables.{table}: nothing at {path}; put the file there or correct the path in the spec "
         "(paths are relative to the spec's file)"
     )
+    exit_code = 2
     table: str
     path: str
 
@@ -236,6 +237,7 @@ class TableTooLarge(DataError):
 
 class ColumnMissing(DataError):
     template = "{used_by}: column {column!r} is not in {table!r}{hint}"
+    exit_code = 2
     column: str
     table: str
     used_by: str
@@ -248,12 +250,14 @@ class ColumnMissing(DataError):
 
 class ColumnUnusable(DataError):
     template = "{problem}"
+    exit_code = 2
     column: str
     problem: str
 
 
 class TableUnusable(DataError):
     template = "{table}: {problem}"
+    exit_code = 2
     table: str
     problem: str
 
@@ -269,6 +273,7 @@ class ColumnClash(DataError):
         "column {column!r} comes from both {tables[0]!r} and {tables[1]!r}; rename it in the join: "
         "columns: {{{column}: {tables[1]}_{column}}}"
     )
+    exit_code = 2
     column: str
     tables: tuple[str, str]
 
@@ -301,6 +306,7 @@ class TimeUnparsable(DataError):
 
 class TargetUnusable(DataError):
     template = "data.target: {expression!r} {reason}"
+    exit_code = 2
     expression: str
     reason: str
 

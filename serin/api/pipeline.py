@@ -98,8 +98,8 @@ class Pipeline:
         return text
 
     def check(self) -> CheckedSpec:
-        """Compares the spec with its tables; `print` shows what clients of the model will send. DataError or SpecError
-        names what does not fit."""
+        """Compares the spec with its tables; `print` shows what clients of the model will send. SpecError lists
+        everything that does not fit."""
         from serin.pipeline.check import check_spec
 
         return check_spec(self._spec)

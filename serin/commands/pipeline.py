@@ -69,10 +69,10 @@ def init(
 
 
 def check(spec: SpecFile, as_json: Json = False) -> None:
-    """All that is wrong with a spec, held against its tables; what the served model will ask of its clients."""
+    """Everything that is wrong with a spec, alone and compared with its tables; what clients of the model will send."""
     from serin.pipeline.check import check_spec
 
-    checked = check_spec(_load(spec))
+    checked = check_spec(spec)
     if not as_json:
         show(str(checked))
         return

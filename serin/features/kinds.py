@@ -18,7 +18,7 @@ def check_kinds(features: Sequence[FeatureSpec], kinds: Mapping[str, Kind]) -> N
             text = _misfit(feature.steps[0], kinds[column])
             if text:
                 problems.append((f"features[{index}]", f"column {column!r} is a {kinds[column]}: {text}"))
-        for step in feature.steps:
+        for step in feature.steps if feature.columns else ():
             problems += [(f"features[{index}]", text) for text in step.misfits(feature.columns, kinds)]
     if problems:
         raise SpecError(where="features do not fit the tables", problems=problems)

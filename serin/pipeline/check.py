@@ -1,29 +1,36 @@
-"""A spec compared with the columns of its tables, before anything is built."""
+"""A spec compared with its tables, before anything is built: all that is wrong, at once."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from serin.errors import ColumnMissing, SpecError
+from serin.spec.data import DataSpec
+from serin.spec.load import load_spec, spec_file
 from serin.spec.pipeline import PipelineSpec
 from serin.store.store import Store
 
 if TYPE_CHECKING:
-    from serin.etl.sources.layout import Layout
+    from serin.etl.sources.problems import Problems
+    from serin.etl.sources.tables import Table
+    from serin.etl.trial import Trial
     from serin.formats.schema import InputColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckedSpec:
     """A spec that fits its tables. `inputs`: what clients of the served model send for each row. `lookups`: columns
-    that the model looks up itself, with the key and the table."""
+    that the model looks up itself, with the key and the table. `trial`: which rows were read."""
 
     spec: PipelineSpec
     inputs: tuple[InputColumn, ...] = ()
     lookups: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = ()
+    trial: Trial | None = None
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -41,32 +48,96 @@ class CheckedSpec:
             yield f"  {column.name:<20} {column.kind:<10} {column.dtype:<6} null: {column.null}"
         for columns, key, table in self.lookups:
             yield f"looked up inside the model, by {', '.join(key)}: {', '.join(columns)} (from {table})"
+        if self.trial is not None:
+            yield from _read_lines(self.trial)
 
 
-def check_spec(spec: PipelineSpec) -> CheckedSpec:
-    """What the served model will ask of its clients; DataError or SpecError for what does not fit the tables."""
-    if not spec.has_data:
-        return CheckedSpec(spec=spec)
-    layout = _lay_out(spec)
+def _read_lines(trial: Trial) -> Iterator[str]:
+    """What the check does not know, because it did not read it."""
+    if trial.rows < trial.total:
+        yield f"checked on {trial.rows:,} of {trial.total:,} rows; `serin etl` checks all of them"
+    for table in trial.unread:
+        yield f"{table} is large: whether its join keys are unique is checked by `serin etl`"
+
+
+def check_spec(source: PipelineSpec | Mapping[str, Any] | Path) -> CheckedSpec:
+    """What the served model will ask of its clients. SpecError lists all that is wrong with the spec, by itself and
+    compared with its tables."""
+    source = spec_file(source) if isinstance(source, Path) else source
+    try:
+        spec = load_spec(source)
+    except SpecError as error:
+        assert not isinstance(source, PipelineSpec)
+        raise _with_table_problems(error, source) from None
+    from serin.etl.sources.problems import Problems
+
+    problems = Problems()
+    _check_own_files(spec, problems)
+    checked = _check_data(spec, problems) if spec.has_data else CheckedSpec(spec=spec)
+    if problems:
+        where = str(source) if isinstance(source, Path) else spec.name
+        raise SpecError(where=where, problems=problems.lines())
+    return checked
+
+
+def _check_data(spec: PipelineSpec, problems: Problems) -> CheckedSpec:
+    from serin.etl.sources.layout import try_lay_out
+    from serin.etl.trial import try_rows
+
+    with _opened(spec.data, problems) as tables:
+        layout = try_lay_out(spec.data, spec.features, tables, problems)
+        if layout is None:
+            return CheckedSpec(spec=spec)
+        trial = try_rows(spec.data, spec.features, layout, tables, problems)
     lookups = tuple(
         (tuple(join.columns.values()), tuple(join.spec.on), join.spec.table) for join in layout.lookups
     )
-    return CheckedSpec(spec=spec, inputs=layout.inputs, lookups=lookups)
+    return CheckedSpec(spec=spec, inputs=layout.inputs, lookups=lookups, trial=trial)
 
 
-def _lay_out(spec: PipelineSpec) -> Layout:
+def _with_table_problems(error: SpecError, source: Mapping[str, Any] | Path) -> SpecError:
+    """The error with what the readable part of the spec shows beside it."""
+    from serin.etl.sources.layout import try_lay_out
+    from serin.etl.sources.problems import Problems
+    from serin.spec.partial import read_partial
+
+    problems = Problems()
+    problems.add(error)
+    try:
+        part = read_partial(source)
+    except SpecError:  # the file holds no spec at all
+        return error
+    if part is None:
+        return error
+    for problem in part.problems():
+        problems.add(SpecError(where="spec", problems=[problem]))
+    with _opened(part.data, problems) as tables:
+        try_lay_out(part.data, part.features, tables, problems)
+    if not part.names_known:
+        problems.forget(lambda each: isinstance(each, ColumnMissing) and each.table == part.data.main)
+    return SpecError(where=error.fields["where"], problems=problems.lines())
+
+
+def _check_own_files(spec: PipelineSpec, problems: Problems) -> None:
+    model = spec.model
+    for key, path in (("script", model.script), ("onnx", model.onnx), ("golden", model.golden)):
+        if path is not None and "://" not in path and not Path(path).is_file():
+            problem = f"no file at {path}; put it there or correct the path (relative to the spec's file)"
+            problems.add(SpecError(where=spec.name, problems=[(f"model.{key}", problem)]))
+
+
+@contextmanager
+def _opened(data: DataSpec, problems: Problems) -> Iterator[dict[str, Table]]:
+    """The tables that can be opened. A conversion is kept for the build that follows."""
     from serin.etl.sources.file_cache import FileCache
     from serin.etl.sources.files import find_files
-    from serin.etl.sources.layout import lay_out
     from serin.etl.sources.tables import open_table
 
-    with (
-        Store.open().using_kept() as kept,  # the build that follows need not convert again
-        tempfile.TemporaryDirectory(prefix="serin-check-") as scratch,
-    ):
+    with Store.open().using_kept() as kept, tempfile.TemporaryDirectory(prefix="serin-check-") as scratch:
         converted = FileCache.converted(kept)
-        tables = {
-            name: open_table(name, find_files(name, path, converted.digests), Path(scratch), converted)
-            for name, path in spec.data.tables.items()
-        }
-        return lay_out(spec.data, spec.features, tables)
+        tables = {}
+        for name, path in data.tables.items():
+            with problems.catching(f"data.tables.{name}"):
+                found = find_files(name, path, converted.digests)
+                tables[name] = open_table(name, found, Path(scratch), converted)
+        yield tables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -79,6 +80,16 @@ class CheckSpec(Section):
     def _set(self, name: str) -> bool:
         value = getattr(self, name)
         return value is not None and value is not False
+
+    def misfits(self, kind: str) -> Iterator[str]:
+        """What cannot be checked of a column of this kind."""
+        if (self.min is not None or self.max is not None) and kind in ("string", "timestamp"):
+            yield f"column {self.column!r} is a {kind}; min and max need a number"
+        if self.newest_within is not None and kind != "timestamp":
+            yield f"newest_within needs a time, and {self.column!r} is a {kind}"
+        texts = [isinstance(value, str) for value in self.values or ()]
+        if texts and kind != "string" and (kind not in ("int", "bool") or any(texts)):
+            yield f"column {self.column!r} is a {kind}; values must be texts or whole numbers alike"
 
     @property
     def compares(self) -> bool:

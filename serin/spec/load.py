@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from serin.errors import SpecError, nearest
+from serin.spec.data import DataSpec
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
 
@@ -26,7 +27,7 @@ def load_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> Pipeline
     if isinstance(source, Mapping):
         return spec_from_mapping(source, where="spec", base=Path.cwd())
     path = spec_file(Path(source))
-    return spec_from_mapping(_read(path), where=str(path), base=path.absolute().parent)
+    return spec_from_mapping(read_mapping(path), where=str(path), base=path.absolute().parent)
 
 
 def spec_file(path: Path) -> Path:
@@ -56,10 +57,15 @@ def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> Pipe
         spec = PipelineSpec.model_validate(dict(raw))
     except ValidationError as error:
         raise SpecError(where=where, problems=_problems(error)) from error
-    tables = {name: _absolute(path, base) for name, path in spec.data.tables.items()}
-    changes: dict[str, Any] = {"data": spec.data.model_copy(update={"tables": tables})}
+    changes: dict[str, Any] = {"data": absolute_tables(spec.data, base)}
     changes["model"] = spec.model.model_copy(update=_own_files(spec.model, base))
     return spec.model_copy(update=changes)
+
+
+def absolute_tables(data: DataSpec, base: Path) -> DataSpec:
+    """The section with absolute paths; relative ones start at `base`."""
+    tables = {name: _absolute(path, base) for name, path in data.tables.items()}
+    return data.model_copy(update={"tables": tables})
 
 
 def _own_files(model: ModelSpec, base: Path) -> dict[str, str]:
@@ -72,7 +78,8 @@ def _own_files(model: ModelSpec, base: Path) -> dict[str, str]:
     return {key: _absolute(path, base) for key, path in files.items() if path is not None}
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """The keys of a spec's file; SpecError when it holds none."""
     try:
         raw = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

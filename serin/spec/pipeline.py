@@ -68,7 +68,7 @@ class PipelineSpec(Section):
     def _sections_fit_together(self) -> Self:
         found = [*self._source_problems()]
         if self.has_data:
-            found += [*self.data.problems(), *self._feature_problems()]
+            found += [*self.data.problems(), *self.feature_problems()]
             found += [*self._segment_problems(), *self._search_problems()]
         elif self.search is not None:
             found.append(
@@ -132,7 +132,8 @@ class PipelineSpec(Section):
         """Whether there is a dataset. Without one, the model defines its own inputs."""
         return bool(self.data.tables)
 
-    def _feature_problems(self) -> Iterator[tuple[str, str]]:
+    def feature_problems(self) -> Iterator[tuple[str, str]]:
+        """Columns that no feature may use, and features that are made twice, as (key, problem and how to fix it)."""
         made: dict[tuple[str, str], int] = {}
         for index, feature in enumerate(self.features):
             key = f"features[{index}].columns"

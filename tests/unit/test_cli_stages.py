@@ -65,10 +65,11 @@ def test_init_asks_which_of_several_tables(serin: Serin, tmp_path: Path) -> None
     assert "holds 2 tables (a.csv, b.parquet)" in serin("init", code=2)
 
 
-def test_check_names_a_column_that_is_not_there(serin: Serin, tmp_path: Path) -> None:
+def test_a_column_that_is_not_there_is_a_wrong_spec_for_every_command(serin: Serin, tmp_path: Path) -> None:
     features = [{"columns": ["wieght"], "steps": ["fill_median"]}]
     write_spec(tmp_path, {**small_spec(tmp_path, rows=300), "features": features})
-    assert "did you mean 'weight'?" in serin("check", "spec.yaml", code=1)
+    for command in ("check", "etl", "train"):
+        assert "did you mean 'weight'?" in serin(command, "spec.yaml", code=2)
 
 
 def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.columns.column import Column, beside, count_true, on_host
-from serin.errors import CheckFailed, SpecError
+from serin.errors import CheckFailed
 from serin.etl.relational.groups import group_codes, joined
 from serin.formats.schema import Kind
 from serin.spec.checks import CheckSpec
@@ -56,7 +56,7 @@ def judge_checks(checks: Sequence[CheckSpec], parts: Sequence[Sequence[CheckCoun
         [
             (check, failure)
             for index, check in enumerate(checks)
-            for failure in _failures(check, [part[index] for part in parts])
+            for failure in failures_of(check, [part[index] for part in parts])
         ]
     )
 
@@ -74,7 +74,8 @@ def settle(failures: Sequence[tuple[CheckSpec, CheckFailed]]) -> list[str]:
     return [str(failure) for _, failure in failures]
 
 
-def _failures(check: CheckSpec, found: Sequence[CheckCounts]) -> list[CheckFailed]:
+def failures_of(check: CheckSpec, found: Sequence[CheckCounts]) -> list[CheckFailed]:
+    """Where a check does not hold over all pieces."""
     total = sum(each.rows for each in found)
     if check.column is None:
         return _table_failures(check, total)
@@ -178,8 +179,6 @@ def _count(column: Column, rows: Rows, check: CheckSpec) -> CheckCounts:
         examples += [(int(rows[place]), "null") for place in _first(null)]
     newest = None
     if check.newest_within is not None:
-        if column.kind != "timestamp":
-            raise _misfit(check, f"newest_within needs a time, and {check.column!r} is a {column.kind}")
         newest = int(column.values.max()) if count_true(null) < len(null) else None
     return CheckCounts(
         rows=len(column),
@@ -199,8 +198,6 @@ def _first(chosen: npt.NDArray[np.bool_]) -> list[int]:
 
 
 def _out_of_range(column: Column, check: CheckSpec) -> npt.NDArray[np.bool_]:
-    if column.kind in ("string", "timestamp"):
-        raise _misfit(check, f"column {check.column!r} is a {column.kind}; min and max need a number")
     values, outside = column.values, np.zeros_like(column.null)
     if check.min is not None:
         outside |= values < _bound(values, check.min)
@@ -215,10 +212,6 @@ def _among(column: Column, check: CheckSpec) -> npt.NDArray[np.bool_]:
         allowed = pa.array([str(value) for value in check.values], pa.string())
         entries = np.asarray(pc.is_in(column.dictionary, value_set=allowed).to_numpy(zero_copy_only=False))
         return beside(np.append(entries, True), column.values)[column.values]  # type: ignore[no-any-return]
-    if column.kind not in ("int", "bool") or any(isinstance(value, str) for value in check.values):
-        raise _misfit(
-            check, f"column {check.column!r} is a {column.kind}; values must be texts or whole numbers alike"
-        )
     return np.isin(column.values, beside(np.asarray(check.values, np.int64), column.values))
 
 
@@ -235,10 +228,6 @@ def _repeated(parts: Sequence[tuple[Column, Rows]]) -> tuple[int, list[str]]:
     again = order[1:][codes[order][1:] == codes[order][:-1]]
     first = again[np.argsort(rows[again])][:_EXAMPLES]
     return len(again), [f"{_text(column, int(place))} again in row {rows[place]}" for place in first]
-
-
-def _misfit(check: CheckSpec, problem: str) -> SpecError:
-    return SpecError(where="data", problems=[(f"data.checks ({check.column})", problem)])
 
 
 def _text(column: Column, place: int) -> str:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from serin.columns.column import Column, any_true, array_module, beside
 from serin.columns.derived import beside_columns, evaluate_columns, typed
 from serin.errors import TargetUnusable
+from serin.etl.sources.uses import text_target
 from serin.expressions import ExpressionError, Masked
 from serin.spec.target import TargetSpec
 
@@ -76,10 +77,7 @@ def _evaluate(target: TargetSpec, columns: Mapping[str, Column], rows: int) -> T
         raise TargetUnusable(expression=target.expression, reason=f"cannot be computed: {error}") from error
     text = result.values.dtype.kind in "USOT"
     if text:
-        raise TargetUnusable(
-            expression=target.expression,
-            reason=f"is text; for task {target.task} compare it (column == 'yes'), or use task: multiclass",
-        )
+        raise text_target(target.expression, target.task)
     if result.values.dtype == bool:
         return TargetPart(values=(result.values & ~result.null).astype(np.float32), null=result.null)
     values = result.values.astype(np.float64)

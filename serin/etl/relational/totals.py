@@ -51,9 +51,8 @@ def total_up(data: DataSpec, engine: Engine, held: Held) -> Totals:
     checks = [each.checks for each in summaries]
     warnings = judge_checks(data.checks, checks)
     rows = sum(each.rows for each in summaries)
-    dropped = _added([each.dropped for each in summaries])
-    if rows == 0:
-        raise TableEmpty(table=data.main, why=f"none is left after joins and drops ({_listed(dropped)})")
+    dropped = added([each.dropped for each in summaries])
+    refuse_empty(data, rows, dropped)
     if any(dropped.values()):
         logger.info(f"dropped {_listed(dropped)}; {rows:,} rows left")
     classes: tuple[Class, ...] = ()
@@ -81,7 +80,14 @@ def summarise(prepared: Prepared) -> _Summary:
     )
 
 
-def _added(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+def refuse_empty(data: DataSpec, rows: int, dropped: Mapping[str, int]) -> None:
+    """TableEmpty when no row is left."""
+    if rows == 0:
+        raise TableEmpty(table=data.main, why=f"none is left after joins and drops ({_listed(dropped)})")
+
+
+def added(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """How many rows all pieces dropped, by reason."""
     total: dict[str, int] = {}
     for part in parts:
         for reason, count in part.items():

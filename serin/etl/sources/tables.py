@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from serin.columns.column import Column, column_from_arrow, kind_of_type
@@ -111,6 +112,19 @@ def cut(table: Table, piece_rows: int) -> list[Piece]:
             rows=sum(group.rows for group in groups),
         )
         for groups in pieces
+    ]
+
+
+def spread_pieces(table: Table, rows: int) -> list[Piece]:
+    """Row groups of about `rows` rows together, spread evenly over the table; all of them when it has no more."""
+    groups = table.groups
+    if table.rows > rows:
+        count = max(1, rows * len(groups) // table.rows)
+        chosen = (np.arange(count) * 2 + 1) * len(groups) // (2 * count)
+        groups = tuple(groups[place] for place in chosen)
+    return [
+        Piece(file=group.file, groups=(group.index,), first_row=group.first_row, rows=group.rows)
+        for group in groups
     ]
 
 

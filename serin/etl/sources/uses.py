@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from serin.columns.column import kind_of_type
 from serin.columns.derived import Typed, typed
-from serin.errors import ColumnClash, ColumnMissing, ColumnUnusable, SpecError
+from serin.errors import ColumnClash, ColumnMissing, ColumnUnusable, SpecError, TargetUnusable
+from serin.etl.sources.problems import Problems, Undetermined
 from serin.etl.sources.tables import Table
 from serin.expressions import ExpressionError, parse
 from serin.formats.schema import Kind
@@ -21,22 +22,25 @@ Made = Mapping[str, tuple[str, str]]  # name after the joins -> (table, column t
 
 
 def find_uses(
-    data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str, Table]
+    data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str, Table], problems: Problems
 ) -> tuple[dict[str, str], Made]:
-    """Every column that anything needs -> the key of the spec that names it first; and what the joins make."""
-    made = _joined_names(data, tables)
+    """Every column that anything needs -> the key of the spec that names it first; and what the joins make.
+
+    `tables` may lack some that could not be opened: nothing is said about their columns."""
+    made = _joined_names(data, tables, problems)
     uses = _uses(data, features)
+    if data.main not in tables:
+        return uses, made
     main = tables[data.main]
     windows = [name for window in data.windows for name in window.make]
     for key, names in (("derived", data.derived), ("windows", windows)):
         for name in names:
             if name in main.types:
                 problem = f"{main.name!r} has a column {name!r} already; rename the new one"
-                raise SpecError(where="data", problems=[(f"data.{key}", problem)])
+                problems.add(SpecError(where="data", problems=[(f"data.{key}.{name}", problem)]))
     known = [*main.types, *made, *data.derived, *windows]
     for name, user in [*uses.items(), *((name, "data.allow_leaks") for name in data.allow_leaks)]:
-        if name not in known:
-            raise ColumnMissing(column=name, table=main.name, used_by=user, known=known)
+        _require(name, known, main.name, user, problems)
     return uses, made
 
 
@@ -79,26 +83,39 @@ def _named(data: DataSpec) -> Iterator[tuple[str, str | None]]:
         yield f"data.joins[{index}].as_of", join.as_of.column if join.as_of else None
 
 
-def _joined_names(data: DataSpec, tables: Mapping[str, Table]) -> dict[str, tuple[str, str]]:
+def _joined_names(
+    data: DataSpec, tables: Mapping[str, Table], problems: Problems
+) -> dict[str, tuple[str, str]]:
     made: dict[str, tuple[str, str]] = {}
-    main = tables[data.main]
+    main = tables.get(data.main)
     for index, join in enumerate(data.joins):
+        key = f"data.joins[{index}]"
+        made |= {name: (join.table, column) for column, name in join.columns.items()}
+        for name in join.columns.values():
+            if main is not None and name in main.types:
+                problems.add(ColumnClash(column=name, tables=(main.name, join.table)), f"{key}.columns")
+        if join.table not in tables:
+            continue
         there = tables[join.table].types
-        for key in join.on:
-            _require(key, there, join.table, f"data.joins[{index}].on")
+        for column in join.on:
+            _require(column, there, join.table, f"{key}.on", problems)
         if join.as_of is not None:
-            _require(join.as_of.partner, there, join.table, f"data.joins[{index}].as_of")
-        for column, name in join.columns.items():
-            _require(column, there, join.table, f"data.joins[{index}].columns")
-            if name in main.types:
-                raise ColumnClash(column=name, tables=(main.name, join.table))
-            made[name] = (join.table, column)
+            _require(join.as_of.partner, there, join.table, f"{key}.as_of", problems)
+        for column in join.columns:
+            _require(column, there, join.table, f"{key}.columns", problems)
     return made
 
 
-def _require(column: str, known: Iterable[str], table: str, user: str) -> None:
+def _require(column: str, known: Iterable[str], table: str, user: str, problems: Problems) -> None:
     if column not in known:
-        raise ColumnMissing(column=column, table=table, used_by=user, known=known)
+        problems.add(ColumnMissing(column=column, table=table, used_by=user, known=known))
+
+
+def text_target(expression: str, task: str) -> TargetUnusable:
+    return TargetUnusable(
+        expression=expression,
+        reason=f"is text; for task {task} compare it (column == 'yes'), or use task: multiclass",
+    )
 
 
 def kind_in(table: Table, column: str) -> Kind:
@@ -115,7 +132,8 @@ def kind_in(table: Table, column: str) -> Kind:
 
 
 class Kinds:
-    """The kinds of all columns in use; text that is used as a time, or joined with one, is a time."""
+    """The kinds of all columns in use; text that is used as a time, or joined with one, is a time. Undetermined for a
+    column that is not there."""
 
     def __init__(
         self, data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str, Table], made: Made
@@ -145,6 +163,15 @@ class Kinds:
             problem = (key, f"{text!r}: {error}")
             raise SpecError(where="data does not fit the tables", problems=[problem]) from error
 
+    def check_target(self, text: str) -> None:
+        """TargetUnusable when this expression of the target cannot be computed, or its task cannot learn its kind."""
+        try:
+            found = typed(text, {name: self[name] for name in parse(text).columns}).kind
+        except ExpressionError as error:
+            raise TargetUnusable(expression=text, reason=f"cannot be computed: {error}") from error
+        if found == "string" and self._data.target.task != "multiclass":
+            raise text_target(text, self._data.target.task)
+
     def _kind(self, name: str) -> Kind:
         data = self._data
         if name in data.derived:
@@ -157,6 +184,8 @@ class Kinds:
                 problem = (f"data.windows[{index}].make.{name}", str(error))
                 raise SpecError(where="data does not fit the tables", problems=[problem]) from error
         table, column_there = self._made.get(name, (data.main, name))
+        if table not in self._tables or column_there not in self._tables[table].types:
+            raise Undetermined
         kind = kind_in(self._tables[table], column_there)
         return "timestamp" if kind == "string" and self._is_time(name) else kind
 
@@ -164,6 +193,7 @@ class Kinds:
         return name in self._times or any(
             name in join.on and kind_in(self._tables[join.table], name) == "timestamp"
             for join in self._data.joins
+            if join.table in self._tables and name in self._tables[join.table].types
         )
 
 

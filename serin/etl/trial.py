@@ -1,0 +1,133 @@
+"""Reads rows as a build does, before one: finds what a build would refuse because of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from serin.columns.column import Column
+from serin.errors import ColumnUnusable
+from serin.etl.engines.memory_budget import partner_bytes
+from serin.etl.relational.checks import failures_of
+from serin.etl.relational.relation import LoadedJoin, Prepared, finish, load_join, relate_columns
+from serin.etl.relational.target import check_classes, check_varies, evaluate_target, merge_classes
+from serin.etl.relational.totals import added, refuse_empty
+from serin.etl.sources.layout import Layout
+from serin.etl.sources.problems import Problems
+from serin.etl.sources.tables import Piece, Table, read_piece, spread_pieces
+from serin.spec.data import DataSpec
+from serin.spec.features import FeatureSpec
+
+MAX_ROWS = 200_000
+_JOIN_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """`rows`: how many rows of the main table were read, of `total`. `unread`: joined tables that are too large to be
+    read here, so that nothing is known about their keys."""
+
+    rows: int
+    total: int
+    unread: tuple[str, ...] = ()
+
+
+def try_rows(
+    data: DataSpec,
+    features: Sequence[FeatureSpec],
+    layout: Layout,
+    tables: Mapping[str, Table],
+    problems: Problems,
+) -> Trial:
+    """Collects what the values of up to MAX_ROWS rows, spread over the main table, and the keys of the joined tables
+    show to be wrong. What only all rows can show is judged when all of them were read."""
+    joins, unread = _load_joins(layout, tables, problems)
+    main = tables[data.main]
+    pieces = spread_pieces(main, MAX_ROWS)
+    alone = data.unique is None and not layout.windows  # no row depends on others
+    prepared = []
+    for piece in pieces:
+        found = _try_piece(piece, data, layout, None if unread else joins, problems, alone=alone)
+        if problems:
+            break  # the other pieces would show the same
+        prepared += [found] if found else []
+    rows = sum(piece.rows for piece in pieces)
+    if not problems and rows == main.rows and len(prepared) == len(pieces):
+        _judge(data, features, prepared, problems)
+    return Trial(rows=rows, total=main.rows, unread=unread)
+
+
+def _load_joins(
+    layout: Layout, tables: Mapping[str, Table], problems: Problems
+) -> tuple[list[LoadedJoin], tuple[str, ...]]:
+    joins, unread = [], []
+    for index, join in enumerate(layout.joins):
+        table = tables[join.spec.table]
+        if partner_bytes(join, table) > _JOIN_BYTES:
+            unread.append(table.name)
+            continue
+        with problems.catching(f"data.joins[{index}].on"):
+            joins.append(load_join(join, table))
+    return joins, tuple(unread)
+
+
+def _try_piece(
+    piece: Piece,
+    data: DataSpec,
+    layout: Layout,
+    joins: Sequence[LoadedJoin] | None,
+    problems: Problems,
+    *,
+    alone: bool,
+) -> Prepared | None:
+    """The rows of a piece that are left; None when that cannot be known from this piece alone."""
+    columns: dict[str, Column] = {}
+    for read in layout.reads:
+        with problems.catching():
+            columns |= read_piece(piece, [read])
+    if problems or joins is None:
+        return None
+    rows = np.arange(piece.first_row, piece.first_row + piece.rows, dtype=np.int64)
+    with problems.catching("data"):
+        related = relate_columns(columns, rows, layout, joins)
+        if alone:
+            return finish(related, data, layout)
+        if set(data.target.columns) <= related.columns.keys():
+            evaluate_target(data.target, related.columns, len(related.rows))
+    return None
+
+
+def _judge(
+    data: DataSpec,
+    features: Sequence[FeatureSpec],
+    prepared: Sequence[Prepared],
+    problems: Problems,
+) -> None:
+    for index, check in enumerate(data.checks):
+        for failure in failures_of(check, [each.checks[index] for each in prepared]):
+            if check.otherwise == "fail":
+                problems.add(failure, f"data.checks[{index}]")
+    rows = sum(len(each.rows) for each in prepared)
+    with problems.catching("data"):
+        refuse_empty(data, rows, added([each.dropped for each in prepared]))
+        _judge_target(data, prepared)
+    for index, feature in enumerate(features):
+        for column in feature.columns if feature.steps[0].reads_numbers else ():
+            if rows and all(each.columns[column].null.all() for each in prepared if column in each.columns):
+                problem = f"column {column!r} holds no value; take it out of the features, or fix the table"
+                problems.add(ColumnUnusable(column=column, problem=problem), f"features[{index}].columns")
+
+
+def _judge_target(data: DataSpec, prepared: Sequence[Prepared]) -> None:
+    target = data.target
+    classes = merge_classes(target, [each.target.classes or () for each in prepared])
+    values = np.concatenate([np.asarray(each.target.coded(classes)) for each in prepared])
+    columns = values.reshape(len(values), -1)
+    if target.task == "regression":
+        check_varies(target, np.stack([columns.min(axis=0), columns.max(axis=0)]))
+        return
+    labels = len(classes) or 2
+    counts = [np.bincount(column.astype(np.int64), minlength=labels) for column in columns.T]
+    check_classes(target, np.stack(counts) if target.names else counts[0], classes)

@@ -1,0 +1,128 @@
+"""`check` reports every mistake at once: of the spec alone, and of the spec compared with its tables."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from serin.errors import SpecError
+from serin.etl import trial
+from serin.pipeline.check import check_spec
+
+ROWS = 60
+MISTAKES = {
+    "name": "small",
+    "data": {
+        "tables": {"main": "main.parquet", "side": "side.parquet", "gone": "gone.parquet"},
+        "joins": [
+            {"with": "side", "on": "id", "columns": ["size", "x"]},
+            {"with": "gone", "on": "id", "columns": ["colour"]},
+        ],
+        "derived": {"ratio": "id / 2"},
+        "where": "x > 'a'",
+        "target": {"expression": "zz > 1", "task": "binary"},
+        "time": "x",
+        "id": "nope",
+        "checks": [{"column": "id", "min": 1}, {"column": "sise", "min": 0}],
+        "split": {"group": "x", "kind": "group"},
+    },
+    "features": [
+        {"columns": ["id"], "steps": ["normalize"]},
+        {"columns": ["ratio", "size", "sizee", "colour"], "steps": ["fill_median"]},
+    ],
+}
+FOUND = [
+    ("data.tables.gone", "nothing at"),
+    ("data.joins[0].columns", "column 'x' comes from both 'main' and 'side'"),
+    ("data.derived.ratio", "text cannot be calculated with"),
+    ("data.where", "text is compared"),
+    ("data.target", "column 'zz' is not in 'main'"),
+    ("data.time", "'x' is a float"),
+    ("data.id", "column 'nope' is not in 'main'"),
+    ("data.split.group", "'x' is a float, which is no key"),
+    ("data.checks[0]", "min and max need a number"),
+    ("data.checks[1]", "column 'sise' is not in 'main'; did you mean 'size'?"),
+    ("features[0]", "normalize needs a number"),
+    ("features[1].columns", "column 'sizee' is not in 'main'; did you mean 'size'?"),
+]
+
+
+@pytest.fixture(autouse=True)
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+    main = {
+        "id": [f"k{row % 7}" for row in range(ROWS)],
+        "x": [float(row) for row in range(ROWS)],
+        "y": [row % 2 for row in range(ROWS)],
+    }
+    pq.write_table(pa.table(main), tmp_path / "main.parquet", row_group_size=10)
+    side = {"id": [f"k{row}" for row in range(7)], "size": list(range(7)), "x": [0.5] * 7}
+    pq.write_table(pa.table(side), tmp_path / "side.parquet")
+
+
+def problems_of(folder: Path, spec: dict[str, Any]) -> list[tuple[str, str]]:
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(spec, sort_keys=False), encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        check_spec(path)
+    assert caught.value.exit_code == 2
+    assert str(caught.value).startswith(f"{path}: ")
+    return [(key, text) for key, text in caught.value.problems]
+
+
+def good(**data: Any) -> dict[str, Any]:
+    section = {
+        "tables": {"main": "main.parquet", "side": "side.parquet"},
+        "joins": [{"with": "side", "on": "id", "columns": ["size"]}],
+        "target": {"expression": "y == 1", "task": "binary"},
+    }
+    return {"name": "small", "data": section | data, "features": [{"columns": ["x"], "steps": ["normalize"]}]}
+
+
+def unfound(problems: list[tuple[str, str]], expected: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(key, text) for key, text in expected if not any(key == k and text in t for k, t in problems)]
+
+
+def test_twelve_mistakes_in_one_spec_are_twelve_lines(tmp_path: Path) -> None:
+    problems = problems_of(tmp_path, MISTAKES)
+    assert not unfound(problems, FOUND)
+    assert len(problems) == len(FOUND), problems
+
+
+def test_a_mistake_of_the_spec_alone_does_not_hide_those_that_only_the_tables_show(tmp_path: Path) -> None:
+    spec = {**MISTAKES, "training": {"epohcs": 3}, "features": [*MISTAKES["features"], {"columns": ["x"]}]}  # type: ignore[misc]
+    expected = [*FOUND, ("training.epohcs", "did you mean 'epochs'?"), ("features[2].steps", "is missing")]
+    problems = problems_of(tmp_path, spec)
+    assert not unfound(problems, expected)
+    assert len(problems) == len(expected), problems
+
+
+def test_columns_that_an_unreadable_entry_may_make_are_not_called_missing(tmp_path: Path) -> None:
+    spec = good(derived={"twice": "x *", "half": "x / 2"}, time="nine")
+    spec["features"] = [{"columns": ["twice", "half"], "steps": ["normalize"]}]
+    problems = problems_of(tmp_path, spec)
+    assert [key for key, _ in problems] == ["data.derived"]
+
+
+def test_a_wrong_target_does_not_hide_the_other_mistakes(tmp_path: Path) -> None:
+    problems = problems_of(tmp_path, good(target={"expression": "y >", "task": "binary"}, id="nope"))
+    assert [key for key, _ in problems] == ["data.target.expression", "data.id"]
+
+
+def test_a_file_of_your_own_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    problems = problems_of(tmp_path, {**good(), "model": {"onnx": "net.onnx"}})
+    assert [key for key, _ in problems] == ["model.onnx"]
+
+
+def test_a_good_spec_says_which_rows_were_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(good()), encoding="utf-8")
+    assert "rows" not in str(check_spec(path))
+    monkeypatch.setattr(trial, "MAX_ROWS", 20)
+    monkeypatch.setattr(trial, "_JOIN_BYTES", 0)
+    said = str(check_spec(path))
+    assert "checked on 20 of 60 rows" in said
+    assert "side is large" in said
