@@ -13,12 +13,14 @@ import numpy.typing as npt
 
 from serin.columns.column import Column, column_from_arrow, kind_of_type
 from serin.draft.guess_target import GuessedTarget, guess_target
+from serin.draft.sniff_csv import sniff_table, table_lines
 from serin.errors import ColumnMissing, TableUnusable
-from serin.etl.sources.files import find_files
+from serin.etl.sources.find import find_table
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.tables import cut, open_table, read_piece
 from serin.expressions import parse
 from serin.metrics import auc
+from serin.spec.tables import TableSource
 
 SAMPLE_ROWS = 200_000
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -44,7 +46,8 @@ def guess_spec(
     """A commented spec (YAML) for the table at this path or URL. `target`: a column or an expression; None: guessed.
     `path_in_spec`: how the spec's file refers to the table, when not by the path given. `name`: the pipeline's; None:
     made of the table's."""
-    columns, rows = _sample(str(table))
+    sniffed = sniff_table(str(table))
+    columns, rows = _sample(sniffed.source(str(table)))
     guessed = guess_target(columns, target)
     for used in parse(guessed.expression).columns:
         if used not in columns:
@@ -57,13 +60,14 @@ def guess_spec(
     ]
     if not any(guess.use in ("numeric", "categorical", "time") for guess in guesses):
         raise TableUnusable(table=str(table), problem="no column is left to make a feature of")
-    return _yaml(name or _model_name(str(table)), path_in_spec or str(table), rows, guessed, time, guesses)
+    source = table_lines(path_in_spec or str(table), sniffed)
+    return _yaml(name or _model_name(str(table)), source, rows, guessed, time, guesses)
 
 
-def _sample(path: str) -> tuple[dict[str, Column], int]:
+def _sample(source: TableSource) -> tuple[dict[str, Column], int]:
     """The table's first rows, and how many it has in all. Text that is a time throughout is one."""
     with tempfile.TemporaryDirectory() as scratch:
-        opened = open_table("table", find_files("table", path), Path(scratch))
+        opened = open_table("main", find_table("main", source), Path(scratch))
         kinds = {name: kind_of_type(arrow) for name, arrow in opened.types.items()}
         reads = [Read(column=name, kind=kind) for name, kind in kinds.items() if kind is not None]
         columns = read_piece(cut(opened, SAMPLE_ROWS)[0], reads)
@@ -135,7 +139,12 @@ def _leak(column: Column, null: npt.NDArray[np.bool_], target: GuessedTarget) ->
 
 
 def _yaml(
-    name: str, path: str, rows: int, target: GuessedTarget, time: str | None, guesses: Sequence[Guess]
+    name: str,
+    table: Sequence[str],
+    rows: int,
+    target: GuessedTarget,
+    time: str | None,
+    guesses: Sequence[Guess],
 ) -> str:
     chosen = {
         use: [guess for guess in guesses if guess.use == use]
@@ -146,7 +155,7 @@ def _yaml(
         f"name: {name}",
         "data:",
         "  tables:",
-        f"    main: {_word(path)}",
+        *table,
         f"  # {target.why}",
         f"  target: {{expression: {_quoted(target.expression)}, task: {target.task}}}",
     ]

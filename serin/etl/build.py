@@ -25,7 +25,7 @@ from serin.etl.relational.gpu.reader import prepare_pieces
 from serin.etl.relational.piece_cache import PieceCache
 from serin.etl.relational.relation import LoadedJoin
 from serin.etl.sources.file_cache import FileCache, digests_in
-from serin.etl.sources.files import find_files
+from serin.etl.sources.find import find_table
 from serin.etl.sources.layout import Layout, lay_out
 from serin.etl.sources.tables import Piece, Table, open_table, refuse_changed
 from serin.formats.canonical import canonical
@@ -220,7 +220,7 @@ def current_key(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -
 
 def _sources(data: DataSpec, store: Store) -> dict[str, tuple[SourceFile, ...]]:
     digests = digests_in(store.kept_folder())
-    return {name: find_files(name, url, digests) for name, url in data.tables.items()}
+    return {name: find_table(name, table, digests) for name, table in data.tables.items()}
 
 
 def _tell_unknown(files: Sequence[SourceFile]) -> None:

@@ -20,7 +20,7 @@ from serin.etl.engines.memory_budget import shared_room
 from serin.etl.relational.across_pieces.large_joins import load_joins
 from serin.etl.relational.gpu.reader import prepare_pieces
 from serin.etl.relational.relation import Prepared
-from serin.etl.sources.files import find_files
+from serin.etl.sources.find import find_table
 from serin.etl.sources.layout import lay_out
 from serin.etl.sources.tables import Piece, open_table
 from serin.formats.raw_rows import RawRows
@@ -45,7 +45,9 @@ def read_test_rows(
     split = read_split(dataset.path, "test").whole()
     with tempfile.TemporaryDirectory(prefix="serin-rows-") as folder:
         scratch = Path(folder)
-        tables = {name: open_table(name, find_files(name, url), scratch) for name, url in data.tables.items()}
+        tables = {
+            name: open_table(name, find_table(name, table), scratch) for name, table in data.tables.items()
+        }
         layout = lay_out(data, features, tables)
 
         def run(engine: Engine, pieces: Sequence[Piece], rows: int) -> RawRows:

@@ -23,17 +23,25 @@ FALSE_WORDS = ("0", "False", "FALSE", "false")
 _NULLS = pa.array(["", *NULL_WORDS])
 
 
-def parse_options(delimiter: str = ",") -> pa_csv.ParseOptions:
-    """A value in quotes may hold line ends, wherever in the file it is."""
-    return pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+def parse_options(delimiter: str = ",", quote: str = '"') -> pa_csv.ParseOptions:
+    """A value in quotes may hold line ends, wherever in the file it is. `quote`: "" when no value is quoted."""
+    return pa_csv.ParseOptions(delimiter=delimiter, quote_char=quote or False, newlines_in_values=bool(quote))
 
 
-def convert_options(types: Mapping[str, pa.DataType], columns: Sequence[str] = ()) -> pa_csv.ConvertOptions:
-    """`types`: of columns whose type is known; the others' are inferred. `columns`: those to read; none means all."""
+def convert_options(
+    types: Mapping[str, pa.DataType],
+    columns: Sequence[str] = (),
+    *,
+    decimal: str = ".",
+    null_values: Sequence[str] = (),
+) -> pa_csv.ConvertOptions:
+    """`types`: of columns whose type is known; the others' are inferred. `columns`: those to read; none means all.
+    `null_values`: texts that are null besides the usual ones, in columns that are not text."""
     return pa_csv.ConvertOptions(
         column_types=dict(types),
         include_columns=list(columns),
-        null_values=["", *NULL_WORDS],
+        null_values=["", *NULL_WORDS, *null_values],
+        decimal_point=decimal,
         true_values=list(TRUE_WORDS),
         false_values=list(FALSE_WORDS),
         strings_can_be_null=False,  # "" equals null in every column of text

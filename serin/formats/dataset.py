@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from serin.errors import BundleBroken
+from serin.formats.csv_format import CsvFormat
 from serin.formats.schema import DType, InputColumn, Kind, Task, input_columns
 
 FORMAT, VERSION = "serin.dataset", 1
@@ -56,7 +57,7 @@ class DerivedDescription:
 class SourceFile:
     """A file that was read, as it was then. `modified`: ns since 1970, or what an object store says. `content`: the
     digest or mark of its content, "" when none was asked for or none is reliable. `partition`: the key=value folders
-    it lies in."""
+    it lies in. `csv`: how it is written, when the table's options say so."""
 
     table: str
     path: str
@@ -64,6 +65,7 @@ class SourceFile:
     modified: str
     partition: tuple[tuple[str, str], ...] = ()
     content: str = ""
+    csv: CsvFormat | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,12 @@ class DatasetDescription:
         return {name: split.rows for name, split in self.splits.items()}
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+        document = asdict(self)
+        document["inputs"] = [column.to_json() for column in self.inputs]
+        for source in document["sources"]:
+            if source["csv"] is None:
+                del source["csv"]
+        return {"format": FORMAT, "version": VERSION, **document}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> DatasetDescription:
@@ -125,7 +132,10 @@ class DatasetDescription:
 
 def _source(entry: Mapping[str, Any]) -> SourceFile:
     partition = tuple((str(key), str(value)) for key, value in entry.get("partition", ()))
-    return SourceFile(**{**entry, "partition": partition})
+    csv = entry.get("csv")
+    return SourceFile(
+        **{**entry, "partition": partition, "csv": None if csv is None else CsvFormat.from_json(csv)}
+    )
 
 
 def write_dataset(folder: Path, description: DatasetDescription) -> None:

@@ -39,8 +39,9 @@ NULL_OF_KIND: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputColumn:
-    """One column a client sends. `null` says how a missing value is written. `dims`: of one row's value; a single one
-    but for models with inputs of their own, such as images."""
+    """One column a client sends. `null` says how a missing value is written, `null_texts` which strings the model takes
+    for one as well. `dims`: of one row's value; a single one but for models with inputs of their own, such as
+    images."""
 
     name: str
     dtype: DType
@@ -48,6 +49,13 @@ class InputColumn:
     source: str = "request"
     null: str
     dims: tuple[int, ...] = (1,)
+    null_texts: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        document = asdict(self)
+        if not self.null_texts:
+            del document["null_texts"]
+        return document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +77,8 @@ class Schema:
     targets: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+        document = {**asdict(self), "inputs": [column.to_json() for column in self.inputs]}
+        return {"format": FORMAT, "version": VERSION, **document}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Schema:
@@ -108,6 +117,7 @@ def input_columns(entries: Sequence[Mapping[str, Any]]) -> tuple[InputColumn, ..
                 source=entry.get("source", "request"),
                 null=NULL_OF_KIND[kind],
                 dims=tuple(int(size) for size in entry.get("dims", (1,))),
+                null_texts=tuple(str(text) for text in entry.get("null_texts", ())),
             )
         )
     names = [column.name for column in columns]

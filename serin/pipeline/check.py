@@ -130,14 +130,14 @@ def _check_own_files(spec: PipelineSpec, problems: Problems) -> None:
 def _opened(data: DataSpec, problems: Problems) -> Iterator[dict[str, Table]]:
     """The tables that can be opened. A conversion is kept for the build that follows."""
     from serin.etl.sources.file_cache import FileCache
-    from serin.etl.sources.files import find_files
+    from serin.etl.sources.find import find_table
     from serin.etl.sources.tables import open_table
 
     with Store.open().using_kept() as kept, tempfile.TemporaryDirectory(prefix="serin-check-") as scratch:
         converted = FileCache.converted(kept)
         tables = {}
-        for name, path in data.tables.items():
+        for name, table in data.tables.items():
             with problems.catching(f"data.tables.{name}"):
-                found = find_files(name, path, converted.digests)
+                found = find_table(name, table, converted.digests)
                 tables[name] = open_table(name, found, Path(scratch), converted)
         yield tables

@@ -77,6 +77,6 @@ def export_needs(spec: PipelineSpec) -> Needs:
 
 
 def _data_bytes(data: DataSpec) -> int:
-    from serin.etl.sources.files import find_files
+    from serin.etl.sources.find import find_table
 
-    return sum(file.size for name, url in data.tables.items() for file in find_files(name, url))
+    return sum(file.size for name, table in data.tables.items() for file in find_table(name, table))

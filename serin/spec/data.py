@@ -17,6 +17,7 @@ from serin.spec.checks import CheckSpec
 from serin.spec.relation import JoinSpec, Source, UniqueSpec, WindowSpec
 from serin.spec.section import Section
 from serin.spec.split import SplitSpec
+from serin.spec.tables import TableSource
 from serin.spec.target import TargetSpec, checked_expression
 
 RESERVED = ("score", "label", "probabilities", "row", "target")
@@ -29,9 +30,9 @@ Origin = Source | Literal["derived"]
 class DataSpec(Section):
     """The first table is the main one: its rows are the rows of the dataset."""
 
-    tables: dict[str, str] = Field(min_length=1)
-    """Table name -> path or URL of a file, a folder or a glob (Parquet, CSV, TSV, JSON lines, Arrow). A relative path
-    starts at the spec's folder. The first table is the main one."""
+    tables: dict[str, TableSource] = Field(min_length=1)
+    """Table name -> path or URL of a file, a folder or a glob (Parquet, CSV, TSV, JSON lines, Arrow), or a section with
+    `path` and options. A relative path starts at the spec's folder. The first table is the main one."""
     joins: tuple[JoinSpec, ...] = ()
     """The other tables and how their rows are found."""
     derived: dict[str, str] = Field(default_factory=dict)
@@ -72,6 +73,11 @@ class DataSpec(Section):
     @property
     def main(self) -> str:
         return next(iter(self.tables))
+
+    def null_texts(self, table: str, column: str) -> tuple[str, ...]:
+        """The texts that mean null in a column of a table, besides the empty one."""
+        source = self.tables[table]
+        return () if isinstance(source, str) else source.nulls_of(column)
 
     @property
     def split_kind(self) -> Literal["temporal", "group", "stratified", "random"]:

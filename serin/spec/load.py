@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -14,6 +14,7 @@ from serin.errors import SpecError, nearest
 from serin.spec.data import DataSpec
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.tables import FileTable
 
 _FILE_NAMES = ("pipeline.yaml", "spec.yaml")
 
@@ -64,7 +65,7 @@ def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> Pipe
 
 def absolute_tables(data: DataSpec, base: Path) -> DataSpec:
     """The section with absolute paths; relative ones start at `base`."""
-    tables = {name: _absolute(path, base) for name, path in data.tables.items()}
+    tables = {name: _located(table, base) for name, table in data.tables.items()}
     return data.model_copy(update={"tables": tables})
 
 
@@ -134,6 +135,12 @@ def _absolute(path: str, base: Path) -> str:
     return str(expanded if expanded.is_absolute() else base / expanded)
 
 
+def _located(table: str | FileTable, base: Path) -> str | FileTable:
+    if isinstance(table, str):
+        return _absolute(table, base)
+    return table.model_copy(update={"path": _absolute(table.path, base)})
+
+
 def _problems(error: ValidationError) -> list[tuple[str, str]]:
     across: list[tuple[str, str]] = []  # what the sections themselves say about each other
     texts: dict[str, list[str]] = {}  # per key: a union such as int or "auto" complains once per member
@@ -162,7 +169,7 @@ def _key(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif part not in ("int", "float", "str") and not part.startswith(("literal[", "function-")):
+        elif part not in ("int", "float", "str") and not part.startswith(("literal[", "function-", "<")):
             text += f".{part}" if text else str(part)
     return text
 
@@ -170,14 +177,17 @@ def _key(location: tuple[int | str, ...]) -> str:
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     """The keys that are allowed where an unknown one stood."""
     model: type[BaseModel] = PipelineSpec
+    named = False  # the next part is a name that the user has given
     for part in location:
-        if isinstance(part, int):
+        if isinstance(part, int) or named or part.startswith("<"):
+            named = False
             continue
         field = next((f for name, f in model.model_fields.items() if part in (name, f.alias)), None)
         inner = _section_in(field.annotation) if field else None
         if inner is None:
             return []
         model = inner
+        named = field is not None and get_origin(field.annotation) is dict
     return [field.alias or name for name, field in model.model_fields.items()]
 
 

@@ -148,7 +148,7 @@ def changed_stages(one: PipelineSpec, other: PipelineSpec, folder: Path) -> froz
 def leaves(model: type[BaseModel], before: str = "") -> Iterator[str]:
     """Every key of the spec that holds a value, without positions in lists."""
     for name, field in model.model_fields.items():
-        inner = None if name == "steps" else _section(field.annotation)
+        inner = None if name in ("steps", "tables") else _section(field.annotation)
         yield from [f"{before}{name}"] if inner is None else leaves(inner, f"{before}{name}.")
 
 

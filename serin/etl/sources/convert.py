@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from serin.errors import SourceMissing, SourceUnreadable
 from serin.etl.sources.arrow2parquet import read_arrow
 from serin.etl.sources.csv2parquet import read_csv
-from serin.etl.sources.files import format_of, remote_errors
+from serin.etl.sources.files import file_format, remote_errors
 from serin.etl.sources.json2parquet import read_json
 from serin.etl.sources.malformed import broken_text
 from serin.formats.dataset import SourceFile
@@ -25,7 +25,7 @@ _READERS = {"csv": read_csv, "json": read_json, "arrow": read_arrow}
 
 def convert(file: SourceFile, target: Path) -> None:
     """Writes the file's rows to `target`; SourceUnreadable names the row that cannot be read."""
-    found = format_of(file.path)
+    found = file_format(file)
     assert found is not None
     try:
         _READERS[found](file, partial(write_groups, target))

@@ -1,52 +1,50 @@
 """Reads CSV files, packed or not.
 
-Types are inferred from the file's beginning. From all of it when the beginning says nothing about a column, or when a
-later value does not fit.
+Types are inferred from the file's beginning. From all of it when the beginning says nothing about a column, when a
+later value does not fit, or when options of the table say how the column's cells are written.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
 
+from serin.errors import SourceUnreadable, nearest
 from serin.etl.sources.arrow2parquet import Write
 from serin.etl.sources.files import compression_of, open_file
-from serin.etl.sources.malformed import refuse_open_quote
+from serin.etl.sources.malformed import first_fields, refuse_open_quote, refuse_other_delimiter
 from serin.etl.sources.undecided import undecided_field
-from serin.formats.csv_values import (
-    FALSE_WORDS,
-    TRUE_WORDS,
-    convert_options,
-    is_null_word,
-    parse_options,
-)
+from serin.formats.csv_cells import CellRules
+from serin.formats.csv_format import PLAIN, CsvFormat
+from serin.formats.csv_values import convert_options, parse_options
 from serin.formats.dataset import SourceFile
 
 _BLOCK_BYTES = 16 * 2**20
+_TIME = pa.timestamp("us")
 _CANDIDATES = (
     pa.int64(),
     pa.float64(),
     pa.bool_(),
-    pa.timestamp("us"),
+    _TIME,
     pa.timestamp("us", tz="UTC"),
     pa.timestamp("ns"),
     pa.timestamp("ns", tz="UTC"),
 )
-_BOOLEANS = pa.array([*TRUE_WORDS, *FALSE_WORDS])
-_TABS = re.compile(r"\.tsv(\.\w+)?$")
 
 
 def read_csv(file: SourceFile, write: Write) -> None:
+    form = file.csv or PLAIN
     try:
-        with _reader(file, {}) as reader:
+        with open_csv(file, {}) as reader:
             _refuse_bytes(reader.schema)
-            unclear = [field.name for field in reader.schema if _is_unclear(field.type)]
+            refuse_other_delimiter(file, reader.schema.names)
+            _refuse_unknown(file, form, reader.schema.names)
+            unclear = [field.name for field in reader.schema if _is_unclear(field, form)]
             if not unclear:
-                write(reader.schema, reader)
+                write(reader.schema, _named_nulls(reader, form))
         if unclear:
             _write_as(_fields_of_all_rows(file, unclear), file, write)
     except pa.ArrowInvalid as error:
@@ -56,9 +54,14 @@ def read_csv(file: SourceFile, write: Write) -> None:
     refuse_open_quote(file)
 
 
-def _is_unclear(kind: pa.DataType) -> bool:
-    """Nothing but nulls so far; or a time of day, which is text in every other format."""
-    return bool(pa.types.is_null(kind) or pa.types.is_time(kind))
+def _is_unclear(field: pa.Field, form: CsvFormat) -> bool:
+    """Nothing but nulls so far; a time of day, which is text in every other format; or cells that Arrow does not read
+    as the options say."""
+    if pa.types.is_string(field.type) and (form.thousands or form.date_formats):
+        return True
+    return bool(
+        pa.types.is_null(field.type) or pa.types.is_time(field.type) or field.name in form.named_columns
+    )
 
 
 def _refuse_bytes(schema: pa.Schema) -> None:
@@ -68,17 +71,49 @@ def _refuse_bytes(schema: pa.Schema) -> None:
             raise pa.ArrowInvalid(f"column {field.name!r} is no UTF-8 text")
 
 
+def _refuse_unknown(file: SourceFile, form: CsvFormat, known: Sequence[str]) -> None:
+    """SourceUnreadable for a column that an option names and the file does not have."""
+    for name, option in form.named_columns.items():
+        if name not in known:
+            reason = f"it has no column {name!r}, which {option} names{nearest(name, known)}"
+            raise SourceUnreadable(table=file.table, path=file.path, reason=reason)
+
+
+def _named_nulls(batches: Iterable[pa.RecordBatch], form: CsvFormat) -> Iterator[pa.RecordBatch]:
+    """The batches with nulls for the texts that the options name, in columns of text."""
+    for batch in batches:
+        for index, field in enumerate(batch.schema if form.null_values else ()):
+            if pa.types.is_string(field.type):
+                cells = CellRules.of(form, field.name).converted(batch.column(index), field.type)
+                batch = batch.set_column(index, field, cells)
+        yield batch
+
+
 def _write_as(fields: Mapping[str, pa.Field], file: SourceFile, write: Write) -> None:
-    with _reader(file, {name: field.type for name, field in fields.items()}) as reader:
-        write(pa.schema([fields.get(field.name, field) for field in reader.schema]), reader)
+    form = file.csv or PLAIN
+    own = {name for name in fields if form != PLAIN}  # else Arrow reads every cell as it is meant
+    types = {name: pa.string() if name in own else field.type for name, field in fields.items()}
+    with open_csv(file, types) as reader:
+        schema = pa.schema([fields.get(field.name, field) for field in reader.schema])
+        write(schema, (_converted(batch, schema, own, form) for batch in _named_nulls(reader, form)))
+
+
+def _converted(
+    batch: pa.RecordBatch, schema: pa.Schema, own: Iterable[str], form: CsvFormat
+) -> pa.RecordBatch:
+    for name in own:
+        index = schema.get_field_index(name)
+        cells = CellRules.of(form, name).converted(batch.column(index), schema.field(index).type)
+        batch = batch.set_column(index, schema.field(index), cells)
+    return batch
 
 
 def _fields_of_all_rows(file: SourceFile, names: Sequence[str]) -> dict[str, pa.Field]:
     """For each of these columns (of all, when none is named) the first type that holds all of its values."""
-    with _reader(file, {}) as reader:
+    with open_csv(file, {}) as reader:
         names = names or reader.schema.names
-    columns = [_Column(name) for name in names]
-    with _reader(file, dict.fromkeys(names, pa.string()), names) as reader:
+    columns = [_Column(name, file) for name in names]
+    with open_csv(file, dict.fromkeys(names, pa.string()), names) as reader:
         for batch in reader:
             for column, texts in zip(columns, batch.columns, strict=True):
                 column.look_at(texts)
@@ -88,50 +123,82 @@ def _fields_of_all_rows(file: SourceFile, names: Sequence[str]) -> dict[str, pa.
 class _Column:
     """What the texts of a column can all be read as."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, file: SourceFile) -> None:
         self.name = name
-        self._possible = list(_CANDIDATES)
+        form = file.csv or PLAIN
+        self._file = file
+        self._rules = CellRules.of(form, name)
+        self._dated = name in dict(form.of_column_dates)
+        self._possible = [_TIME] if self._dated else list(_CANDIDATES)
+        self._rows = 0
         self._has_values = False
         self._has_null_words = False
 
     def look_at(self, texts: pa.Array) -> None:
         if not self._possible:
             return
-        void = is_null_word(texts)
+        void = self._rules.is_null(texts)
         values = texts.filter(pc.invert(void))
         self._has_values |= len(values) > 0
-        self._has_null_words |= pc.any(pc.and_(void, pc.not_equal(texts, "")), min_count=0).as_py()
-        self._possible = [kind for kind in self._possible if _fits(values, kind)]
+        named = self._rules.is_named_null(texts)
+        self._has_null_words |= pc.any(pc.and_(void, pc.invert(named)), min_count=0).as_py()
+        self._possible = [kind for kind in self._possible if _fits(self._rules, values, kind)]
+        if self._dated and not self._possible:
+            self._refuse_date(texts)
+        self._rows += len(texts)
 
     def field(self) -> pa.Field:
         if self._has_values:
             return pa.field(self.name, self._possible[0] if self._possible else pa.string())
         return undecided_field(self.name) if self._has_null_words else pa.field(self.name, pa.null())
 
+    def _refuse_date(self, texts: pa.Array) -> None:
+        """SourceUnreadable with the first text that is not a date in one of the column's formats."""
+        void = self._rules.is_null(texts).to_pylist()
+        for row, text in enumerate(texts):
+            if not void[row] and not _fits(self._rules, pa.array([text.as_py()]), _TIME):
+                formats = ", ".join(self._rules.date_formats)
+                reason = (
+                    f"row {self._rows + row}: {text.as_py()!r} in column {self.name!r} fits none of its date formats "
+                    f"({formats}); add its format to data.tables.{self._file.table}.date_formats"
+                )
+                raise SourceUnreadable(table=self._file.table, path=self._file.path, reason=reason)
 
-def _fits(values: pa.Array, kind: pa.DataType) -> bool:
+
+def _fits(rules: CellRules, values: pa.Array, kind: pa.DataType) -> bool:
     """Whether the reader can make this type of them."""
-    if pa.types.is_boolean(kind):
-        return bool(pc.all(pc.is_in(values, value_set=_BOOLEANS), min_count=0).as_py())
-    if not pa.types.is_timestamp(kind):
-        values = pc.utf8_trim(values, " \t")
     try:
-        pc.cast(values, kind)
+        rules.converted(values, kind)
     except pa.ArrowException:
         return False
     return True
 
 
-def _reader(
+def open_csv(
     file: SourceFile, types: Mapping[str, pa.DataType], columns: Sequence[str] = ()
 ) -> pc_csv.CSVStreamingReader:
+    """The file's rows in batches. `types`: of columns whose type is known. `columns`: those to read; none means all."""
+    form = file.csv or PLAIN
     stream = open_file(file.path)
     packing = compression_of(file.path)
     if packing:
         stream = pa.CompressedInputStream(stream, packing)
+    names = column_names(file, form)
     return pc_csv.open_csv(
         stream,
-        read_options=pc_csv.ReadOptions(block_size=_BLOCK_BYTES),
-        parse_options=parse_options("\t" if _TABS.search(file.path.lower()) else ","),
-        convert_options=convert_options(types, columns),
+        read_options=pc_csv.ReadOptions(
+            block_size=_BLOCK_BYTES,
+            encoding=form.encoding,
+            column_names=names,
+            skip_rows_after_names=int(bool(names) and form.header),
+        ),
+        parse_options=parse_options(form.delimiter_of(file.path), form.quote),
+        convert_options=convert_options(types, columns, decimal=form.decimal, null_values=form.null_values),
     )
+
+
+def column_names(file: SourceFile, form: CsvFormat) -> list[str] | None:
+    """The columns' names where the header does not give them."""
+    if form.header or form.names:
+        return list(form.names) or None
+    return [f"column_{number}" for number in range(1, len(first_fields(file)) + 1)]

@@ -11,6 +11,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,8 +82,10 @@ def put_entry(path: Path, make: Callable[[Path], None]) -> None:
 
 
 def conversion_of(file: SourceFile) -> Any:
-    """What a converted file is made from: the file as it is, and the code and libraries that read it."""
-    return ["converted", made_by("etl"), file.path, file.size, file.content]
+    """What a converted file is made from: the file as it is, how it is written, and the code and libraries that read
+    it."""
+    options = [] if file.csv is None else [asdict(file.csv)]
+    return ["converted", made_by("etl"), file.path, file.size, file.content, *options]
 
 
 def digests_in(kept: Path) -> Path:

@@ -107,10 +107,14 @@ def format_of(path: str) -> Format | None:
     return "csv" if text[1] in ("csv", "tsv") else "json"
 
 
+def file_format(file: SourceFile) -> Format | None:
+    """By the file's ending; CSV when that says nothing and the table has options for CSV."""
+    return format_of(file.path) or (None if file.csv is None else "csv")
+
+
 def compression_of(path: str) -> str | None:
     """What a text file is packed with, in the words of pyarrow."""
-    text = _TEXT.search(path.lower())
-    return {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}.get(text[3]) if text else None
+    return {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}.get(path.lower().rpartition(".")[2])
 
 
 def open_file(path: str) -> Any:
@@ -142,7 +146,7 @@ def open_parquet(file: SourceFile, dictionary: Iterable[str] = ()) -> pq.Parquet
             table=file.table,
             path=file.path,
             reason=f"it is no whole Parquet file ({error}); write it again, or give it the ending of what it is "
-            "(.csv, .jsonl, .arrow)",
+            f"(.csv, .jsonl, .arrow). For CSV with another ending set data.tables.{file.table}.delimiter",
         ) from error
 
 

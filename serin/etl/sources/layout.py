@@ -11,7 +11,7 @@ from serin.etl.sources.kind_checks import check_all_kinds
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.problems import Problems, Undetermined
 from serin.etl.sources.tables import Table
-from serin.etl.sources.uses import Kinds, find_uses, kind_in
+from serin.etl.sources.uses import Kinds, Made, find_uses, kind_in
 from serin.formats.schema import DTYPE_OF_KIND, NULL_OF_KIND, InputColumn, Kind
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
@@ -91,7 +91,9 @@ def try_lay_out(
     if problems:
         return None
     fitted = [column for feature in features for column in feature.inputs]
-    inputs = _inputs(data, served, kinds)
+    inputs = _inputs(
+        data, served, kinds, {**{name: (data.main, name) for name in tables[data.main].types}, **made}
+    )
     return Layout(
         reads=_reads(data, kinds, tables[data.main]),
         joins=joins,
@@ -211,12 +213,19 @@ def _in_use(window: WindowSpec, uses: Mapping[str, str]) -> WindowSpec:
     return window.model_copy(update={"make": make})
 
 
-def _inputs(data: DataSpec, served: Sequence[str], kinds: Mapping[str, Kind]) -> tuple[InputColumn, ...]:
-    """The columns a request carries: features that come with it, keys of lookups, what derived columns read."""
+def _inputs(
+    data: DataSpec, served: Sequence[str], kinds: Mapping[str, Kind], made: Made
+) -> tuple[InputColumn, ...]:
+    """The columns a request carries: features that come with it, keys of lookups, what derived columns read. `made`:
+    where the columns of tables come from."""
     names = dict.fromkeys(name for column in served for name in data.request_columns(column))
     return tuple(
         InputColumn(
-            name=name, dtype=DTYPE_OF_KIND[kinds[name]], kind=kinds[name], null=NULL_OF_KIND[kinds[name]]
+            name=name,
+            dtype=DTYPE_OF_KIND[kinds[name]],
+            kind=kinds[name],
+            null=NULL_OF_KIND[kinds[name]],
+            null_texts=data.null_texts(*made[name]) if kinds[name] == "string" and name in made else (),
         )
         for name in names
     )

@@ -6,21 +6,24 @@ import bz2
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from serin.errors import SourceUnreadable
-from serin.etl.sources.files import compression_of, format_of, open_file
+from serin.etl.sources.files import compression_of, file_format, open_file
+from serin.formats.csv_format import PLAIN
 from serin.formats.dataset import SourceFile
 
 _UNPACKING = (EOFError, OSError, zlib.error, lzma.LZMAError)
 _SHOWN = 60
 _BLOCK_BYTES = 16 * 2**20
+_HEAD_ROWS = 20  # that a delimiter is guessed from
 
 
 def broken_text(file: SourceFile, error: Exception) -> SourceUnreadable:
@@ -33,9 +36,7 @@ def broken_text(file: SourceFile, error: Exception) -> SourceUnreadable:
                 _unpack_all(file)  # what was packed wrongly looks like a broken line
                 return _unreadable(file, trouble)
     except UnicodeDecodeError as wrong:
-        return _unreadable(
-            file, f"line {_undecodable(file)} is no UTF-8 text ({wrong.reason}); write the file as UTF-8"
-        )
+        return _unreadable(file, _wrong_encoding(file, wrong))
     except _UNPACKING as wrong:
         packed = compression_of(file.path) or "data"
         return _unreadable(
@@ -49,24 +50,86 @@ def broken_text(file: SourceFile, error: Exception) -> SourceUnreadable:
 
 def refuse_open_quote(file: SourceFile) -> None:
     """SourceUnreadable when a CSV file ends within quotes: Arrow takes all that follows the quote for one value."""
-    with _unpacked(file) as content:
-        quotes = sum(block.count(b'"') for block in iter(lambda: content.read(_BLOCK_BYTES), b""))
-    if quotes % 2 == 0:
+    if _count_quotes(file, (file.csv or PLAIN).quote) % 2 == 0:
         return
-    with io.TextIOWrapper(_unpacked(file), encoding="utf-8-sig", newline="") as text:
-        reader = csv.reader(text, delimiter=_delimiter(file), strict=True)
+    with _text(file) as text:
+        reader = _csv_reader(text, file, strict=True)
         row, line = -1, 1
         try:
             for fields in reader:  # a quote inside of a value without quotes is a value's own
                 row, line = row + bool(fields), reader.line_num + 1
         except csv.Error as error:
             where = f"row {row} (line {line})" if row >= 0 else "the first line"
-            trouble = f"a quote is opened in {where} and not closed ({error}); mend that line"
+            trouble = (
+                f"a quote is opened in {where} and not closed ({error}); correct that line, or set "
+                f"data.tables.{file.table}.quote when quotes mean nothing"
+            )
             raise _unreadable(file, trouble) from error
 
 
-def _delimiter(file: SourceFile) -> str:
-    return "\t" if ".tsv" in file.path.lower() else ","
+def _count_quotes(file: SourceFile, quote: str) -> int:
+    if not quote:
+        return 0
+    if (file.csv or PLAIN).encoding == "utf-8":
+        with unpacked(file) as content:
+            return sum(block.count(quote.encode()) for block in iter(lambda: content.read(_BLOCK_BYTES), b""))
+    with _text(file) as text:
+        return sum(block.count(quote) for block in iter(lambda: text.read(_BLOCK_BYTES), ""))
+
+
+def refuse_other_delimiter(file: SourceFile, columns: Sequence[str]) -> None:
+    """SourceUnreadable when the only column of a CSV file seems to be several, between which is another delimiter."""
+    if len(columns) > 1 or (file.csv is not None and file.csv.delimiter):
+        return
+    with _text(file) as text:
+        rows = [fields for fields in itertools.islice(_csv_reader(text, file), _HEAD_ROWS) if fields]
+    found = _other_delimiter(rows, file)
+    if found is not None:
+        start = ",".join(rows[0])[:_SHOWN]
+        reason = f"the header has 1 field: {start!r}; {_ask_delimiter(found, file)}"
+        raise _unreadable(file, reason)
+
+
+def first_fields(file: SourceFile) -> list[str]:
+    """The fields of a CSV file's first line that is not empty."""
+    with _text(file) as text:
+        return next(filter(None, _csv_reader(text, file)), [])
+
+
+def _other_delimiter(rows: Sequence[Sequence[str]], file: SourceFile) -> str | None:
+    """The delimiter that cuts the first line and all others into the same number of fields, of which there are
+    several."""
+    used = (file.csv or PLAIN).delimiter_of(file.path)
+    lines = [used.join(fields) for fields in rows]
+    for delimiter in ";\t|,":
+        widths = {len(fields) for fields in csv.reader(lines, delimiter=delimiter)}
+        if delimiter != used and len(lines) > 1 and len(widths) == 1 and max(widths) > 1:
+            return delimiter
+    return None
+
+
+def _ask_delimiter(delimiter: str, file: SourceFile) -> str:
+    return f"is the delimiter {delimiter!r}? Set data.tables.{file.table}.delimiter"
+
+
+def _wrong_encoding(file: SourceFile, wrong: UnicodeDecodeError) -> str:
+    if file.csv is not None and file.csv.encoding != "utf-8":
+        where = f"it is not {file.csv.encoding} text ({wrong.reason} at byte {wrong.start} of a block)"
+        return f"{where}; correct data.tables.{file.table}.encoding"
+    advice = "write the file as UTF-8"
+    if file_format(file) == "csv":
+        advice = f"set data.tables.{file.table}.encoding (latin-1, cp1252 or utf-16), or {advice}"
+    return f"line {_undecodable(file)} is not valid UTF-8 text ({wrong.reason}); {advice}"
+
+
+def _text(file: SourceFile) -> io.TextIOWrapper:
+    return io.TextIOWrapper(unpacked(file), encoding=(file.csv or PLAIN).text_encoding, newline="")
+
+
+def _csv_reader(text: io.TextIOWrapper, file: SourceFile, *, strict: bool = False) -> Any:
+    form = file.csv or PLAIN
+    quoting = {"quotechar": form.quote} if form.quote else {"quoting": csv.QUOTE_NONE}
+    return csv.reader(text, delimiter=form.delimiter_of(file.path), strict=strict, **quoting)
 
 
 def _unreadable(file: SourceFile, reason: str) -> SourceUnreadable:
@@ -75,27 +138,35 @@ def _unreadable(file: SourceFile, reason: str) -> SourceUnreadable:
 
 def _walk(file: SourceFile) -> Iterator[tuple[int, str | None]]:
     """(lines read, what is wrong with the last of them)."""
-    with io.TextIOWrapper(_unpacked(file), encoding="utf-8-sig", newline="") as text:
-        yield from _walk_json(text) if format_of(file.path) == "json" else _walk_csv(text, file)
+    with _text(file) as text:
+        yield from _walk_json(text) if file_format(file) == "json" else _walk_csv(text, file)
 
 
 def _walk_csv(text: io.TextIOWrapper, file: SourceFile) -> Iterator[tuple[int, str | None]]:
-    reader = csv.reader(text, delimiter=_delimiter(file))
-    width, row = 0, -1
+    reader, form = _csv_reader(text, file), file.csv or PLAIN
+    width, head = len(form.names), list[list[str]]()
     for fields in reader:
         if not fields:
             continue
-        if row < 0:
-            width = len(fields)
-        elif len(fields) != width:
-            shown = ",".join(fields)[:_SHOWN]
-            trouble = (
-                f"row {row} (line {reader.line_num}) has {len(fields)} fields where the first line names "
-                f"{width} columns: {shown!r}; mend or remove that line"
-            )
-            yield reader.line_num, trouble
-        row += 1
+        head += [fields] if len(head) < _HEAD_ROWS else []
+        width = width or len(fields)
+        if len(fields) != width:
+            line = reader.line_num
+            head += list(itertools.islice(filter(None, reader), _HEAD_ROWS - len(head)))
+            yield line, _wrong_width(file, fields, width, line, head)
         yield reader.line_num, None
+
+
+def _wrong_width(
+    file: SourceFile, fields: Sequence[str], width: int, line: int, head: Sequence[Sequence[str]]
+) -> str:
+    form = file.csv or PLAIN
+    header = "the header has" if form.header else "the first line has"
+    names = f"data.tables.{file.table}.names has" if form.names else header
+    shown = form.delimiter_of(file.path).join(fields)[:_SHOWN]
+    other = None if form.delimiter else _other_delimiter(head, file)
+    advice = "correct or remove that line" if other is None else _ask_delimiter(other, file)
+    return f"line {line} has {len(fields)} fields but {names} {width}: {shown!r}; {advice}"
 
 
 def _walk_json(text: io.TextIOWrapper) -> Iterator[tuple[int, str | None]]:
@@ -121,7 +192,7 @@ def _walk_json(text: io.TextIOWrapper) -> Iterator[tuple[int, str | None]]:
 def _undecodable(file: SourceFile) -> int:
     """The first line that is no UTF-8."""
     number = 1
-    with _unpacked(file) as lines:
+    with unpacked(file) as lines:
         for line in lines:
             try:
                 line.decode()
@@ -133,12 +204,13 @@ def _undecodable(file: SourceFile) -> int:
 
 def _unpack_all(file: SourceFile) -> None:
     if compression_of(file.path):
-        with _unpacked(file) as content:
+        with unpacked(file) as content:
             while content.read(2**20):
                 pass
 
 
-def _unpacked(file: SourceFile) -> Any:
+def unpacked(file: SourceFile) -> Any:
+    """The bytes of a text file, as a stream."""
     stream: Any = io.BufferedReader(pa.PythonFile(open_file(file.path), "r"))
     packing = compression_of(file.path)
     if packing == "gzip":

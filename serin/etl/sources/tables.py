@@ -15,7 +15,14 @@ from serin.columns.column import Column, column_from_arrow, kind_of_type
 from serin.errors import ColumnUnusable, SourceUnreadable, TableEmpty, TimeUnparsable
 from serin.etl.sources.convert import convert
 from serin.etl.sources.file_cache import FileCache, conversion_of
-from serin.etl.sources.files import find_files, format_of, local_copy, open_parquet, origin_of, remote_errors
+from serin.etl.sources.files import (
+    file_format,
+    find_files,
+    local_copy,
+    open_parquet,
+    origin_of,
+    remote_errors,
+)
 from serin.etl.sources.odd_texts import odd_text
 from serin.etl.sources.partitions import Read, partition_types, split_reads
 from serin.etl.sources.undecided import decided, is_undecided, types_of
@@ -181,7 +188,7 @@ def _as_parquet(
 
     def parquet(numbered: tuple[int, SourceFile]) -> SourceFile:
         number, file = numbered
-        if format_of(file.path) in ("parquet", None):
+        if file_format(file) in ("parquet", None):
             return file
         if kept is not None and file.content and kept.usable():
             make = partial(_convert_whole, file, kept.digests)

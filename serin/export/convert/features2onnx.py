@@ -5,7 +5,7 @@ Inside, every column is [batch] until the features are stacked. Lookup tables be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from serin.columns.derived import typed
 from serin.columns.expression2onnx import expression_to_onnx
+from serin.columns.label_encoder import label_encoder
 from serin.columns.lookup import lookup_to_onnx
 from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.features.plan import FeaturePlan
@@ -34,7 +35,10 @@ def features2onnx(plan: FeaturePlan, dataset: DatasetDescription, folder: Path) 
     """The graph of `plan`, with the lookup tables of the dataset in `folder`."""
     graph = GraphBuilder(free_prefix("features/", (column.name for column in dataset.inputs)))
     axis = graph.constant(np.array([1], dtype=np.int64), "axis")
-    columns = {column.name: graph.op("Squeeze", column.name, axis) for column in dataset.inputs}
+    columns = {
+        column.name: _without_null_texts(graph, graph.op("Squeeze", column.name, axis), column.null_texts)
+        for column in dataset.inputs
+    }
     for table in dataset.lookups:
         rows = pq.read_table(folder / table.file)
         columns |= lookup_to_onnx(graph, rows, table.key, columns[table.key], table.columns)
@@ -49,6 +53,15 @@ def features2onnx(plan: FeaturePlan, dataset: DatasetDescription, folder: Path) 
         },
     )
     return FeatureGraph(model=model, num=num, cat=cat)
+
+
+def _without_null_texts(graph: GraphBuilder, values: str, texts: Sequence[str]) -> str:
+    """The column with "", which is null, for the texts that mean null in its table."""
+    if not texts:
+        return values
+    found = label_encoder(graph, values, keys=list(texts), places=[1] * len(texts), default=0)
+    is_null = graph.op("Cast", found, to=onnx.TensorProto.BOOL)
+    return graph.op("Where", is_null, graph.constant(np.asarray("", dtype=object), "no_text"), values)
 
 
 def free_prefix(prefix: str, taken: Iterable[str]) -> str:

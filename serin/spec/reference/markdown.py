@@ -65,7 +65,8 @@ def _sections_in(field: Schema, known: Mapping[str, Schema], suffix: str = "") -
         return _sections_in(field["items"], known, "[]")
     if isinstance(field.get("additionalProperties"), dict):
         return _sections_in(field["additionalProperties"], known, ".*")
-    return [found for each in field.get("anyOf", ()) for found in _sections_in(each, known, suffix)]
+    forms = (*field.get("anyOf", ()), *field.get("oneOf", ()))
+    return [found for each in forms for found in _sections_in(each, known, suffix)]
 
 
 def _steps(known: Mapping[str, Schema]) -> Iterator[str]:
@@ -97,8 +98,9 @@ def type_text(field: Schema, known: Mapping[str, Schema]) -> str:
         )
     if "const" in field or "enum" in field:
         return ", ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
-    if "anyOf" in field:
-        texts = [type_text(each, known) for each in field["anyOf"] if each.get("type") != "null"]
+    if "anyOf" in field or "oneOf" in field:
+        forms = (*field.get("anyOf", ()), *field.get("oneOf", ()))
+        texts = [type_text(each, known) for each in forms if each.get("type") != "null"]
         return " or ".join(dict.fromkeys(texts))
     match field.get("type"):
         case "array" if "prefixItems" in field:

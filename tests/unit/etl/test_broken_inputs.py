@@ -35,7 +35,7 @@ def refused(path: Path, tmp_path: Path, **data: object) -> str:
         ("t.csv", b"\n\n", "t.csv cannot be read: it is empty"),
         ("t.csv", b"a,b,a\n1,2,3\n", "t.csv cannot be read: two columns are called 'a'"),
         ("t.csv", "\n".join(["a,b,c", *LINES[:900]]).encode() + b"\n1,2,\xff\n",
-         "t.csv cannot be read: line 902 is no UTF-8 text"),
+         "t.csv cannot be read: line 902 is not valid UTF-8 text"),
         ("t.csv", b'a,b\n1,x\n2,"oh\n3,y\n', "a quote is opened in row 1 (line 3) and not closed"),
         ("t.json", b'[\n {"a": 1},\n {"a": 2}\n]', "t.json cannot be read: it is one JSON array"),
         ("t.jsonl", b"", "t.jsonl holds none"),

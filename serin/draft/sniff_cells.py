@@ -1,0 +1,221 @@
+"""Finds out how the cells of CSV files are meant, for `serin init`: number marks, null texts, formats of dates."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.draft.sniff_dates import DateFormats, find_date_formats, is_date
+from serin.etl.sources.csv2parquet import open_csv
+from serin.formats.csv_values import NULL_WORDS
+from serin.formats.dataset import SourceFile
+
+_MOST_BYTES = 64 * 2**20  # of cells that are looked at
+_ODD_TEXTS = 200_000  # of a column, that are no plain numbers
+_OTHER_WORDS = (
+    "#NULL!",
+    "(null)",
+    "-",
+    "--",
+    ".",
+    "<NA>",
+    "?",
+    "N.A.",
+    "None",
+    "Null",
+    "\\N",
+    "n.a.",
+    "none",
+)
+_IN_TEXT = {
+    "#N/A",
+    "#NULL!",
+    "(null)",
+    "<NA>",
+    "?",
+    "N/A",
+    "NA",
+    "NULL",
+    "NaN",
+    "None",
+    "\\N",
+    "n/a",
+    "nan",
+    "null",
+}
+_WORDS = {*NULL_WORDS, *_OTHER_WORDS}
+_PLAIN = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+_COMMA = re.compile(r"[+-]?\d+,\d+")
+_POINTS = re.compile(r"[+-]?\d{1,3}(\.\d{3})+(,\d+)?")
+_COMMAS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+_CODE = re.compile(r"[A-Z]{2}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SniffedCells:
+    """`options`: keys of `data.tables.NAME`. `seen`: sentences that say why."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    seen: tuple[str, ...] = ()
+
+
+class _Seen:
+    """What was seen of a column. `odd`: distinct cells that are neither plain numbers nor words for null."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.plain = 0
+        self.pointed: dict[str, None] = {}  # plain numbers with a point
+        self.words: Counter[str] = Counter()
+        self.odd: dict[str, None] = {}
+        self.is_text = False
+
+    def look_at(self, texts: pa.Array) -> None:
+        counted = pc.value_counts(texts)
+        cells, counts = counted.field("values"), counted.field("counts")
+        plain = pc.match_substring_regex(cells, _PLAIN)
+        self.plain += pc.sum(counts.filter(plain)).as_py() or 0
+        pointed = cells.filter(pc.and_(plain, pc.match_substring(cells, ".")))
+        self.pointed |= dict.fromkeys(cell.strip() for cell in pointed[:1000].to_pylist())
+        odd = pc.invert(plain)
+        for cell, count in zip(cells.filter(odd).to_pylist(), counts.filter(odd).to_pylist(), strict=True):
+            if cell.strip() in _WORDS:
+                self.words[cell] += count
+            elif cell.strip() and len(self.odd) < _ODD_TEXTS:
+                self.odd[cell.strip()] = None
+                self.is_text |= len(self.odd) <= 1000 and not _has_meaning(cell.strip())
+        if self.is_text and len(self.odd) > 1000:  # enough to tell codes from other texts
+            self.odd = dict.fromkeys(list(self.odd)[:1000])
+
+    @property
+    def is_numbers(self) -> bool:
+        if self.is_text or not (self.plain or self.odd):
+            return False
+        return all(_is_marked_number(cell) for cell in self.odd)
+
+    @property
+    def is_codes(self) -> bool:
+        """Two capital letters throughout, of which NA may be one."""
+        return len(self.odd) > 1 and sum(map(bool, map(_CODE.fullmatch, self.odd))) > 0.9 * len(self.odd)
+
+
+def _is_marked_number(cell: str) -> bool:
+    return any(form.fullmatch(cell) for form in (_COMMA, _POINTS, _COMMAS))
+
+
+def _has_meaning(cell: str) -> bool:
+    return _is_marked_number(cell) or is_date(cell)
+
+
+def sniff_cells(files: Sequence[SourceFile]) -> SniffedCells:
+    """How cells are written in the files of a table, whose encoding, delimiter, quotes and header are known."""
+    columns: dict[str, _Seen] = {}
+    try:
+        for batch in _batches(files):
+            for name, texts in zip(batch.schema.names, batch.columns, strict=True):
+                columns.setdefault(name, _Seen(name)).look_at(texts)
+    except (pa.ArrowException, UnicodeDecodeError):
+        pass  # whoever reads the table next says where it is broken
+    seen = list(columns.values())
+    dates = {column.name: formats for column in seen if (formats := _date_formats(column)) is not None}
+    european = bool(files[0].csv and files[0].csv.delimiter == ";")
+    parts = (_marks(seen, dates, european=european), _nulls(seen, dates), _dates(dates))
+    return SniffedCells(
+        options={key: value for part in parts for key, value in part.options.items()},
+        seen=tuple(sentence for part in parts for sentence in part.seen),
+    )
+
+
+def _date_formats(column: _Seen) -> DateFormats | None:
+    return None if column.is_text or column.plain else find_date_formats(column.odd)
+
+
+def _batches(files: Sequence[SourceFile]) -> Iterator[pa.RecordBatch]:
+    """The cells of the first files as text."""
+    left = _MOST_BYTES
+    for file in files:
+        with open_csv(file, {}) as reader:
+            names = reader.schema.names
+        with open_csv(file, dict.fromkeys(names, pa.string())) as reader:
+            for batch in reader:
+                yield batch
+                left -= batch.nbytes
+                if left < 0:
+                    return
+
+
+def _marks(seen: Sequence[_Seen], dates: dict[str, DateFormats], *, european: bool) -> SniffedCells:
+    """The decimal mark and the mark between thousands."""
+    numbers = [column for column in seen if column.is_numbers and column.odd and column.name not in dates]
+    if not numbers:
+        return SniffedCells()
+    cells = [cell for column in numbers for cell in column.odd]
+    certain = [cell for cell in cells if _COMMA.fullmatch(cell) and not _COMMAS.fullmatch(cell)]
+    grouped = [cell for cell in cells if cell.count(",") > 1 or re.search(r",\d{3}\.", cell)]
+    names = _listed([column.name for column in numbers])
+    comma = bool(certain) or (not grouped and (european or any(_POINTS.fullmatch(cell) for cell in cells)))
+    if not comma:
+        example = (grouped or cells)[0]
+        return SniffedCells(
+            options={"thousands": ","}, seen=(f"commas separate thousands in {names}, such as {example}",)
+        )
+    example = (certain or cells)[0]
+    said = [f"numbers have a decimal comma in {names}, such as {example}"]
+    options = {"decimal": ","}
+    pointed = [column for column in seen if column.is_numbers and column.pointed]
+    groups = [column for column in pointed if all(map(_POINTS.fullmatch, column.pointed))]
+    points = [cell for column in groups for cell in column.pointed] + [cell for cell in cells if "." in cell]
+    if points:
+        options["thousands"] = "."
+        said.append(f"points separate thousands, such as {points[0]}")
+    unclear = [column.name for column in pointed if column not in groups]
+    if unclear:
+        said.append(f"check {_listed(unclear)}: with a decimal comma, numbers with a point are text")
+    return SniffedCells(options=options, seen=tuple(said))
+
+
+def _nulls(seen: Sequence[_Seen], dates: dict[str, DateFormats]) -> SniffedCells:
+    """The texts that seem to mean null: in text the usual ones, beside numbers and dates others too."""
+    found: dict[str, list[str]] = {}
+    kept = []
+    for column in seen:
+        if column.is_numbers or column.name in dates:
+            words = [word for word in column.words if word.strip() not in NULL_WORDS]
+        elif column.is_codes:
+            kept += [column.name] if "NA" in column.words else []
+            words = [word for word in column.words if word.strip() in _IN_TEXT - {"NA"}]
+        else:
+            words = [word for word in column.words if word.strip() in _IN_TEXT] if column.odd else []
+        if words:
+            found[column.name] = words
+    said = [f"NA in {_listed(kept)} is kept: the column holds codes of two letters"] if kept else []
+    if not found:
+        return SniffedCells(seen=tuple(said))
+    counts = sum((Counter({word: column.words[word] for word in found.get(column.name, ())}) for column in seen),
+                 Counter[str]())  # fmt: skip
+    shown = ", ".join(f"{word.strip()!r} ({count:,} cells)" for word, count in counts.most_common(6))
+    said.insert(0, f"read as null, also by the served model: {shown} in {_listed(list(found))}")
+    options: dict[str, Any] = {"null_values": found if kept else sorted(counts)}
+    return SniffedCells(options=options, seen=tuple(said))
+
+
+def _dates(dates: dict[str, DateFormats]) -> SniffedCells:
+    named = {name: found for name, found in dates.items() if found.formats}
+    said = []
+    for name, found in named.items():
+        shown = " and ".join(found.examples)
+        many = f"{len(found.examples)} formats of dates" if len(found.examples) > 1 else "dates"
+        said.append(f"{name} holds {many}, such as {shown}{found.doubt}")
+    options = {"date_formats": {name: list(found.formats) for name, found in named.items()}} if named else {}
+    return SniffedCells(options=options, seen=tuple(said))
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:4])
+    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown

@@ -1,0 +1,87 @@
+"""How the CSV files of a table are written: what `data.tables.NAME` says besides the path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from serin.spec.tables import FileTable
+
+_TABS = re.compile(r"\.tsv(\.\w+)?$")
+Texts = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvFormat:
+    """The options of FileTable in a form that can be hashed. `null_values` and `date_formats` are for all columns, the
+    fields `of_column_...` for those they name."""
+
+    delimiter: str | None = None
+    quote: str = '"'
+    encoding: str = "utf-8"
+    decimal: str = "."
+    thousands: str = ""
+    null_values: tuple[str, ...] = ()
+    of_column_nulls: Texts = ()
+    date_formats: tuple[str, ...] = ()
+    of_column_dates: Texts = ()
+    header: bool = True
+    names: tuple[str, ...] = ()
+
+    def delimiter_of(self, path: str) -> str:
+        """The delimiter of the file at `path`: its ending decides where none is given."""
+        return self.delimiter or ("\t" if _TABS.search(path.lower()) else ",")
+
+    @property
+    def text_encoding(self) -> str:
+        """The codec for Python's readers, which skips a byte order mark."""
+        return "utf-8-sig" if self.encoding == "utf-8" else self.encoding
+
+    @property
+    def named_columns(self) -> dict[str, str]:
+        """The columns that options name -> the option."""
+        return {name: "null_values" for name, _ in self.of_column_nulls} | {
+            name: "date_formats" for name, _ in self.of_column_dates
+        }
+
+    def nulls_of(self, column: str) -> tuple[str, ...]:
+        return dict(self.of_column_nulls).get(column, self.null_values)
+
+    def dates_of(self, column: str) -> tuple[str, ...]:
+        return dict(self.of_column_dates).get(column, self.date_formats)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> CsvFormat:
+        """The format that dataset.json holds; ValueError or TypeError for anything else."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: _tuples(value) for name, value in document.items() if name in known})
+
+
+PLAIN = CsvFormat()
+
+
+def csv_format(table: str | FileTable) -> CsvFormat | None:
+    """The format that the table's entry names; None when it names no option."""
+    if isinstance(table, str):
+        return None
+    nulls, dates = table.null_values, table.date_formats
+    form = CsvFormat(
+        delimiter=table.delimiter,
+        quote=table.quote,
+        encoding=table.encoding,
+        decimal=table.decimal,
+        thousands=table.thousands or "",
+        null_values=() if isinstance(nulls, dict) else nulls,
+        of_column_nulls=tuple(nulls.items()) if isinstance(nulls, dict) else (),
+        date_formats=() if isinstance(dates, dict) else dates,
+        of_column_dates=tuple(dates.items()) if isinstance(dates, dict) else (),
+        header=table.header,
+        names=table.names,
+    )
+    return None if form == PLAIN else form
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

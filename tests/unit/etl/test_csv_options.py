@@ -1,0 +1,243 @@
+"""CSV files as they come: the options of a table give the dataset that the same rows give in plain CSV."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from serin.errors import SourceUnreadable, SpecError
+from serin.etl.build import current_key
+from serin.etl.sources import csv2parquet
+from serin.etl.sources.convert import convert
+from serin.etl.sources.file_cache import conversion_of
+from serin.etl.sources.find import find_table
+from serin.export.convert.features2onnx import features2onnx
+from serin.features.plan import FeaturePlan
+from serin.formats.dataset import FEATURES, read_dataset
+from serin.formats.schema import Schema, outputs_of, read_schema, write_schema
+from serin.spec.load import load_spec
+from serin.spec.pipeline import PipelineSpec
+from serin.spec.tables import FileTable
+from serin.store.stage_keys import said
+from serin.store.store import Store
+from tests.unit.etl.trips import build, spec_of, trips
+
+Write = Callable[[pd.DataFrame, Path], Any]
+FEATURE_GROUPS = [
+    {"columns": ["fare", "people"], "steps": ["fill_median", "normalize"]},
+    {"columns": ["taxi", "zone"], "steps": ["categorify"]},
+    {"columns": ["start"], "steps": [{"date_parts": ["hour", "weekday"]}]},
+]
+CSV: dict[str, tuple[Write, dict[str, Any]]] = {
+    "semicolons and decimal commas": (
+        lambda frame, path: frame.to_csv(path, index=False, sep=";", decimal=","),
+        {"delimiter": ";", "decimal": ","},
+    ),
+    "vertical bars and other quotes": (
+        lambda frame, path: frame.to_csv(path, index=False, sep="|", quotechar="'", quoting=1),
+        {"delimiter": "|", "quote": "'"},
+    ),
+    "tabs in Latin-1": (
+        lambda frame, path: frame.to_csv(path, index=False, sep="\t", encoding="latin-1"),
+        {"delimiter": "\\t", "encoding": "latin-1"},
+    ),
+    "UTF-16": (lambda frame, path: frame.to_csv(path, index=False, encoding="utf-16"), {"encoding": "utf-16"}),
+    "no header": (
+        lambda frame, path: frame.to_csv(path, index=False, header=False),
+        {"header": False, "names": list(trips(2).columns)},
+    ),
+    "other names in the header": (
+        lambda frame, path: frame.add_prefix("x").to_csv(path, index=False),
+        {"names": list(trips(2).columns)},
+    ),
+    "dates with the day first": (
+        lambda frame, path: frame.to_csv(path, index=False, date_format="%d.%m.%Y %H:%M"),
+        {"date_formats": "%d.%m.%Y %H:%M"},
+    ),
+    "dates of one column with the month first": (
+        lambda frame, path: frame.to_csv(path, index=False, date_format="%m/%d/%Y %H:%M"),
+        {"date_formats": {"start": ["%m/%d/%Y %H:%M"]}},
+    ),
+    "thousands": (
+        lambda frame, path: frame.assign(
+            fare=[None if np.isnan(fare) else f"{float(fare):,}" for fare in frame["fare"]]
+        ).to_csv(path, index=False),
+        {"thousands": ","},
+    ),
+}  # fmt: skip
+
+
+def spec_over(folder: Path, name: str, options: dict[str, Any]) -> PipelineSpec:
+    table = {"path": str(folder / name), **options} if options else str(folder / name)
+    return spec_of(folder, tables={"trips": table}, features=FEATURE_GROUPS)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the dataset that plain CSV gives."""
+    folder = tmp_path_factory.mktemp("plain")
+    trips().to_csv(folder / "t.csv", index=False)
+    return str(build(spec_over(folder, "t.csv", {}), Store(str(folder / "store"))).digest)
+
+
+@pytest.mark.parametrize("form", CSV)
+def test_options_give_the_dataset_of_plain_csv(
+    tmp_path: Path, plain: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, options = CSV[form]
+    name = "t.data" if "delimiter" in options else "t.csv"
+    write(trips(), tmp_path / name)
+    spec = spec_over(tmp_path, name, options)
+    assert build(spec, Store(str(tmp_path / "store")), piece_rows=200).digest == plain
+    (file,) = find_table("trips", spec.data.tables["trips"])
+    convert(file, tmp_path / "whole")
+    monkeypatch.setattr(csv2parquet, "_BLOCK_BYTES", 4000)  # the first of which says little about the columns
+    convert(file, tmp_path / "blocks")
+    kinds = [
+        pa.timestamp("us") if pa.types.is_temporal(each.type) else each.type
+        for each in pq.read_schema(tmp_path / "whole")
+    ]
+    one, other = (pq.read_table(tmp_path / each) for each in ("whole", "blocks"))
+    assert [column.cast(kind) for column, kind in zip(one.columns, kinds, strict=True)] == [
+        column.cast(kind) for column, kind in zip(other.columns, kinds, strict=True)
+    ]
+
+
+def read(folder: Path, text: str, **options: Any) -> dict[str, list[Any]]:
+    (folder / "t.csv").write_text(text, encoding="utf-8")
+    found = find_table("t", FileTable(path=str(folder / "t.csv"), **options))
+    convert(found[0], folder / "t.parquet")
+    return dict(pq.read_table(folder / "t.parquet").to_pydict())
+
+
+def test_a_column_may_hold_dates_in_several_formats(tmp_path: Path) -> None:
+    text = "when,id\n31.12.2024,a\n2024-12-30,b\n1/2/2023,c\nNA,d\n24.12.98,e\n"
+    found = read(tmp_path, text, date_formats={"when": ["%d.%m.%Y", "%m/%d/%Y", "%d.%m.%y"]})
+    wanted = ["2024-12-31", "2024-12-30", "2023-01-02", None, "1998-12-24"]
+    assert found["when"] == [None if day is None else pd.Timestamp(day) for day in wanted]
+
+
+def test_null_texts_of_one_column_are_texts_in_another(tmp_path: Path) -> None:
+    text = "land,city,size\nNA,NA,-999\nDE,Köln,-999\nFR,NA,7\n"
+    found = read(tmp_path, text, null_values={"city": ["NA"], "size": [-999]})
+    assert found == {"land": ["NA", "DE", "FR"], "city": [None, "Köln", None], "size": [None, None, 7]}
+    everywhere = read(tmp_path, text, null_values=["NA"])
+    assert everywhere["land"] == [None, "DE", "FR"]
+    assert everywhere["size"] == [-999, -999, 7]
+
+
+def test_a_mark_in_the_wrong_place_makes_no_number(tmp_path: Path) -> None:
+    found = read(tmp_path, "a;b\n1.234,5;1.5\n12;2\n", delimiter=";", decimal=",", thousands=".")
+    assert found == {"a": [1234.5, 12.0], "b": ["1.5", "2"]}
+
+
+def test_integers_keep_every_digit(tmp_path: Path) -> None:
+    found = read(tmp_path, "a;b\n9.007.199.254.740.993;1\n?;2\n", delimiter=";", decimal=",", thousands=".",
+                 null_values="?")  # fmt: skip
+    assert found["a"] == [2**53 + 1, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ("a;b;c\n1;2;3\n4;5;6\n", {},
+         "the header has 1 field: 'a;b;c'; is the delimiter ';'? Set data.tables.t.delimiter"),
+        ("a;b\n1,5;2,5\n4,5;5,5\n", {},
+         "line 2 has 3 fields but the header has 1: '1,5;2,5'; is the delimiter ';'? Set data.tables.t.delimiter"),
+        ("a,b\n1,2\n4,5,6\n", {}, "line 3 has 3 fields but the header has 2: '4,5,6'; correct or remove that line"),
+        ("1,2\n4,5\n", {"header": False, "names": ["a"]},
+         "line 1 has 2 fields but data.tables.t.names has 1"),
+        ("day\n31.12.2024\n2024-12-31\n12/31/2024\n", {"date_formats": {"day": "%d.%m.%Y"}},
+         "row 2: '12/31/2024' in column 'day' fits none of its date formats (%d.%m.%Y)"),
+        ("day\n31.12.2024\n", {"date_formats": {"days": "%d.%m.%Y"}}, "it has no column 'days', which date_formats"),
+        ("a\né\n", {"encoding": "ascii"}, "it is not ascii text"),
+    ],
+)  # fmt: skip
+def test_a_file_that_does_not_fit_its_options_is_explained(
+    tmp_path: Path, text: str, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(SourceUnreadable) as caught:
+        read(tmp_path, text, **options)
+    assert says in str(caught.value)
+
+
+def test_options_for_csv_are_refused_for_other_formats(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "t.parquet")
+    with pytest.raises(SourceUnreadable, match="it is parquet, and the table has options for CSV files"):
+        find_table("t", FileTable(path=str(tmp_path / "t.parquet"), delimiter=";"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"delimiter": "::"}, "data.tables.trips.delimiter: '::' is not a delimiter: use one character"),
+        ({"delimitr": ";"}, "data.tables.trips.delimitr: unknown key; did you mean 'delimiter'?"),
+        ({"encoding": "utf-5"}, "'utf-5' is not an encoding"),
+        ({"decimal": ",", "thousands": ","}, "decimal and thousands are both ','"),
+        ({"null_values": [None]}, "put each text in quotes"),
+        ({"date_formats": "%d.%m.%Y %z"}, "%z is not supported"),
+        ({"date_formats": "dd.mm.yyyy"}, "it names no part of a date"),
+        ({"names": ["a", "a"]}, "'a' is named twice"),
+    ],
+)
+def test_wrong_options_are_refused_with_their_key(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec_over(tmp_path, "t.csv", options)
+    assert says in str(caught.value)
+
+
+def test_every_option_is_part_of_the_keys_and_none_means_the_key_of_before(tmp_path: Path) -> None:
+    trips().to_csv(tmp_path / "t.csv", index=False)
+    store = Store(str(tmp_path / "store"))
+    path = str(tmp_path / "t.csv")
+    other = {"delimiter": ";", "quote": "'", "encoding": "latin-1", "decimal": ",", "thousands": " ",
+             "null_values": ["-"], "date_formats": ["%Y"], "header": False, "names": ["x"]}  # fmt: skip
+    assert set(other) == set(FileTable.model_fields) - {"path"}
+    forms = [{}, *({key: value} for key, value in other.items())]
+    specs = [spec_over(tmp_path, "t.csv", options) for options in forms]
+    assert len({current_key(spec.data, spec.features, store) for spec in specs}) == len(specs)
+    tables = [FileTable(path=path, **options) for options in forms]
+    assert len({json.dumps(conversion_of(find_table("t", table)[0])) for table in tables}) == len(tables)
+    assert json.loads(said(specs[0].data))["tables"] == {"trips": path}
+    assert find_table("t", path) == find_table("t", FileTable(path=path))
+
+
+def test_the_served_graph_reads_null_texts_as_null(tmp_path: Path) -> None:
+    frame = trips()
+    frame["taxi"] = frame["taxi"].fillna("NA").where(frame.index % 9 > 0, "None")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    features = [
+        {"columns": ["taxi"], "steps": ["categorify"]},
+        {"columns": ["unknown"], "steps": ["categorify"]},
+    ]
+    table = {"path": str(tmp_path / "t.csv"), "null_values": ["NA", "None"]}
+    spec = spec_of(tmp_path, tables={"trips": table}, features=features, derived={"unknown": "is_null(taxi)"})
+    dataset = build(spec, Store(str(tmp_path / "store")))
+    described, folder = read_dataset(dataset.path), Path(dataset.path)
+    assert [column.null_texts for column in described.inputs] == [("NA", "None")]
+    assert described.sources[0].csv is not None
+    write_schema(tmp_path, Schema(task="binary", inputs=described.inputs, outputs=outputs_of("binary")))
+    assert read_schema(tmp_path).inputs == described.inputs
+    plan = FeaturePlan.from_json(json.loads((folder / FEATURES).read_text(encoding="utf-8")))
+    graph = features2onnx(plan, described, folder)
+    session = ort.InferenceSession(graph.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    sent = np.array([["NA"], ["None"], [""], ["t1"], ["na"]], dtype=object)
+    (codes,) = session.run([graph.cat], {"taxi": sent})
+    assert codes[0].tolist() == codes[1].tolist() == codes[2].tolist()
+    assert codes[0, 0] == 0
+    assert codes[3, 0] > codes[4, 0] > 0  # known, unknown
+    assert codes[0, 1] != codes[3, 1]
+
+
+def test_a_stored_spec_says_the_same_when_it_is_read_again(tmp_path: Path) -> None:
+    for table in ({"path": "/t.parquet"}, {"path": "/t.csv", "null_values": {"a": "x"}, "delimiter": "\\t"}):
+        spec = spec_of(tmp_path, tables={"trips": table})
+        again = load_spec(json.loads(spec.model_dump_json(by_alias=True)))
+        assert again == spec
