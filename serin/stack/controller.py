@@ -109,7 +109,7 @@ def run(home: Path, stop: threading.Event) -> None:
             try:
                 controller.tick()
                 if began >= rotate_at:
-                    gateway.rotate_log(LOG_LIMIT_BYTES)
+                    gateway.rotate_logs(LOG_LIMIT_BYTES)
                     rotate_at = began + _ROTATE_EVERY_S
             except (
                 OSError,

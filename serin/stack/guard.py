@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from serin.errors import GatewayRejected, KeyFileBroken
@@ -20,6 +21,7 @@ class Guard:
     good_keys: int
     trouble: str | None = None  # why the gateway is closed, and what to do
     lacks_filter: bool = False
+    refused: Mapping[str, int] = field(default_factory=dict)  # by status, since the gateway was started
 
     @property
     def words(self) -> str:
@@ -35,7 +37,9 @@ class Guard:
             keys = f"API keys required ({self.good_keys} valid)"
         else:
             keys = "no API keys: anyone who can reach this port gets answers"
-        return "; ".join([tls, keys, *([NO_FILTER] if self.lacks_filter else [])])
+        refused = ", ".join(f"{count} x {status}" for status, count in self.refused.items())
+        counts = [f"refused so far: {refused}"] if refused else []
+        return "; ".join([tls, keys, *([NO_FILTER] if self.lacks_filter else []), *counts])
 
 
 def key_trouble(home: Path) -> str | None:
@@ -49,11 +53,12 @@ def key_trouble(home: Path) -> str | None:
 
 def read_guard(home: Path) -> Guard:
     gateway = build_gateway(home)
-    days = None
+    days: int | None = None
+    refused: dict[str, int] = {}
     tls, lacks_filter = gateway.speaks_tls(), gateway.lacks_filter()
-    if tls:
-        with contextlib.suppress(GatewayRejected):
-            days = gateway.certificate_days()
+    with contextlib.suppress(GatewayRejected):
+        refused = gateway.refused()
+        days = gateway.certificate_days() if tls else None
     try:
         ring = key_file(home).read()
     except KeyFileBroken as error:
@@ -64,6 +69,7 @@ def read_guard(home: Path) -> Guard:
             good_keys=0,
             trouble=str(error),
             lacks_filter=lacks_filter,
+            refused=refused,
         )
     good = sum(1 for key in ring.keys if key.state(time.time()) == "good")
     return Guard(
@@ -72,4 +78,5 @@ def read_guard(home: Path) -> Guard:
         keys_required=ring.required,
         good_keys=good,
         lacks_filter=lacks_filter,
+        refused=refused,
     )

@@ -18,7 +18,7 @@ import tritonclient.http
 
 from serin.errors import GatewayRejected, PredictionFailed, VerificationFailed
 from serin.serving.client.client import Protocol, predict
-from serin.serving.envoy.bootstrap import LOG_FIELDS
+from serin.serving.envoy.access_logs import LOG_FIELDS
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.triton.releases import Releases
 from serin.store.artifacts import Endpoint, ModelRoute, Release
@@ -330,7 +330,7 @@ def test_a_log_that_grew_is_rotated_and_nothing_is_lost(stack: Stack) -> None:
     stack.gateway.apply([ModelRoute(model=MODEL, epoch=1000, stable=stack.stable)], only)
     predict(stack.url, MODEL, bundles.rows(1), SCHEMA)
     stack.logged(1000, 1)
-    assert not stack.gateway.rotate_log(1 << 30)
-    assert stack.gateway.rotate_log(10)
+    assert not stack.gateway.rotate_logs(1 << 30)
+    assert stack.gateway.rotate_logs(10)
     predict(stack.url, MODEL, bundles.rows(1), SCHEMA)
     assert len(stack.logged(1000, 1)) == 1

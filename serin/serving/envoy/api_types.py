@@ -9,9 +9,12 @@ _V3 = "type.googleapis.com/envoy.extensions"
 
 CONNECTION_MANAGER = f"{_V3}.filters.network.http_connection_manager.v3.HttpConnectionManager"
 FILE_LOG = f"{_V3}.access_loggers.file.v3.FileAccessLog"
+LOG_RATE = f"{_V3}.access_loggers.filters.process_ratelimit.v3.ProcessRateLimitFilter"
+STATS_LOG = f"{_V3}.access_loggers.stats.v3.Config"
 BUFFER = f"{_V3}.filters.http.buffer.v3.Buffer"
 BUFFER_PER_ROUTE = f"{_V3}.filters.http.buffer.v3.BufferPerRoute"
 LUA = f"{_V3}.filters.http.lua.v3.Lua"
+LUA_PER_ROUTE = f"{_V3}.filters.http.lua.v3.LuaPerRoute"
 REVERSE_BRIDGE = f"{_V3}.filters.http.grpc_http1_reverse_bridge.v3.FilterConfig"
 REVERSE_BRIDGE_PER_ROUTE = f"{_V3}.filters.http.grpc_http1_reverse_bridge.v3.FilterConfigPerRoute"
 DYNAMIC_MODULE = f"{_V3}.filters.http.dynamic_modules.v3.DynamicModuleFilter"
@@ -19,6 +22,7 @@ HEADER_MUTATION = f"{_V3}.filters.http.header_mutation.v3.HeaderMutation"
 ROUTER = f"{_V3}.filters.http.router.v3.Router"
 MATCHED = "type.googleapis.com/envoy.extensions.common.matching.v3.ExtensionWithMatcher"
 SKIP = f"{_V3}.filters.common.matcher.action.v3.SkipFilter"
+REQUEST_HEADER = "type.googleapis.com/envoy.type.matcher.v3.HttpRequestHeaderMatchInput"
 RESPONSE_HEADER = "type.googleapis.com/envoy.type.matcher.v3.HttpResponseHeaderMatchInput"
 UPSTREAM_CODEC = f"{_V3}.filters.http.upstream_codec.v3.UpstreamCodec"
 MAX_CONNECTIONS = f"{_V3}.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
@@ -29,6 +33,8 @@ AGGREGATE = f"{_V3}.clusters.aggregate.v3.ClusterConfig"
 PREVIOUS_PRIORITIES = f"{_V3}.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig"
 DOWNSTREAM_TLS = f"{_V3}.transport_sockets.tls.v3.DownstreamTlsContext"
 SECRET = f"{_V3}.transport_sockets.tls.v3.Secret"
+LOG_BUCKET = "type.googleapis.com/envoy.type.v3.TokenBucket"
+RESOURCE = "type.googleapis.com/envoy.service.discovery.v3.Resource"
 EXTENSION = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
 CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 ROUTE_CONFIGURATION = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
@@ -42,6 +48,18 @@ JSON_HEADER = {
     "header": {"key": "content-type", "value": "application/json"},
     "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
 }
+
+
+def script_filter(name: str, file: str, *, unless: dict[str, Any]) -> dict[str, Any]:
+    """A Lua filter that is not even called where the predicate `unless` holds."""
+    script = {"@type": LUA, "default_source_code": {"inline_string": (SOURCES / file).read_text()}}
+    skip = {"action": {"name": "skip", "typed_config": {"@type": SKIP}}}
+    config = {
+        "@type": MATCHED,
+        "extension_config": {"name": "script", "typed_config": script},
+        "xds_matcher": {"matcher_list": {"matchers": [{"predicate": unless, "on_match": skip}]}},
+    }
+    return {"name": name, "typed_config": config}
 
 
 def module_filter(name: str, library: Path) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from serin.serving.envoy.access_logs import refusal_logs, request_log
 from serin.serving.envoy.api_types import (
     BUFFER,
     CONNECTION_MANAGER,
-    FILE_LOG,
     HEADER_MUTATION,
     REQUEST_FILTER,
     REVERSE_BRIDGE,
@@ -22,8 +22,10 @@ from serin.serving.envoy.api_types import (
     followed,
     module_filter,
 )
+from serin.serving.envoy.drain import drain_filter
 from serin.serving.envoy.fixed_routes import HEALTH_CLUSTER
-from serin.serving.envoy.guard import keys_filter, tls_socket
+from serin.serving.envoy.guard import keys_filters, tls_socket
+from serin.serving.envoy.local_replies import local_replies
 from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES, overload_manager
 from serin.serving.envoy.routes import ROUTES_NAME
 
@@ -31,22 +33,6 @@ Document = dict[str, Any]
 
 STAT_PREFIX = "gateway"
 LOOPBACK = "127.0.0.1"
-
-LOG_FIELDS = {
-    "t": "%START_TIME(%s.%6f)%",
-    "model": "%METADATA(ROUTE:serin:model)%",
-    "epoch": "%METADATA(ROUTE:serin:epoch)%",
-    "arm": "%REQ(X-SERIN-ARM)%",
-    "release": "%REQ(X-SERIN-RELEASE)%",
-    "code": "%RESPONSE_CODE%",
-    "grpc": "%GRPC_STATUS_NUMBER%",
-    "us": "%COMMON_DURATION(DS_RX_END:DS_TX_END:us)%",
-    "up_us": "%COMMON_DURATION(US_TX_BEG:US_RX_END:us)%",
-    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
-    "flags": "%RESPONSE_FLAGS%",
-    "proto": "%PROTOCOL%",
-    "id": "%REQ(X-REQUEST-ID)%",
-}
 
 _PROTOBUF = "application/x-protobuf"
 _TRUE_FIELD_1 = base64.b64encode(
@@ -61,6 +47,8 @@ def bootstrap(
     admin: Path,
     health: Path,
     log: Path,
+    refusals: Path,
+    refusal_rate: Path,
     inside: Path,
     clusters: Path,
     routes: Path,
@@ -72,15 +60,17 @@ def bootstrap(
     request_filter: Path | None = None,
     http_filters: Sequence[Document] = (),
 ) -> Document:
-    """`clusters`, `routes`, `keys` and `tls` are files, each in its own folder, whose renames Envoy follows.
+    """`clusters`, `routes`, `keys`, `tls` and `refusal_rate` are files, each in its own folder, whose renames Envoy
+    follows. `log` and `refusals` are the two logs it writes (access_logs.py).
 
     `request_filter`: the library that reads requests before they are routed (native/request_filter.py). Without it the
     gateway listens on loopback whatever `address` says, and gRPC calls find no route: the filter reads their model.
     `inside` is a socket for the owner of this machine's stack: the same gateway without TLS and without keys.
     """
     last = _http_filters(max_request_bytes, request_filter)
-    guarded = _connection_manager(log, routes, [_own_headers(), keys_filter(keys), *http_filters, *last])
-    unguarded = _connection_manager(log, routes, [_own_headers(), *last])
+    logs = [request_log(log), *refusal_logs(refusals, refusal_rate)]
+    guarded = _connection_manager(logs, routes, [_own_headers(), *keys_filters(keys), *http_filters, *last])
+    unguarded = _connection_manager(logs, routes, [_own_headers(), *last])
     private = {"name": "inside", "address": _socket(inside), "filter_chains": [{"filters": [unguarded]}]}
     # Nothing keeps away the requests that end Triton 2.51 then; but who can reach loopback can reach Triton itself.
     public = _public_listener(address if request_filter else LOOPBACK, port, guarded, tls)
@@ -110,7 +100,7 @@ def _public_listener(address: str, port: int, manager: Document, tls: Path | Non
     }
 
 
-def _connection_manager(log: Path, routes: Path, http_filters: list[Document]) -> Document:
+def _connection_manager(logs: list[Document], routes: Path, http_filters: list[Document]) -> Document:
     manager = {
         "@type": CONNECTION_MANAGER,
         "stat_prefix": STAT_PREFIX,
@@ -131,8 +121,8 @@ def _connection_manager(log: Path, routes: Path, http_filters: list[Document]) -
         "http2_protocol_options": {"max_concurrent_streams": 1024},
         "rds": {"route_config_name": ROUTES_NAME, "config_source": followed(routes)},
         "http_filters": http_filters,
-        "access_log": [_log(log)],
-        "local_reply_config": {"mappers": [_not_implemented(), _overloaded(), _come_back(), _json_errors()]},
+        "access_log": logs,
+        "local_reply_config": local_replies(),
     }
     return {"name": "http", "typed_config": manager}
 
@@ -151,70 +141,12 @@ def _http_filters(max_request_bytes: int, request_filter: Path | None) -> list[D
     buffer = {"@type": BUFFER, "max_request_bytes": max_request_bytes}
     bridge = {"@type": REVERSE_BRIDGE, "content_type": _PROTOBUF, "withhold_grpc_frames": True}
     return [
+        drain_filter(),
         {"name": "buffer", "typed_config": buffer},
         *([module_filter(REQUEST_FILTER, request_filter)] if request_filter else []),
         {"name": "bridge", "typed_config": bridge},
         {"name": "router", "typed_config": {"@type": ROUTER, "suppress_envoy_headers": True}},
     ]
-
-
-def _log(path: Path) -> Document:
-    """One JSON line per inference that was sent to a release, whatever came of it."""
-    return {
-        "name": "requests",
-        "filter": {"header_filter": {"header": {"name": "x-serin-arm", "present_match": True}}},
-        "typed_config": {"@type": FILE_LOG, "path": str(path), "log_format": {"json_format": LOG_FIELDS}},
-    }
-
-
-def _not_implemented() -> Document:
-    """A framing that Envoy does not know is the client's fault, not a server's."""
-    status = {
-        "comparison": {"op": "EQ", "value": {"default_value": 501, "runtime_key": "serin.not_implemented"}}
-    }
-    text = {
-        "json_format": {"error": "this transfer encoding is not known here"},
-        "content_type": "application/json",
-    }
-    return {"filter": {"status_code_filter": status}, "status_code": 400, "body_format_override": text}
-
-
-def _overloaded() -> Document:
-    """Envoy itself says 500 of a request that it gives up for want of memory."""
-    status = {"comparison": {"op": "EQ", "value": {"default_value": 500, "runtime_key": "serin.overloaded"}}}
-    text = {
-        "json_format": {"error": "the gateway has no room for this request now; send it again"},
-        "content_type": "application/json",
-    }
-    again = {**_come_back(), "status_code": 503, "body_format_override": text}
-    return {**again, "filter": {"status_code_filter": status}}
-
-
-def _json_errors(first_status: int = 400) -> Document:
-    """What Envoy itself answers looks as Triton's errors do. In gRPC the text is the status message as it is."""
-    key = f"serin.json_errors_from_{first_status}"
-    status = {"comparison": {"op": "GE", "value": {"default_value": first_status, "runtime_key": key}}}
-    grpc = {
-        "name": "content-type",
-        "string_match": {"prefix": "application/grpc"},
-        "invert_match": True,
-        "treat_missing_header_as_empty": True,
-    }
-    return {
-        "filter": {"and_filter": {"filters": [{"status_code_filter": status}, {"header_filter": {"header": grpc}}]}},
-        "body_format_override": {
-            "json_format": {"error": "%LOCAL_REPLY_BODY%"}, "content_type": "application/json",
-        },
-    }  # fmt: skip
-
-
-def _come_back() -> Document:
-    """Overload, or a release that is restarting. gRPC has its own status for this."""
-    header = {
-        "header": {"key": "retry-after", "value": "1"},
-        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
-    }
-    return {**_json_errors(503), "headers_to_add": [header]}
 
 
 def _health_listener(path: Path) -> Document:

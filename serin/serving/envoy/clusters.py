@@ -9,12 +9,9 @@ from typing import Any, Literal
 from serin.serving.envoy.api_types import (
     AGGREGATE,
     HTTP_OPTIONS,
-    LUA,
-    MATCHED,
     RESPONSE_HEADER,
-    SKIP,
-    SOURCES,
     UPSTREAM_CODEC,
+    script_filter,
 )
 from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES
 from serin.store.artifacts import Endpoint, ModelRoute, Release
@@ -119,24 +116,13 @@ def _protocol_options(protocol: Protocol) -> Document:
 
 def _bad_request() -> Document:
     """The script is called for an answer with status 500, and for no other: good ones are not to pay for it."""
-    source = {"inline_string": (SOURCES / "bad_request.lua").read_text()}
-    found = {
+    failed = {
         "input": {"name": "header", "typed_config": {"@type": RESPONSE_HEADER, "header_name": ":status"}},
         "value_match": {"exact": "500"},
     }
-    other = {
-        "predicate": {"not_matcher": {"single_predicate": found}},
-        "on_match": {"action": {"name": "skip", "typed_config": {"@type": SKIP}}},
-    }
-    config = {
-        "@type": MATCHED,
-        "extension_config": {
-            "name": "script",
-            "typed_config": {"@type": LUA, "default_source_code": source},
-        },
-        "xds_matcher": {"matcher_list": {"matchers": [other]}},
-    }
-    return {"name": "bad_request", "typed_config": config}
+    return script_filter(
+        "bad_request", "bad_request.lua", unless={"not_matcher": {"single_predicate": failed}}
+    )
 
 
 def _circuit(retries: Document) -> Document:

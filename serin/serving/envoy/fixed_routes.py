@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from serin.serving.envoy.api_types import BUFFER_PER_ROUTE, JSON_HEADER, REVERSE_BRIDGE_PER_ROUTE, SERVICE
+from serin.serving.envoy.drain import drained, longest_read
 
 Document = dict[str, Any]
+# What happens to the body of a refused request. `read`: it is held, because its message may select another route;
+# `ignored`: the answer does not wait for it.
+Body = Literal["drained", "read", "ignored"]
 
 HEALTH_CLUSTER = "health"
 
@@ -29,33 +33,45 @@ def server_routes() -> list[Document]:
     return [live, about, calls]
 
 
+def too_large(max_request_bytes: int) -> list[Document]:
+    """Bodies whose declared length is above the limit. Others are counted by the buffer as they come."""
+    text, most = "Payload Too Large", longest_read(max_request_bytes)
+    ranges: tuple[tuple[Body, int, int], ...] = (
+        ("drained", max_request_bytes + 1, most + 1),
+        ("ignored", most + 1, 2**63 - 1),
+    )
+    found = []
+    for body, start, end in ranges:
+        length = {"name": "content-length", "range_match": {"start": str(start), "end": str(end)}}
+        found.append(refusal({"prefix": "/", "headers": [length]}, None, text, body=body, status=413))
+    return found
+
+
 def refusals() -> list[Document]:
     stream = "streams are not served here; call ModelInfer"
     model = "no such model or version is served here"
     path = "this gateway answers inference, readiness and metadata of models, and nothing else"
+    calls = f"{SERVICE}/Model(Infer|Ready|Metadata)"
+    models = "/v2/models/[^/]+(/versions/[^/]+)?(/infer|/ready)?"
     return [
-        refusal({"path": f"{SERVICE}/ModelStreamInfer"}, 12, stream, buffered=False),
-        # A call is here first and comes back when the message has been looked at: so the body must be waited for.
-        refusal(
-            {"safe_regex": {"regex": f"{SERVICE}/Model(Infer|Ready|Metadata)"}, "grpc": {}},
-            5,
-            model,
-            buffered=True,
-        ),
-        refusal({"prefix": "/", "grpc": {}}, 12, path, buffered=False),
-        refusal(
-            {"safe_regex": {"regex": "/v2/models/[^/]+(/versions/[^/]+)?(/infer|/ready)?"}},
-            None,
-            model,
-            buffered=False,
-        ),
-        refusal({"prefix": "/"}, None, path, buffered=False),
+        # The client of a stream waits for an answer before it ends its side.
+        refusal({"path": f"{SERVICE}/ModelStreamInfer"}, 12, stream, body="ignored"),
+        # A call is here first and comes back when the message has been looked at.
+        refusal({"safe_regex": {"regex": calls}, "grpc": {}}, 5, model, body="read"),
+        refusal({"prefix": "/", "grpc": {}}, 12, path, body="ignored"),
+        refusal({"safe_regex": {"regex": models}}, None, model, body="drained"),
+        refusal({"prefix": "/"}, None, path, body="drained"),
     ]
 
 
-def refusal(match: Document, grpc_status: int | None, text: str, *, buffered: bool) -> Document:
-    document: Document = {"match": match, "direct_response": {"status": 404, "body": {"inline_string": text}}}
-    if not buffered:
+def refusal(
+    match: Document, grpc_status: int | None, text: str, *, body: Body, status: int = 404
+) -> Document:
+    answer = {"status": status, "body": {"inline_string": text}}
+    document: Document = {"match": match, "direct_response": answer}
+    if body == "drained":
+        document["typed_per_filter_config"] = drained()
+    elif body == "ignored":
         document["typed_per_filter_config"] = {"buffer": {"@type": BUFFER_PER_ROUTE, "disabled": True}}
     if grpc_status is not None:
         header = {"key": "grpc-status", "value": str(grpc_status)}

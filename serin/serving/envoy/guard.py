@@ -1,6 +1,8 @@
 """Envoy's documents for what guards the gateway: the key check (ECDS) and the certificate (SDS). Pure.
 
-Both are separate files that Envoy follows: they change without a new listener, which would drain connections.
+Two filters check keys: the first decides, and empties the body of a request that it refuses; the second answers when
+the body has ended. Keys and certificate are separate files that Envoy follows: they change without a new listener,
+which would drain connections.
 """
 
 from __future__ import annotations
@@ -10,7 +12,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from serin.serving.envoy.api_types import DOWNSTREAM_TLS, LUA, SOURCES, followed
+from serin.serving.envoy.api_types import (
+    DOWNSTREAM_TLS,
+    LUA,
+    REQUEST_HEADER,
+    SOURCES,
+    followed,
+    script_filter,
+)
+from serin.serving.envoy.drain import drain_script, longest_read
 
 Document = dict[str, Any]
 
@@ -18,16 +28,30 @@ KEYS_NAME = "keys"
 TLS_NAME = "gateway"
 
 
-def keys_filter(file: Path) -> Document:
+def keys_filters(file: Path) -> list[Document]:
     """The place of the key check in the chain. Without its file requests are refused, not let through."""
-    return {"name": KEYS_NAME, "config_discovery": {"config_source": followed(file), "type_urls": [LUA]}}
+    discovery = {"config_source": followed(file), "type_urls": [LUA]}
+    refused = {
+        "input": {
+            "name": "header",
+            "typed_config": {"@type": REQUEST_HEADER, "header_name": "x-serin-refused"},
+        },
+        "value_match": {"contains": " "},  # the header of every refusal does
+    }
+    passed = {"not_matcher": {"single_predicate": refused}}
+    return [
+        {"name": KEYS_NAME, "config_discovery": discovery},
+        script_filter("refuse", "refuse.lua", unless=passed),
+    ]
 
 
-def keys_document(table: str | None) -> Document:
+def keys_document(table: str | None, max_request_bytes: int) -> Document:
     """`table`: what keys.lua expects before it (serving/keys.py). None: no key is asked for, and no script runs."""
     check: Document = {"@type": LUA}
     if table is not None:
-        check["default_source_code"] = {"inline_string": table + (SOURCES / "keys.lua").read_text()}
+        limits = f"local LIMIT, MOST = {max_request_bytes}, {longest_read(max_request_bytes)}\n"
+        text = table + limits + drain_script() + (SOURCES / "keys.lua").read_text()
+        check["default_source_code"] = {"inline_string": text}
     return {"name": KEYS_NAME, "typed_config": check}
 
 

@@ -1,4 +1,5 @@
--- Who may ask for which model. KEYS stands before this text: sha256 of a key -> {till = time, models = ",those,"}.
+-- Who may ask for which model. Set before this text: KEYS, sha256 of a key -> {till = time, models = ",those,"};
+-- LIMIT, the longest body in bytes, and MOST, the longest of a refused request that is waited for; drain (drain.lua).
 -- The key itself is nowhere but in the client's request, and it ends here: neither Triton nor a log gets it.
 
 local bit = require("bit")
@@ -73,12 +74,41 @@ local function known(header)
   return entry
 end
 
-local function refuse(handle, http, grpc, text)
-  local headers = {[":status"] = http, ["grpc-status"] = grpc}
-  if http == "401" then
-    headers["www-authenticate"] = "Bearer"
+-- Calls that carry one message, which comes at once. Others may be streams, whose client waits for an answer.
+local UNARY = {
+  [SERVICE .. "ModelInfer"] = true,
+  [SERVICE .. "ModelReady"] = true,
+  [SERVICE .. "ModelMetadata"] = true,
+}
+
+-- Whether nobody is to wait for the end of the request before it is refused.
+local function at_once(headers, path)
+  local length = tonumber(headers:get("content-length") or "")
+  if length ~= nil and length > MOST then
+    return true
   end
-  handle:respond(headers, text)
+  local kind = headers:get("content-type") or ""
+  return kind:sub(1, 16) == "application/grpc" and not UNARY[path]
+end
+
+-- refuse.lua answers when the body has come. The path leads nowhere from here on, whatever may fail behind this.
+local function refuse(handle, path, status, grpc, text)
+  local headers = handle:headers()
+  headers:replace(":path", "/")
+  headers:add("x-envoy-original-path", path) -- for the log
+  local length = tonumber(headers:get("content-length") or "")
+  if length ~= nil and length > LIMIT then
+    status, grpc, text = "413", "8", "Payload Too Large"
+  end
+  headers:add("x-serin-refused", status .. " " .. grpc .. " " .. text)
+  if at_once(headers, path) then
+    local answer = {[":status"] = status, ["grpc-status"] = grpc}
+    if status == "401" then
+      answer["www-authenticate"] = "Bearer"
+    end
+    handle:respond(answer, text)
+  end
+  drain(handle)
 end
 
 function envoy_on_request(handle)
@@ -93,13 +123,13 @@ function envoy_on_request(handle)
   local ran, entry, reason = pcall(known, authorization)
   if not ran then
     handle:logErr("the key could not be checked: " .. tostring(entry))
-    refuse(handle, "503", "14", "the key could not be checked")
+    refuse(handle, path, "503", "14", "the key could not be checked")
   elseif entry == nil then
-    refuse(handle, "401", "16", reason)
+    refuse(handle, path, "401", "16", reason)
   elseif entry.models ~= nil then -- nil: all
     local model = path:match("^/v2/models/([^/?]+)")
     if model ~= nil and not entry.models:find("," .. model .. ",", 1, true) then
-      refuse(handle, "403", "7", "this key may not ask for this model")
+      refuse(handle, path, "403", "7", "this key may not ask for this model")
     elseif path:sub(1, #SERVICE) == SERVICE then
       headers:add("x-serin-may", entry.models) -- for the request filter: the model is named in the message
     end

@@ -27,7 +27,7 @@ from serin.serving.envoy.clusters import (
     cluster_name,
     weight,
 )
-from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes
+from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes, too_large
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
@@ -102,7 +102,7 @@ def route_configuration(
     host: Document = {
         "name": "all",
         "domains": ["*"],
-        "routes": [*found, *server_routes(), *refusals()],
+        "routes": [*too_large(max_request_bytes), *found, *server_routes(), *refusals()],
         "request_body_buffer_limit": max_request_bytes,  # for a second try
         # Triton 2.51 may end when a deadline passes while it answers. Clients keep to theirs by themselves.
         "request_headers_to_remove": ["grpc-timeout"],
@@ -175,7 +175,7 @@ def _pinned(
     know our numbers: it is asked without."""
     matches = {call: _match(call, protocol, route.model, release.version) for call in _CALLS}
     if elsewhere and protocol == "grpc":  # the number is in the message, which nothing rewrites
-        return [refusal(match, 12, _NO_NUMBER, buffered=True) for match in matches.values()]
+        return [refusal(match, 12, _NO_NUMBER, body="read") for match in matches.values()]
     action = {"cluster": cluster_name(release, protocol), **_limits(limits), **_by_its_own_name(elsewhere)}
     found: list[Document] = []
     for call, match in matches.items():

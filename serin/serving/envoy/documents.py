@@ -1,0 +1,86 @@
+"""The files that Envoy follows, and pushes that return once Envoy reports them as accepted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from serin.errors import GatewayRejected
+from serin.machine.durable import write_secret
+from serin.serving.envoy.admin import Admin
+from serin.serving.envoy.api_types import CLUSTER, EXTENSION, RESOURCE, ROUTE_CONFIGURATION, SECRET
+
+Document = dict[str, Any]
+Kind = Literal["clusters", "routes", "keys", "tls", "refusal-rate"]
+
+_TYPES: dict[Kind, str] = {
+    "clusters": CLUSTER,
+    "routes": ROUTE_CONFIGURATION,
+    "keys": EXTENSION,
+    "tls": SECRET,
+    "refusal-rate": RESOURCE,
+}
+_TAKE_S = 5.0  # a push that Envoy has not taken by then is refused; it is repeated once on the way
+
+
+class Documents:
+    """One file of each kind under `folder`, each in its own folder, whose renames Envoy follows."""
+
+    def __init__(self, folder: Path, admin: Admin) -> None:
+        self._folder, self._admin = folder, admin
+
+    def file(self, kind: Kind) -> Path:
+        return self._folder / kind / f"{kind}.json"
+
+    def make_folders(self) -> None:
+        for kind in _TYPES:
+            self.file(kind).parent.mkdir(parents=True, exist_ok=True)
+
+    def place(self, kind: Kind, documents: list[Document]) -> None:
+        """For an Envoy that is not running."""
+        self._write(kind, _response(kind, documents)[1])
+
+    def present(self, kind: Kind) -> list[Document]:
+        try:
+            resources = json.loads(self.file(kind).read_bytes())["resources"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return []  # none yet, or damaged: what is wanted is written again
+        return [{key: value for key, value in resource.items() if key != "@type"} for resource in resources]
+
+    def push(self, kind: Kind, documents: list[Document]) -> None:
+        """GatewayRejected when Envoy does not take them: then it has, and reads when it is restarted, those before."""
+        version, text = _response(kind, documents)
+        file = self.file(kind)
+        before = self._admin.taken(kind)
+        old = file.read_text(errors="replace") if file.exists() else None
+        if before.version == version and old == text:
+            return
+        self._write(kind, text)
+        again = time.monotonic() + _TAKE_S / 2
+        end = again + _TAKE_S / 2
+        while (now := self._admin.taken(kind)).version != version:
+            if now.refused > before.refused or time.monotonic() > end:
+                if old is not None:
+                    self._write(kind, old)
+                reason = (
+                    "refused, see its log" if now.refused > before.refused else f"not taken in {_TAKE_S:g} s"
+                )
+                raise GatewayRejected(what=f"new {kind}", reason=f"{reason} ({self._folder / 'envoy.log'})")
+            if time.monotonic() > again:
+                again = end + 1
+                self._write(kind, text)
+            time.sleep(0.01)
+
+    def _write(self, kind: Kind, text: str) -> None:
+        """By rename: Envoy does not see an edit in place. For its owner's eyes only: some hold secrets."""
+        write_secret(self.file(kind), text)
+
+
+def _response(kind: Kind, documents: list[Document]) -> tuple[str, str]:
+    """Version and text of a discovery response; equal documents have equal versions."""
+    resources = [{"@type": _TYPES[kind], **document} for document in documents]
+    version = hashlib.sha256(json.dumps(resources, sort_keys=True).encode()).hexdigest()[:16]
+    return version, json.dumps({"version_info": version, "resources": resources})
