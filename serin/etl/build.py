@@ -1,6 +1,8 @@
 """From tables to a published dataset: read, join, split, fit on the training rows, transform, write.
 
-The same spec and the same files give the same dataset, bit for bit, from every engine and every cut into pieces.
+`build_dataset` finds or publishes; `_compute` does the work in two halves. `relational/prepare.py` chooses how the
+pieces of the main table are prepared, `dataset/assemble.py` turns them into a dataset. `engines/attempts.py` calls both
+again when memory runs out. The same spec and files give the same dataset, bit for bit, whatever engine and pieces.
 """
 
 from __future__ import annotations
@@ -15,15 +17,12 @@ from pathlib import Path
 
 from serin.etl.dataset.assemble import Assembly
 from serin.etl.dataset.compare import family_key, find_previous
-from serin.etl.engines.attempts import run_with_room
+from serin.etl.engines.attempts import run_within_memory
 from serin.etl.engines.engine import Engine
-from serin.etl.engines.memory_budget import shared_room
 from serin.etl.engines.progress import Progress
-from serin.etl.relational.across_pieces.large_joins import load_joins
 from serin.etl.relational.checks import judge_freshness
-from serin.etl.relational.gpu.reader import prepare_pieces
 from serin.etl.relational.piece_cache import PieceCache
-from serin.etl.relational.relation import LoadedJoin
+from serin.etl.relational.prepare import Preparation, prepare_pieces
 from serin.etl.sources.file_cache import FileCache, digests_in
 from serin.etl.sources.find import find_table
 from serin.etl.sources.layout import Layout, lay_out
@@ -43,10 +42,6 @@ logger = logging.getLogger(__name__)
 _FIT_VERSION = 4  # raised when the same inputs would give other numbers than before
 
 
-def silent(_: str) -> None:
-    pass
-
-
 def build_dataset(
     data: DataSpec,
     features: Sequence[FeatureSpec],
@@ -59,13 +54,13 @@ def build_dataset(
 ) -> Dataset:
     """The dataset of these sections: found when it is there already, else computed and published.
 
-    `name`: the pipeline's; checks that compare look for its dataset before this one. `fresh`: nothing that an earlier
-    build has left is used, and what it kept is replaced.
+    `name`: of the pipeline; some checks compare with its previous dataset. `fresh`: uses nothing of earlier builds and
+    replaces what they kept.
     """
     sources = _sources(data, store)
     files = [file for found in sources.values() for file in found]
-    _tell_unknown(files)
-    key = dataset_key(data, features, files) or secrets.token_hex(32)  # that one is never asked for again
+    _log_unreliable(files)
+    key = dataset_key(data, features, files) or secrets.token_hex(32)  # a random key is never looked up again
     known = None if fresh else store.find_dataset(key)
     if known is not None:
         logger.info(f"dataset {known.digest[:12]} is there already, from the same spec and files")
@@ -94,8 +89,8 @@ def build_dataset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """What builds of this pipeline have left: whether there was one, its last dataset (None: no check compares), and
-    what they kept, which a `fresh` build replaces."""
+    """What is left of earlier builds of this pipeline: whether there was one (`known`), its last dataset (None when no
+    check compares with it), and the folder of what was kept, which a `fresh` build replaces."""
 
     family: str
     known: bool
@@ -120,64 +115,33 @@ def _compute(
     main = tables[data.main]
     partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
     logger.info(f"{main.rows:,} rows in {main.name}{partners}")
-    attempt = _Attempt(
-        data=data,
-        features=features,
-        layout=layout,
-        tables=tables,
-        files=[file for found in sources.values() for file in found],
-        previous=earlier.previous,
-        keeping=_keeping(data, layout, sources, earlier),
-        scratch=scratch,
-        result=result,
-    )
-    return run_with_room(
-        attempt,
-        table=main,
-        layout=layout,
-        etl=etl,
-        data_bytes=sum(file.size for file in attempt.files),
-        scratch=scratch,
-        piece_rows=piece_rows,
+    files = [file for found in sources.values() for file in found]
+    cache = _piece_cache(data, layout, sources, earlier)
+    work = Preparation(
+        data=data, features=features, layout=layout, tables=tables, scratch=scratch, cache=cache
     )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attempt:
-    """Fills the folder `result` with what an engine makes of pieces; called again when memory did not suffice."""
-
-    data: DataSpec
-    features: Sequence[FeatureSpec]
-    layout: Layout
-    tables: Mapping[str, Table]
-    files: Sequence[SourceFile]
-    previous: Dataset | None
-    keeping: PieceCache | None
-    scratch: Path
-    result: Path
-
-    def __call__(self, engine: Engine, pieces: Sequence[Piece], rows: int) -> str:
-        """The dataset's digest."""
-        _empty(self.result)
+    def fill(engine: Engine, pieces: Sequence[Piece], rows: int) -> str:
+        """One attempt. Called again, with smaller pieces or another engine, when memory runs out."""
+        _empty(result)
         engine.tell = progress = Progress()
         progress.begin("read and joined")
-        data, features, layout, scratch = self.data, self.features, self.layout, self.scratch
-        room = shared_room(engine.budget_bytes)
-        joins = load_joins(layout, self.tables, budget_bytes=room, scratch=scratch)
-        held = prepare_pieces(
-            engine, pieces, data, features, layout, joins, scratch, rows=rows, keeping=self.keeping
-        )
-        assembly = Assembly(
+        held, joins = prepare_pieces(work, engine, pieces, rows=rows)
+        return Assembly(
             data=data,
             features=features,
             layout=layout,
-            joins=[join for join in joins if isinstance(join, LoadedJoin)],
-            files=self.files,
-            previous=self.previous,
+            joins=joins,
+            files=files,
+            previous=earlier.previous,
             engine=engine,
             progress=progress,
-        )
-        return assembly.fill(held, self.result)
+        ).fill(held, result)
+
+    size = sum(file.size for file in files)
+    return run_within_memory(
+        fill, table=main, layout=layout, etl=etl, data_bytes=size, scratch=scratch, piece_rows=piece_rows
+    )
 
 
 def _open_tables(
@@ -193,10 +157,10 @@ def _open_tables(
     return tables
 
 
-def _keeping(
+def _piece_cache(
     data: DataSpec, layout: Layout, sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier
 ) -> PieceCache | None:
-    """Where pieces are kept for the next build: who builds again will build again, and tables grow by files."""
+    """Pieces kept for the next build. Only from the second build on, and for tables of several files: they grow."""
     known = all(file.content for found in sources.values() for file in found)
     if not known or not earlier.known or len(sources[data.main]) < 2:
         return None
@@ -205,7 +169,7 @@ def _keeping(
 
 
 def find_dataset(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> Dataset | None:
-    """The dataset that was made from the same files by the same rules, when there is one. It must still be fresh."""
+    """The dataset made from the same files by the same rules, if there is one. Checks that it is still fresh."""
     key = current_key(data, features, store)
     known = None if key is None else store.find_dataset(key)
     if known is not None:
@@ -214,7 +178,7 @@ def find_dataset(data: DataSpec, features: Sequence[FeatureSpec], store: Store) 
 
 
 def current_key(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> str | None:
-    """Of the dataset that the tables would give as they are now; None when that cannot be told."""
+    """The key of the dataset that the tables would give now; None when a file has no reliable digest."""
     return dataset_key(data, features, [file for found in _sources(data, store).values() for file in found])
 
 
@@ -223,17 +187,17 @@ def _sources(data: DataSpec, store: Store) -> dict[str, tuple[SourceFile, ...]]:
     return {name: find_table(name, table, digests) for name, table in data.tables.items()}
 
 
-def _tell_unknown(files: Sequence[SourceFile]) -> None:
+def _log_unreliable(files: Sequence[SourceFile]) -> None:
     unknown = [file.path for file in files if not file.content]
     if unknown:
         logger.info(
-            f"no reliable mark of {unknown[0]} (of {len(unknown)} files): the dataset is made every time"
+            f"no reliable mark of {unknown[0]} (of {len(unknown)} files): the dataset is built every time"
         )
 
 
 def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence[SourceFile]) -> str | None:
-    """Equal when the same dataset would come out: the two sections, the files as they are, the code and libraries that
-    make it. None when a file has no reliable mark: then nothing that was made before may be taken for it."""
+    """A digest of everything that decides the dataset: the two sections, the files, Serin's code and the libraries.
+    None when a file has no reliable digest: then no earlier dataset can be used."""
     if not all(file.content for file in files):
         return None
     document = {
@@ -248,14 +212,14 @@ def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence
 
 
 def _edition(digest: str, features: Sequence[FeatureSpec]) -> str:
-    """Names a published dataset: its digest leaves out what may differ in its last bit, and other code or libraries may
-    differ there by more."""
+    """The name of a published dataset. Its digest leaves out values that may differ in their last bit; with other code
+    or libraries they may differ by more."""
     operators = [feature.operators for feature in features]
     return hashlib.sha256(canonical([digest, made_by("etl"), operators])).hexdigest()
 
 
 def dataset_parts(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> StageKey:
-    """What `dataset_key` is made of, by name: for telling what has changed."""
+    """The parts of `dataset_key` by name, to report what has changed."""
     files = [file for found in _sources(data, store).values() for file in found]
     tables = " ".join(f"{file.table} {file.path} {file.size} {file.content}" for file in files)
     return key_of(
@@ -274,6 +238,6 @@ def operators_of(features: Sequence[FeatureSpec]) -> str:
 
 
 def _empty(folder: Path) -> None:
-    """What an attempt that ran out of memory has left must not be in the dataset."""
+    """Removes the files of an attempt that ran out of memory."""
     shutil.rmtree(folder)
     folder.mkdir()

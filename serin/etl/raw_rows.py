@@ -1,6 +1,6 @@
-"""The newest rows of a dataset's test split as requests would bring them: read again from the tables, joined anew.
+"""The newest rows of a dataset's test split as requests would bring them: read and joined again from the tables.
 
-A dataset keeps features, not requests; a model that was made by another spec can be asked only with the latter.
+A dataset keeps features, not requests, and a model that was made by another spec takes requests only.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from serin.errors import TableEmpty
-from serin.etl.engines.attempts import run_with_room
+from serin.etl.engines.attempts import run_within_memory
 from serin.etl.engines.engine import Engine
-from serin.etl.engines.memory_budget import shared_room
-from serin.etl.relational.across_pieces.large_joins import load_joins
-from serin.etl.relational.gpu.reader import prepare_pieces
+from serin.etl.relational.prepare import Preparation, prepare_pieces
 from serin.etl.relational.relation import Prepared
 from serin.etl.sources.find import find_table
 from serin.etl.sources.layout import lay_out
 from serin.etl.sources.tables import Piece, open_table
-from serin.formats.raw_rows import RawRows
 from serin.formats.schema import InputColumn, Kind
 from serin.formats.shards import read_split
+from serin.formats.wire import RawRows
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
@@ -49,18 +47,17 @@ def read_test_rows(
             name: open_table(name, find_table(name, table), scratch) for name, table in data.tables.items()
         }
         layout = lay_out(data, features, tables)
+        work = Preparation(data=data, features=features, layout=layout, tables=tables, scratch=scratch)
 
         def run(engine: Engine, pieces: Sequence[Piece], rows: int) -> RawRows:
-            room = shared_room(engine.budget_bytes)
-            joins = load_joins(layout, tables, budget_bytes=room, scratch=scratch)
-            held = prepare_pieces(engine, pieces, data, features, layout, joins, scratch, rows=rows)
+            held, _ = prepare_pieces(work, engine, pieces, rows=rows)
             times = engine.collect(times_of, held, np.asarray(split.rows))
             ids = _newest(times, max_rows)
             table = pa.concat_tables(engine.collect(requests_of, held, np.sort(ids), layout.inputs))
             return _in_order(table, ids, split.rows, split.target)
 
         plain = EtlSpec(engine="process")  # a few rows of few columns: no cluster is worth its start
-        return run_with_room(
+        return run_within_memory(
             run, table=tables[data.main], layout=layout, etl=plain, data_bytes=0, scratch=scratch
         )
 

@@ -29,9 +29,8 @@ from serin.errors import (
 from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
 from serin.export.score.predict import Scorer
 from serin.formats.champion import ChampionReport, Contest
-from serin.formats.raw_rows import RawRows
 from serin.formats.schema import Schema
-from serin.formats.wire import Array
+from serin.formats.wire import Array, RawRows
 from serin.metrics import paired_bootstrap
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec, read_yaml

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RawRows:
+    """Rows of a split as requests would bring them, oldest first. `table`: the request columns in wire form. `target`:
+    as the dataset has it."""
+
+    table: pa.Table
+    target: Array
+    row: Array
+
+    def __len__(self) -> int:
+        return len(self.row)
 
 
 def to_wire(table: pa.Table | pd.DataFrame, schema: Schema) -> dict[str, Array]:

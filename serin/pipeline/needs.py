@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
-from serin.etl.engines.gpu_use import gpus_wanted
 from serin.machine.hardware import inventory
 from serin.spec.data import DataSpec
-from serin.spec.etl import EtlSpec
+from serin.spec.etl import EtlSpec, gpus_wanted
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.training import TrainingSpec

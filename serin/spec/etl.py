@@ -8,6 +8,8 @@ from pydantic import field_validator
 
 from serin.spec.section import Section
 
+WORTH_BYTES = 64_000_000  # of all tables' files; on less, a GPU's start costs more than it saves
+
 
 class EtlSpec(Section):
     """How the dataset is computed. These settings never change the result."""
@@ -28,3 +30,17 @@ class EtlSpec(Section):
                 "Dask scheduler (tcp://host:port)"
             )
         return engine
+
+
+def gpus_wanted(engine: str, *, data_bytes: int, usable: int) -> int:
+    """How many of `usable` GPUs `etl.engine` uses: all of them for much data, one for `cuda`, none on the host or on a
+    scheduler elsewhere. Leases and engines follow this one rule. `data_bytes`: the size of all tables' files."""
+    match engine:
+        case "auto":
+            return usable if data_bytes >= WORTH_BYTES else 0
+        case "dask-cuda":
+            return usable
+        case "cuda":
+            return min(1, usable)
+        case _:
+            return 0

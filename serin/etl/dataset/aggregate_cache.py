@@ -1,18 +1,28 @@
-"""Answers what fits ask, over the pieces that an engine holds; a question is put to the pieces once."""
+"""Computes the aggregates that features are fitted from, over the pieces that an engine holds; each of them once."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from serin.etl.dataset.transform import Merge, measure
+from serin.etl.dataset.transform import Divided
+from serin.etl.engines.device import gpu_aware, to_host
 from serin.etl.engines.engine import Engine, Held
+from serin.etl.relational.target import first_target
 from serin.features.aggregates.aggregate import Aggregate
-from serin.features.aggregates.counted import Counted, answer_counted, counted_column
+from serin.features.aggregates.counted import (
+    Counted,
+    answer_counted,
+    counted_column,
+    measure_sample,
+    merge_answers,
+)
+from serin.features.sample import Sample
 
 
 class Answers:
-    """Remembers, so that statistics can ask again for nothing; and a column's values where it knows all of them by
-    how often they occur, so that whatever else depends on these alone needs no further pass over the rows."""
+    """Caches answers, so that statistics cost no further pass over the rows. Where a column's values are all known with
+    their counts, it computes whatever depends on these alone without a pass too."""
 
     def __init__(self, engine: Engine, held: Held) -> None:
         self._engine = engine
@@ -39,3 +49,34 @@ class Answers:
             self._counted[column] = answer
         else:
             self._known[aggregate] = answer
+
+
+@gpu_aware
+def measure(divided: Divided, aggregates: tuple[Aggregate, ...]) -> list[Any]:
+    """What the aggregates ask, of this piece's training rows."""
+    train = divided.span(0)
+    used = dict.fromkeys(name for aggregate in aggregates for name in aggregate.columns)
+    sample = Sample(
+        columns={name: divided.columns[name][train] for name in used},
+        fold_ids=divided.fold_ids[train],
+        target=first_target(divided.target[train]),
+        training=train.stop,
+    )
+    only_host = [aggregate for aggregate in aggregates if not getattr(aggregate, "on_gpu", False)]
+    there = to_host(sample) if only_host else sample
+    return [
+        measure_sample(aggregate, there if aggregate in only_host else sample) for aggregate in aggregates
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Merges what two pieces measured, one aggregate at a time."""
+
+    aggregates: tuple[Aggregate, ...]
+
+    def __call__(self, left: list[Any], right: list[Any]) -> list[Any]:
+        return [
+            merge_answers(aggregate, one, other)
+            for aggregate, one, other in zip(self.aggregates, left, right, strict=True)
+        ]

@@ -19,12 +19,11 @@ from serin.etl.dataset.candidates import Candidates
 from serin.etl.dataset.compare import judge_against
 from serin.etl.dataset.golden import Made, choose_golden
 from serin.etl.dataset.leaks import Ids, collect_ids, judge_leaks
-from serin.etl.dataset.lookups import write_lookup
 from serin.etl.dataset.relate_target import Extent, find_extents, relate_to_target
-from serin.etl.dataset.seal import PartSeals, seal_dataset
+from serin.etl.dataset.seal import PartSeals, seal_dataset, write_lookup
 from serin.etl.dataset.split import split_rule
 from serin.etl.dataset.statistics import collect_statistics
-from serin.etl.dataset.train_sample import TrainSample, take_glance
+from serin.etl.dataset.train_sample import TrainSample, take_train_sample
 from serin.etl.dataset.transform import count_rows, divide, target_ends, write_piece
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.progress import Progress
@@ -73,7 +72,7 @@ class Assembly:
         """Fills `folder`; the dataset's digest."""
         totals = total_up(self.data, self.engine, held)
         held, sizes = self._split(held, totals)
-        train_sample = take_glance(self.engine, held, self.layout.kept, rows=totals.rows)
+        train_sample = take_train_sample(self.engine, held, self.layout.kept, rows=totals.rows)
         self._refuse_constant(held, train_sample)
         ids = collect_ids(self.data, self.engine, held)
         extents = find_extents(self.engine, held, self._times())

@@ -18,7 +18,7 @@ from serin.etl.dataset.train_sample import TrainSample
 from serin.etl.dataset.transform import ID, Divided
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.groups import group_codes, joined
-from serin.etl.relational.unknown import Unknown
+from serin.etl.relational.relation import Unknown
 from serin.formats.dataset import SPLITS
 from serin.spec.data import DataSpec
 

@@ -1,4 +1,4 @@
-"""The last step of a dataset: headers, digests, and the files that describe it."""
+"""The last files of a dataset: its lookup tables, the headers and digests of its parts, its description."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from serin.etl.relational.relation import LoadedJoin
 from serin.features.plan import FeaturePlan
 from serin.formats.canonical import canonical
-from serin.formats.dataset import FEATURES, DatasetDescription, SplitDescription, write_dataset
+from serin.formats.dataset import (
+    FEATURES,
+    DatasetDescription,
+    LookupDescription,
+    SplitDescription,
+    write_dataset,
+)
+from serin.formats.schema import DTYPE_OF_KIND, Kind
 from serin.formats.shards import part_files, seal_part
 from serin.machine.durable import sync
 
@@ -88,3 +98,24 @@ def _table_digest(table: pa.Table) -> str:
         column = table.column(name)
         digest.update(canonical([name, str(column.type), column.to_pylist()], default=str))
     return digest.hexdigest()
+
+
+def write_lookup(
+    join: LoadedJoin, kinds: Mapping[str, Kind], folder: Path
+) -> tuple[LookupDescription, pa.Table]:
+    """Puts the table into the dataset's folder. Rows without a key are left out: no request finds them."""
+    spec = join.layout.spec
+    key = spec.on[0]
+    assert join.index is not None, "a lookup is not an as-of join"
+    columns = {key: join.index.keys[0]} | dict(join.columns)
+    present = np.flatnonzero(~columns[key].null)
+    table = pa.table({name: _plain(column[present].to_arrow()) for name, column in columns.items()})
+    file = f"lookups/{spec.table}.parquet"
+    (folder / "lookups").mkdir(exist_ok=True)
+    pq.write_table(table, folder / file)
+    dtypes = {name: DTYPE_OF_KIND[kinds[name]] for name in join.columns}
+    return LookupDescription(name=spec.table, key=key, columns=dtypes, file=file), table
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values

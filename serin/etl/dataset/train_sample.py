@@ -1,6 +1,6 @@
-"""A sample of the training rows, brought here once: leaks are looked for in it, and the report's lines drawn from it.
+"""A sample of the training rows, collected once: the leak check and the charts of the report use it.
 
-Which rows are in it follows from their ids alone, so neither pieces nor engines show.
+Row ids alone decide which rows are in it, so it does not depend on pieces or engine.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ SAMPLE_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainSample:
-    """`share`: of the training rows, about; 1 when all of them are here."""
+    """`share`: the approximate share of the training rows; 1 when all of them are here."""
 
     columns: Mapping[str, Column]
     target: npt.NDArray[np.float32]
     share: float
 
 
-def take_glance(engine: Engine, held: Held, names: Sequence[str], *, rows: int) -> TrainSample:
-    """Of divided pieces with so many rows in all."""
+def take_train_sample(engine: Engine, held: Held, names: Sequence[str], *, rows: int) -> TrainSample:
+    """The sample of divided pieces that have `rows` rows in all."""
     share = min(1.0, SAMPLE_ROWS / rows)
-    parts = engine.collect(glance_at, held, tuple(names), share)
+    parts = engine.collect(sample_piece, held, tuple(names), share)
     return TrainSample(
         columns={name: joined([columns[name] for _, columns in parts]) for name in names},
         target=np.concatenate([target for target, _ in parts]),
@@ -41,7 +41,7 @@ def take_glance(engine: Engine, held: Held, names: Sequence[str], *, rows: int) 
 
 
 @gpu_aware
-def glance_at(
+def sample_piece(
     divided: Divided, names: Sequence[str], share: float
 ) -> tuple[npt.NDArray[np.float32], dict[str, Column]]:
     """The target and the columns of the piece's part of the sample."""

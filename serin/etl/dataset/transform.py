@@ -1,4 +1,4 @@
-"""The second half, on columns: rows put into their splits, fits answered, features written to their places."""
+"""The dataset half of the work on one piece: rows put into their splits, features computed and written."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ import numpy.typing as npt
 from serin.columns.column import Column, any_true, array_module, beside, count_true, on_host, take, tally
 from serin.etl.dataset.candidates import Candidates, pick_candidates
 from serin.etl.dataset.split import LEFT_OUT, SplitRule
-from serin.etl.engines.device import gpu_aware, store_rows, to_host
+from serin.etl.engines.device import gpu_aware, store_rows
 from serin.etl.relational.relation import Prepared
 from serin.etl.relational.target import Class, first_target
-from serin.features.aggregates.aggregate import Aggregate
-from serin.features.aggregates.counted import measure_sample, merge_answers
 from serin.features.plan import FeaturePlan
-from serin.features.sample import Sample
 from serin.formats.dataset import SPLITS
 from serin.formats.schema import InputColumn
 from serin.formats.shards import Rows, RowWriter
@@ -84,37 +81,6 @@ def target_ends(divided: Divided) -> npt.NDArray[np.float32] | None:
     target = on_host(divided.target[divided.span(0)])
     target = target.reshape(len(target), -1)
     return np.stack([target.min(axis=0), target.max(axis=0)]) if len(target) else None
-
-
-@gpu_aware
-def measure(divided: Divided, aggregates: tuple[Aggregate, ...]) -> list[Any]:
-    """What the aggregates ask, of this piece's training rows."""
-    train = divided.span(0)
-    used = dict.fromkeys(name for aggregate in aggregates for name in aggregate.columns)
-    sample = Sample(
-        columns={name: divided.columns[name][train] for name in used},
-        fold_ids=divided.fold_ids[train],
-        target=first_target(divided.target[train]),
-        training=train.stop,
-    )
-    only_host = [aggregate for aggregate in aggregates if not getattr(aggregate, "on_gpu", False)]
-    there = to_host(sample) if only_host else sample
-    return [
-        measure_sample(aggregate, there if aggregate in only_host else sample) for aggregate in aggregates
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """Merges what two pieces measured, one aggregate at a time."""
-
-    aggregates: tuple[Aggregate, ...]
-
-    def __call__(self, left: list[Any], right: list[Any]) -> list[Any]:
-        return [
-            merge_answers(aggregate, one, other)
-            for aggregate, one, other in zip(self.aggregates, left, right, strict=True)
-        ]
 
 
 @gpu_aware

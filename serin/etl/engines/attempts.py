@@ -1,4 +1,4 @@
-"""Runs a build where there is room for it. When memory does not suffice: smaller pieces, then the host, and on it goes.
+"""Runs a build on a suitable engine. When memory runs out, tries again with smaller pieces, then on the host.
 
 Results do not depend on engine or pieces, so a second attempt gives what the first would have given.
 """
@@ -37,7 +37,7 @@ _ROWS = (2**16, 2**19)  # least and most rows of a piece on the host
 _GPU_HALVINGS = 2  # then the host
 
 
-def run_with_room(
+def run_within_memory(
     run: Callable[[Engine, Sequence[Piece], int], T],
     *,
     table: Table,

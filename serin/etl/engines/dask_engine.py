@@ -22,7 +22,7 @@ from distributed.scheduler import KilledWorker
 from serin.errors import ClusterNotUp, EngineFailed
 from serin.etl.engines.cuda_cluster import LOST_WORKERS_COME_BACK, gpu_cluster
 from serin.etl.engines.device import OnGpu, free_gpu_bytes, take_rescues, usable_gpus
-from serin.etl.engines.progress import untold
+from serin.etl.engines.progress import ignore_progress
 from serin.etl.engines.spill import Spilled, loaded, spill
 from serin.machine.hardware import core_count
 
@@ -123,7 +123,7 @@ class DaskEngine:
         client.forward_logging(
             "distributed", level=logging.WARNING
         )  # told here, not in a file of a worker's machine
-        self.tell: Callable[[int, int], None] = untold
+        self.tell: Callable[[int, int], None] = ignore_progress
         self._scratch = str(scratch)
         self._keep = keep
         self.gpu = gpu

@@ -13,10 +13,9 @@ from typing import Any, Protocol
 
 from serin.errors import EngineFailed
 from serin.etl.engines.device import Gpus, memory_pool
-from serin.etl.engines.gpu_use import gpus_wanted
 from serin.etl.engines.process_engine import ProcessEngine
 from serin.machine.hardware import core_count
-from serin.spec.etl import EtlSpec
+from serin.spec.etl import EtlSpec, gpus_wanted
 
 Held = Sequence[Any]  # one handle per piece; what it is, is the engine's own matter
 _GPU_THREADS = 16  # that read for one GPU

@@ -45,7 +45,7 @@ def partner_bytes(join: JoinLayout, table: Table) -> int:
     return table.rows * (used + _INDEX) + 2 * text
 
 
-def shared_room(budget_bytes: int) -> int:
+def shared_budget(budget_bytes: int) -> int:
     """Bytes for what all pieces share, beside the piece that a worker has `budget_bytes` for."""
     return min(2 * budget_bytes, available_bytes() // 4)
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from serin.etl.engines.device import OnGpu, free_gpu_bytes, take_rescues
 from serin.etl.engines.memory_budget import available_bytes
-from serin.etl.engines.progress import untold
+from serin.etl.engines.progress import ignore_progress
 from serin.etl.engines.spill import Spilled, loaded, spill
 
 _GPU_THREADS = 2  # one prepares what the GPU does next while the other waits for it
@@ -26,7 +26,7 @@ class ProcessEngine:
         free = available_bytes() // 2
         threads = min(workers, _GPU_THREADS) if gpu else workers
         self.budget_bytes = (min(free, free_gpu_bytes() // 2) if gpu else free) // threads
-        self.tell: Callable[[int, int], None] = untold
+        self.tell: Callable[[int, int], None] = ignore_progress
         self._scratch = None if scratch is None else str(scratch)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="etl")
 

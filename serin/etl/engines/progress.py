@@ -34,5 +34,5 @@ class Progress:
             logger.info(f"{self._doing}: {done} of {total} pieces")
 
 
-def untold(done: int, total: int) -> None:
-    """What an engine tells when nobody asked."""
+def ignore_progress(done: int, total: int) -> None:
+    """What an engine calls when nobody follows its progress."""

@@ -1,14 +1,15 @@
-"""Pieces after the relational work that a row decides for itself, kept in files for the next build.
+"""A cache of pieces after the relational work that needs no other rows, for the next build.
 
-A piece depends on its file, on the tables it is joined with and on the data section: on no other file of its table, and
-on no step of a feature. So files that are added, and features that are changed, leave it as it is. The files hold plain
-arrays and JSON; one that is not what its checksum says is made again.
+A piece depends on its file, on the tables it is joined with and on the section `data`, but not on other files of its
+table or on steps of features. So it stays valid when files are added or features change. An entry holds plain arrays
+and JSON; one whose checksum does not match is made again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import mmap
 import shutil
 import zlib
@@ -24,9 +25,8 @@ import pyarrow as pa
 from serin.columns.coded import CodedColumn, Places
 from serin.columns.column import Column
 from serin.etl.relational.checks import CheckCounts
-from serin.etl.relational.relation import Prepared, Related
+from serin.etl.relational.relation import LoadedJoin, Prepared, Related, Unknown, prepare, relate
 from serin.etl.relational.target import TargetPart
-from serin.etl.relational.unknown import Unknown
 from serin.etl.sources.file_cache import entry_name, put_entry
 from serin.etl.sources.files import origin_of
 from serin.etl.sources.layout import Layout
@@ -36,6 +36,7 @@ from serin.formats.dataset import SourceFile
 from serin.spec.data import DataSpec
 from serin.store.stage_keys import made_by, said
 
+logger = logging.getLogger(__name__)
 FORMAT, VERSION = "serin.piece", 1
 T = TypeVar("T")
 _ALIGN = 64
@@ -48,7 +49,7 @@ _KINDS = {kind.__name__: kind for kind in _FIELDS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceCache:
-    """Where the pieces of one pipeline are kept, and what all of them depend on."""
+    """`folder`: where the pieces of one pipeline are kept. `base`: a digest of what all of them depend on."""
 
     folder: str
     base: str
@@ -64,8 +65,8 @@ class PieceCache:
         *,
         again: bool = False,
     ) -> PieceCache:
-        """`family`: the pipeline's own. Pieces of it that depend on anything else are removed: they are of no use. With
-        `again` all of them are."""
+        """The cache of the pipeline `family` in `folder`. Removes its entries of other inputs, which are of no use any
+        more, and with `again` all of them."""
         document = {
             "version": VERSION,
             "made_by": made_by("etl"),
@@ -83,22 +84,30 @@ class PieceCache:
     def path(self, piece: Piece) -> Path:
         file = origin_of(piece.file)
         origin = [file.path, file.size, file.content, file.partition]
-        groups = [
-            Path(piece.file.path).name,
-            piece.groups,
-        ]  # of the file itself, or of one it was rewritten to
+        groups = [Path(piece.file.path).name, piece.groups]  # of the file, or of one it was rewritten to
         return Path(self.folder) / entry_name([origin, groups, piece.first_row, piece.rows])
 
-    def count(self, pieces: Sequence[Piece]) -> int:
-        """How many of the pieces are there."""
-        return sum(self.path(piece).exists() for piece in pieces)
+    def log_found(self, pieces: Sequence[Piece]) -> None:
+        found = sum(self.path(piece).exists() for piece in pieces)
+        if found:
+            logger.info(f"{found} of {len(pieces)} pieces were found as an earlier build left them")
 
 
-def get_or_make(keeping: PieceCache | None, piece: Piece, make: Callable[[], T], kind: type[T]) -> T:
-    """The piece as it was kept, else as `make` makes it now; it is kept then, when there is room for it."""
-    if keeping is None:
-        return make()
-    path = keeping.path(piece)
+def prepare_or_find(
+    piece: Piece, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin], cache: PieceCache
+) -> Prepared:
+    """The result of `prepare`, from the cache when it is there."""
+    return get_or_make(cache, piece, lambda: prepare(piece, data, layout, joins), Prepared)
+
+
+def relate_or_find(piece: Piece, layout: Layout, joins: Sequence[LoadedJoin], cache: PieceCache) -> Related:
+    """The result of `relate`, from the cache when it is there."""
+    return get_or_make(cache, piece, lambda: relate(piece, layout, joins), Related)
+
+
+def get_or_make(cache: PieceCache, piece: Piece, make: Callable[[], T], kind: type[T]) -> T:
+    """The piece from the cache, else what `make` returns, which is then kept if the disk has room for it."""
+    path = cache.path(piece)
     with suppress(OSError):  # most often: it is not there
         found = read_piece_file(path)
         if isinstance(found, kind):

@@ -1,13 +1,13 @@
-"""Relational work on one piece of the main table: joins, derived columns, filter, target, checks. Functions on columns.
+"""Relational work on one piece of the main table: joins, derived columns, filter, target, checks.
 
-`relate` does what a row decides for itself; what other rows decide (past.py) comes between it and `finish`.
+`prepare` is `relate`, then `finish`. What needs rows of other pieces (across_pieces/) is done between the two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from serin.errors import JoinNotManyToOne
 from serin.etl.relational.checks import CheckCounts, count_checks
 from serin.etl.relational.groups import AsOfIndex, group_hashes, joined
 from serin.etl.relational.target import TargetPart, evaluate_target
-from serin.etl.relational.unknown import Unknown, count_unknown
 from serin.etl.sources.layout import DerivedLayout, JoinLayout, Layout
 from serin.etl.sources.tables import Piece, Table, cut, read_piece
 from serin.formats.schema import INT64_NULL
@@ -47,6 +46,14 @@ class Related:
     columns: Mapping[str, Column]
     rows: Rows
     dropped: Mapping[str, int]
+
+
+class Unknown(NamedTuple):
+    """Rows in which a column is null, and in which the target is null too."""
+
+    rows: int
+    null: int
+    both: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -124,7 +131,7 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
     time = None if data.time is None else beside(columns[data.time].values, target.null)
     keep = ~target.null
     dropped = dict(related.dropped) | {"null_target": len(rows) - count_true(keep)}
-    unknown = {} if data.time is None else count_unknown(columns, layout.kept, target.null)
+    unknown = {} if data.time is None else _count_unknown(columns, layout.kept, target.null)
     if time is not None:
         dropped["null_time"] = 0
         if len(time) and int(time.min()) == INT64_NULL:  # the smallest of all
@@ -144,6 +151,20 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
         unknown=unknown,
     )
     return found if count_true(keep) == len(rows) else _only(found, keep, data.time)
+
+
+def _count_unknown(
+    columns: Mapping[str, Column], names: Sequence[str], target_null: npt.NDArray[np.bool_]
+) -> dict[str, Unknown]:
+    """How often each column is null together with the target, before rows without a target are dropped."""
+    lost = np.flatnonzero(target_null)
+    found = {}
+    for name in names:
+        column = columns[name]
+        missing = column.null_count()
+        both = column.null_count(lost) if missing and len(lost) else 0
+        found[name] = Unknown(len(column), missing, both)
+    return found
 
 
 def _only(prepared: Prepared, keep: npt.NDArray[np.bool_], time: str | None) -> Prepared:

@@ -10,9 +10,8 @@ from serin.errors import TableEmpty
 from serin.etl.engines.device import gpu_aware
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.checks import CheckCounts, judge_checks, newest_times
-from serin.etl.relational.relation import Prepared
+from serin.etl.relational.relation import Prepared, Unknown
 from serin.etl.relational.target import Class, merge_classes
-from serin.etl.relational.unknown import Unknown
 from serin.spec.data import DataSpec
 
 logger = logging.getLogger(__name__)

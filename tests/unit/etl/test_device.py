@@ -7,7 +7,7 @@ import pytest
 
 from serin.columns.column import Column, any_true, count_true, tally
 from serin.etl.engines.device import HostColumns, OnGpu, gpu_aware, store_rows, take_rescues, to_gpu, to_host
-from serin.etl.relational.gpu.reader import gpu_batches
+from serin.etl.relational.gpu.batches import gpu_batches
 from serin.etl.relational.relation import Related
 from serin.etl.sources.tables import Piece
 from serin.formats.dataset import SourceFile

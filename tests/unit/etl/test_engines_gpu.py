@@ -149,7 +149,7 @@ def test_a_gpu_that_cupy_cannot_use_is_named_and_only_auto_goes_on_without_it(
     few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     monkeypatch.setattr("serin.etl.engines.attempts.usable_gpus", lambda: ONE_GPU)
-    monkeypatch.setattr("serin.etl.engines.gpu_use.WORTH_BYTES", 1)
+    monkeypatch.setattr("serin.spec.etl.WORTH_BYTES", 1)
     cupy.install(monkeypatch).cuda.runtime.memGetInfo = _no_driver
     said: list[str] = []
     if engine == "auto":

@@ -48,7 +48,7 @@ def spec_with(folder: Path, how: str = "left", **changes: Any) -> PipelineSpec:
 
 def narrow(monkeypatch: pytest.MonkeyPatch, budget_bytes: int = 12_000) -> None:
     """Leaves room for a part of a table only."""
-    monkeypatch.setattr("serin.etl.build.shared_room", lambda _: budget_bytes)
+    monkeypatch.setattr("serin.etl.relational.prepare.shared_budget", lambda _: budget_bytes)
 
 
 @pytest.mark.parametrize("how", ["left", "inner"])

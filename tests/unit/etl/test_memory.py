@@ -228,7 +228,7 @@ def test_workers_with_less_memory_than_the_table_has_run_through(tmp_path: Path,
     ):
         patch.setattr("serin.etl.engines.dask_engine.memory_bytes", lambda _: 1)  # as if there were more rows
         patch.setattr("serin.etl.engines.dask_engine._WORKER_SHARE", 0.05)
-        patch.setattr("serin.etl.build.shared_room", lambda _: 1_500_000)
+        patch.setattr("serin.etl.relational.prepare.shared_budget", lambda _: 1_500_000)
         etl = EtlSpec(engine=two_workers.scheduler.address)
         with heard(said.append):
             assert digest(spec, etl, tmp_path / "two") == expected

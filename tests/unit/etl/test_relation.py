@@ -10,9 +10,8 @@ import pytest
 from serin.errors import JoinNotManyToOne, SpecError, TableEmpty
 from serin.etl.engines.dask_engine import local_cluster
 from serin.etl.engines.process_engine import ProcessEngine
-from serin.etl.relational.across_pieces.global_pass import prepare_with_global_pass
 from serin.etl.relational.groups import AsOfIndex
-from serin.etl.relational.relation import load_join
+from serin.etl.relational.prepare import Preparation, prepare_pieces
 from serin.etl.sources.files import find_files
 from serin.etl.sources.layout import lay_out
 from serin.etl.sources.tables import cut, open_table
@@ -43,11 +42,9 @@ def related(spec: PipelineSpec, folder: Path, piece_rows: int = 200) -> dict[str
     """The columns after all relational work, with nulls as None, and `rows`."""
     tables = {name: open_table(name, find_files(name, url), folder) for name, url in spec.data.tables.items()}
     layout = lay_out(spec.data, spec.features, tables)
-    joins = [load_join(join, tables[join.spec.table]) for join in layout.joins]
+    work = Preparation(data=spec.data, features=spec.features, layout=layout, tables=tables, scratch=folder)
     with ProcessEngine(1) as engine:
-        held = prepare_with_global_pass(
-            engine, cut(tables[spec.data.main], piece_rows), spec.data, layout, joins, folder
-        )
+        held, _ = prepare_pieces(work, engine, cut(tables[spec.data.main], piece_rows), rows=piece_rows)
         pieces = engine.collect(lambda prepared: prepared, held)
     found: dict[str, list[Any]] = {"rows": [row for piece in pieces for row in piece.rows.tolist()]}
     for name in pieces[0].columns:

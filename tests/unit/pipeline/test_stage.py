@@ -56,7 +56,7 @@ def build_and_look(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Stage
 def test_an_etl_sees_and_pays_for_the_gpus_it_has_leased(
     two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serin.etl.engines.gpu_use.WORTH_BYTES", 1)
+    monkeypatch.setattr("serin.spec.etl.WORTH_BYTES", 1)
     done, seen = build_and_look(tmp_path, monkeypatch)
     held = [f"shared {device} for dataset of parcels" for device in ("GPU-a", "GPU-b")]
     assert seen == ["GPU-a,GPU-b", "2 usable", *held]

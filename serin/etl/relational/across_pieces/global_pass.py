@@ -1,7 +1,8 @@
-"""What rows decide about each other: which of several equal ones stays, and windows over the past.
+"""Operations that need rows of other pieces: de-duplication and rolling windows.
 
-Keys, times and values of all rows come together here, a part of the keys at a time when memory is short; the results
-lie in files that every piece maps, by row id. So neither pieces nor parts nor the engine show.
+Keys, times and values of all rows are collected here, one part of the keys at a time when memory is short. The results
+are files with one value per row of the main table, which every piece maps into memory. The result does not depend on
+pieces, parts or engine.
 """
 
 from __future__ import annotations
@@ -20,18 +21,16 @@ import pyarrow.compute as pc
 from serin.columns.column import Column, null_of
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.memory_budget import available_bytes
-from serin.etl.relational.across_pieces.large_joins import Join, hold_related
 from serin.etl.relational.across_pieces.windows import look_back
 from serin.etl.relational.groups import Int64, group_codes, joined, key_hashes
-from serin.etl.relational.piece_cache import PieceCache, get_or_make
-from serin.etl.relational.relation import LoadedJoin, Prepared, Related, finish, prepare, relate
+from serin.etl.relational.relation import Prepared, Related, finish
 from serin.etl.sources.layout import Layout
 from serin.etl.sources.tables import Piece
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.data import DataSpec
 from serin.spec.relation import UniqueSpec, WindowSpec
 
-ROW_BYTES = 200  # what a row takes while it is looked at: keys, times, values, their order and the results
+ROW_BYTES = 200  # of a row during the pass: keys, times, values, their order and the results
 
 
 class Part(NamedTuple):
@@ -49,57 +48,30 @@ class MadeColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Past:
-    """`kept`: a file that says for each row of the main table whether it stays; None: all do."""
+class PassResult:
+    """`kept`: path of a boolean file, one value per row of the main table; None keeps all rows."""
 
     columns: Mapping[str, MadeColumn]
     kept: str | None
 
 
-def prepare_with_global_pass(
-    engine: Engine,
-    pieces: Sequence[Piece],
-    data: DataSpec,
-    layout: Layout,
-    joins: Sequence[Join],
-    scratch: Path,
-    keeping: PieceCache | None = None,
+def finish_with_global_pass(
+    engine: Engine, held: Held, pieces: Sequence[Piece], data: DataSpec, layout: Layout, scratch: Path
 ) -> Held:
-    """The prepared pieces, held by the engine. `keeping`: where pieces are found again, and kept."""
-    whole = [join for join in joins if isinstance(join, LoadedJoin)]
-    if len(whole) < len(joins):
-        held = hold_related(engine, pieces, layout, joins, scratch)
-    elif data.unique is None and not layout.windows:
-        return engine.hold(prepare_or_find, pieces, data, layout, whole, keeping)
-    else:
-        held = engine.hold(relate_or_find, pieces, layout, whole, keeping)
-    if data.unique is None and not layout.windows:
-        return engine.then(finish, held, data, layout)
-    rows = max(piece.first_row + piece.rows for piece in pieces)
-    everyone = _GlobalPass(engine=engine, held=held, data=data, total=rows, scratch=scratch)
-    past = _look_at_all(everyone, layout)
-    return engine.then(finish_with_past, held, data, layout, past)
+    """The related pieces that the engine holds, after de-duplication and windows, finished."""
+    total = max(piece.first_row + piece.rows for piece in pieces)
+    found = _GlobalPass(engine=engine, held=held, data=data, total=total, scratch=scratch).run(layout)
+    return engine.then(finish_piece, held, data, layout, found)
 
 
-def prepare_or_find(
-    piece: Piece, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin], keeping: PieceCache | None
-) -> Prepared:
-    return get_or_make(keeping, piece, lambda: prepare(piece, data, layout, joins), Prepared)
-
-
-def relate_or_find(
-    piece: Piece, layout: Layout, joins: Sequence[LoadedJoin], keeping: PieceCache | None
-) -> Related:
-    return get_or_make(keeping, piece, lambda: relate(piece, layout, joins), Related)
-
-
-def finish_with_past(related: Related, data: DataSpec, layout: Layout, past: Past) -> Prepared:
+def finish_piece(related: Related, data: DataSpec, layout: Layout, found: PassResult) -> Prepared:
+    """What `finish` returns for the piece without duplicates and with its window columns."""
     columns, rows, dropped = dict(related.columns), related.rows, dict(related.dropped)
-    if past.kept is not None:
-        keep = np.load(past.kept, mmap_mode="r")[rows]
+    if found.kept is not None:
+        keep = np.load(found.kept, mmap_mode="r")[rows]
         dropped["duplicate"] = len(rows) - int(keep.sum())
         columns, rows = {name: column[keep] for name, column in columns.items()}, rows[keep]
-    for name, made in past.columns.items():
+    for name, made in found.columns.items():
         values = np.asarray(np.load(made.file, mmap_mode="r")[rows])
         columns[name] = Column(kind=made.kind, values=values, dictionary=made.dictionary)
     return finish(Related(columns=columns, rows=rows, dropped=dropped), data, layout)
@@ -123,13 +95,20 @@ def texts_of(related: Related, names: Sequence[str]) -> list[pa.Array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _GlobalPass:
-    """All rows, seen a part of the keys at a time, so that no more is in memory than there is room for."""
+    """A pass over all rows, one part of the keys at a time, so that each part fits into memory."""
 
     engine: Engine
     held: Held
     data: DataSpec
     total: int
     scratch: Path
+
+    def run(self, layout: Layout) -> PassResult:
+        kept = None if self.data.unique is None else self.unique(self.data.unique)
+        made: dict[str, MadeColumn] = {}
+        for window in layout.windows:
+            made |= self.window(window, layout.kinds, kept)
+        return PassResult(columns=made, kept=kept)
 
     def parts(self) -> list[Part]:
         number = max(1, -(-self.total * ROW_BYTES // max(available_bytes() // 4, 1)))
@@ -143,7 +122,7 @@ class _GlobalPass:
         return rows, {name: joined([own[name] for _, own in parts]) for name in names}
 
     def unique(self, unique: UniqueSpec) -> str:
-        """The file that says which rows stay."""
+        """The path of a boolean file: which rows stay."""
         file = self._new_file()
         kept = np.lib.format.open_memmap(file, mode="w+", dtype=np.bool_, shape=(self.total,))
         time = self.data.time
@@ -181,21 +160,12 @@ class _GlobalPass:
         return made
 
     def _new_file(self) -> Path:
-        return self.scratch / f"{uuid.uuid4().hex}.npy"  # never one that somebody still maps
+        return self.scratch / f"{uuid.uuid4().hex}.npy"  # a new name: a piece may still map an older file
 
     def _texts(self, name: str) -> pa.Array:
         """Every text of a column, each once."""
         parts = self.engine.collect(texts_of, self.held, (name,))
         return pc.unique(pa.concat_arrays([texts for (texts,) in parts]))
-
-
-def _look_at_all(everyone: _GlobalPass, layout: Layout) -> Past:
-    unique = everyone.data.unique
-    kept = None if unique is None else everyone.unique(unique)
-    made: dict[str, MadeColumn] = {}
-    for window in layout.windows:
-        made |= everyone.window(window, layout.kinds, kept)
-    return Past(columns=made, kept=kept)
 
 
 def _with_dictionary(column: Column, texts: pa.Array) -> Column:

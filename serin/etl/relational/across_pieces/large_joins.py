@@ -1,13 +1,12 @@
-"""Tables to be joined that are larger than the memory there is for them: cut by their keys, joined a part at a time.
+"""Joins with tables that are larger than the memory for them: hash-partitioned by key, joined one part at a time.
 
-A row and its partner have the same key, so they are in the same part; which part, and how many, never shows.
+A row and its partner have the same key and so the same part. The result does not depend on the number of parts.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,58 +30,39 @@ from serin.etl.sources.layout import JoinLayout, Layout
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.tables import Piece, Table, open_table, read_piece
 from serin.formats.schema import Kind
-from serin.machine.hardware import core_count
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartedJoin:
-    """A table by the hash of its keys, in one file per part; None where no key falls."""
+class PartitionedJoin:
+    """A table partitioned by the hash of its keys, one file per partition; None for a partition without rows."""
 
     layout: JoinLayout
     parts: tuple[Table | None, ...]
 
 
-Join = LoadedJoin | PartedJoin
+Join = LoadedJoin | PartitionedJoin
 
 
-def load_joins(
-    layout: Layout, tables: Mapping[str, Table], *, budget_bytes: int, scratch: Path
-) -> list[Join]:
-    """Each table to be joined: in memory when it fits into `budget_bytes`, else cut into parts that do."""
-
-    def load(join: JoinLayout) -> Join:
-        return _load(join, tables[join.spec.table], layout.lookups, budget_bytes, scratch)
-
-    together = sum(partner_bytes(join, tables[join.spec.table]) for join in layout.joins) <= budget_bytes
-    threads = min(len(layout.joins), core_count()) if together else 1
-    with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="join") as pool:
-        joins = list(pool.map(load, layout.joins))
-    for join in joins:
-        if isinstance(join, PartedJoin):
-            logger.info(
-                f"{join.layout.spec.table} is joined in {len(join.parts)} parts, since memory does not hold it"
-            )
-    return joins
-
-
-def _load(
-    join: JoinLayout, table: Table, lookups: Collection[JoinLayout], budget_bytes: int, scratch: Path
-) -> Join:
+def partition_join(
+    join: JoinLayout, table: Table, *, lookup: bool, budget_bytes: int, scratch: Path
+) -> PartitionedJoin:
+    """Partitions a table so that each part fits into `budget_bytes`; TableTooLarge when the join needs it whole."""
     needed = partner_bytes(join, table)
-    if needed <= budget_bytes:
-        return load_join(join, table)
-    if join in lookups:
+    advice = None
+    if lookup:
         advice = "a lookup travels inside the model, whole: name fewer columns, or use source: request"
-        raise TableTooLarge(table=table.name, needed=needed, room=budget_bytes, advice=advice)
-    if not join.keys:
+    elif not join.keys:
         advice = "joined by time alone it cannot be cut: give the join a key (`on`), or name fewer columns"
+    if advice is not None:
         raise TableTooLarge(table=table.name, needed=needed, room=budget_bytes, advice=advice)
-    return _cut_by_key(join, table, -(-needed // max(budget_bytes, 1)), scratch)
+    parts = _partition(join, table, -(-needed // max(budget_bytes, 1)), scratch)
+    logger.info(f"{table.name} is joined in {len(parts)} parts, since memory does not hold it")
+    return PartitionedJoin(layout=join, parts=parts)
 
 
-def _cut_by_key(join: JoinLayout, table: Table, count: int, scratch: Path) -> PartedJoin:
+def _partition(join: JoinLayout, table: Table, count: int, scratch: Path) -> tuple[Table | None, ...]:
     folder = scratch / f"{table.name}-by-key-{count}"
     if not folder.exists():
         folder.mkdir()
@@ -95,8 +75,7 @@ def _cut_by_key(join: JoinLayout, table: Table, count: int, scratch: Path) -> Pa
             ]
             for piece in cut_pieces(table, join.reads, rows, scratch):
                 _write_parts(read_piece(piece, join.reads), join, schema, writers)
-    made = [_part(table.name, folder / f"{part}.parquet", folder) for part in range(count)]
-    return PartedJoin(layout=join, parts=tuple(made))
+    return tuple(_open_part(table.name, folder / f"{part}.parquet", folder) for part in range(count))
 
 
 def _write_parts(
@@ -110,7 +89,7 @@ def _write_parts(
             writer.write_table(pa.table(arrays, schema))
 
 
-def _part(name: str, path: Path, scratch: Path) -> Table | None:
+def _open_part(name: str, path: Path, scratch: Path) -> Table | None:
     return open_table(name, find_files(name, str(path)), scratch) if pq.read_metadata(path).num_rows else None
 
 
@@ -126,7 +105,7 @@ def _type(read: Read) -> pa.DataType:
 def hold_related(
     engine: Engine, pieces: Sequence[Piece], layout: Layout, joins: Sequence[Join], scratch: Path
 ) -> Held:
-    """What `relate` makes of the pieces, with the joins one after the other, part by part."""
+    """The result of `relate` for each piece; the joins are done one after the other, part by part."""
     held = engine.hold(read_rows, pieces, layout)
     for join in joins:
         if isinstance(join, LoadedJoin):

@@ -1,18 +1,16 @@
-"""Pieces prepared on a GPU: read there, joined, filtered and given their target there.
+"""Reads pieces to a GPU.
 
-cuDF decodes numbers and times on the GPU itself; text is read on the host, as codes into a dictionary, which costs
-less than making text of it anywhere, and so is whatever cuDF cannot read as the host does.
+cuDF decodes numbers and times on the GPU itself. The host reads strings, as codes into a dictionary, which costs less
+than materialising them anywhere, and every other column that cuDF would not read as the host does.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,116 +18,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.columns.column import Column
-from serin.etl.engines.device import host_columns, to_gpu
-from serin.etl.engines.engine import Engine, Held
-from serin.etl.relational.across_pieces.global_pass import prepare_with_global_pass
-from serin.etl.relational.across_pieces.large_joins import Join
-from serin.etl.relational.piece_cache import PieceCache
-from serin.etl.relational.relation import LoadedJoin, Prepared, finish, relate_columns
 from serin.etl.sources.files import open_parquet
-from serin.etl.sources.layout import Layout
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.tables import Piece, read_piece
 from serin.formats.schema import INT64_NULL
 from serin.machine.hardware import core_count
-from serin.spec.data import DataSpec
-from serin.spec.features import FeatureSpec
 
-logger = logging.getLogger(__name__)
 _HOST_ROWS = 2**18  # that a thread reads at a time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuBatch:
-    """Neighbouring pieces, of one file or of several, that a GPU works on as one."""
-
-    pieces: tuple[Piece, ...]
-
-    @property
-    def first_row(self) -> int:
-        return self.pieces[0].first_row
-
-    @property
-    def rows(self) -> int:
-        return sum(piece.rows for piece in self.pieces)
-
-
-def gpu_batches(pieces: Sequence[Piece], rows: int) -> list[GpuBatch]:
-    """The pieces, in order, in batches of at most so many rows; a piece is never cut."""
-    batches: list[list[Piece]] = []
-    for piece in pieces:
-        if batches and sum(each.rows for each in batches[-1]) + piece.rows <= rows:
-            batches[-1].append(piece)
-        else:
-            batches.append([piece])
-    return [GpuBatch(pieces=tuple(own)) for own in batches]
-
-
-def prepare_pieces(
-    engine: Engine,
-    pieces: Sequence[Piece],
-    data: DataSpec,
-    features: Sequence[FeatureSpec],
-    layout: Layout,
-    joins: Sequence[Join],
-    scratch: Path,
-    *,
-    rows: int,
-    keeping: PieceCache | None = None,
-) -> Held:
-    """The prepared pieces, held by the engine; on its GPU when it has one. `rows`: how many go there at once."""
-    if not engine.gpu:
-        if keeping is not None and (there := keeping.count(pieces)):
-            logger.info(f"{there} of {len(pieces)} pieces were found as an earlier build left them")
-        return prepare_with_global_pass(engine, pieces, data, layout, joins, scratch, keeping)
-    whole = [join for join in joins if isinstance(join, LoadedJoin)]
-    if data.unique is not None or layout.windows or len(whole) < len(joins):
-        why = (
-            "data.unique, data.windows and tables too large to be joined at once need the rows of all pieces"
-        )
-        logger.info(f"on the host: relational work, since {why}")
-        small = [part for each in pieces for part in _parts(each)]
-        return engine.then(to_gpu, prepare_with_global_pass(engine, small, data, layout, joins, scratch))
-    for note in _host_work(features, layout):
-        logger.info(f"on the host: {note}")
-    return engine.hold(prepare_on_gpu, gpu_batches(pieces, rows), data, layout, whole)
-
-
-def _host_work(features: Sequence[FeatureSpec], layout: Layout) -> Iterator[str]:
-    """What is done there although the rows are on a GPU."""
-    own = host_columns(features)
-    if own:
-        yield f"the own steps of {', '.join(own)}"
-    as_of = [join.spec.table for join in layout.joins if join.time is not None]
-    if as_of:
-        yield f"finding the rows of {', '.join(as_of)} as of a time"
-
-
-def prepare_on_gpu(piece: GpuBatch, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin]) -> Prepared:
-    """What `prepare` makes of the pieces, on the GPU; MemoryError when it is too small for them."""
-    import cupy
-
-    columns = read_on_gpu(piece, layout.reads)
-    rows = cupy.arange(piece.first_row, piece.first_row + piece.rows, dtype=np.int64)
-    return finish(relate_columns(columns, rows, layout, joins), data, layout)
-
-
-def read_on_gpu(piece: GpuBatch, reads: Sequence[Read]) -> dict[str, Column]:
-    """The columns of a batch, all on the GPU."""
-    types = {each.file: _types(each) for each in piece.pieces}
+def read_on_gpu(pieces: Sequence[Piece], reads: Sequence[Read]) -> dict[str, Column]:
+    """The columns of neighbouring pieces, all on the GPU."""
+    types = {each.file: _types(each) for each in pieces}
     there = [read for read in reads if all(_decodable(own.get(read.column), read) for own in types.values())]
     columns: dict[str, Column] = {}
     if there and importlib.util.find_spec("cudf") is not None:
         try:
-            columns = _decode(piece, there, types)
-        except (
-            OSError,
-            RuntimeError,
-            ValueError,
-        ):  # the host can say what is wrong with the file, if anything
-            columns = {}
+            columns = _decode(pieces, there, types)
+        except (OSError, RuntimeError, ValueError):
+            columns = {}  # the host can say what is wrong with the file, if anything
     left = tuple(read for read in reads if read.column not in columns)
-    return {**columns, **_upload(piece, left)} if left else columns
+    return {**columns, **_upload(pieces, left)} if left else columns
 
 
 def _types(piece: Piece) -> dict[str, pa.DataType]:
@@ -156,15 +65,15 @@ def _decodable(arrow: pa.DataType | None, read: Read) -> bool:
 
 
 def _decode(
-    piece: GpuBatch, reads: Sequence[Read], types: Mapping[Any, Mapping[str, pa.DataType]]
+    pieces: Sequence[Piece], reads: Sequence[Read], types: Mapping[Any, Mapping[str, pa.DataType]]
 ) -> dict[str, Column]:
-    """By cuDF; files whose columns have the same types in one go."""
+    """Decodes columns by cuDF; files whose columns have the same types in one call."""
     import cudf
     import cupy
 
     names = [read.column for read in reads]
     parts: dict[str, list[Any]] = {name: [] for name in names}
-    for _, own in groupby(piece.pieces, lambda each: [types[each.file][name] for name in names]):
+    for _, own in groupby(pieces, lambda each: [types[each.file][name] for name in names]):
         groups: dict[str, list[int]] = {}
         for each in own:
             groups.setdefault(each.file.path, []).extend(each.groups)
@@ -212,16 +121,16 @@ def _values(series: Any, read: Read) -> Any:
     return values if null is None else cupy.where(null, missing, values)
 
 
-def _upload(piece: GpuBatch, reads: tuple[Read, ...]) -> dict[str, Column]:
-    """Read by the host, in threads, and brought to the GPU."""
-    small = [part for each in piece.pieces for part in _parts(each)]
+def _upload(pieces: Sequence[Piece], reads: tuple[Read, ...]) -> dict[str, Column]:
+    """Columns that the host reads in threads and copies to the GPU."""
+    small = [part for each in pieces for part in host_parts(each)]
     with ThreadPoolExecutor(core_count(), thread_name_prefix="to-gpu") as pool:
         parts = list(pool.map(lambda part: read_piece(part, reads), small))
     return {read.column: _joined([part.pop(read.column) for part in parts]) for read in reads}
 
 
-def _parts(piece: Piece) -> Iterator[Piece]:
-    """The piece's row groups, small ones together."""
+def host_parts(piece: Piece) -> Iterator[Piece]:
+    """The piece cut into parts that one host thread reads; small row groups are read together."""
     if piece.rows <= _HOST_ROWS:
         yield piece
         return
