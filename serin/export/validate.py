@@ -28,8 +28,7 @@ from serin.export.variants.context import Runnable, TestRows, VariantContext, fr
 from serin.export.variants.latency import race, thread_counts
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, DatasetDescription
-from serin.formats.gate import GateReport
-from serin.formats.runtime import Runtime
+from serin.formats.gate import GateReport, Runtime
 from serin.formats.schema import Schema, outputs_of
 from serin.formats.shards import read_split
 from serin.formats.wire import Array

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from serin.formats.runtime import Runtime
+from serin.errors import BundleBroken
+
+GATE = "gate.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """How ONNX Runtime runs the bundle's graph, as the export measured it.
+
+    `threads`: for one run. `mix_us`: the mean time of a request for each number of threads tried. `spread`: how far a
+    golden row's score moved at most with the size of its batch, since 8-bit layers round differently in other batches.
+    """
+
+    threads: int = 1
+    mix_us: dict[str, float] = field(default_factory=dict)
+    spread: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +79,19 @@ class GateReport:
         """`versions`: of the libraries that the checks ran with."""
         document = {"format": "serin.gate", "version": 1, "passed": True, **asdict(self)}
         return {**document, "versions": dict(versions)}
+
+
+def read_runtime(bundle: Path) -> Runtime:
+    """The section `runtime` of the bundle's gate.json; one thread when there is none."""
+    path = bundle / GATE
+    if not path.is_file():
+        return Runtime()
+    try:
+        section = json.loads(path.read_text(encoding="utf-8")).get("runtime") or {}
+        threads = section.get("threads", 1)
+        if not isinstance(threads, int) or threads < 1:
+            raise ValueError(f"{threads!r} is not a number of threads")
+        spread = float(section.get("spread", 0.0))
+        return Runtime(threads=threads, mix_us=dict(section.get("mix_us", {})), spread=spread)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error

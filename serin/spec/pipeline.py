@@ -5,10 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Self
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    WrapSerializer,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from serin.errors import NameInvalid, nearest
@@ -20,12 +27,30 @@ from serin.spec.features import FeatureSpec
 from serin.spec.model import ModelSpec
 from serin.spec.monitoring import MonitoringSpec
 from serin.spec.names import valid_model_name
-from serin.spec.no_data import NO_DATA, MaybeData
 from serin.spec.rollout import RolloutSpec
 from serin.spec.search import SearchSpec, fold_splits
 from serin.spec.section import Section
 from serin.spec.serving import ServingSpec
+from serin.spec.target import TargetSpec
 from serin.spec.training import TrainingSpec
+
+NO_DATA = DataSpec.model_construct(
+    tables={}, target=TargetSpec.model_construct(expression="", task="regression")
+)
+"""The section of a pipeline without tables, whose model defines its own inputs. In YAML the section is left out."""
+
+
+def _or_none(given: Any) -> Any:
+    return NO_DATA if given is None else given
+
+
+def _as_none(data: DataSpec, written: SerializerFunctionWrapHandler) -> Any:
+    return written(data) if data.tables else None
+
+
+MaybeData = Annotated[
+    DataSpec, BeforeValidator(_or_none, json_schema_input_type=DataSpec | None), WrapSerializer(_as_none)
+]
 
 
 class PipelineSpec(Section):

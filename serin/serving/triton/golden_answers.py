@@ -16,7 +16,7 @@ import numpy as np
 
 from serin.errors import BundleBroken
 from serin.formats.bundle import Golden
-from serin.formats.runtime import GATE, read_runtime
+from serin.formats.gate import GATE, read_runtime
 from serin.formats.wire import Array
 
 _SAME_RUNTIME = 1e-5  # the same graph on the same runtime gave the golden answers

@@ -21,7 +21,7 @@ from serin.formats.bundle import (
     read_manifest,
     verify_bundle,
 )
-from serin.formats.runtime import read_runtime
+from serin.formats.gate import read_runtime
 from serin.formats.schema import FILE as SCHEMA
 from serin.formats.schema import read_schema, write_schema
 from serin.serving.triton.backends import Choice, Server, choose_backend

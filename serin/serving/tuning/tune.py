@@ -20,7 +20,7 @@ from pathlib import Path
 
 from serin.errors import BackendRefused, GpuMemoryShort, ReleaseNotReady, TuningFailed
 from serin.formats.bundle import GOLDEN, REPOSITORY
-from serin.formats.runtime import read_runtime
+from serin.formats.gate import read_runtime
 from serin.machine.hardware import core_count
 from serin.reports.tuning import LoadPoint
 from serin.serving.children import Children

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from serin.machine.durable import write_whole
 from serin.reports.search import SearchChart, search_chart
-from serin.training.search.objective import objective_name
-from serin.training.search.study import Tried
+from serin.training.search.study import Tried, objective_name
 
 CHART = "importance.svg"
 

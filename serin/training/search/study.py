@@ -27,6 +27,7 @@ _SQLITE_WAITS_S = 60  # for another trial's write
 _DIGITS = 6
 _AGAIN = "again"  # the trial that this one takes up
 _OWNER, _REASON, _METRICS, _SECONDS = "owner", "reason", "metrics", "seconds"
+_SIGNS = {"auc": 1.0, "logloss": -1.0, "rmse": -1.0}  # of metrics to maximize and to minimize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,3 +258,14 @@ def _is_alive(owner: str | None) -> bool:
         return bool(psutil.Process(pid).create_time() == began)
     except psutil.NoSuchProcess:
         return False
+
+
+def objective(metrics: Mapping[str, float]) -> float | None:
+    """What a search maximizes: the AUC of the valid rows where there is one, else the negated loss. None when the valid
+    rows were not measured."""
+    name = objective_name(metrics)
+    return None if not name else _SIGNS[name.removeprefix("valid_")] * metrics[name]
+
+
+def objective_name(metrics: Mapping[str, float]) -> str:
+    return next((f"valid_{name}" for name in _SIGNS if f"valid_{name}" in metrics), "")

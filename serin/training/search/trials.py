@@ -36,8 +36,7 @@ from serin.training.launch.launcher import train
 from serin.training.launch.processes import sigterm_sets
 from serin.training.launch.progress import progress_file
 from serin.training.launch.run_dir import own_code
-from serin.training.search.objective import objective, objective_name
-from serin.training.search.study import Study, Trial, Tried
+from serin.training.search.study import Study, Trial, Tried, objective, objective_name
 
 logger = logging.getLogger(__name__)
 

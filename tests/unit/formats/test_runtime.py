@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from serin.errors import BundleBroken
-from serin.formats.runtime import Runtime, read_runtime
+from serin.formats.gate import Runtime, read_runtime
 
 
 def test_a_bundle_says_how_it_is_run_and_one_that_says_nothing_runs_with_one_thread(tmp_path: Path) -> None:
