@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -13,17 +12,14 @@ import pyarrow as pa
 
 from serin.export.champion import ReadRows, meet_champion
 from serin.export.convert.fuse import name_model
-from serin.export.gate.gate import library_versions
 from serin.export.gate.golden import write_golden
 from serin.export.own_inputs import export_own_inputs
+from serin.export.publish import publish_version
 from serin.export.score.predict import BATCH_ROWS
 from serin.export.session import open_session, run_in_batches
-from serin.export.tracking import track_bundle
 from serin.export.validate import Proven, prove_model
-from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES, write_document, write_manifest
-from serin.formats.champion import ChampionReport
+from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
-from serin.formats.schema import write_schema
 from serin.formats.trained import read_record, read_trained
 from serin.formats.wire import Array, to_wire
 from serin.machine.stopping import check_stopped
@@ -31,8 +27,6 @@ from serin.reports.model_card import model_card
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
 from serin.store.store import Store
-
-logger = logging.getLogger(__name__)
 
 _SOURCES = 1000  # files that a manifest names; the dataset names all
 
@@ -59,34 +53,30 @@ def export_model(
     )
     check_stopped()
     release = Release(model=spec.name, version=store.reserve_version(spec.name))
-    facts = {
-        **lineage,
-        "dataset": description.digest,
-        "training_step": checkpoint.step,
-        "sources": [
-            {"table": file.table, "path": file.path, "bytes": file.size, "modified": file.modified}
-            for file in description.sources[:_SOURCES]
-        ],
-    }  # keeps the dataset alive
-    with store.workspace() as work:
-        _fill(work, spec, release, proven, champion, description, folder, checkpoint.metrics, facts)
-        if proven.core is not None and read_record(checkpoint.path).file == TREES:
-            (work / TREES).write_bytes(
-                read_trained(checkpoint.path)[1]
-            )  # a GPU runs trees from XGBoost's own file
-        write_manifest(
-            work,
-            name=release.model,
-            model_version=release.version,
-            spec_digest=spec.digest(),
-            lineage=facts,
-            metrics=checkpoint.metrics,
-        )
-        check_stopped()
-        bundle = store.publish_bundle(release.model, release.version, work)
-    logger.info(f"published {release.name}")
-    track_bundle(bundle, checkpoint)
-    return bundle
+    facts = _lineage(lineage, description, checkpoint)
+    known = (description, proven.plan, proven.schema, proven.report, champion)
+    card = model_card(spec, release, *known, metrics=checkpoint.metrics, lineage=facts)
+    return publish_version(
+        spec,
+        release,
+        checkpoint,
+        store=store,
+        lineage=facts,
+        schema=proven.schema,
+        report=proven.report,
+        champion=champion,
+        card=card,
+        fill=lambda work: _fill(work, spec, release, proven, description, folder, checkpoint),
+    )
+
+
+def _lineage(given: Mapping[str, Any], data: DatasetDescription, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Where the version comes from. The store keeps a dataset that a manifest names."""
+    sources = [
+        {"table": file.table, "path": file.path, "bytes": file.size, "modified": file.modified}
+        for file in data.sources[:_SOURCES]
+    ]
+    return {**given, "dataset": data.digest, "training_step": checkpoint.step, "sources": sources}
 
 
 def _fill(
@@ -94,13 +84,11 @@ def _fill(
     spec: PipelineSpec,
     release: Release,
     proven: Proven,
-    champion: ChampionReport,
     data: DatasetDescription,
     folder: Path,
-    metrics: Mapping[str, float],
-    lineage: Mapping[str, Any],
+    checkpoint: Checkpoint,
 ) -> None:
-    """Every file of the bundle but its manifest."""
+    """The graphs, golden rows, fitted features and lookup tables of a bundle."""
     properties = {
         "name": release.model,
         "version": str(release.version),
@@ -115,26 +103,13 @@ def _fill(
         (work / name).write_bytes(graph.SerializeToString(deterministic=True))
     if proven.plan_file is not None:
         (work / PLAN).write_bytes(proven.plan_file)
-    (work / "spec.yaml").write_text(spec.to_yaml(), encoding="utf-8")
-    write_schema(work, proven.schema)
+    if proven.core is not None and read_record(checkpoint.path).file == TREES:
+        (work / TREES).write_bytes(
+            read_trained(checkpoint.path)[1]
+        )  # a GPU runs trees from XGBoost's own file
     write_golden(work, proven.golden, proven.outputs)
-    write_document(work / "metrics.json", {"format": "serin.metrics", **metrics})
-    write_document(work / "gate.json", proven.report.to_json(library_versions()))
-    write_document(work / "champion.json", champion.to_json())
     shutil.copyfile(folder / FEATURES, work / FEATURES)
     _copy_lookups(work, data, folder)
-    card = model_card(
-        spec,
-        release,
-        data,
-        proven.plan,
-        proven.schema,
-        proven.report,
-        champion,
-        metrics=metrics,
-        lineage=lineage,
-    )
-    (work / "card.md").write_text(card, encoding="utf-8")
 
 
 def _scores(proven: Proven) -> Callable[[pa.Table], dict[str, Array]]:

@@ -18,15 +18,15 @@ import pyarrow.parquet as pq
 
 from serin.errors import ChampionRefused, ExportFailed, GateFailed
 from serin.export.convert.fuse import name_model
-from serin.export.gate.gate import batch_sizes, library_versions
+from serin.export.gate.gate import batch_sizes
 from serin.export.gate.golden import tile
 from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
+from serin.export.publish import publish_version
 from serin.export.session import open_session, run_in_batches
-from serin.export.tracking import track_bundle
-from serin.formats.bundle import GOLDEN, MODEL, output_column, write_document, write_manifest
+from serin.formats.bundle import GOLDEN, MODEL, output_column
 from serin.formats.champion import ChampionReport
 from serin.formats.gate import GateReport
-from serin.formats.schema import Schema, read_schema, write_schema
+from serin.formats.schema import Schema, read_schema
 from serin.formats.trained import read_trained
 from serin.formats.wire import Array, to_wire
 from serin.reports.model_card import own_inputs_card
@@ -54,35 +54,31 @@ def export_own_inputs(
     answers, report = _prove(spec, model, schema, inputs, known, checkpoint.metrics)
     champion = _meet_metrics(spec, schema, checkpoint.metrics, store, approved_by)
     release = Release(model=spec.name, version=store.reserve_version(spec.name))
-    with store.workspace() as work:
+    card = own_inputs_card(
+        spec, release, schema, report, champion, metrics=checkpoint.metrics, known_answers=bool(known)
+    )
+
+    def fill(work: Path) -> None:
         properties = {"name": release.model, "version": str(release.version), "spec_digest": spec.digest()}
         name_model(model, properties)
         (work / MODEL).write_bytes(model.SerializeToString(deterministic=True))
-        (work / "spec.yaml").write_text(spec.to_yaml(), encoding="utf-8")
-        write_schema(work, schema)
         golden = table.drop_columns([name for name in answers if name in table.column_names])
         for name, values in answers.items():
             golden = golden.append_column(name, output_column(values))
         pq.write_table(golden, work / GOLDEN, compression="zstd")
-        write_document(work / "metrics.json", {"format": "serin.metrics", **checkpoint.metrics})
-        write_document(work / "gate.json", report.to_json(library_versions()))
-        write_document(work / "champion.json", champion.to_json())
-        card = own_inputs_card(
-            spec, release, schema, report, champion, metrics=checkpoint.metrics, known_answers=bool(known)
-        )
-        (work / "card.md").write_text(card, encoding="utf-8")
-        write_manifest(
-            work,
-            name=release.model,
-            model_version=release.version,
-            spec_digest=spec.digest(),
-            lineage=lineage,
-            metrics=checkpoint.metrics,
-        )
-        bundle = store.publish_bundle(release.model, release.version, work)
-    logger.info(f"published {release.name}")
-    track_bundle(bundle, checkpoint)
-    return bundle
+
+    return publish_version(
+        spec,
+        release,
+        checkpoint,
+        store=store,
+        lineage=lineage,
+        schema=schema,
+        report=report,
+        champion=champion,
+        card=card,
+        fill=fill,
+    )
 
 
 def _golden(folder: Path, schema: Schema) -> tuple[pa.Table, dict[str, Array], dict[str, Array]]:
