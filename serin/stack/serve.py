@@ -20,13 +20,13 @@ from serin.machine.private import make_private
 from serin.serving.envoy.bootstrap import LOOPBACK
 from serin.serving.envoy.tls import TlsFiles, tls_pair
 from serin.serving.triton.installation import NO_FILTER, find_request_filter
+from serin.serving.triton.release_record import check_records
 from serin.stack.down import clear_away, take_down
 from serin.stack.guard import key_trouble
-from serin.stack.host.process_scan import start_ticks
-from serin.stack.host.standing import log_to_stdout, stack_environment
-from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
+from serin.stack.host.standing import log_to_stdout
+from serin.stack.host.state import Stack, changing_stack, read_stack
 from serin.stack.host.supervisor import Supervisor
-from serin.stack.wiring import build_gateway, controller_process
+from serin.stack.wiring import build_gateway, start_serving
 
 log = logging.getLogger("serin.stack.serve")  # not __name__, which is __main__ here
 
@@ -49,6 +49,7 @@ def serve(
         last = read_stack(home)
         if last is not None and last.is_alive:
             raise AlreadyUp(home=home, pid=last.supervisor_pid)
+        check_records(home / "releases")
         clear_away(home)
         request_filter = find_request_filter()
         build_gateway(home).write_bootstrap(
@@ -59,7 +60,10 @@ def serve(
             address = LOOPBACK
         if trouble := key_trouble(home):
             log.warning(trouble)
-        stack = _start(home, port=port, tls=tls is not None)
+        url = environment.prefect_api_url() or ""
+        stack = start_serving(
+            home, gateway_port=port, prefect_api_url=url, prefect_port=None, tls=tls is not None
+        )
     try:
         _wait_for_gateway(home, stack)
         log.info("serving on %s:%d", address, port)
@@ -68,25 +72,6 @@ def serve(
                 raise ProcessFailed(name="the supervisor", reason="it has exited", log=Supervisor(home).log)
     finally:
         take_down(home)
-
-
-def _start(home: Path, *, port: int, tls: bool) -> Stack:
-    supervisor = Supervisor(home)
-    pid = supervisor.launch(stack_environment(home))
-    stack = Stack(
-        home=home,
-        supervisor_pid=pid,
-        supervisor_ticks=start_ticks(pid) or 0,
-        gateway_port=port,
-        prefect_api_url=environment.prefect_api_url() or "",
-        prefect_port=None,
-        since=time.time(),
-        tls=tls,
-    )
-    write_stack(stack)
-    for process in (build_gateway(home).process(), controller_process(home)):
-        supervisor.start(process)
-    return stack
 
 
 def _wait_for_gateway(home: Path, stack: Stack) -> None:

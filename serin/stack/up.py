@@ -25,14 +25,12 @@ from serin.stack.down import clear_away
 from serin.stack.guard import key_trouble
 from serin.stack.host.logs import log_says, log_size, log_tail
 from serin.stack.host.ports import choose_port, port_claims
-from serin.stack.host.process_scan import start_ticks
-from serin.stack.host.standing import stack_environment
-from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
+from serin.stack.host.state import Stack, changing_stack, read_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes, rest_api
 from serin.stack.prefect.deploy import apply_deployments, make_pools, pool_template
 from serin.stack.prefect.login import stack_api
-from serin.stack.wiring import build_gateway, controller_process
+from serin.stack.wiring import build_gateway, controller_process, start_serving
 
 logger = logging.getLogger(__name__)
 
@@ -124,23 +122,14 @@ def _start(
     home: Path, gateway_port: int, prefect_port: int | None, foreign: str | None, *, tls: bool
 ) -> Stack:
     began = time.monotonic()
-    supervisor = Supervisor(home)
-    pid = supervisor.launch(stack_environment(home))
-    stack = Stack(
-        home=home,
-        supervisor_pid=pid,
-        supervisor_ticks=start_ticks(pid) or 0,
+    stack = start_serving(
+        home,
         gateway_port=gateway_port,
         prefect_api_url=foreign or f"http://127.0.0.1:{prefect_port}/api",
         prefect_port=prefect_port,
-        since=time.time(),
         tls=tls,
     )
-    write_stack(stack)
-    gateway = build_gateway(home)
-    decider = controller_process(home)
-    for process in (gateway.process(), decider):
-        supervisor.start(process)
+    supervisor, gateway = Supervisor(home), build_gateway(home)
     if prefect_port is not None:
         server = processes.prefect_server(home, prefect_port)
         logger.info(f"starting the Prefect server on port {prefect_port}")
@@ -152,7 +141,7 @@ def _start(
     supervisor.start(settler)
     _start_workers(supervisor, stack)
     _wait(supervisor, gateway.process(), gateway.ready, seconds=20.0)
-    for process in (decider, settler):
+    for process in (controller_process(home), settler):
         _wait(supervisor, process, partial(supervisor.runs, process.name), seconds=20.0)
     logger.info(f"up after {time.monotonic() - began:.1f} s")
     return stack

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from pathlib import Path
 
 from serin.machine import environment
@@ -12,8 +13,9 @@ from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.keys import KeyFile
 from serin.serving.triton.process import TritonPorts, reclaim_shared_memory
 from serin.serving.triton.releases import Releases
-from serin.stack.host.standing import standing_process
-from serin.stack.host.state import socket_folder
+from serin.stack.host.process_scan import start_ticks
+from serin.stack.host.standing import stack_environment, standing_process
+from serin.stack.host.state import Stack, socket_folder, write_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.store.store import Store
 
@@ -44,6 +46,28 @@ def build_releases(home: Path) -> Releases:
 
 def controller_process(home: Path) -> Process:
     return standing_process(home, CONTROLLER, "serin.stack.controller")
+
+
+def start_serving(
+    home: Path, *, gateway_port: int, prefect_api_url: str, prefect_port: int | None, tls: bool
+) -> Stack:
+    """Launches the supervisor, records the stack, and starts the gateway and the controller."""
+    supervisor = Supervisor(home)
+    pid = supervisor.launch(stack_environment(home))
+    stack = Stack(
+        home=home,
+        supervisor_pid=pid,
+        supervisor_ticks=start_ticks(pid) or 0,
+        gateway_port=gateway_port,
+        prefect_api_url=prefect_api_url,
+        prefect_port=prefect_port,
+        since=time.time(),
+        tls=tls,
+    )
+    write_stack(stack)
+    for process in (build_gateway(home).process(), controller_process(home)):
+        supervisor.start(process)
+    return stack
 
 
 def remove_shared_memory(home: Path) -> int:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from serin.errors import AlreadyUp, FormatOutdated, PortTaken, StackError, TritonMissing
+from serin.machine.ports import free_ports
 from serin.stack.host.process_scan import stack_processes, start_ticks
 from serin.stack.host.state import Stack, changing_stack, write_stack
+from serin.stack.serve import serve
 from serin.stack.up import bring_up
 
 
@@ -40,12 +44,21 @@ def test_a_second_up_at_the_same_moment_is_refused(tmp_path: Path) -> None:
     assert nothing_started(tmp_path)
 
 
-def test_a_release_of_an_older_format_is_named_before_anything_is_started(tmp_path: Path) -> None:
+def serve_once(home: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    serve(home, address="127.0.0.1", port=free_ports(1)[0], stop=stop)
+
+
+@pytest.mark.parametrize("start", [bring_up, serve_once])
+def test_a_release_of_an_older_format_is_named_before_anything_is_started(
+    tmp_path: Path, start: Callable[[Path], object]
+) -> None:
     record = tmp_path / "releases" / "flights-v2" / "release.json"
     record.parent.mkdir(parents=True)
     record.write_text('{"format": "serin.release", "version": 1}')
     with pytest.raises(FormatOutdated, match=r"flights-v2/release\.json has version 1"):
-        bring_up(tmp_path)
+        start(tmp_path)
     assert nothing_started(tmp_path)
 
 
