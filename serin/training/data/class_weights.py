@@ -1,4 +1,4 @@
-"""How much each class counts in the loss. No torch here."""
+"""Computes the weight of each class in the loss. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from serin.formats.shards import Array
 def class_weights(
     wanted: Sequence[float] | Literal["balanced"] | None, target: Sequence[Array], classes: int
 ) -> list[float] | None:
-    """One weight per class, whose mean over the training rows is 1, so that the learning rate keeps its meaning.
+    """Returns one weight per class, with mean 1 over the training rows, so that the learning rate keeps its meaning.
 
-    ValueError when their number is not that of the classes.
+    Raises ValueError when the number of weights is not that of the classes.
     """
     if wanted is None:
         return None
@@ -25,7 +25,7 @@ def class_weights(
         chosen = 1.0 / np.maximum(shares, 1.0 / np.sum(counts))
     elif len(wanted) != classes:
         raise ValueError(
-            f"training.class_weights holds {len(wanted)} weights, the target has {classes} classes"
+            f"training.class_weights has {len(wanted)} weights, but the target has {classes} classes"
         )
     else:
         chosen = np.asarray(wanted, np.float64)

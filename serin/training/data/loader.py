@@ -1,8 +1,8 @@
-"""Column batches of a resident split: never a row at a time. (stream.py gives those of a split that does not fit.)
+"""Column batches of a resident split, never a row at a time. (stream.py loads splits that do not fit into memory.)
 
 The order of rows is one permutation of the whole split per epoch, made from (seed, epoch) alone: the same on every
-device, for any number of ranks and at whatever step a run is taken up again. Every step takes the next `batch_rows` of
-it and every rank its own piece of them. Rows that do not fill a last step are left out of that epoch.
+device, for any number of ranks and at whatever step a run is resumed. Every step takes the next `batch_rows` of it, and
+every rank its own slice of them. Rows that do not fill a last step are left out of that epoch.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ class Loader:
         self._orders = _Orders(table.rows, seed, table.device)
         self.rows = table.rows
         self.steps_per_epoch = table.rows // batch_rows
-        self.wait_s = 0.0  # in which a step waited for its rows
+        self.wait_s = 0.0  # total time that steps waited for their rows
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """For the steps from `start` up to `stop`, counted over all epochs."""
+        """Yields the batches of the steps from `start` up to `stop`, counted over all epochs."""
         for step in range(start, stop):
             clock = time.perf_counter()
             batch = self.take(self.rows_of(step))
-            if not self._table.on_gpu:  # there the gathers are only queued, nothing waits for them
+            if not self._table.on_gpu:  # on a GPU the gathers are only queued, nothing waits for them
                 self.wait_s += time.perf_counter() - clock
             yield batch
 
     def row_numbers(self, start: int, stop: int) -> Iterator[Tensor]:
-        """The same, for a step that gathers its rows itself with `take`."""
+        """Yields row numbers instead, for a step that gathers its rows itself with `take`."""
         return (self.rows_of(step) for step in range(start, stop))
 
     def take(self, rows: Tensor) -> Batch:
         return self._table.take(rows)
 
     def rows_of(self, step: int) -> Tensor:
-        """Which rows this rank takes at a step."""
+        """Returns the rows that this rank takes at a step."""
         epoch, position = divmod(step, self.steps_per_epoch)
         begin = position * self._batch_rows + self._rank * self._piece
         return self._orders.of(epoch)[begin : begin + self._piece]
 
     def rows_of_many(self, step: int, count: int) -> Tensor:
-        """Those of so many steps, which must lie in one epoch: [count, rows]."""
+        """Returns the rows of `count` steps, which must be in one epoch: [count, rows]."""
         epoch, position = divmod(step, self.steps_per_epoch)
         begin, end = position * self._batch_rows, (position + count) * self._batch_rows
         all_ranks = self._orders.of(epoch)[begin:end].view(count, -1, self._piece)
@@ -64,7 +64,7 @@ class Loader:
 
 
 class _Orders:
-    """Each epoch's permutation; the next one is made in a thread while this one is used."""
+    """The permutation of each epoch; the next one is made in a thread while this one is used."""
 
     def __init__(self, rows: int, seed: int, device: torch.device) -> None:
         self._rows = rows
@@ -88,6 +88,6 @@ class _Orders:
 
 
 def stream_seed(*words: object) -> int:
-    """A 63-bit seed of its own for everything that is random."""
+    """Returns an independent 63-bit seed for each random stream."""
     digest = hashlib.sha256(":".join(map(str, words)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

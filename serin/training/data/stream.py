@@ -1,12 +1,12 @@
-"""Batches of a split that does not fit: read chunk by chunk, the next one on its way while this one is used.
+"""Loads a split that does not fit into memory chunk by chunk, reading the next one while this one is used.
 
 Block shuffle: an epoch puts blocks of 4,096 neighbouring rows into random order, cuts that order into chunks of some
-hundred megabytes, and shuffles the rows within each chunk. So files are read in long stretches, and rows that lie far
-apart meet in a batch, though not any two of them: a table sorted by its target should be shuffled by its ETL. All of it
-comes from (seed, epoch, chunk, number of ranks): a run goes on at any step with the batches it would have had.
+hundred megabytes, and shuffles the rows within each chunk. Files are read in long runs, and rows that are far apart
+meet in a batch, though not any two of them: a table sorted by its target should be shuffled by its ETL. The order
+depends only on (seed, epoch, chunk, number of ranks), so a run resumes at any step with the batches it would have had.
 
-Each rank reads its own share of every chunk. On a GPU a chunk goes through pinned memory and over a stream of its own
-into one of two places there, so that neither the disk nor the bus makes a step wait when both are faster than it.
+Each rank reads its own share of every chunk. On a GPU a chunk goes through pinned memory and a separate stream into one
+of two buffers there, so that neither the disk nor the bus delays a step when both are faster than it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _CHUNK_BYTES = 256 * 2**20  # per rank; there are two of them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """Rows of one chunk on the device, in file order; `order` shuffles them. `arrived`: when they are really there."""
+    """The rows of one chunk on the device, in file order; `order` shuffles them. `arrived`: the event of the completed
+    copy."""
 
     columns: tuple[Tensor, ...]
     order: Tensor
@@ -39,7 +40,7 @@ class _Chunk:
 
 
 class StreamLoader:
-    """As Loader, for a table in its files."""
+    """The interface of Loader, for a table in its files."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class StreamLoader:
         self._sent: list[torch.cuda.Event | None] = [None, None]
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """For the steps from `start` up to `stop`, counted over all epochs."""
+        """Yields the batches of the steps from `start` up to `stop`, counted over all epochs."""
         if start >= stop:
             return
         first, last = self._chunk_of(start), self._chunk_of(stop - 1)
@@ -78,12 +79,12 @@ class StreamLoader:
                 clock = time.perf_counter()
                 chunk = coming.result()
                 self.wait_s += time.perf_counter() - clock
-                if number < last:  # its place was used by the chunk before this one
+                if number < last:  # its buffer was used by the chunk before this one
                     coming = thread.submit(self._load, number + 1, self._now())
                 if chunk.arrived is not None:
                     using = torch.cuda.current_stream(self._table.device)
                     using.wait_event(chunk.arrived)
-                    chunk.order.record_stream(using)  # made on the side stream, not to be given away too soon
+                    chunk.order.record_stream(using)  # made on the side stream; must not be reused too early
                 begin, end = max(start, chunk.first_step), min(stop, chunk.first_step + chunk.steps)
                 for step in range(begin, end):
                     at = (step - chunk.first_step) * self._piece
@@ -95,7 +96,7 @@ class StreamLoader:
         return epoch * self._chunks_per_epoch + position // self._chunk_steps
 
     def _now(self) -> torch.cuda.Event | None:
-        """What the device has been told to do so far."""
+        """Records an event for the work queued on the device so far."""
         if self._side is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -109,7 +110,7 @@ class StreamLoader:
         rows = steps * self._piece
         room, sent = self._rooms[number % 2], self._sent[number % 2]
         if sent is not None:
-            sent.synchronize()  # the bus may still be reading what lay there
+            sent.synchronize()  # the bus may still be reading the buffer's old content
         self._read(epoch, begin * self._batch_rows + self._rank * rows, rows, room)
         generator = torch.Generator().manual_seed(
             stream_seed(self._seed, "rows", epoch, chunk, self._ranks, self._rank)
@@ -127,7 +128,7 @@ class StreamLoader:
         )
 
     def _read(self, epoch: int, start: int, rows: int, room: tuple[Tensor, ...]) -> None:
-        """`rows` rows of the epoch's order of blocks, from position `start` on."""
+        """Reads `rows` rows of the epoch's order of blocks, from position `start` on."""
         order, starts = self._blocks(epoch)
         block = int(np.searchsorted(starts, start, side="right")) - 1
         done = 0

@@ -1,4 +1,4 @@
-"""A split as a training sees it: whole in the memory of the device, or left in its files."""
+"""A split for training: resident in the device's memory, or memory-mapped in its files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from serin.errors import BundleBroken
 from serin.formats.shards import Array, SplitArrays
 
-_SHARE_OF_GPU = 0.6  # of what is free there, for resident tables; the rest is for the network and its step
+_SHARE_OF_GPU = 0.6  # of the free memory, for resident tables; the rest is for the network and its step
 _SHARE_OF_HOST = 0.4
 _GPU_WORDS = 4
 
@@ -27,7 +27,7 @@ class Batch:
     target: Tensor
 
     def cut(self, parts: int) -> list[Batch]:
-        """Into so many equal parts; as it is when they do not divide it."""
+        """Cuts the batch into equal parts; returns it whole when it cannot be divided."""
         if parts == 1 or len(self.target) % parts:
             return [self]
         pieces = (tensor.chunk(parts) for tensor in (self.num, self.cat, self.target))
@@ -45,7 +45,7 @@ class Batch:
 def open_table(
     split: SplitArrays, device: torch.device, *, sizes: Sequence[int], budget: int | None = None
 ) -> ResidentTable | MappedTable:
-    """Resident on the device when it fits into `budget` bytes (default: a share of what is free), else mapped."""
+    """Opens a split: resident if it fits into `budget` bytes (default: a share of the free memory), else mapped."""
     allowed = _free_bytes(device) if budget is None else budget
     needed = sum(part.nbytes for parts in (split.num, split.cat, split.target) for part in parts)
     table = ResidentTable(split, device) if needed <= allowed else MappedTable(split, device)
@@ -54,7 +54,7 @@ def open_table(
 
 
 class ResidentTable:
-    """The whole split in the memory of the device, each row in one piece: a batch is one gather, without the host."""
+    """The whole split in the device's memory, each row contiguous: a batch is one gather, without the host."""
 
     def __init__(self, split: SplitArrays, device: torch.device) -> None:
         self.rows = len(split)
@@ -97,7 +97,7 @@ class ResidentTable:
 
 
 class MappedTable:
-    """The split left in its files, read in stretches of neighbouring rows."""
+    """The split in its files, read in runs of neighbouring rows."""
 
     on_gpu = False
 
@@ -116,14 +116,14 @@ class MappedTable:
         return sum(part.nbytes // max(1, len(part)) for part in self._columns(0))
 
     def empty(self, rows: int, *, device: torch.device, pinned: bool = False) -> tuple[Tensor, ...]:
-        """Room for so many rows of num, cat (int32) and target."""
+        """Returns buffers for so many rows of num, cat (int32) and target."""
         return tuple(
             torch.empty((rows, *part.shape[1:]), dtype=_dtype(part), device=device, pin_memory=pinned)
             for part in self._columns(0)
         )
 
     def read_into(self, room: Sequence[Tensor], at: int, start: int, stop: int) -> None:
-        """The rows from `start` up to `stop`, put into host memory from its row `at` on."""
+        """Reads the rows from `start` up to `stop` into host memory, from its row `at` on."""
         part = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
             first = int(self._starts[part])
@@ -155,12 +155,10 @@ def _dtype(array: Array) -> torch.dtype:
 
 
 def _refuse_codes(lowest: Sequence[int], highest: Sequence[int], sizes: Sequence[int]) -> None:
-    """A code beyond its table would train another column's numbers, or end the process on a GPU."""
+    """Refuses codes out of range: they would train another column's embedding, or crash the process on a GPU."""
     for column, (low, high, size) in enumerate(zip(lowest, highest, sizes, strict=True)):
         if low < 0 or high >= size:
-            reason = (
-                f"categorical column {column} holds codes {low} to {high}, dataset.json says 0 to {size - 1}"
-            )
+            reason = f"categorical column {column} has codes {low} to {high}, but dataset.json says 0 to {size - 1}"
             raise BundleBroken(path="cat.i32", reason=reason)
 
 

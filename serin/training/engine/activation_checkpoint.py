@@ -1,4 +1,4 @@
-"""Gradient checkpointing: what lies between the layers of a part is not kept but computed again on the way back."""
+"""Gradient checkpointing: activations inside a part are not stored but recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from serin.training.parallel.buffers import buffers_kept, fill_buffers
 
 
 def recompute_parts(network: nn.Module) -> int:
-    """Less memory for about a third more time; the gradients stay the same. How many parts are computed again.
+    """Wraps the parts of a network; returns their number. Less memory for about a third more time, the same gradients.
 
-    Parts are a transformer's blocks, the dense and cross layers of the other networks, the stages that one's own names;
-    a network of one's own that names none is one part.
+    Parts are a transformer's blocks, the dense and cross layers of the other networks, or the stages that a user's
+    network names; a user's network without stages is one part.
     """
     parts = _parts(network)
     for part in parts:
@@ -31,8 +31,11 @@ def recompute_parts(network: nn.Module) -> int:
 
 
 def _buffers_as_before(part: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of a forward pass and of its repetition, which must see the buffers as they were and leave them as they
-    are: BatchNorm would count every batch twice."""
+    """Returns contexts for a forward pass and its recomputation, which must start from the same buffers and not change
+    them.
+
+    Otherwise BatchNorm would count every batch twice.
+    """
     before = {name: buffer.detach().clone() for name, buffer in part.named_buffers()}
 
     @contextmanager

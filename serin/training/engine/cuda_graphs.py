@@ -1,5 +1,4 @@
-"""Stretches of steps between which the host has nothing to do, in one launch each. Where steps are short, it is the
-launches that take the time."""
+"""Runs several training steps in one CUDA graph launch. Pays off when a step is shorter than its launch overhead."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from serin.training.data.loader import Loader
 
-_RATES = 1024  # brought to the device at a time
+_RATES = 1024  # learning rates copied to the device at a time
 
 
 class GraphLoader(Protocol):
@@ -27,7 +26,7 @@ class GraphedSteps:
         self._first, self._rates = 0, torch.empty(0)
 
     def run(self, step: int, rate_at: Callable[[int], float]) -> Tensor:
-        """The losses of the `count` steps from `step` on, which lie in one epoch."""
+        """Returns the losses of the `count` steps from `step` on, which must be in one epoch."""
         at = step - self._first
         if at < 0 or at + self.count > len(self._rates):
             ahead = min(_RATES, self._loader.steps_per_epoch - step % self._loader.steps_per_epoch)

@@ -1,4 +1,4 @@
-"""Scores of a split, computed by all ranks together, and what they are worth."""
+"""Scores a split on all ranks together and computes its metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOT_FINITE = "not finite"
 
 
 def scores_of(logits: Tensor, task: Task) -> Tensor:
-    """What the served model answers: a probability, one per class, or the value."""
+    """Returns the answers of the served model: a probability, one per class, or the value."""
     match task:
         case "binary":
             return torch.sigmoid(logits)
@@ -37,10 +37,11 @@ def evaluate(
     world: Ranks,
     targets: Sequence[str] = (),
 ) -> dict[str, float]:
-    """The split's metrics, the same on all ranks. Always in full fp32, without dropout. `targets`: names of several.
-    Changes nothing in the network, also where its forward changes buffers in evaluation mode.
+    """Returns the split's metrics, the same on all ranks. Always in full fp32, without dropout. `targets`: names of
+    several.
 
-    FloatingPointError when a score is not finite: such weights are not to be kept.
+    Changes nothing in the network, also where its forward changes buffers in evaluation mode. Raises FloatingPointError
+    when a score is not finite: such weights must not be kept.
     """
     per_rank = -(-table.rows // world.size)
     start, stop = (min(table.rows, per_rank * rank) for rank in (world.rank, world.rank + 1))
@@ -48,7 +49,8 @@ def evaluate(
     network.eval()
     with torch.no_grad(), matrix_products("fp32"), buffers_kept(network):
         for offset in range(0, per_rank, _BATCH_ROWS):
-            # Where weights are shared out, a rank that has no rows left must still take part: with one, not counted.
+            # Where weights are sharded, a rank that has no rows left must still take part: with one row that is not
+            # counted.
             begin = min(start + offset, stop)
             end = min(stop, begin + _BATCH_ROWS)
             batch = table.slice(begin, end) if begin < end else table.slice(0, 1)
@@ -72,7 +74,8 @@ def evaluate(
 
 
 def goodness(found: dict[str, float]) -> float:
-    """One number that is higher for the better epoch of the same run: AUC where there is one, else the loss's fall."""
+    """Returns one number that is higher for the better epoch of the same run: AUC where there is one, else minus the
+    loss."""
     if "auc" in found:
         return found["auc"]
     return -next((found[name] for name in ("logloss", "rmse") if name in found), 0.0)

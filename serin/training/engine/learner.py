@@ -1,4 +1,4 @@
-"""What learns on one rank, put together: the network shared out, its optimizer, the step, the state to be saved."""
+"""Combines what learns on one rank: the parallelized network, its optimizer, the step, and the state to save."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from serin.training.parallel.ranks import Ranks
 
 
 class Learner:
-    """Made of a network on the host; afterwards it is on the ranks' devices, whole or in parts."""
+    """A learner, made from a network on the host; afterwards it is on the ranks' devices, whole or in parts."""
 
     def __init__(
         self, network: nn.Module, training: TrainingSpec, choices: ResolvedSettings, loss: Loss, world: Ranks
@@ -42,14 +42,14 @@ class Learner:
 
     @property
     def why_not_captured(self) -> str:
-        """Reasons that need not be tried."""
+        """Returns a reason why a step cannot be captured that is known without trying; '' if none."""
         if self.world.device.type != "cuda":
             return "only a GPU can capture a step"
         if self.world.size > 1 and self.spread.strategy != "ddp":
-            return f"a step of {self.spread.strategy} talks to other processes in the middle of its layers"
+            return f"a step of {self.spread.strategy} communicates with other processes between its layers"
         return ""
 
 
 def _first(world: Ranks) -> Precision:
-    """Until it is measured: TF32 where there is such a thing, as most runs will have it in the end."""
+    """Returns the precision until it is measured: TF32 where available, as most runs will use it in the end."""
     return "tf32" if "tf32" in candidates(world.device) else "fp32"

@@ -1,6 +1,7 @@
-"""The training loop of one rank: steps, epochs, checkpoints; stops when asked to and goes on exactly where it stopped.
+"""The training loop of one rank: steps, epochs and checkpoints. It stops on request and resumes exactly where it
+stopped.
 
-The host waits for the device only when the ranks talk (about twice a second), at the end of an epoch and for a
+The host waits for the device only when the ranks synchronise (about twice a second), at the end of an epoch and for a
 checkpoint; never in a plain step.
 """
 
@@ -33,8 +34,8 @@ from serin.training.launch.job import ResolvedSettings, TrainingJob
 from serin.training.results.checkpoint import Checkpoints, EpochRecord, Position
 
 _TALK_EVERY_S = 0.5
-_SAVE_EVERY_S = 60.0  # when checkpoint_every_steps is auto; the end of an epoch is saved always
-_LONGEST_WINDOW = 1024  # steps between two talks
+_SAVE_EVERY_S = 60.0  # when checkpoint_every_steps is auto; the end of an epoch is always saved
+_LONGEST_WINDOW = 1024  # steps between two synchronisations
 _LOSS_UNIT = 2.0**-40
 
 
@@ -64,13 +65,16 @@ class Loop:
         self.first_step = self.step = 0
         self.work_s = 0.0
         self._run: Callable[[Tensor | Batch], Tensor] = learner.step
-        self._losses = torch.zeros(_LONGEST_WINDOW, device=self._world.device)  # since the last talk
+        self._losses = torch.zeros(
+            _LONGEST_WINDOW, device=self._world.device
+        )  # since the last synchronisation
         self._filled = 0
         self._talk_at = 1
         self._saved_at = self._window_began = time.perf_counter()
 
     def run(self) -> None:
-        """Until all epochs are done, or enough of them. Preempted when asked to stop, with everything saved."""
+        """Trains until all epochs are done or training stops early. Raises Preempted when asked to stop, after
+        saving."""
         self.learner.state.begin()
         ready = self._ready()
         with matrix_products(ready.precision):
@@ -84,11 +88,11 @@ class Loop:
         self.checkpoints.finish()
 
     def load_best(self, step: int) -> None:
-        """The network as it was at the end of the best epoch."""
+        """Loads the network's weights from the end of the best epoch."""
         self.learner.state.load_weights(self.checkpoints.read(step))
 
     def evaluate(self, table: ResidentTable | MappedTable) -> dict[str, float]:
-        """The metrics of a split with the weights as they are, the same on all ranks."""
+        """Returns the metrics of a split with the current weights, the same on all ranks."""
         spread = self.learner.spread
         return self._world.share(evaluate(spread.scorer, table, self._task, spread.rows, self._targets))
 
@@ -114,7 +118,7 @@ class Loop:
                 return
 
     def _undisturbed(self) -> int:
-        """Steps until there is something else to do."""
+        """Returns the number of steps until something else is due."""
         due = [self._talk_at, (self.step // self.choices.steps_per_epoch + 1) * self.choices.steps_per_epoch]
         every = self._training.checkpoint_every_steps
         if every != "auto":
@@ -122,7 +126,7 @@ class Loop:
         return min(due) - self.step
 
     def _ready(self) -> TunedStep:
-        """The step as it was chosen when the run began; chosen now when it begins."""
+        """Returns the step as chosen when the run began, or chooses it now."""
         wanted, ready = self._training.execution, None
         while ready is None:
             decided = self.choices.execution != "auto"
@@ -177,7 +181,7 @@ class Loop:
                 self._take_smaller_parts(len(rows if isinstance(rows, Tensor) else rows.target), error)
 
     def _take_smaller_parts(self, count: int, error: BaseException) -> None:
-        """The same step, of `count` rows here, in twice as many parts."""
+        """Splits the same step, of `count` rows here, into twice as many parts."""
         step = self.learner.step
         parts = smaller_parts(step.parts, count)
         if parts is None:
@@ -186,13 +190,13 @@ class Loop:
                 "a smaller network or more GPUs (training.strategy) need less"
             )
             raise TrainingRefused(folder=self._folder, reason=reason) from error
-        still = f"still {self.choices.batch_rows:,} in a step"
+        still = f"still {self.choices.batch_rows:,} per step"
         text = f"out of memory: {count // parts:,} rows at a time from now on, {still}"
         smaller = {"parts": parts, "execution": "eager", "execution_reason": "out of memory"}
         if self._world.size > 1:
             write_choices(
                 self._folder, self.choices.model_copy(update=smaller)
-            )  # whoever notices it, writes it
+            )  # written by the rank that notices it
             raise StartAgain(text) from error
         step.parts = parts
         self.learner.updates.clear()
@@ -206,16 +210,16 @@ class Loop:
         return [goodness(epoch.metrics) for epoch in self.position.epochs if epoch.metrics]
 
     def _enough(self) -> bool:
-        """Has it waited long enough for a better epoch?"""
+        """Returns whether it has waited long enough for a better epoch."""
         patience = self._training.patience
         return patience is not None and epochs_since_best(self._goodness()) >= patience
 
     def _after(self, step: int) -> bool:
-        """Talk, save, stop where it is due. True when there is no need to go on."""
+        """Synchronises, saves or stops where it is due. True when training is complete."""
         every = self._training.checkpoint_every_steps
         epoch_ends = step % self.choices.steps_per_epoch == 0
         save_asked = every != "auto" and step % every == 0
-        alone_and_asked = self._world.size == 1 and self._stop_asked()  # with others it takes a talk to agree
+        alone_and_asked = self._world.size == 1 and self._stop_asked()  # other ranks must agree first
         if not (epoch_ends or save_asked or alone_and_asked or step >= self._talk_at):
             return False
         stop, save_due = self._talk(step)
@@ -235,8 +239,10 @@ class Loop:
         return enough
 
     def _talk(self, step: int) -> tuple[bool, bool]:
-        """Look at the losses since the last talk, agree with the other ranks: (stop now?, save now?)."""
-        losses = self._world.mean(self._losses[: self._filled].tolist())  # each rank knows its own rows'
+        """Checks the losses since the last synchronisation and agrees with the other ranks: (stop now?, save now?)."""
+        losses = self._world.mean(
+            self._losses[: self._filled].tolist()
+        )  # each rank knows the losses of its own rows
         now = time.perf_counter()
         self.work_s += now - self._window_began
         for ago, loss in zip(range(len(losses) - 1, -1, -1), losses, strict=True):
@@ -287,14 +293,14 @@ class Loop:
 
     def _resume(self) -> None:
         saved = self.checkpoints.newest(self._reporter.note)
-        self._world.wait_for_all()  # nobody may tidy up while another still reads
+        self._world.wait_for_all()  # nobody may clean up while another still reads
         if self._world.first:
             self.checkpoints.clear_scratch()
         if saved is not None:
             self.position, self.first_step = saved.position, saved.position.step
             if not self.learner.state.restore(saved):
                 self._reporter.note(
-                    "resumed on other hardware: the run goes on, but not bit for bit as it would have"
+                    "resumed on other hardware: the result will not be bit-identical to an uninterrupted run"
                 )
         self._talk_at = self.first_step + 1
         self._reporter.started(self.first_step, self._loader.rows, self.choices)

@@ -1,7 +1,7 @@
-"""How a step changes the weights: AdamW, SGD or Adagrad over all of them, and row by row in large category tables.
+"""Updates the weights: AdamW, SGD or Adagrad over all of them, and row by row in large category tables.
 
 A dense Adam reads and writes the whole table and its two moments at every step, however few rows a step has used.
-Nothing here waits for the device, and on a GPU all of it can be captured: rates and counts live there.
+Nothing here waits for the device, and on a GPU all of it can be captured: rates and counts are stored there.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from serin.training.parallel.ranks import Ranks
 
 _MOMENTUM = 0.9
 _SMALL = 1e-8
-_ROW_RATE = 10.0  # Adagrad's steps shrink as a row is seen again; its first is so much longer than AdamW's
+_ROW_RATE = (
+    10.0  # Adagrad's steps shrink as a row is seen again, so its first is this much longer than AdamW's
+)
 _ROWS_WORTH_IT = 100_000
 _TIMES_A_STEP = 4
 
 
 def by_row_pays(table_rows: int, codes_per_step: int) -> bool:
-    """Is a table so large that a step touches only a small part of it? Pure."""
+    """Returns whether a table is so large that a step touches only a small part of it. Pure."""
     return table_rows >= _ROWS_WORTH_IT and table_rows > _TIMES_A_STEP * codes_per_step
 
 
@@ -35,7 +37,7 @@ def category_tables(network: nn.Module) -> list[CategoryTable]:
 
 
 class Optimizer:
-    """The optimizer of a run. Made before the network is shared out, since it may take tables out of it."""
+    """The optimizer of a run. Create it before the network is parallelized, since it may take tables out of it."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class Optimizer:
             table.by_row()
         self._sums = [torch.zeros(len(table.weight), device=world.device) for table in self._tables]
         on_gpu = world.device.type == "cuda"
-        # Where a step is captured its rate must be a tensor there: numbers would be captured too.
+        # In a captured step the rate must be a tensor: a number would be captured too.
         self._rate: Tensor | float = torch.tensor(0.0, device=world.device) if on_gpu else 0.0
         self._last_rate: float | None = None
         self.scale: LossScale | None = None
@@ -62,11 +64,11 @@ class Optimizer:
         self._optimizer: torch.optim.Optimizer | None = None
 
     def begin(self, network: nn.Module) -> None:
-        """Takes hold of the weights that this rank has; after it was shared out, which makes other tensors of them."""
+        """Takes the weights of this rank; call it after parallelization, which replaces the tensors."""
         named = ((name, weight) for name, weight in network.named_parameters() if weight.requires_grad)
         self._weights = {name: weight for name, weight in named if not weight.is_meta}
         groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-        for weight in self._weights.values():  # decay means nothing for biases; DTensors go by themselves
+        for weight in self._weights.values():  # biases are not decayed; DTensors form a separate group
             groups.setdefault((weight.ndim > 1, distributed(weight)), []).append(weight)
         self._optimizer = _optimizer(
             [
@@ -89,13 +91,13 @@ class Optimizer:
             group["lr"] = rate
 
     def copy_rate(self, rate: Tensor) -> None:
-        """As set_rate, from where the device has it already."""
+        """Sets the rate from a tensor that is already on the device."""
         assert isinstance(self._rate, Tensor)
         self._rate.copy_(rate)
         self._last_rate = None
 
     def scale_losses(self, scaled: bool) -> None:
-        """For fp16."""
+        """Enables loss scaling, for fp16."""
         self.scale = LossScale(self._world, self._strategy) if scaled else None
 
     def clear(self) -> None:
@@ -105,10 +107,10 @@ class Optimizer:
             table.touched.clear()
 
     def apply(self) -> None:
-        """One update from the gradients that are there."""
+        """Makes one update from the present gradients."""
         if self.scale is not None:
             self.scale.take_back(list(self._gradients()))
-            # The fused optimizers leave a step out when they are told so on the device; others add zeros.
+            # The fused optimizers skip a step when a flag on the device says so; others add zeros.
             self._inner.found_inf = self.scale.overflow  # type: ignore[attr-defined]
         if self._clip_norm is not None:
             clip_gradients(self._weights.values(), self._clip_norm, self._world, self._strategy)
@@ -117,7 +119,8 @@ class Optimizer:
             _update_rows(table, sums, self._rate, self._world)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next update of this rank's weights depends on, whole, by name. All ranks must ask."""
+        """Returns everything that the next update of this rank's weights depends on, whole, by name. All ranks must
+        call it."""
         found = {
             f"{name}.{what}": full(value)
             for name, weight in self._weights.items()
@@ -130,7 +133,7 @@ class Optimizer:
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """As `state` gave it, for all weights, into the same tensors that a captured step uses."""
+        """Loads the result of `state`, for all weights, into the same tensors that a captured step uses."""
         if not any(self._inner.state.values()):
             self._make_state()
         targets = {
@@ -143,11 +146,11 @@ class Optimizer:
             f"scale.{name}": value for name, value in (self.scale.state() if self.scale else {}).items()
         }
         for name, target in targets.items():
-            if name in tensors:  # not there: a scale, when the run was computed in other numbers before
+            if name in tensors:  # absent: a loss scale, when the run used another precision before
                 fill(target, tensors[name])
 
     def forget(self) -> None:
-        """As if there had been no update."""
+        """Resets the state as if there had been no update."""
         for tensor in self._tensors():
             tensor.zero_()
         if self.scale is not None:
@@ -155,7 +158,7 @@ class Optimizer:
 
     @property
     def _inner(self) -> torch.optim.Optimizer:
-        assert self._optimizer is not None, "begin() comes first"
+        assert self._optimizer is not None, "call begin() first"
         return self._optimizer
 
     def _gradients(self) -> Iterable[Tensor]:
@@ -164,7 +167,7 @@ class Optimizer:
             yield from (leaf.grad for _, leaf in table.touched or () if leaf.grad is not None)
 
     def _make_state(self) -> None:
-        """An update of nothing, so that there is a state to fill."""
+        """Makes an update with zero gradients, so that there is a state to fill."""
         for weight in self._weights.values():
             weight.grad = torch.zeros_like(weight)
         self.set_rate(0.0)
@@ -179,7 +182,7 @@ class Optimizer:
 
 
 class Adagrad(torch.optim.Optimizer):
-    """Adagrad that can be captured, which torch's cannot."""
+    """Adagrad that can be captured in a CUDA graph, unlike torch's."""
 
     def __init__(self, groups: Any, lr: Tensor | float) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
@@ -209,8 +212,11 @@ def _optimizer(groups: list[Any], training: TrainingSpec, rate: Tensor | float) 
 
 @torch.no_grad()
 def _update_rows(table: CategoryTable, sums: Tensor, rate: Tensor | float, world: Ranks) -> None:
-    """Adagrad with one sum per row. Rows that were used several times are added up by sorting, without asking the
-    device how many distinct ones there are: what is left over at the end adds nothing to row 0."""
+    """Applies Adagrad with one sum per row.
+
+    Gradients of rows that were used several times are added up by sorting, without asking the device how many distinct
+    rows there are; unused entries at the end add nothing to row 0.
+    """
     assert table.touched is not None
     rows = torch.cat([rows.flatten() for rows, _ in table.touched])
     gradients = torch.cat([leaf.grad.flatten(0, -2) for _, leaf in table.touched if leaf.grad is not None])

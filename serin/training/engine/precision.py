@@ -1,7 +1,7 @@
-"""In which numbers a step is computed: what the hardware has, and of that what a measurement finds faster.
+"""Chooses the precision of a step: what the hardware supports, and of that what a measurement finds faster.
 
-bf16 is a gift on one machine and a ruin on another (140 times slower on a CPU without the instructions), and autocast
-costs a small network more than it gives: so nothing but fp32 is taken without having been timed against it.
+bf16 can be much faster, or 140 times slower on a CPU without the instructions, and autocast costs a small network more
+than it gains. So nothing but fp32 is used without a measurement against it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
-_WORTH_IT = 1.05  # times as fast as what is more exact
+_WORTH_IT = 1.05  # speed-up over the more exact one that is required
 _WORTH_IT_ON_CPU = (
-    1.5  # other programs share the cores: 6 of 20 timings of equal steps were off by more than 5%
+    1.5  # other programs share the cores: 6 of 20 timings of equal steps differed by more than 5%
 )
 _MORE_EXACT_FIRST: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
 
 
 def candidates(device: torch.device) -> tuple[Precision, ...]:
-    """What this hardware computes by itself, the most exact first."""
+    """Returns the precisions that this hardware computes natively, the most exact first."""
     if device.type != "cuda":
         return ("fp32", "bf16") if _cpu_has_bf16() else ("fp32",)
     capability = torch.cuda.get_device_capability(device)
@@ -33,10 +33,10 @@ def candidates(device: torch.device) -> tuple[Precision, ...]:
 
 
 def refuse_precision(wanted: Literal["auto"] | Precision, device: torch.device) -> str:
-    """Why `wanted` cannot be had here; '' when it can, though it may be slow."""
+    """Returns why `wanted` is not available here; '' when it is, though it may be slow."""
     if device.type == "cpu":
         if wanted == "tf32":
-            return "training.precision=tf32: this run is on a CPU, and TF32 is a GPU's; use fp32 or auto"
+            return "training.precision=tf32: TF32 needs a GPU and this run is on a CPU; use fp32 or auto"
         return ""
     capability = torch.cuda.get_device_capability(device)
     needed = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (5, 3)}.get(wanted, (0, 0))
@@ -49,7 +49,8 @@ def refuse_precision(wanted: Literal["auto"] | Precision, device: torch.device) 
 
 
 def choose_precision(seconds: Mapping[Precision, float], *, on_cpu: bool = False) -> tuple[Precision, str]:
-    """(the one to take, why) from seconds per step: the most exact that none beats by 5%, on a CPU by half. Pure."""
+    """Chooses from seconds per step the most exact precision that none beats by 5% (on a CPU by half), and the reason.
+    Pure."""
     chosen: Precision = "fp32"
     worth_it = _WORTH_IT_ON_CPU if on_cpu else _WORTH_IT
     for precision in _MORE_EXACT_FIRST:
@@ -59,7 +60,7 @@ def choose_precision(seconds: Mapping[Precision, float], *, on_cpu: bool = False
 
 
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Around the forward pass of a training step."""
+    """Returns the context for the forward pass of a training step."""
     if precision in ("bf16", "fp16"):
         dtype = torch.bfloat16 if precision == "bf16" else torch.float16
         return torch.autocast(device.type, dtype=dtype)
@@ -68,7 +69,7 @@ def computing(precision: Precision, device: torch.device) -> AbstractContextMana
 
 @contextmanager
 def matrix_products(precision: Precision) -> Iterator[None]:
-    """Around all steps: TF32 in matrix products or not. What scores are measured with is always full fp32."""
+    """Returns the context for all steps: TF32 in matrix products or not. Scores are always measured in full fp32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
@@ -78,7 +79,7 @@ def matrix_products(precision: Precision) -> Iterator[None]:
 
 
 def _cpu_has_bf16() -> bool:
-    """Matrix products in bf16 as instructions, not as an emulation."""
+    """Returns whether the CPU has instructions for matrix products in bf16, not an emulation."""
     try:
         words = Path("/proc/cpuinfo").read_text().split()
     except OSError:

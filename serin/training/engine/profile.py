@@ -1,4 +1,5 @@
-"""A trace of a few steps, on demand: what ran when, on the host and on the GPU, for Perfetto or chrome://tracing."""
+"""Writes a trace of a few steps on request, for Perfetto or chrome://tracing: what ran when, on the host and the
+GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from serin.training.launch.progress import tell
 from serin.training.parallel.ranks import Ranks
 
-_SKIPPED = 10  # the first steps are like no other
+_SKIPPED = 10  # the first steps are not representative
 _WARM_UP = 3
 _TRACED = 20
 
@@ -23,7 +24,7 @@ def trace_file(folder: Path) -> Path:
 
 @contextmanager
 def profiled(wanted: bool, folder: Path, world: Ranks, steps: int) -> Iterator[Callable[[], None]]:
-    """A function to call after each step. The first rank's steps are traced; a short run's fewer of them."""
+    """Yields a function to call after each step. The first rank's steps are traced; fewer in a short run."""
     if not wanted or not world.first:
         yield _nothing
         return

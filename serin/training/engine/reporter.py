@@ -1,4 +1,4 @@
-"""What a run says while it goes on: the first rank writes it into progress.jsonl, the others keep silent."""
+"""Reports the progress of a run: the first rank writes progress.jsonl, the others write nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Reporter:
     def steps(
         self, step: int, of: int, losses: list[float], seconds: float, choices: ResolvedSettings
     ) -> None:
-        """About those since the last talk; now and then."""
+        """Reports the steps since the last synchronisation, at intervals."""
         now = time.perf_counter()
         if now - self._told_at < _TELL_EVERY_S:
             return

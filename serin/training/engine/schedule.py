@@ -19,9 +19,10 @@ def learning_rate_at(
     schedule: Literal["cosine", "constant", "plateau"] = "cosine",
     goodness: Sequence[float] = (),
 ) -> float:
-    """For the step with index `step` (from 0) of `steps`; `goodness` is that of the epochs before, higher is better.
+    """Returns the rate of the step with index `step` (from 0) of `steps`.
 
-    Depends on nothing else, so a resumed run goes on alike.
+    `goodness` is that of the epochs before, higher is better. The rate depends on nothing else, so a resumed run
+    continues alike.
     """
     warm_up = min(_LONGEST_WARM_UP, int(steps * _WARM_UP_SHARE))
     if step < warm_up:
@@ -37,7 +38,7 @@ def learning_rate_at(
 
 
 def epochs_since_best(goodness: Sequence[float]) -> int:
-    """How many epochs ago the best one ended."""
+    """Returns how many epochs ago the best one ended."""
     best = max(range(len(goodness)), key=lambda epoch: goodness[epoch], default=-1)
     return len(goodness) - 1 - best
 

@@ -1,4 +1,4 @@
-"""All that a run must save to go on exactly: weights, the optimizer's state, every rank's randomness."""
+"""Collects the state that a run must save to resume exactly: weights, the optimizer's state, every rank's RNG state."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ class RunState:
         self._buffers = Buffers(spread.network, spread.rows)
 
     def begin(self) -> None:
-        """Ranks that work on the same rows drop the same numbers of them."""
+        """Seeds the RNG: ranks that work on the same rows must draw the same dropout."""
         torch.manual_seed(stream_seed(self._seed, "dropout", self._spread.rows.rank))
 
     def bring_buffers_together(self) -> None:
-        """Before the network is scored: every rank gets the same buffers, those that are then saved. All must ask."""
+        """Merges buffers before the network is scored: every rank gets the values that are then saved. All ranks must
+        call it."""
         self._buffers.bring_together()
 
     def weights(self) -> dict[str, Tensor]:
-        """All of the network's, whole, by name. All ranks must ask."""
+        """Returns all of the network's weights, whole, by name. All ranks must call it."""
         return self._spread.unite(self._mine())
 
     def collect(self) -> dict[str, Tensor]:
-        """Copies on the host of the first rank, nothing on the others. All ranks must ask."""
+        """Returns copies on the host of the first rank, nothing on the others. All ranks must call it."""
         mine = {f"model.{name}": tensor for name, tensor in self._mine().items()}
         mine |= {f"optimizer.{name}": tensor for name, tensor in self._updates.state().items()}
         tensors = self._spread.unite(mine) | self._buffers.collect() | self._gather_randomness()
@@ -42,7 +43,8 @@ class RunState:
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
     def restore(self, saved: Saved) -> bool:
-        """False when the run goes on, but not bit for bit as it would have: other hardware, another number of ranks."""
+        """Restores a saved state. False when the run will not be bit-identical: other hardware, another number of
+        ranks."""
         self.load_weights(saved)
         self._buffers.restore(saved.tensors)
         self._updates.load(_under("optimizer", saved.tensors))
@@ -58,7 +60,7 @@ class RunState:
         return True
 
     def load_weights(self, saved: Saved) -> None:
-        """Into the tensors that are there, which a captured step goes on using."""
+        """Loads weights into the existing tensors, which a captured step continues to use."""
         weights = _under("model", saved.tensors)
         persistent = self._network.state_dict().keys()
         for name, tensor in state_of(self._network).items():

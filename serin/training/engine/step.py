@@ -1,7 +1,7 @@
-"""One optimizer step: rows through the network, gradients back, weights changed.
+"""One optimizer step: forward, backward, update.
 
-Plain (eager), with the network compiled, or captured whole as a CUDA graph: gather, forward, backward, clipping and
-update are then one launch. Neither kind waits for the device.
+It runs eagerly, with the network compiled, or captured whole as a CUDA graph: gather, forward, backward, clipping and
+update are then one launch. No kind waits for the device.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from serin.training.parallel.parallelize import Parallelized
 from serin.training.parallel.ranks import Ranks
 
 _WARM_UPS = 3
-_WARM_UPS_WITH_OTHERS = 11  # DDP looks at the first ten and sorts its buckets
+_WARM_UPS_WITH_OTHERS = 11  # DDP observes the first ten and then sorts its buckets
 _MEASURED_STEPS = 20
-_WORTH_IT = 1.02  # times as fast as eager, or the simpler way is taken
+_WORTH_IT = 1.02  # speed-up over eager that is required, else the simpler way is used
 
 
 class Step:
-    """The eager step. `parts`: into how many the rows are cut on their way through the network. `gather` makes a batch
-    of row numbers, where a step is given those."""
+    """The eager step.
+
+    `parts`: the number of parts in which the rows go through the network. `gather` makes a batch of row numbers, if a
+    step is given those.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class Step:
         self.updates.scale_losses(precision == "fp16")
 
     def __call__(self, rows: Tensor | Batch) -> Tensor:
-        """The mean loss of the rows, still on the device."""
+        """Returns the mean loss of the rows, still on the device."""
         self.updates.clear()
         batch = self._batch(rows)
         loss = self._spread.learn(
@@ -71,18 +74,18 @@ class Step:
         return self.gather(rows)
 
     def buffer_places(self) -> dict[str, int]:
-        """Where in memory the network's buffers are."""
+        """Returns the memory addresses of the network's buffers."""
         return {name: buffer.data_ptr() for name, buffer in self._spread.network.named_buffers()}
 
     def compiled(self) -> Step:
-        """The same step with its forward and backward compiled, at the first call."""
+        """Returns the same step with its forward and backward compiled at the first call."""
         made = copy(self)
         made._spread = self._spread.compiled()  # noqa: SLF001
         return made
 
 
 class CapturedStep:
-    """The step as one CUDA graph, over row numbers or a batch that always lie in the same place."""
+    """The step as one CUDA graph, over row numbers or a batch at fixed addresses."""
 
     def __init__(self, step: Step, example: Tensor | Batch) -> None:
         self.updates = step.updates
@@ -96,7 +99,7 @@ class CapturedStep:
             self.updates.clear()
         torch.cuda.current_stream().wait_stream(side)
         places = step.buffer_places()
-        # Threads that bring rows go on meanwhile: what they do must not count as part of this stream.
+        # Threads that load rows continue in the meantime: their work must not be captured in this stream.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._loss = step(self._place)
         replaced = sorted(name for name, place in step.buffer_places().items() if places.get(name) != place)
@@ -112,8 +115,10 @@ class CapturedStep:
 
 
 class CapturedSteps:
-    """Several steps one after the other as one CUDA graph, for steps so short that launching them takes its share.
-    Made after one step was captured, which has warmed everything up."""
+    """Several consecutive steps as one CUDA graph, for steps so short that launches matter.
+
+    Create it after one step was captured, which has warmed everything up.
+    """
 
     def __init__(self, step: Step, example: Tensor, count: int) -> None:
         self.count = count
@@ -128,7 +133,7 @@ class CapturedSteps:
                 self._losses[number].copy_(step(self._rows[number]))
 
     def __call__(self, rows: Tensor, rates: Tensor) -> Tensor:
-        """The losses of `count` steps over rows [count, n] with a rate each."""
+        """Returns the losses of `count` steps over rows [count, n] with a rate each."""
         self._rows.copy_(rows)
         self._rates.copy_(rates)
         self._graph.replay()
@@ -138,8 +143,11 @@ class CapturedSteps:
 def seconds_per_step(
     step: Callable[[], Tensor], world: Ranks, *, within_s: float | None = None, steps: int = _MEASURED_STEPS
 ) -> float:
-    """Over a few steps, after one that does not count; the slowest rank's, the same on all of them. `within_s`: as many
-    as that is enough for, at least two. On a CPU the fastest counts, since others may be at work there."""
+    """Returns seconds per step over a few steps after a warm-up; the slowest rank's, the same on all of them.
+
+    `within_s`: as many steps as fit into that time, at least two. On a CPU the fastest counts, since other programs may
+    run there.
+    """
     first = _timed(step, world, 1)
     if within_s is not None:
         (first_ns,) = world.agree([int(first * 1e9)])
@@ -151,7 +159,7 @@ def seconds_per_step(
 
 
 def _timed(step: Callable[[], Tensor], world: Ranks, steps: int) -> float:
-    """Seconds per step."""
+    """Returns seconds per step."""
     _finish(world.device)
     began = time.perf_counter()
     for _ in range(steps):

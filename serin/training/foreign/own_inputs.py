@@ -1,7 +1,7 @@
-"""The result of a training without a dataset: the model asks for inputs of its own, and proves itself on golden rows.
+"""The result of a training without a dataset: a model with custom inputs, verified by golden rows.
 
-`result/{model.onnx, schema.json, golden.parquet, model.json, metrics.json, state.json}`. What its metrics are only its
-script can say, since only it has the rows.
+`result/{model.onnx, schema.json, golden.parquet, model.json, metrics.json, state.json}`. Only the script can report
+metrics, since only it has the rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GOLDEN = "golden.npz"
 
 
 def take_over_own_inputs(job: TrainingJob, folder: Path, what: str, place: Path) -> None:
-    """ModelUnfit with what is wrong with the model, or with the rows that shall prove it."""
+    """Takes over a model with custom inputs. Raises ModelUnfit with what is wrong with the model or its golden rows."""
     if not place.suffix:
         reason = f"without a data section only {GRAPH} can be taken over, not weights"
         raise ModelUnfit(what=what, reason=reason)
@@ -39,7 +39,7 @@ def take_over_own_inputs(job: TrainingJob, folder: Path, what: str, place: Path)
     answers = dict(zip(names, RunningGraph(graph, what).ask(inputs, names), strict=True))
     for name, values in answers.items():
         if not np.isfinite(values).all():
-            raise ModelUnfit(what=what, reason=f"its answer {name} to the golden rows is not finite")
+            raise ModelUnfit(what=what, reason=f"output {name} is not finite on the golden rows")
     known = {name: arrays[name] for name in names if name in arrays}
     content = graph.SerializeToString(deterministic=True)
     record = {"model": job.model.model_dump(), "file": GRAPH}
@@ -58,7 +58,7 @@ def _golden_file(job: TrainingJob, folder: Path, what: str) -> Path:
     if not file.is_file():
         raise ModelUnfit(
             what=what,
-            reason=f"there are no golden rows: leave {GOLDEN} beside {GRAPH}, with one array of rows per input and the "
-            "answers that your own framework gave",
+            reason=f"there are no golden rows: write {GOLDEN} beside {GRAPH}, with one array of rows per input and the "
+            "answers of your own framework",
         )
     return file

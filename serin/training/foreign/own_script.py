@@ -1,11 +1,11 @@
-"""For training scripts: what `model: {script: train.py}` gives them, read from the environment. No torch here.
+"""For training scripts: reads the environment that `model: {script: train.py}` gives them. Does not import torch.
 
     from serin.training.foreign.own_script import this_run
 
     run = this_run()
     train = run.split("train")  # num float32[n, k], cat int32[n, m], target float32[n]
 
-Nothing here is needed: serin/training/launch/script.py says which variables there are.
+Using it is optional: serin/training/launch/script.py lists the variables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from serin.training.launch.progress import tell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRun:
-    """`resume`: does an earlier attempt's work lie in `checkpoints`? `output`: where the model goes, at the end."""
+    """The run of a script. `resume`: an earlier attempt left files in `checkpoints`. `output`: the folder for the
+    model."""
 
     folder: Path
     dataset: Path | None
@@ -36,7 +37,7 @@ class ScriptRun:
     options: dict[str, Any]
 
     def description(self) -> DatasetDescription:
-        """The dataset's columns, classes and rows."""
+        """Returns the dataset's columns, classes and rows."""
         if self.dataset is None:
             raise SpecError(
                 where="the spec", problems=[("data", "is missing, so this script has no dataset")]
@@ -44,29 +45,29 @@ class ScriptRun:
         return read_dataset(self.dataset)
 
     def split(self, name: str) -> Rows:
-        """The rows of train, valid or test, mapped from disk."""
+        """Returns the rows of train, valid or test, memory-mapped."""
         self.description()
         assert self.dataset is not None
         return read_split(self.dataset, name).whole()
 
     def say(self, text: str) -> None:
-        """A line for who follows the training."""
+        """Reports a line to the people who follow the training."""
         tell(self.folder, "note", text=text)
 
     def report(self, epoch: int, metrics: dict[str, float]) -> None:
-        """How good it is after an epoch (from 1)."""
+        """Reports the metrics after an epoch (from 1)."""
         tell(self.folder, "epoch", epoch=epoch, epochs=self.epochs, metrics=metrics, best=False)
 
     def leave_metrics(self, metrics: dict[str, float]) -> None:
-        """Metrics that only the script can measure: of a model with inputs of its own."""
+        """Reports metrics that only the script can measure, for a model with custom inputs."""
         (self.output / "metrics.json").write_text(json.dumps(metrics) + "\n")
 
 
 def this_run() -> ScriptRun:
-    """The run this process is part of; SpecError when it was started by hand."""
+    """Returns the run that this process belongs to; raises SpecError when it was started by hand."""
     given = environment.script_variables()
     if given is None:
-        problem = "SERIN_OUTPUT is not set; start it by `serin train SPEC` with model: {script: ...}"
+        problem = "SERIN_OUTPUT is not set; start the script with `serin train SPEC` and model: {script: ...}"
         raise SpecError(where="this script", problems=[("", problem)])
     return ScriptRun(
         folder=Path(given["SERIN_RUN"]),

@@ -1,6 +1,6 @@
-"""Becomes the user's script, on a leash: `python -m serin.training.foreign.script_rank PARENT_PID SCRIPT`.
+"""Becomes the user's script and dies with its parent: `python -m serin.training.foreign.script_rank PARENT_PID SCRIPT`.
 
-The leash (die_with_parent) outlives the change of program; signals and the exit code are then the script's own.
+The parent-death signal (die_with_parent) survives exec; signals and the exit code are then the script's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes an ordinary result of what a script left, or of an ONNX file that was trained elsewhere.
+"""Makes an ordinary result from the output of a script, or from an ONNX file that was trained elsewhere.
 
 `python -m serin.training.foreign.take_over FOLDER PARENT_PID`, started by the launcher in a separate process, because
 the file it opens is the user's. The model is checked against the dataset and measured on the valid and test rows.
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def take_over(job: TrainingJob, folder: Path) -> None:
-    """The result folder; ModelUnfit with what is wrong with the model."""
+    """Takes over a model into the result folder. Raises ModelUnfit with what is wrong with it."""
     what, place = _source(job.model, folder)
     if not job.dataset:
         from serin.training.foreign.own_inputs import take_over_own_inputs
@@ -60,13 +60,11 @@ def take_over(job: TrainingJob, folder: Path) -> None:
 
 
 def _source(model: ModelSpec, folder: Path) -> tuple[str, Path]:
-    """What the spec calls it, and the ONNX file; or the folder with weights and their factory."""
+    """Returns the model's name in the spec and the ONNX file, or the folder with weights and their factory."""
     if model.onnx is not None:
         what, file = f"model.onnx {model.onnx}", Path(model.onnx)
         if not file.is_file():
-            raise ModelUnfit(
-                what=what, reason="there is no such file; its path is relative to the spec's file"
-            )
+            raise ModelUnfit(what=what, reason="no such file; the path is relative to the spec's file")
         return what, file
     what, output = f"model.script {model.script}", output_folder(folder)
     if (output / GRAPH).is_file():
@@ -76,8 +74,8 @@ def _source(model: ModelSpec, folder: Path) -> tuple[str, Path]:
     left = sorted(str(file.relative_to(output)) for file in output.rglob("*") if file.is_file())
     raise ModelUnfit(
         what=what,
-        reason=f"it ended well and left {', '.join(left[:8]) if left else 'nothing'} in SERIN_OUTPUT ({output}); "
-        f"leave {GRAPH}, or {WEIGHTS} with a {FACTORY} that names their network",
+        reason=f"it exited with 0 and wrote {', '.join(left[:8]) if left else 'nothing'} to SERIN_OUTPUT ({output}); "
+        f"write {GRAPH}, or {WEIGHTS} with a {FACTORY} that names their network",
     )
 
 
@@ -105,7 +103,7 @@ def _graph(
 def _weights(
     job: TrainingJob, data: DatasetDescription, what: str, folder: Path
 ) -> tuple[Callable[[Path], None], Ask]:
-    """Weights with a factory are what `model: {module: ...}` would have left."""
+    """Takes over weights with a factory, like those of `model: {module: ...}`."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -134,7 +132,7 @@ def _weights(
 
 
 def _factory(job: TrainingJob, file: Path, what: str) -> ModelSpec:
-    """{"module": "net.py:Net", "options": {...}}; a file lies beside the script."""
+    """Reads {"module": "net.py:Net", "options": {...}}; the file is beside the script."""
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
         module = str(said["module"])
@@ -156,7 +154,9 @@ def _measure(job: TrainingJob, data: DatasetDescription, ask: Ask, what: str) ->
         logits = np.concatenate([answer for _, answer in pieces])
         if not np.isfinite(logits).all():
             row = int(np.argmin(np.isfinite(logits).all(axis=1)))
-            raise ModelUnfit(what=what, reason=f"it answers row {row} of the {split} rows with {logits[row]}")
+            raise ModelUnfit(
+                what=what, reason=f"its answer to row {row} of the {split} rows is {logits[row]}"
+            )
         target = np.concatenate([target for target, _ in pieces])
         found = judge_scores(target, scores(logits, data.task), data.task, data.targets)
         metrics |= {f"{split}_{name}": value for name, value in found.items()}

@@ -1,4 +1,4 @@
-"""training.json: all that a worker is told. Written by launch, validated again by every rank. No torch here."""
+"""training.json: the input of a worker. Written by launch, validated again by every rank. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serin.spec.section import Section
 from serin.spec.training import Execution, Strategy, TrainingSpec
 from serin.store.format_version import check_version
 
-# Change how a run goes, not where it ends up: a run may be resumed with other values of these.
+# These change how a run proceeds, not its result: a run may be resumed with other values of them.
 _FREE = frozenset({"processes", "strategy", "gradient_checkpointing", "checkpoint_every_steps"})
 
 
@@ -25,17 +25,17 @@ class TrainingJob(Section):
     dataset_digest: str
     processes: int  # ranks on this machine
     gpu: bool  # one GPU per rank, else all ranks on the CPU
-    profile: bool = False  # is a trace of a few steps written?
-    test: bool = True  # are the test rows looked at, at the end? Not by what is chosen among
+    profile: bool = False  # write a trace of a few steps
+    test: bool = True  # score the test rows at the end; off for trials of a search
 
     def differences(self, other: TrainingJob) -> list[str]:
-        """What would make `other` end with other weights, as 'training.seed: 0 -> 1'."""
+        """Returns the settings by which `other` would end with other weights, as 'training.seed: 0 -> 1'."""
         mine, theirs = self._identity(), other._identity()
         return [f"{key}: {mine[key]} -> {theirs[key]}" for key in mine if mine[key] != theirs[key]]
 
     @property
     def digest(self) -> str:
-        """The same for what ends with the same weights."""
+        """Returns a digest that is the same for trainings that end with the same weights."""
         return hashlib.sha256(json.dumps(self._identity(), default=str).encode()).hexdigest()[:16]
 
     def _identity(self) -> dict[str, Any]:
@@ -48,22 +48,22 @@ class TrainingJob(Section):
 
 
 class ResolvedSettings(Section):
-    """choices.json: what 'auto' came to when the run began. Kept when it is resumed, maybe on another machine."""
+    """choices.json: the values of 'auto' settings, resolved when the run began and kept when it is resumed."""
 
     format: Literal["serin.training.choices"] = "serin.training.choices"
     version: Literal[2] = 2
     batch_rows: int  # per step, all ranks together
     batch_reason: str = ""
     steps_per_epoch: int
-    learning_rate: float | None = None  # at its peak; None: as the spec says
+    learning_rate: float | None = None  # its peak; None: from the spec
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"  # auto: not decided yet
     precision_reason: str = ""
-    threads: int  # per rank; part of what makes CPU runs equal bit for bit
+    threads: int  # per rank; needed for bit-identical CPU runs
     ranks: int = 1
     strategy: Strategy = "ddp"
     strategy_reason: str = ""
-    by_row: bool = False  # are category tables updated row by row?
-    parts: int = 1  # in which a rank's rows go through the network
+    by_row: bool = False  # category tables are updated row by row
+    parts: int = 1  # parts in which a rank's rows go through the network
     execution: Literal["auto", Execution] = "auto"  # auto: not decided yet
     execution_reason: str = ""
     device: Literal["cpu", "cuda"]
@@ -71,7 +71,7 @@ class ResolvedSettings(Section):
 
 
 def read_job(folder: Path) -> TrainingJob:
-    """The training that is kept in `folder`; FormatOutdated for one that another version of Serin began."""
+    """Reads the training in `folder`; raises FormatOutdated for one that another version of Serin began."""
     file = training_file(folder)
     raw = file.read_bytes()
     advice = "remove the folder, or train in another one"

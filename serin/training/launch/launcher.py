@@ -1,7 +1,8 @@
-"""Starts the training processes, follows them, and turns how they ended into a Checkpoint or an error. No torch here.
+"""Starts the training processes, follows them, and turns their outcome into a Checkpoint or an error. Does not import
+torch.
 
-Everything of a run lies in its folder: training.json, choices.json, progress.jsonl, status.json, receipt.json,
-logs/, checkpoints/, result/. A second call with the same settings goes on where the first one was interrupted.
+Everything of a run is in its folder: training.json, choices.json, progress.jsonl, status.json, receipt.json, logs/,
+checkpoints/, result/. A second call with the same settings resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ def train(
     machines: Machines | None = None,
     hear: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Checkpoint:
-    """Trained weights, from scratch or from where an earlier call in `folder` stopped.
+    """Returns trained weights, from scratch or resumed from an earlier call in `folder`.
 
-    `devices` are the leased GPUs, one process each; none means the CPU. Raises Preempted when it was told to stop
-    and has saved, WorkerFailed when a process died: both mean that calling again goes on. LossNotFinite and
-    TrainingRefused mean that it would not help. It is told to stop by SIGTERM when it runs in the main thread, and by
-    `stop` anywhere. Without `test` the test rows are not looked at. With
-    `profile` a trace of a few steps is written to trace.json. `hear` gets progress as records; as text it is logged.
-    `machines` is what the environment says when it is not given.
+    `devices` are the leased GPUs, one process each; none means the CPU. Raises Preempted when it was asked to stop and
+    has saved, WorkerFailed when a process died: after both, another call resumes. After LossNotFinite and
+    TrainingRefused another call would not help. SIGTERM asks it to stop when it runs in the main thread, and `stop`
+    does anywhere. Without `test` the test rows are not scored. With `profile` a trace of a few steps is written to
+    trace.json. `hear` gets progress as records; as text it is logged. `machines` comes from the environment when it is
+    not given.
     """
     folder, machines = folder.absolute(), machines or machines_told()
     folder.mkdir(parents=True, exist_ok=True)
     job = _job(model, training, dataset, devices, folder, test=test, profile=profile)
-    alone = machines.count == 1  # others have launchers in the same folder
+    alone = machines.count == 1  # with several, other launchers use the same folder
     with only_one(folder / "launch.lock", wait_s=0) if alone else nullcontext():
         _begin(job, folder)
         if result_folder(folder).exists():
@@ -98,14 +99,14 @@ def _with_pruned(
     machines: Machines,
     stop: threading.Event | None,
 ) -> Checkpoint:
-    """The finished training, with a smaller network beside its own where that was asked for."""
+    """Returns the finished training, with a pruned network beside it if requested."""
     if job.training.prune is None or is_published(folder):
         return _checkpoint(folder)
     if machines.count > 1:
-        raise TrainingRefused(folder=folder, reason="training.prune works on one machine; train without it")
+        raise TrainingRefused(folder=folder, reason="training.prune works on one machine only; remove it")
     stop, log = stop or threading.Event(), folder / "logs" / "pruning.log"
     if not start_folder(folder).exists():
-        logger.info(f"pruning: {job.training.prune.share:.0%} of the hidden units are taken out")
+        logger.info(f"pruning: {job.training.prune.share:.0%} of the hidden units are removed")
         with log.open("wb") as output:
             command = pruning_program(folder)
             code, asked = run_process(
@@ -125,13 +126,13 @@ def _with_pruned(
 
 
 def _mark(machines: Machines) -> str:
-    """Sets apart what the launchers of several machines write into one folder."""
+    """Returns a suffix that separates the files of several machines in one folder."""
     return "" if machines.count == 1 else f"-{socket.gethostname()}-{os.getpid()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """How the processes ended: `status` is what they could say themselves."""
+    """How the processes ended; `status` is what they recorded themselves."""
 
     status: Status | None
     exit_code: int
@@ -174,12 +175,10 @@ def _begin(job: TrainingJob, folder: Path) -> None:
         try:
             differences = read_job(folder).differences(job)
         except ValueError as error:  # not JSON, or not a training
-            raise TrainingRefused(
-                folder=folder, reason=f"{file.name} there cannot be read: {error}"
-            ) from error
+            raise TrainingRefused(folder=folder, reason=f"its {file.name} cannot be read: {error}") from error
         if differences:
             reason = (
-                f"a training with other settings lies there ({'; '.join(differences)}); use another folder"
+                f"it contains a training with other settings ({'; '.join(differences)}); use another folder"
             )
             raise TrainingRefused(folder=folder, reason=reason)
     write_whole(file, job.model_dump_json(indent=1) + "\n")
@@ -194,11 +193,11 @@ def _run(
     hear: Callable[[dict[str, Any]], None],
     began: Callable[[int], None],
 ) -> _End:
-    """Start the processes, pass their progress on, wait for their end. Leaves none behind, however it is left."""
+    """Starts the processes, passes on their progress and waits for them. Leaves none behind on any exit."""
     log = _next_log(folder, _mark(machines))
     status_file(folder).unlink(missing_ok=True)
     follower = Follower(folder)
-    # Empty on purpose without a lease: a GPU that is not ours is not seen.
+    # Deliberately empty without a lease: GPUs that are not leased must not be visible.
     settings = {"CUDA_VISIBLE_DEVICES": ",".join(devices[: job.processes]), "PYTHONUNBUFFERED": "1"}
     if job.model.kind == "script":
         settings |= prepare_script(job, folder)
@@ -233,7 +232,7 @@ def _outcome(folder: Path, end: _End) -> Checkpoint:
 
 
 def _how_it_ended(exit_code: int) -> str:
-    return f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else "ended without a word"
+    return f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else "exited without output"
 
 
 def _checkpoint(folder: Path) -> Checkpoint:

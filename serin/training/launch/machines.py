@@ -1,7 +1,7 @@
-"""Several machines that train together: how many, and where they meet. No torch here.
+"""Training on several machines: how many there are, and where they meet. Does not import torch.
 
 The same command is started on each of them, with the run's folder on a file system that all of them see. They find each
-other at `host:port`, a free port of one of them. Which of them is first is settled there.
+other at `host:port`, a free port of one of them. That rendezvous decides which of them is first.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Machines:
         problems = []
         host, _, port = (self.rendezvous or "").rpartition(":")
         if self.count < 1:
-            problems.append(("machines", f"{self.count} is too small; give at least 1"))
+            problems.append(("machines", f"{self.count} is too small; use at least 1"))
         if self.count > 1 and self.rendezvous is None:
             problems.append(
-                ("rendezvous", f"{self.count} machines must meet somewhere; give host:port of one")
+                ("rendezvous", f"{self.count} machines need a rendezvous; set host:port of one of them")
             )
         if self.rendezvous is not None and (not host or not port.isdigit()):
             problems.append(("rendezvous", f"{self.rendezvous!r} is not host:port, such as 10.0.0.1:29400"))
@@ -34,7 +34,7 @@ class Machines:
             raise SpecError(where="several machines", problems=problems)
 
     def torchrun_options(self, run: str) -> list[str]:
-        """`run`: the same on all machines, and another for another training."""
+        """Returns torchrun's options. `run`: the same on all machines, and different for another training."""
         if self.count == 1:
             return ["--standalone", "--local-addr", "127.0.0.1"]
         assert self.rendezvous is not None
@@ -46,8 +46,8 @@ class Machines:
 
 
 def machines_told(*, count: int | None = None, rendezvous: str | None = None) -> Machines:
-    """As SERIN_MACHINES and SERIN_RENDEZVOUS say where nothing else is told; one when they say nothing either."""
+    """Returns the machines as given, else from SERIN_MACHINES and SERIN_RENDEZVOUS, else one."""
     word, place = environment.machines()
     if not word.isdigit():
-        raise SpecError(where="SERIN_MACHINES", problems=[("", f"{word!r} is no number of machines")])
+        raise SpecError(where="SERIN_MACHINES", problems=[("", f"{word!r} is not a number of machines")])
     return Machines(count=int(word) if count is None else count, rendezvous=rendezvous or place)

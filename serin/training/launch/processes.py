@@ -1,4 +1,5 @@
-"""One process of a training, followed to its end: its progress passed on, told to stop when that is asked. No torch."""
+"""Follows one process of a training to its end, passes on its progress and stops it on request. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def run_process(
     hear: Callable[[dict[str, Any]], None],
     began: Callable[[int], None],
 ) -> tuple[int, bool]:
-    """The process's exit code, and whether it was told to stop."""
+    """Returns the process's exit code, and whether it was asked to stop."""
     process = start_process(command, environment.child_environment(**settings), output)
     began(process.pid)
     asked = False
@@ -39,7 +40,7 @@ def run_process(
                 _pass_on(follower, hear)
                 if stop.is_set() and not asked:
                     asked = True
-                    process.terminate()  # a worker saves; torchrun tells its workers
+                    process.terminate()  # a worker saves; torchrun passes the signal on to its workers
     finally:
         _end_now(process)
     _pass_on(follower, hear)
@@ -53,13 +54,13 @@ def start_process(command: list[str], variables: dict[str, str], output: BinaryI
         stdout=output,
         stderr=subprocess.STDOUT,
         env=variables,
-        start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the workers'
+        start_new_session=True,  # this process handles Ctrl-C at the terminal, not the workers
     )
 
 
 @contextmanager
 def sigterm_sets(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM to us means: save and stop. Only a main thread can listen."""
+    """Makes SIGTERM set `stop`: save and stop. Only a main thread can install the handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -83,7 +84,7 @@ def _ended(agent: subprocess.Popen[bytes], wait_s: float) -> bool:
 
 
 def _end_now(agent: subprocess.Popen[bytes]) -> None:
-    """Does nothing to one that has ended. The workers die with the agent, which they watch."""
+    """Kills the agent if it still runs. The workers die with it, because they watch it."""
     if agent.poll() is None:
         agent.terminate()
         if not _ended(agent, _SAVES_IN_S):

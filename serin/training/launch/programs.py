@@ -1,4 +1,4 @@
-"""Which processes a training is made of, one after the other, by the kind of model. No torch here."""
+"""Lists the processes of a training, one after the other, by the kind of model. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Command = list[str]
 
 
 def programs(job: TrainingJob, folder: Path, machines: Machines) -> list[Command]:
-    """Each begins when the one before ended well. All die with this process."""
+    """Returns the commands. Each starts when the one before succeeded. All die with this process."""
     place, parent = str(folder), str(os.getpid())
-    # One process needs no torchrun above it, which would import torch a second time.
+    # A single process needs no torchrun, which would import torch a second time.
     alone = job.processes == machines.count == 1
     torchrun = _module(
         "programs.agent", place, str(job.processes), parent, *machines.torchrun_options(job.digest)
@@ -25,13 +25,13 @@ def programs(job: TrainingJob, folder: Path, machines: Machines) -> list[Command
     match job.model.kind:
         case "xgboost":
             if job.processes > 1:
-                reason = "XGBoost uses all cores in one process; take training.processes out, or set it to 1"
+                reason = "XGBoost uses all cores in one process; remove training.processes, or set it to 1"
                 raise TrainingRefused(folder=folder, reason=reason)
             return [_module("programs.trees", place, parent)]
         case "script":
             assert job.model.script is not None
             if not Path(job.model.script).is_file():
-                reason = f"model.script: no file {job.model.script}; its path is relative to the spec's file"
+                reason = f"model.script: no file {job.model.script}; the path is relative to the spec's file"
                 raise TrainingRefused(folder=folder, reason=reason)
             return [
                 _module("foreign.script_rank", parent, job.model.script) if alone else torchrun,

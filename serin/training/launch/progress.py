@@ -1,4 +1,4 @@
-"""progress.jsonl: what the workers say while they train, one JSON line each; launch follows it. No torch here."""
+"""progress.jsonl: the workers' progress, one JSON record per line; launch follows it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def progress_file(folder: Path) -> Path:
 
 
 def tell(folder: Path, event: str, **facts: Any) -> None:
-    """Append one line, in one write: readers never see half of it, and kill -9 does not lose it."""
+    """Appends one line in one write: readers never see a partial one, and kill -9 does not lose it."""
     line = json.dumps({"t": round(time.time(), 3), "event": event, **facts}) + "\n"
     file = os.open(progress_file(folder), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
@@ -24,7 +24,7 @@ def tell(folder: Path, event: str, **facts: Any) -> None:
 
 
 class Follower:
-    """Reads lines that are appended after it was made."""
+    """Reads lines that are appended after it was created."""
 
     def __init__(self, folder: Path) -> None:
         self._path = progress_file(folder)
@@ -40,7 +40,7 @@ class Follower:
 
 
 def describe(record: dict[str, Any]) -> str | None:
-    """The line for people, or None for what only programs want to know."""
+    """Returns the line for people, or None for a record that only programs need."""
     match record["event"]:
         case "started":
             ranks = f"{record['ranks']} process{'es' if record['ranks'] > 1 else ''}"
@@ -67,7 +67,7 @@ def describe(record: dict[str, Any]) -> str | None:
 
 
 def _left(seconds: float | None) -> str:
-    """At the present rate, without what evaluations and checkpoints will take."""
+    """Formats the remaining time at the present rate, without evaluations and checkpoints."""
     if seconds is None:
         return ""
     if seconds < 90:

@@ -1,4 +1,5 @@
-"""Where a pruned network lies beside the one it was cut from, and how it is trained on. No torch here."""
+"""Locates a pruned network beside the one it was cut from, and describes its further training. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ from serin.spec.training import TrainingSpec
 from serin.training.launch.job import result_folder
 
 PRUNED = "pruned"
-_GENTLER = 0.5  # of the learning rate: the weights are good already
+_GENTLER = 0.5  # of the learning rate: the weights are already good
 
 
 def pruned_run(folder: Path) -> Path:
-    """The run folder in which the cut network is trained on."""
+    """Returns the run folder in which the pruned network is trained further."""
     return folder / PRUNED
 
 
 def start_folder(folder: Path) -> Path:
-    """The weights a run begins with instead of fresh ones."""
+    """Returns the folder of weights with which a run begins instead of random ones."""
     return start_of(pruned_run(folder))
 
 
@@ -32,7 +33,7 @@ def is_published(folder: Path) -> bool:
 
 
 def publish_pruned(folder: Path) -> None:
-    """`result/pruned/`: the result of the second run, whole or not at all."""
+    """Publishes `result/pruned/`, the result of the second run, completely or not at all."""
     result = result_folder(folder)
     scratch = result / f".{PRUNED}"
     shutil.rmtree(scratch, ignore_errors=True)

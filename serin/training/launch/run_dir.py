@@ -1,7 +1,7 @@
-"""Where a training lies and what it may take: for the command as for the flows, so that each finds the other's.
+"""Locates the folder of a training and the devices it may use, so that the command and the flows find the same one.
 
-The folder is named by what is trained. A second try, after whatever ended the first one, takes the training up at its
-last checkpoint, and a third finds it done.
+The folder is named by what is trained. A second attempt, after any interruption, resumes at the last checkpoint, and a
+third finds the result.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _FORMAT = 1  # raise it when the same inputs must give another result
 
 
 def training_key(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> str:
-    """Names a training: the digest of `training_parts`."""
+    """Returns the name of a training: the digest of `training_parts`."""
     return training_parts(model, training, dataset).digest
 
 
 def training_parts(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> StageKey:
-    """What decides the weights; over how many processes they are computed does not."""
+    """Returns what determines the weights; the number of processes does not."""
     decides = training.model_copy(
         update={
             "processes": "auto",
@@ -47,13 +47,15 @@ def training_parts(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -
 
 
 def edition_of(dataset: Dataset) -> str:
-    """Its digest, which leaves out what may differ in its last bit, and the name it was published under, which says by
-    what it was made."""
+    """Returns the dataset's digest, which leaves out values that may differ in the last bit, and its published name.
+
+    The name identifies the code that built it.
+    """
     return f"{dataset.digest} {Path(dataset.path).name}"
 
 
 def own_code(model: ModelSpec) -> str:
-    """The digest of what the user brings for the model: code with all that it imports, and files."""
+    """Returns the digest of the user's code for the model: code with all its imports, and files."""
     parts = []
     place = (model.module or "").rpartition(":")[0]
     if place:
@@ -68,7 +70,7 @@ def own_code(model: ModelSpec) -> str:
 
 
 def refuse_changed_code(asked: StageKey, now: StageKey, folder: Path) -> None:
-    """CodeChanged when what a training is named by has changed while it waited for its GPUs."""
+    """Raises CodeChanged when the user's code has changed while the training waited for its GPUs."""
     if asked != now:
         raise CodeChanged(folder=folder)
 
@@ -76,13 +78,13 @@ def refuse_changed_code(asked: StageKey, now: StageKey, folder: Path) -> None:
 def training_folder(
     home: Path, model: ModelSpec, training: TrainingSpec, dataset: Dataset, *, attempt: str | None = None
 ) -> Path:
-    """The same for the same training; `attempt` sets one apart that must not take up an older one."""
+    """Returns the same folder for the same training; `attempt` separates one that must not resume an older one."""
     apart = f"-{attempt[:8]}" if attempt else ""
     return run_folder(home, f"train-{training_key(model, training, dataset)}{apart}", create=True)
 
 
 def devices_wanted(model: ModelSpec, training: TrainingSpec) -> int:
-    """How many GPUs to lease: one for each process, all that are here for `auto`, none where there are none."""
+    """Returns how many GPUs to lease: one per process, all that are here for `auto`, none where there are none."""
     present = len(inventory())
     if not present or model.kind == "onnx":
         return 0

@@ -1,4 +1,4 @@
-"""Only one process trains in a folder at a time."""
+"""Allows only one process to train in a folder at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serin.machine.locks import locked
 
 @contextmanager
 def only_one(path: Path, *, wait_s: float) -> Iterator[None]:
-    """Hold the lock file for the block; TrainingRefused when another process still holds it after `wait_s`."""
+    """Holds the lock file for the block; raises TrainingRefused when another process still holds it after `wait_s`."""
     with ExitStack() as held:
         try:
             held.enter_context(locked(path, wait_s=wait_s))

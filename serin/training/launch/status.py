@@ -1,4 +1,4 @@
-"""status.json: how a training ended, because torchrun turns every exit code into 1. No torch here."""
+"""status.json: how a training ended, because torchrun turns every exit code into 1. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from serin.machine.durable import write_whole
 
-# again: all processes must start anew, with something changed that lies in the run's folder (memory.py)
+# again: all processes must restart, with a changed setting that is stored in the run's folder (memory.py)
 State = Literal["done", "preempted", "diverged", "refused", "failed", "again"]
 
 
@@ -22,10 +22,10 @@ class Status(BaseModel):
     state: State
     step: int = 0
     loss: str = ""  # when diverged: nan, inf
-    rank: int = 0  # when failed: the first that did ...
+    rank: int = 0  # when failed: the first rank that did ...
     exit_code: int = 0  # ... negative for a signal
     reason: str = ""  # when refused, failed or again
-    rows: int = 0  # worked on by this attempt
+    rows: int = 0  # trained on by this attempt
     work_s: float = 0.0  # in the steps, without start, evaluation and checkpoints
     data_wait_share: float = 0.0
     peak_bytes: tuple[int, ...] = ()  # per rank, when on GPUs
@@ -44,7 +44,7 @@ def write_status(folder: Path, status: Status) -> None:
 
 
 def read_status(folder: Path) -> Status | None:
-    """None while the training has not ended, or when it was killed before it could say anything."""
+    """Reads the status; None while the training has not ended, or when it was killed before it could record one."""
     try:
         return Status.model_validate(json.loads(status_file(folder).read_text()))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""A training's metrics to MLflow as well, when MLFLOW_TRACKING_URI says where. The worker knows nothing of it.
+"""Sends a training's metrics to MLflow too, when MLFLOW_TRACKING_URI is set. The worker does not know about it.
 
-progress.jsonl has them all in any case: an MLflow that does not answer is told once, and the training goes on. It is
-spoken to from a thread of its own, so that a slow server holds nothing up. A resumed training goes on with its run.
+progress.jsonl has all of them in any case: an MLflow that does not answer is reported once, and the training continues.
+A separate thread sends the metrics, so that a slow server delays nothing. A resumed training continues its MLflow run.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from serin.training.launch.run_lock import only_one
 
 logger = logging.getLogger(__name__)
 
-_ENDS_IN_S = 30.0  # what is still to be sent then is left
+_ENDS_IN_S = 30.0  # the rest is not sent then
 _LONGEST_VALUE = 6000  # characters of a parameter that MLflow takes
 Call = Callable[["Client"], None]
 Client = Any  # mlflow's own, which brings no types
 
 
 class Tracker:
-    """Takes records and results as they come; does nothing where no MLflow is named."""
+    """Takes records and results as they come; does nothing where no MLflow is configured."""
 
     def hear(self, record: Mapping[str, Any]) -> None:
         pass
@@ -44,7 +44,7 @@ class Tracker:
 
 @contextmanager
 def tracked(job: TrainingJob, folder: Path) -> Iterator[Tracker]:
-    """A tracker for the block. A block that fails leaves an MLflow run that is marked as failed."""
+    """Yields a tracker for the block. If the block fails, the MLflow run is marked as failed."""
     uri = environment.mlflow_tracking_uri()
     if uri is None:
         yield Tracker()
@@ -54,7 +54,7 @@ def tracked(job: TrainingJob, folder: Path) -> Iterator[Tracker]:
     with ExitStack() as held:
         try:
             held.enter_context(only_one(folder / "mlflow.lock", wait_s=0))
-        except TrainingRefused:  # another machine's launcher tells it all
+        except TrainingRefused:  # another machine's launcher reports everything
             yield Tracker()
             return
         tracker = _MlflowTracker(uri, job, folder)
@@ -121,12 +121,12 @@ class _MlflowTracker(Tracker):
             except (MlflowException, OSError) as error:  # requests' errors are OSErrors
                 first = next(iter(str(error).splitlines()), type(error).__name__)
                 logger.warning(
-                    f"MLflow does not take the metrics: {first}; they are in {self._folder}/progress.jsonl"
+                    f"MLflow did not accept the metrics: {first}; they are in {self._folder}/progress.jsonl"
                 )
                 return
 
     def _begin(self, client: Client) -> None:
-        """The training's own run, made once; its id lies in the training's folder."""
+        """Returns the training's MLflow run, created once; its id is stored in the training's folder."""
         file = self._folder / "mlflow.json"
         if file.exists():
             self._run = json.loads(file.read_text())["run"]

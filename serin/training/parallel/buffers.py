@@ -1,12 +1,12 @@
-"""Buffers that a network changes while it learns, such as BatchNorm's running statistics: one value over all ranks.
+"""Merges buffers that a network changes while it learns, such as BatchNorm's running statistics, over all ranks.
 
-Ranks that divide a step's rows each change their own copy. At the end of an epoch, before it is scored and saved, all
-ranks get the same values: the mean of floats, the greatest of integers, and a flag that is set where one rank has set
-it. Rows are divided at random, so the mean of the ranks' running means and variances estimates those of all rows.
-DDP's own rule (rank 0's copy for all) would leave the rows of the other ranks out.
+Ranks that divide a step's rows each change their own copy. At the end of an epoch, before scoring and saving, all ranks
+get the same values: the mean of floats, the maximum of integers, and a flag that is set if one rank has set it. Rows
+are divided at random, so the mean of the ranks' running means and variances estimates those of all rows. DDP's own rule
+(rank 0's copy for all) would ignore the rows of the other ranks.
 
-A checkpoint in the middle of an epoch must not change the run, whenever it is written: it holds the merged values, for
-any other number of ranks, and beside them those of each rank, for the same number.
+A checkpoint in the middle of an epoch must not change the run, whenever it is written: it stores the merged values, for
+any other number of ranks, and those of each rank, for the same number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from serin.training.parallel.ranks import Ranks
 
 
 class Buffers:
-    """`rows`: the ranks among which a step's rows are divided. Made before the first step."""
+    """The buffers of a network. `rows`: the ranks among which a step's rows are divided. Create it before the first
+    step."""
 
     def __init__(self, network: nn.Module, rows: Ranks) -> None:
         self._network, self._rows = network, rows
@@ -30,7 +31,7 @@ class Buffers:
         self._first = {name: _on_host(buffer) for name, buffer in self._here().items()} if several else {}
 
     def bring_together(self) -> None:
-        """Gives every rank the merged values. All ranks must ask."""
+        """Gives every rank the merged values. All ranks must call it."""
         names = self._changed()
         if not names:
             return
@@ -40,8 +41,11 @@ class Buffers:
         fill_buffers(self._network, _unpack(self._rows.broadcast(_pack(values)), like=mine))
 
     def collect(self) -> dict[str, Tensor]:
-        """For a checkpoint: merged as `model.NAME`, each rank's own as `buffer.RANKofSIZE.NAME` where they differ. On
-        the first rank; nothing on the others. All ranks must ask."""
+        """Returns buffers for a checkpoint: merged as `model.NAME`, each rank's own as `buffer.RANKofSIZE.NAME` if they
+        differ.
+
+        The result is on the first rank; the others get nothing. All ranks must call it.
+        """
         names = self._changed()
         of_ranks = self._gather(self._mine(names)) if names else []
         if not of_ranks:
@@ -54,7 +58,7 @@ class Buffers:
         return found
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """This rank's own, after the merged ones were loaded."""
+        """Restores this rank's own values, after the merged ones were loaded."""
         prefix = f"{self._key(self._rows.rank)}."
         own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         fill_buffers(self._network, own)
@@ -71,7 +75,8 @@ class Buffers:
         return {name: _on_host(here[name]) for name in names}
 
     def _changed(self) -> list[str]:
-        """Those that differ from their first value on any rank. One whose shape changes is a cache of each rank."""
+        """Returns the buffers that differ from their first value on any rank. One whose shape changes is a cache of
+        each rank."""
         here, flags = self._here(), []
         for name, first in self._first.items():
             odd = name not in here or not _alike(here[name], first)
@@ -85,7 +90,7 @@ class Buffers:
 
 
 def merged(values: Sequence[Tensor]) -> Tensor:
-    """One value of those of all ranks, in the order of the ranks. What is equal on all of them stays as it is."""
+    """Merges the values of all ranks, in the order of the ranks. A value that is equal on all of them is kept."""
     first, every = values[0], torch.stack(list(values))
     if first.dtype == torch.bool:
         return every.any(dim=0)
@@ -93,12 +98,12 @@ def merged(values: Sequence[Tensor]) -> Tensor:
         return every.amax(dim=0)
     wide = torch.complex128 if first.is_complex() else torch.float64
     mean = every.to(wide).mean(dim=0).to(first.dtype)
-    return torch.where((every == first).all(dim=0), first, mean)  # a mask's -inf, and what thirds would round
+    return torch.where((every == first).all(dim=0), first, mean)  # keeps -inf and what a mean would round
 
 
 @contextmanager
 def buffers_kept(network: nn.Module) -> Iterator[None]:
-    """What the block does to the network's buffers is undone."""
+    """Restores the network's buffers after the block."""
     before = {name: buffer.detach().clone() for name, buffer in network.named_buffers() if not buffer.is_meta}
     try:
         yield
@@ -108,7 +113,7 @@ def buffers_kept(network: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def fill_buffers(network: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Into the tensors that are there, which a captured step continues to use. One that has grown is a cache."""
+    """Copies into the existing tensors, which a captured step continues to use. A buffer that has grown is a cache."""
     for name, buffer in network.named_buffers():
         if name in values and _alike(buffer, values[name]):
             buffer.copy_(values[name])
@@ -127,7 +132,7 @@ def _on_host(buffer: Tensor) -> Tensor:
 
 
 def _pack(tensors: Mapping[str, Tensor]) -> Tensor:
-    """All bytes one after the other: one message, whatever the types."""
+    """Packs all bytes into one message, whatever the types."""
     return torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()])
 
 

@@ -1,6 +1,6 @@
-"""What happens to gradients before they change weights: scaled back, looked over, clipped, all of it on the device.
+"""Processes gradients before the update, all on the device: unscaling, finiteness check, clipping.
 
-Ranks may hold the same gradients, pieces of them (DTensors), or those of other layers: a norm is over all of them.
+Ranks may have the same gradients, shards of them (DTensors), or those of other layers: a norm is over all of them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ _STEPS_UNTIL_DOUBLED = 1000
 
 
 class LossScale:
-    """Keeps fp16 gradients within what fp16 can say: the loss is multiplied, gradients are divided again. A step whose
-    gradients are not finite is left out and the factor halved; after a thousand good ones it is doubled."""
+    """Keeps fp16 gradients in range: the loss is multiplied, gradients are divided again.
+
+    A step whose gradients are not finite is skipped and the factor halved; after a thousand good ones it is doubled.
+    """
 
     def __init__(self, world: Ranks, strategy: Strategy) -> None:
         self._apart = strategy != "ddp" and world.size > 1
@@ -36,7 +38,7 @@ class LossScale:
 
     @torch.no_grad()
     def take_back(self, gradients: Sequence[Tensor]) -> None:
-        """Divides, in place. All become zero when one of any rank is not finite."""
+        """Divides in place. All gradients become zero when one of any rank is not finite."""
         mine = [local(gradient) for gradient in gradients]
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(mine)])  # noqa: SLF001
         self.overflow.copy_(~torch.isfinite(norms.sum()))
@@ -56,7 +58,7 @@ class LossScale:
 
 @torch.no_grad()
 def clip_gradients(weights: Iterable[nn.Parameter], limit: float, world: Ranks, strategy: Strategy) -> None:
-    """All of them together are no longer than `limit` afterwards."""
+    """Scales all gradients together so that their norm is at most `limit`."""
     if strategy in ("ddp", "fsdp") or not world.group:
         nn.utils.clip_grad_norm_(weights, limit)
         return

@@ -1,4 +1,4 @@
-"""What a step makes smaller: the mean loss over its rows, weighted by class where the spec says so."""
+"""The loss of a step: the mean over its rows, weighted by class where the spec says so."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss_of(task: Task, *, scale: Tensor | None = None, weights: Tensor | None = None) -> Loss:
-    """(logits float[n, outputs], target float[n], or [n, k] of several) -> one number. `scale`: a regression's unit.
+    """Returns (logits float[n, outputs], target float[n], or [n, k] of several) -> scalar. `scale`: a regression's
+    unit.
 
-    Of logits float[n, members, outputs] it is the mean over the members, each by itself.
+    For logits float[n, members, outputs] it is the mean over the members, each by itself.
     """
     return _of_each_member(_loss_of(task, scale, weights))
 
@@ -45,7 +46,7 @@ def _loss_of(task: Task, scale: Tensor | None, weights: Tensor | None) -> Loss:
 
 
 def _like(answers: Tensor, target: Tensor) -> Tensor:
-    """One column for each target; without columns where there is one target."""
+    """Shapes the target like the answers: one column per target; without columns where there is one target."""
     return answers[:, 0] if target.dim() == 1 else answers
 
 

@@ -1,4 +1,4 @@
-"""A network over the ranks: alone, DDP, FSDP2 or tensor parallel. (pipeline.py has the pieces one after the other.)
+"""Parallelizes a network over the ranks: alone, DDP, FSDP2 or tensor parallel. (pipeline.py has pipeline parallelism.)
 
 DDP and FSDP ranks each take their share of a step's rows. With tensor parallel all ranks work on the same rows, each
 with its part of every layer.
@@ -26,7 +26,7 @@ Computing = Callable[[], AbstractContextManager[object]]
 
 
 class Parallelized:
-    """`rows`: the ranks among which a step's rows are divided. `scorer`: the network as an evaluation calls it."""
+    """A parallelized network. `rows`: the ranks that divide a step's rows. `scorer`: the network for evaluation."""
 
     def __init__(self, network: nn.Module, strategy: Strategy, world: Ranks) -> None:
         self.network, self.strategy, self.world = network, strategy, world
@@ -37,7 +37,8 @@ class Parallelized:
     def learn(
         self, pieces: Sequence[Batch], loss: Loss, computing: Computing, scale: LossScale | None
     ) -> Tensor:
-        """Forward and backward over pieces of equal size; the gradients of their mean loss, which it returns."""
+        """Runs forward and backward over pieces of equal size; leaves the gradients of their mean loss, which it
+        returns."""
         total: Tensor | None = None
         for number, piece in enumerate(pieces):
             with self._shared_at_the_last(number + 1 == len(pieces)):
@@ -50,17 +51,17 @@ class Parallelized:
         return total
 
     def compiled(self) -> Parallelized:
-        """The same with its forward and backward compiled, at the first call."""
+        """Returns the same with its forward and backward compiled at the first call."""
         made = copy(self)
         made._forward = torch.compile(self._forward)  # noqa: SLF001
         return made
 
     def unite(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the ranks hold of a state, put together; all must ask. Here every rank has all of it."""
+        """Combines the ranks' parts of a state; all ranks must call it. Here every rank already has all of it."""
         return tensors
 
     def _shared_at_the_last(self, last: bool) -> AbstractContextManager[object]:
-        """Gradients are averaged over the ranks once, not for every piece."""
+        """Averages gradients over the ranks once, not for every piece."""
         sync = getattr(self._forward, "set_requires_gradient_sync", None)  # FSDP's
         if sync is not None:
             sync(last)
@@ -70,7 +71,7 @@ class Parallelized:
 
 
 def _placed(network: nn.Module, strategy: Strategy, world: Ranks) -> nn.Module:
-    """The network as a step calls it, on its devices. What is cut never lies whole on one of them."""
+    """Returns the network as a step calls it, on its devices. Sharded weights are never whole on one of them."""
     if not world.group:
         return network.to(world.device)
     match strategy:
@@ -84,7 +85,7 @@ def _placed(network: nn.Module, strategy: Strategy, world: Ranks) -> nn.Module:
 
 def _averaged(network: nn.Module, world: Ranks) -> nn.Module:
     gpu = world.device.type == "cuda"
-    # Where its step is to be captured, DDP must be made on another stream than the default one.
+    # For a step that is to be captured, DDP must be created on another stream than the default one.
     side = torch.cuda.Stream() if gpu else None  # type: ignore[no-untyped-call]
     with warnings.catch_warnings(), torch.cuda.stream(side) if side else nullcontext():
         # Deprecated in torch 2.13 for a name that 2.11 does not have. buffers.py merges buffers, not DDP.
@@ -101,7 +102,7 @@ def _averaged(network: nn.Module, world: Ranks) -> nn.Module:
 
 
 def _sharded(network: nn.Module, world: Ranks) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh  # costs a start that most runs need not pay
+    from torch.distributed.device_mesh import init_device_mesh  # an import that most runs do not need
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(world.device.type, (world.size,))
@@ -137,4 +138,4 @@ def _cut(network: nn.Module, world: Ranks) -> nn.Module:
     assert isinstance(network, Divisible)
     plan = {name: style(cut) for name, cut in network.cuts(world.size).items()}
     parallelize_module(network, init_device_mesh(world.device.type, (world.size,)), plan)
-    return network.to(world.device)  # what was not cut; the rest is there already
+    return network.to(world.device)  # the parts that are not sharded; the rest is already there

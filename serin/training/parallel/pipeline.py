@@ -1,7 +1,7 @@
-"""A network in pieces one after the other, one per rank; rows go through in parts, 1F1B: one forward, one backward.
+"""Pipeline parallelism: consecutive pieces of a network, one per rank, with the 1F1B schedule.
 
-Each rank holds the weights of its own piece alone; those of the others are there by name and shape only ("meta"). Where
-all ranks need a whole state (a checkpoint, the result), every rank tells the others what it has.
+Each rank has the weights of its own piece only; those of the others exist by name and shape ("meta"). Where all ranks
+need the whole state (a checkpoint, the result), every rank sends its part to the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Pipeline(Parallelized):
     def learn(
         self, pieces: Sequence[Batch], loss: Loss, computing: Computing, scale: LossScale | None
     ) -> Tensor:
-        """The loss, known to the last rank. The other ranks return 0, so that the mean over ranks is right."""
+        """Returns the loss, which the last rank knows. The other ranks return 0, so that the mean over ranks is
+        right."""
         shape = (len(pieces), len(pieces[0].target))
         with computing():
             if shape not in self._schedules:
@@ -51,8 +52,11 @@ class Pipeline(Parallelized):
     def _run_for_nothing(
         self, schedule: _Schedule, pieces: Sequence[Batch], loss: Loss, scale: LossScale | None
     ) -> None:
-        """torch finds the shapes between the ranks by a forward pass over memory as it is, within the first step. That
-        would count in running statistics and draw random numbers, again whenever a run is resumed."""
+        """Runs one step and undoes its effects.
+
+        torch finds the shapes between the ranks by a forward pass over uninitialised memory within the first step. That
+        would count in running statistics and draw random numbers, again whenever a run is resumed.
+        """
         with buffers_kept(self.network), torch.random.fork_rng(self.world.gpus):
             schedule.run(pieces, loss, scale)
         for weight in self.network.parameters():
@@ -74,10 +78,10 @@ class Pipeline(Parallelized):
 
 
 class _Schedule:
-    """torch's 1F1B for one size of a step: it remembers the shapes of what goes from rank to rank."""
+    """torch's 1F1B schedule for one size of a step: it stores the shapes that are sent between ranks."""
 
     def __init__(self, piece: nn.Module, world: Ranks, *, parts: int) -> None:
-        from torch.distributed.pipelining import (  # a second that others need not pay
+        from torch.distributed.pipelining import (  # a second of import that others can save
             PipelineStage,
             Schedule1F1B,
         )
@@ -110,7 +114,7 @@ class _Schedule:
 class _Piece(nn.Module):
     def __init__(self, runs: Sequence[Callable[..., Tensor]]) -> None:
         super().__init__()
-        self._runs = list(runs)  # they belong to the network; this one only calls them
+        self._runs = list(runs)  # they belong to the network; this class only calls them
 
     def forward(self, *given: Tensor) -> Tensor:
         first, *others = self._runs
@@ -121,7 +125,7 @@ class _Piece(nn.Module):
 
 
 class _Scorer(nn.Module):
-    """The whole network without gradients: every rank in turn, and all of them hear the answer."""
+    """The whole network without gradients: every rank in turn, and all of them receive the answer."""
 
     def __init__(self, network: nn.Module, piece: _Piece, world: Ranks) -> None:
         super().__init__()
@@ -151,8 +155,10 @@ def _numbers(network: nn.Module, owns: tuple[str, ...]) -> int:
 def _keep_only(
     network: nn.Module, owned: tuple[str, ...], others: tuple[str, ...], device: torch.device
 ) -> None:
-    """This rank's weights and buffers on its device, the others' as names and shapes. Buffers of no stage, such as the
-    target's unit, are the same on all ranks."""
+    """Keeps this rank's weights and buffers on its device, the others' as names and shapes.
+
+    Buffers of no stage, such as the target's unit, are the same on all ranks.
+    """
     for path, module in network.named_modules():
         for name, weight in module.named_parameters(recurse=False):
             mine = f"{path}.{name}".lstrip(".").startswith(owned)
@@ -171,6 +177,6 @@ def _transient(module: nn.Module) -> set[str]:
 
 
 def unowned_weights(network: nn.Module) -> list[str]:
-    """Weights that lie in none of the stages: a pipeline could not have them."""
+    """Returns weights that are in none of the stages, which a pipeline could not place."""
     owned = tuple(name for stage in stages_of(network) for name in stage.owns)
     return [name for name, _ in network.named_parameters() if not name.startswith(owned)]

@@ -1,6 +1,6 @@
-"""The ranks of a training: who I am, on what device, and the little they tell each other beside gradients.
+"""The ranks of a training: the own rank, its device, and small messages between ranks beside gradients.
 
-What they agree on travels over gloo, between hosts' memories, so that it never makes a GPU wait.
+These messages use gloo on host memory, so that they never make a GPU wait.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
-    group: bool = False  # does it go through torch.distributed? With several ranks always
+    group: bool = False  # uses torch.distributed; always with several ranks
     local_size: int = 1  # ranks on this machine
 
     @property
     def first(self) -> bool:
-        """Is this the rank that writes?"""
+        """Returns whether this is the rank that writes."""
         return self.rank == 0
 
     @property
     def gpus(self) -> list[torch.device]:
-        """The GPU this rank works on; none of them on a CPU."""
+        """Returns the GPU of this rank; none on a CPU."""
         return [self.device] if self.device.type == "cuda" else []
 
     def agree(self, values: Sequence[int]) -> list[int]:
-        """The greatest of each value over all ranks, the same on all of them."""
+        """Returns the maximum of each value over all ranks, the same on all of them."""
         if self.size == 1:
             return list(values)
         shared = torch.tensor(values, dtype=torch.int64)
@@ -43,7 +43,7 @@ class Ranks:
         return [int(value) for value in shared.tolist()]
 
     def mean(self, values: Sequence[float]) -> list[float]:
-        """Of each value over all ranks, the same on all of them."""
+        """Returns the mean of each value over all ranks, the same on all of them."""
         if self.size == 1:
             return list(values)
         shared = torch.tensor(values, dtype=torch.float64)
@@ -51,7 +51,7 @@ class Ranks:
         return [float(value) for value in (shared / self.size).tolist()]
 
     def gather(self, piece: Tensor) -> list[Tensor]:
-        """The pieces of all ranks, equal in shape and type, on the host of the first; nothing on the others."""
+        """Returns the pieces of all ranks, equal in shape and type, on the host of the first; nothing on the others."""
         mine = piece.cpu().contiguous()
         if self.size == 1:
             return [mine]
@@ -60,7 +60,7 @@ class Ranks:
         return pieces or []
 
     def join(self, piece: Tensor) -> Tensor:
-        """The pieces of all ranks, equal in shape and type, one after the other, on every rank."""
+        """Concatenates the pieces of all ranks, equal in shape and type, on every rank."""
         if self.size == 1:
             return piece
         pieces = [torch.empty_like(piece) for _ in range(self.size)]
@@ -68,13 +68,13 @@ class Ranks:
         return torch.cat(pieces)
 
     def broadcast(self, piece: Tensor) -> Tensor:
-        """The first rank's piece, a tensor of the host and equal in shape and type on all ranks, on every rank."""
+        """Returns the first rank's piece, a host tensor of equal shape and type on all ranks, on every rank."""
         if self.size > 1:
             dist.broadcast(piece, src=0)
         return piece
 
     def share(self, found: dict[str, float]) -> dict[str, float]:
-        """What the first rank found, on all of them."""
+        """Sends the first rank's value to all of them."""
         if self.size == 1:
             return found
         told = [found]
@@ -85,13 +85,14 @@ class Ranks:
         self.agree([0])
 
     def apart(self) -> Ranks:
-        """This rank as one that shares no rows: where several hold one network together, all of them see all rows."""
+        """Returns this rank as one that shares no rows: where several ranks hold one network, all of them see all
+        rows."""
         return Ranks(rank=0, size=1, device=self.device)
 
 
 @contextmanager
 def open_world(*, gpu: bool, group: bool = False) -> Iterator[Ranks]:
-    """This rank among the others that torchrun started; alone when it started none, as a group of one if `group`."""
+    """Returns this rank among those that torchrun started; alone without torchrun, as a group of one if `group`."""
     rank, local_rank, size, local_size = environment.torchrun_place()
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
     if gpu:

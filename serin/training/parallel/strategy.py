@@ -1,4 +1,4 @@
-"""How processes share a network, chosen from what it weighs, what a device holds and how many they are. Pure."""
+"""Chooses how processes share a network, from its size, the device's memory and the number of ranks. Pure."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Literal
 
 from serin.spec.training import Strategy
 
-_FOR_STATE = 0.5  # of a device's memory; the rest is for rows and what lies between the layers
+_FOR_STATE = 0.5  # of a device's memory; the rest is for rows and activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingMemory:
-    """What a training weighs, in bytes, and how it could be shared out."""
+    """The memory needs of a training in bytes, and how it could be divided."""
 
     state: int  # weights, gradients and the optimizer's state
-    largest: int  # the weights of the largest part that FSDP must hold whole for a moment: a table or a layer
-    device: int  # what one rank's device holds
+    largest: int  # the weights of the largest part that FSDP must gather: a table or a layer
+    device: int  # memory of one rank's device
     ranks: int
-    cuts: bool  # can its layers be cut?
-    stages: int  # into how many pieces, one after the other, it can be cut; 0 when it does not say
+    cuts: bool  # its layers can be split
+    stages: int  # into how many consecutive pieces it can be split; 0 when it does not say
 
 
 def choose_strategy(
     wanted: Literal["auto"] | Strategy, weight: TrainingMemory, *, by_row: bool = False
 ) -> tuple[Strategy, str]:
-    """(strategy, why). ValueError, with the reason, for one that cannot be.
+    """Returns (strategy, reason). Raises ValueError, with the reason, for one that is impossible.
 
-    `by_row`: are large tables updated row by row? Only DDP can, whose ranks hold whole tables.
+    `by_row`: large tables are updated row by row, which only DDP supports, whose ranks have whole tables.
     """
     if weight.ranks == 1:
         return "ddp", "one process"
@@ -41,11 +41,11 @@ def choose_strategy(
     if by_row or weight.state <= room:
         return "ddp", f"{size} fit into {_gb(room)} on every device"
     if weight.state // weight.ranks + 2 * weight.largest <= room:
-        return "fsdp", f"{size} do not fit into {_gb(room)}, shared by {weight.ranks} they do"
+        return "fsdp", f"{size} do not fit into {_gb(room)}, but do when sharded over {weight.ranks}"
     if not _unfit("tensor", weight, by_row=by_row):
         return (
             "tensor",
-            f"{size}, and {_gb(weight.largest)} in one part, are too large to be gathered anywhere",
+            f"{size}, with {_gb(weight.largest)} in one part, are too large to be gathered on a device",
         )
     if not _unfit("pipeline", weight, by_row=by_row):
         return "pipeline", f"{size} are too large for a device, and the network names its stages"
@@ -56,10 +56,10 @@ def _unfit(wanted: Strategy, weight: TrainingMemory, *, by_row: bool) -> str:
     if by_row and wanted != "ddp":
         return "tables that are updated row by row must be whole on every rank; set embedding_updates: dense"
     if wanted == "tensor" and not weight.cuts:
-        return "nobody knows how this network's layers may be cut; use mlp, dcn or ft_transformer, or fsdp"
+        return "this network's layers cannot be split for tensor parallelism; use mlp, dcn, ft_transformer or fsdp"
     if wanted == "pipeline" and not weight.stages:
         return (
-            "the network names no stages; ft_transformer does, and one's own may (stages = ('embed', 'head'))"
+            "the network names no stages; ft_transformer does, and your own can (stages = ('embed', 'head'))"
         )
     if wanted == "pipeline" and weight.stages < weight.ranks:
         return f"{weight.stages} stages do not fill {weight.ranks} processes"

@@ -33,7 +33,7 @@ def main() -> None:
     except SignalException:
         sys.exit(1)
     except ChildFailedError as error:
-        if read_status(folder) is None:  # the worker could not say it itself
+        if read_status(folder) is None:  # the worker could not record it itself
             rank, failure = error.get_first_failure()
             reason = str(failure.message).strip().splitlines()[:1]
             stopped = script is not None and failure.exitcode == Preempted.exit_code
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _named_lines(folder: Path) -> list[str]:
-    """What a rank writes comes out with its number before each line; torchrun keeps it in files of its own first."""
+    """Prefixes each line of a rank with its number; torchrun first writes them to files."""
     environment.prefer("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank ${rank}] ")
     ranks = folder / "logs" / "ranks"
     ranks.mkdir(parents=True, exist_ok=True)

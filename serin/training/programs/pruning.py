@@ -1,7 +1,8 @@
-"""Takes whole hidden units out of a trained network, the weakest first: a smaller network, not one with zeros in it.
+"""Removes whole hidden units from a trained network, the weakest first: a smaller network, not one with zeros in it.
 
 `python -m serin.training.programs.pruning FOLDER PARENT_PID`, started by the launcher after a training with
-`training.prune`. Leaves `pruned/start/` with the cut weights; a separate run in `pruned/` then trains them further.
+`training.prune`. It writes `pruned/start/` with the remaining weights; a separate run in `pruned/` then trains them
+further.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def main() -> None:
 
 
 def prune(model: ModelSpec, state: Mapping[str, Tensor], share: float) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """`state` without `share` of the units of each hidden layer, and the model it now belongs to.
+    """Returns `state` without `share` of the units of each hidden layer, and the model it now belongs to.
 
-    A unit counts as much as the weights into it times those out of it: what one of them lacks the other cannot make
-    up for. Of mlp and dcn; what is beside their hidden layers stays as it is.
+    A unit's importance is the norm of its incoming weights times that of its outgoing ones. Supports mlp and dcn; other
+    parts beside the hidden layers are unchanged.
     """
     cut = {name: tensor.clone() for name, tensor in state.items()}
     layers = [name.removesuffix(".weight") for name in state if _is_hidden(name)]
@@ -53,7 +54,9 @@ def prune(model: ModelSpec, state: Mapping[str, Tensor], share: float) -> tuple[
     for position, layer in enumerate(layers):
         after = layers[position + 1] if position + 1 < len(layers) else "head"
         units = len(cut[f"{layer}.bias"])
-        beside = cut[f"{after}.weight"].shape[1] - units  # a dcn's head sees its crosses first
+        beside = (
+            cut[f"{after}.weight"].shape[1] - units
+        )  # inputs of a dcn's head that come from its cross layers
         out = cut[f"{after}.weight"][:, beside:]
         weight = cut[f"{layer}.weight"].norm(dim=1) * out.norm(dim=0)
         keep = max(1, math.ceil(units * (1 - share)))

@@ -1,9 +1,9 @@
-"""XGBoost on the same shards, with checkpoints of its own. No torch here.
+"""Trains XGBoost on the same shards, with its own checkpoints. Does not import torch.
 
 `python -m serin.training.programs.trees FOLDER PARENT_PID`, started by the launcher. How it ended is in status.json.
 
-XGBoost's randomness (subsample, colsample_*) cannot be saved. So a run that samples is made of stretches of rounds,
-each begun from the saved trees with a seed of its own: after an interruption it ends with the same trees, bit for bit.
+XGBoost's random state (subsample, colsample_*) cannot be saved. So a run that samples consists of intervals of rounds,
+each begun from the saved trees with its own seed: after an interruption it ends with the same trees, bit for bit.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from serin.training.results.judge import judge_scores
 from serin.training.results.publish import publish_result
 from serin.training.results.tree_checkpoints import Grown, TreeCheckpoints
 
-STRETCH_ROUNDS = 50  # of a run that samples; part of what makes it the same again
-PATIENCE_ROUNDS = 50  # without a better valid metric, when training.patience says nothing
+STRETCH_ROUNDS = 50  # of a run that samples; changing it changes the trees
+PATIENCE_ROUNDS = 50  # without a better valid metric, when training.patience is not set
 _TOLD_EVERY_S = 1.0
 _CELLS_WORTH_THREADS = 200_000
 _FORMER_WORKER_ENDS_S = 60.0
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def train(job: TrainingJob, folder: Path, stop_asked: Callable[[], bool]) -> Status:
-    """One attempt, to the end. Raises Preempted."""
+    """Runs one attempt to the end. Raises Preempted."""
     xgboost = load_xgboost()
     data = read_dataset(job.dataset)
     checkpoints, began = TreeCheckpoints(folder), time.monotonic()
@@ -109,7 +109,7 @@ class _Run:
         self._booster: Any = None
 
     def tell_start(self, grown: Grown) -> None:
-        at = f", taken up after round {grown.rounds:,}" if grown.rounds else ""
+        at = f", resumed after round {grown.rounds:,}" if grown.rounds else ""
         text = (
             f"XGBoost on {self.settings['device']}: {self._data.rows['train']:,} rows, at most "
             f"{self._job.model.rounds:,} rounds{at}"
@@ -121,7 +121,7 @@ class _Run:
         return self._valid is not None and grown.rounds - grown.best_round >= patience
 
     def grow(self, grown: Grown, stop_asked: Callable[[], bool]) -> Grown:
-        """Rounds up to the end of the stretch, or until it is enough, or until it is told to stop."""
+        """Trains rounds up to the end of the interval, until early stopping, or until asked to stop."""
         booster = self._begun(grown)
         end = min(self._job.model.rounds, (grown.rounds // self._stretch + 1) * self._stretch)
         rounds, best_round, best = grown.rounds, grown.best_round, grown.best
@@ -137,7 +137,7 @@ class _Run:
         return Grown(rounds=rounds, trees=bytes(booster.save_raw("ubj")), best_round=best_round, best=best)
 
     def _begun(self, grown: Grown) -> Any:
-        """A booster that stands where `grown` does; the one of the last stretch when nothing is drawn by chance."""
+        """Returns a booster in the state `grown`; the one of the last interval when nothing is sampled."""
         if self._booster is not None and not self.samples:
             return self._booster
         seed = self._job.training.seed + (grown.rounds if self.samples else 0)
@@ -149,7 +149,7 @@ class _Run:
         return self._booster
 
     def finish(self, grown: Grown) -> None:
-        """The trees up to the best round, measured as every other model is."""
+        """Measures the trees up to the best round like every other model."""
         booster = read_booster(grown.trees)[: grown.best_round]
         metrics: dict[str, float] = {}
         for split in ("valid", "test") if self._job.test else ("valid",):
@@ -199,7 +199,7 @@ class _Run:
 
 
 def tree_settings(job: TrainingJob, data: DatasetDescription) -> dict[str, Any]:
-    """All that XGBoost is told, but for the seed of a stretch."""
+    """Returns all settings for XGBoost except the seed of an interval."""
     settings = {
         **_DEFAULTS,
         **job.model.options,
@@ -217,7 +217,7 @@ def tree_settings(job: TrainingJob, data: DatasetDescription) -> dict[str, Any]:
 def quantiles(
     xgboost: Any, job: TrainingJob, data: DatasetDescription, split: str, like: Any, settings: dict[str, Any]
 ) -> Any:
-    """A split in XGBoost's own compact form, read a part at a time: never as one float32 array."""
+    """Returns a split in XGBoost's compact form, read a part at a time: never as one float32 array."""
     arrays = read_split(job.dataset, split)
     classes = 2 if data.task == "binary" else len(data.classes or ())
     weights = (
@@ -256,7 +256,7 @@ def _judge(booster: Any, job: TrainingJob, data: DatasetDescription, split: str)
 
 
 def _threads(data: DatasetDescription) -> int:
-    """The trees are the same with any number; a small table is done before the threads have met."""
+    """Returns the threads; the trees do not depend on them, and a small table is faster with few."""
     cells = data.rows["train"] * (len(data.numeric) + len(data.categorical))
     return core_count() if cells >= _CELLS_WORTH_THREADS else 1
 
@@ -266,9 +266,9 @@ def sizes_of(data: DatasetDescription) -> list[int]:
 
 
 def _first_line(text: str) -> str:
-    """XGBoost's errors begin with a time and end with a stack."""
+    """Returns the message of an XGBoost error, which begins with a time and ends with a stack."""
     lines = [line for line in text.splitlines() if line.strip() and "Stack trace" not in line]
-    return lines[0].partition("] ")[2] or lines[0] if lines else "an error without words"
+    return lines[0].partition("] ")[2] or lines[0] if lines else "an error without a message"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One rank of a training, from training.json to its last step. Must never load an orchestrator.
+"""One rank of a training, from training.json to its last step. Must never import an orchestrator.
 
 `python -m serin.training.programs.worker FOLDER PARENT_PID`, started by torchrun (programs/agent.py), or by the
 launcher when it is the only one. How it ended is in status.json.
@@ -49,7 +49,7 @@ _FORMER_WORKER_ENDS_S = 60.0
 
 
 class StopFlag:
-    """Set by SIGTERM; the loop looks at it when the ranks talk."""
+    """A flag set by SIGTERM; the loop reads it when the ranks synchronise."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -101,14 +101,15 @@ def main() -> None:
 
 
 def _is_the_users(error: BaseException, job: TrainingJob) -> bool:
-    """Would it come again at every attempt? With several ranks it may as well be the loss of another one."""
+    """Returns whether an error is the user's and would recur at every attempt; with several ranks it may be a lost
+    rank."""
     return (
         job.model.module is not None and job.processes == 1 and not isinstance(error, torch.OutOfMemoryError)
     )
 
 
 def train(job: TrainingJob, folder: Path, world: Ranks, stop_asked: Callable[[], bool]) -> Status:
-    """One attempt, to the end. Raises Preempted or LossNotFinite."""
+    """Runs one attempt to the end. Raises Preempted or LossNotFinite."""
     description = read_dataset(job.dataset)
     shape = shape_of(description)
     split = read_split(job.dataset, "train")
@@ -116,7 +117,7 @@ def train(job: TrainingJob, folder: Path, world: Ranks, stop_asked: Callable[[],
     network = build_model(job.model, shape)
     if description.task == "regression":
         _set_units(network, split)
-    if start_of(folder).exists():  # a network that was cut from a trained one
+    if start_of(folder).exists():  # a network that was pruned from a trained one
         load_state(network, read_weights(start_of(folder)).state)
     learner, table, choices = _begin(job, folder, world, description, network, split, shape)
     loop = Loop(
@@ -144,9 +145,9 @@ def _begin(
     split: SplitArrays,
     shape: TableShape,
 ) -> tuple[Learner, ResidentTable | MappedTable, ResolvedSettings]:
-    """What learns, from what, and how: as chosen when the run began, or chosen now."""
+    """Builds learner, loader and settings: as chosen when the run began, or chosen now."""
     kept = read_choices(folder)
-    world.wait_for_all()  # nobody writes before all have looked
+    world.wait_for_all()  # nobody writes before all have read
     choices = first_choices(job, folder, world, network, description.rows["train"], kept)
     torch.set_num_threads(choices.threads)
     products = products_of(network)
@@ -237,11 +238,11 @@ def _done(loop: Loop, job: TrainingJob, shape: TableShape, world: Ranks) -> Stat
 
 
 def _roofline(loop: Loop, job: TrainingJob, shape: TableShape, world: Ranks) -> dict[str, float]:
-    """What was computed, and what the devices do at best; nothing of a run that was too short to be judged."""
+    """Returns the computed work and the devices' best rates; nothing for a run that is too short to judge."""
     precision, steps = loop.choices.precision, loop.step - loop.first_step
     if loop.work_s < WORTH_MEASURING_S or precision == "auto":
         return {}
-    # Asked of a network made anew: the trained one may be cut up among the ranks.
+    # Computed on a new network, because the trained one may be sharded.
     weight = weigh(build_model(job.model, shape), shape, optimizer=job.training.optimizer)
     if weight is None:
         return {}
@@ -256,7 +257,7 @@ def _roofline(loop: Loop, job: TrainingJob, shape: TableShape, world: Ranks) -> 
 
 
 def _sole_writer(folder: Path, world: Ranks) -> AbstractContextManager[None]:
-    """The first rank waits until a worker of an earlier attempt, killed a moment ago, is really gone."""
+    """Waits, on the first rank, until a worker of an earlier attempt that was just killed is really gone."""
     return only_one(folder / "worker.lock", wait_s=_FORMER_WORKER_ENDS_S) if world.first else nullcontext()
 
 
@@ -269,7 +270,7 @@ def _table(
 
 
 def _set_units(network: nn.Module, split: SplitArrays) -> None:
-    """The network answers in the target's unit and learns in standard ones."""
+    """Sets the target's unit: the network answers in it and learns in standard units."""
     target = np.concatenate(split.target).astype(np.float64)
     deviation = target.std(axis=0)
     network.get_buffer("shift").copy_(torch.as_tensor(target.mean(axis=0)))

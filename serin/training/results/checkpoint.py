@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or do not count: `checkpoints/step-00001200/{state.safetensors, state.json, COMPLETE}`.
+"""Checkpoints that are complete or ignored: `checkpoints/step-00001200/{state.safetensors, state.json, COMPLETE}`.
 
-state.json holds the digest of the tensors and COMPLETE that of state.json; both are verified before anything is read.
-Written by a thread while training goes on. Kept: the last two, and for each of them the best epoch it knows.
+state.json has the digest of the tensors and COMPLETE that of state.json; both are verified before anything is read. A
+thread writes them while training continues. The last two are kept, and for each of them the best epoch it knows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAST = 2
 
 
 class EpochRecord(BaseModel):
-    """What an epoch came to."""
+    """The result of an epoch."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,7 +39,7 @@ class EpochRecord(BaseModel):
 
 
 class Position(BaseModel):
-    """state.json: where the run stands. RNG states are among the tensors."""
+    """state.json: the position of the run. RNG states are among the tensors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,7 +48,7 @@ class Position(BaseModel):
     step: int = 0  # steps done
     ranks: int = 1
     loss_sum: int = (
-        0  # of the epoch begun, in 2^-40: whole numbers, so that the sum does not depend on its order
+        0  # of the current epoch, in 2^-40: integers, so that the sum does not depend on its order
     )
     epochs: tuple[EpochRecord, ...] = ()
     best_step: int | None = None
@@ -68,12 +68,12 @@ class Checkpoints:
         self._pending: Future[None] | None = None
 
     def newest(self, note: Callable[[str], None]) -> Saved | None:
-        """The last whole checkpoint; what is broken is passed over, and said."""
+        """Returns the last complete checkpoint; broken ones are skipped with a note."""
         for step in reversed(self._steps()):
             try:
                 return self.read(step)
             except CheckpointBroken as error:
-                note(f"{error}; going back to the one before")
+                note(f"{error}; using the one before")
         return None
 
     def read(self, step: int) -> Saved:
@@ -91,18 +91,18 @@ class Checkpoints:
             raise CheckpointBroken(path=place, reason=str(error)) from error
 
     def save(self, position: Position, tensors: dict[str, Tensor], done: Callable[[], None]) -> None:
-        """Writes in the background; `tensors` must be copies. Waits for the write before, and raises what it raised."""
+        """Writes in the background; `tensors` must be copies. Waits for the previous write and raises its error."""
         self.finish()
         self._pending = self._writer.submit(self._write, position, tensors, done)
 
     def finish(self) -> None:
-        """Until the last save is on disk."""
+        """Waits until the last save is on disk."""
         if self._pending is not None:
             self._pending.result()
             self._pending = None
 
     def clear_scratch(self) -> None:
-        """What a killed writer left."""
+        """Removes leftovers of a killed writer."""
         for place in self._folder.glob(".*"):
             shutil.rmtree(place)
 
@@ -123,7 +123,7 @@ class Checkpoints:
         for name, content in ((TENSORS, data), (STATE, state), (COMPLETE, _digest(state).encode())):
             _write_through(scratch / name, content)
         sync(scratch)
-        _forget(place)  # there when a run went back behind it because it was broken
+        _forget(place)  # present when a run went back behind it because it was broken
         scratch.rename(place)
         sync(self._folder)
 
@@ -147,7 +147,7 @@ class Checkpoints:
 
 
 def flat(prefix: str, values: dict[Any, Any]) -> dict[str, Tensor]:
-    """Nested dictionaries of tensors under dotted names."""
+    """Flattens nested dictionaries of tensors to dotted names."""
     named: dict[str, Tensor] = {}
     for key, value in values.items():
         name = f"{prefix}.{key}"
@@ -157,7 +157,7 @@ def flat(prefix: str, values: dict[Any, Any]) -> dict[str, Tensor]:
 
 def _forget(place: Path) -> None:
     if place.exists():
-        (place / COMPLETE).unlink(missing_ok=True)  # first, so that half of it never counts
+        (place / COMPLETE).unlink(missing_ok=True)  # first, so that a partial one never counts
         shutil.rmtree(place)
 
 

@@ -1,4 +1,4 @@
-"""What scores are worth, by the task: the same names for every kind of model. No torch here."""
+"""Computes the metrics of scores by task, with the same names for every kind of model. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from serin.formats.shards import Array
 
 
 def judge_scores(target: Array, scores: Array, task: Task, targets: Sequence[str] = ()) -> dict[str, float]:
-    """Metrics by name. AUC is left out where only one class is there: it cannot be measured.
+    """Returns metrics by name. AUC is left out where only one class is present: it cannot be measured.
 
-    Of several targets the mean of each metric, and the metric of each as auc_<name>.
+    With several targets: the mean of each metric, and the metric of each as auc_<name>.
     """
     if targets:
         each = [judge_scores(target[:, at], scores[:, [at]], task) for at in range(len(targets))]

@@ -1,4 +1,4 @@
-"""The end of every training: its result folder, whole or not at all. No torch here."""
+"""Publishes the result folder of a training, completely or not at all. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def publish_result(
     metrics: dict[str, float],
     epochs: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """`result/{model.json, metrics.json, state.json}` and the model itself, which `fill` puts into a folder.
+    """Publishes `result/{model.json, metrics.json, state.json}` and the model itself, which `fill` writes into a
+    folder.
 
     `step`: where the model was best, `steps`: how many were done.
     """

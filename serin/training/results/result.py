@@ -1,4 +1,4 @@
-"""The end of a network's training: the best epoch's weights, measured on the test rows, published in one rename."""
+"""Writes the result of a network's training: the best epoch's weights, measured on the test rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_result(
     position: Position,
     metrics: dict[str, float],
 ) -> None:
-    """`result/{weights.safetensors, model.json, metrics.json, state.json}`, whole or not at all."""
+    """Writes `result/{weights.safetensors, model.json, metrics.json, state.json}`, completely or not at all."""
     columns = {"numeric": shape.numeric, "sizes": shape.sizes, "outputs": shape.outputs}
     record = {"model": job.model.model_dump(), "shape": columns, "task": task}
     publish_result(

@@ -1,6 +1,7 @@
-"""Trees on their way: `checkpoints/step-00000050/{trees.ubj, state.json, COMPLETE}`, the last two kept. No torch here.
+"""Checkpoints of trees: `checkpoints/step-00000050/{trees.ubj, state.json, COMPLETE}`, the last two kept.
 
-state.json holds the digest of the trees, and COMPLETE is written last; what does not fit together is passed over.
+state.json has the digest of the trees, and COMPLETE is written last; a checkpoint that does not match is skipped. Does
+not import torch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _KEPT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """What there is after some rounds. `best`: the valid metric at `best_round`; None without valid rows."""
+    """The trees after some rounds. `best`: the valid metric at `best_round`; None without valid rows."""
 
     rounds: int = 0
     trees: bytes = b""
@@ -37,7 +38,7 @@ class TreeCheckpoints:
             try:
                 return _read(place)
             except CheckpointBroken as error:
-                note(f"{error}; going back to the one before")
+                note(f"{error}; using the one before")
         return None
 
     def newest_round(self) -> int:

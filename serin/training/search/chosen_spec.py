@@ -1,4 +1,4 @@
-"""A spec's file with chosen settings put in; comments, order and all else as their author left them."""
+"""Writes a spec's file with chosen settings; comments, order and everything else stay as they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serin.errors import ExtraMissing, SpecError
 
 
 def write_chosen(source: Path, settings: Mapping[str, JsonValue], target: Path, *, remark: str) -> None:
-    """`target` is `source` with `settings` (by their place in the spec), and `remark` as a comment above."""
+    """Writes `target`: `source` with `settings` (by their path in the spec), and `remark` as a comment above."""
     try:
         from ruamel.yaml import YAML
         from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -25,7 +25,7 @@ def write_chosen(source: Path, settings: Mapping[str, JsonValue], target: Path, 
     yaml.indent(mapping=2, sequence=4, offset=2)
     document: Any = yaml.load(source.read_text(encoding="utf-8"))
     if not isinstance(document, CommentedMap):
-        raise SpecError(where=str(source), problems=[("", "holds no keys")])
+        raise SpecError(where=str(source), problems=[("", "has no keys")])
     for path, value in settings.items():
         *sections, last = path.split(".")
         place = document

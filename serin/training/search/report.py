@@ -1,4 +1,4 @@
-"""Writes what a search found: every trial as a table, the choice as JSON, the importance of settings as a chart."""
+"""Writes the result of a search: every trial as a table, the choice as JSON, the importance of settings as a chart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHART = "importance.svg"
 
 
 def write_report(folder: Path, tried: Sequence[Tried], best: Tried, importance: Mapping[str, float]) -> None:
-    """trials.csv, result.json and importance.svg in `folder`."""
+    """Writes trials.csv, result.json and importance.svg to `folder`."""
     write_whole(folder / "trials.csv", trials_csv(tried))
     document = {
         "format": "serin.search",

@@ -1,7 +1,8 @@
-"""Better settings, found by trying: trials side by side, each an ordinary training, judged by the valid rows alone.
+"""Searches for better settings: parallel trials, each an ordinary training, judged by the valid rows alone.
 
-Everything of a search lies in its folder: study.db (unless it is kept elsewhere), trials/<settings>/fold-<n>,
-trials.csv, importance.svg, result.json. The same call after kill -9 goes on with what was being tried. No torch here.
+Everything of a search is in its folder: study.db (unless it is stored elsewhere), trials/<settings>/fold-<n>,
+trials.csv, importance.svg, result.json. The same call after kill -9 resumes the interrupted trials. Does not import
+torch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from serin.training.search.trials import Trials
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """`settings` by their place in the spec; `metrics` of the valid rows, means over the folds."""
+    """The result of a search: `settings` by their path in the spec; `metrics` of the valid rows, means over the
+    folds."""
 
     folder: str
     settings: dict[str, JsonValue]
@@ -50,9 +52,9 @@ def search(
     storage: str | None = None,
     stop: threading.Event | None = None,
 ) -> SearchResult:
-    """The best settings by the mean over `datasets` (the folds, the newest first) of what the valid rows say.
+    """Returns the best settings by the mean valid metric over `datasets` (the folds, the newest first).
 
-    SearchStopped when told to stop: a second call goes on. SearchFailed when nothing that was tried could be trained.
+    Raises SearchStopped when asked to stop: a second call resumes. Raises SearchFailed when no trial could be trained.
     `storage` is an SQLAlchemy URL; several machines with the same one share the study.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +86,7 @@ def search(
 def search_key(
     model: ModelSpec, training: TrainingSpec, spec: SearchSpec, datasets: Sequence[Dataset]
 ) -> str:
-    """Of what decides which trials belong together; how many, how long and how many at once does not."""
+    """Returns a key of what decides which trials belong together; their number, duration and parallelism do not."""
     space = spec.model_dump_json(include={"space", "sampler", "pruner", "seed"})
     parts = [training_key(model, training, dataset) for dataset in datasets]
     return hashlib.sha256(json.dumps([space, parts]).encode()).hexdigest()[:32]
@@ -93,6 +95,6 @@ def search_key(
 def _best(tried: list[Tried], folder: Path) -> Tried:
     complete = [one for one in tried if one.value is not None and one.state == "complete"]
     if not complete:
-        reasons = [one.reason for one in tried if one.reason] or ["no trial was begun within the budget"]
+        reasons = [one.reason for one in tried if one.reason] or ["no trial was started within the budget"]
         raise SearchFailed(folder=folder, reason=reasons[-1])
     return max(complete, key=lambda one: (one.value or 0.0, -one.number))

@@ -1,7 +1,7 @@
-"""A study that survives its process: which settings are tried next, and what became of those before. No torch here.
+"""A study that survives its process: which settings are tried next, and the results of earlier ones.
 
-Kept by Optuna in SQLite or Postgres. A trial whose process is gone is given to another one, which takes the training
-up where it stopped. Always asked for more: a trial's value is higher for the better one.
+Optuna stores it in SQLite or Postgres. A trial whose process is gone is given to another one, which resumes its
+training. The study always maximises: a trial's value is higher for the better one. Does not import torch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from serin.spec.search import RangeSpec, SearchSpec
 
 _SQLITE_WAITS_S = 60  # for another trial's write
 _DIGITS = 6
-_AGAIN = "again"  # the trial that this one takes up
+_AGAIN = "again"  # the trial that this one resumes
 _OWNER, _REASON, _METRICS, _SECONDS = "owner", "reason", "metrics", "seconds"
 _SIGNS = {"auc": 1.0, "logloss": -1.0, "rmse": -1.0}  # of metrics to maximize and to minimize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What became of one trial."""
+    """The outcome of one trial."""
 
     number: int
     state: str  # complete, pruned, failed, running, waiting
@@ -50,7 +50,7 @@ class Trial:
         self._study, self._trial, self.settings, self.number = study, trial, settings, int(trial.number)
 
     def report(self, value: float, step: int) -> bool:
-        """Tell how it does so far; True when it is so far behind that it is better given up."""
+        """Reports an intermediate value; True when the trial is so far behind that it should be stopped."""
         with self._study.lock:
             self._trial.report(value, step)
             return bool(self._trial.should_prune())
@@ -64,7 +64,7 @@ class Trial:
         seconds: float = 0.0,
         reason: str = "",
     ) -> None:
-        """`state`: complete (with its value), pruned or failed."""
+        """Ends the trial. `state`: complete (with its value), pruned or failed."""
         states = _optuna().trial.TrialState
         with self._study.lock:
             self._trial.set_user_attr(_METRICS, dict(metrics or {}))
@@ -75,7 +75,7 @@ class Trial:
 
 
 def _with_driver(url: str) -> str:
-    """A Postgres URL as people write it, for the driver that is installed with us."""
+    """Returns a Postgres URL with the driver that Serin installs."""
     return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
 
 
@@ -107,7 +107,7 @@ class Study:
         self._storage.engine.dispose()
 
     def take_over(self) -> list[int]:
-        """Trials whose process is gone, put in the queue again. They keep their settings, not their number."""
+        """Queues trials again whose process is gone. They keep their settings, not their number."""
         states = _optuna().trial.TrialState
         trials = self.optuna.get_trials(deepcopy=False)
         taken_over = {trial.user_attrs.get(_AGAIN) for trial in trials}
@@ -122,7 +122,7 @@ class Study:
         return found
 
     def ask(self) -> Trial | None:
-        """The next one to try; None when enough have been."""
+        """Returns the next trial; None when enough have been tried."""
         with self.lock:
             waiting = any(tried.state == "waiting" for tried in self._all())
             if not waiting and self._spec.sampler == "grid":
@@ -136,7 +136,7 @@ class Study:
             return Trial(self, trial, settings)
 
     def begun(self) -> int:
-        """How many have been begun, one that was taken over counted once."""
+        """Counts the started trials; one that was taken over counts once."""
         return sum(tried.state != "waiting" for tried in self.tried())
 
     def planned(self) -> int:
@@ -145,7 +145,7 @@ class Study:
         return min(self._spec.trials, len(list(itertools.product(*self._grid().values()))))
 
     def tried(self) -> list[Tried]:
-        """All trials but those that another one took up, and those that died before they had settings."""
+        """Returns all trials except those that another one resumed, and those that died before they had settings."""
         found = self.optuna.get_trials(deepcopy=False)
         again = {trial.user_attrs.get(_AGAIN) for trial in found}
         return [
@@ -156,7 +156,7 @@ class Study:
         ]
 
     def importance(self) -> dict[str, float]:
-        """How much each setting decides about good trials (PED-ANOVA); empty while too few are complete."""
+        """Returns the importance of each setting for good trials (PED-ANOVA); empty while too few are complete."""
         optuna = _optuna()
         values = {
             trial.value for trial in self.optuna.trials if trial.state == optuna.trial.TrialState.COMPLETE
@@ -185,7 +185,8 @@ class Study:
         ]
 
     def _sampler(self, number: int) -> Any:
-        """Made anew for each trial, from the seed and its number: a search that was killed goes on as if it was not."""
+        """Creates a sampler for each trial from the seed and its number, so that a killed search continues
+        identically."""
         samplers = _optuna().samplers
         seed = (self._spec.seed * 1_000_003 + number) % 2**32
         if self._spec.sampler == "tpe":
@@ -202,7 +203,7 @@ class Study:
         }
 
     def _enqueue_grid(self) -> bool:
-        """Once, all combinations up to the number of trials."""
+        """Queues all combinations once, up to the number of trials."""
         if self.optuna.trials:
             return False
         grid = self._grid()
@@ -221,7 +222,7 @@ def _optuna() -> ModuleType:
 
 
 def _suggest(trial: Any, path: str, values: RangeSpec) -> JsonValue:
-    if values.choice is not None:  # as JSON text: a storage keeps no lists
+    if values.choice is not None:  # as JSON: the storage cannot hold lists
         return _plain(
             values, trial.suggest_categorical(path, [json.dumps(choice) for choice in values.choice])
         )
@@ -232,7 +233,7 @@ def _suggest(trial: Any, path: str, values: RangeSpec) -> JsonValue:
 
 
 def _plain(values: RangeSpec, kept: Any) -> JsonValue:
-    """As a person would write it, so that what is tried is what the chosen spec says."""
+    """Returns values as a person would write them, so that a trial uses exactly the values of the chosen spec."""
     if values.choice is not None:
         found: JsonValue = json.loads(kept)
         return found
@@ -248,7 +249,7 @@ def _me() -> str:
 
 
 def _is_alive(owner: str | None) -> bool:
-    """Of a process on another machine nobody here can tell: it is left its trial."""
+    """Returns whether the owner is alive. A process on another machine cannot be checked: it keeps its trial."""
     if owner is None:
         return False
     host, pid, began = json.loads(owner)

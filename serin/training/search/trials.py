@@ -1,4 +1,4 @@
-"""The trials of a search, side by side: each an ordinary training on devices of its own, followed epoch by epoch."""
+"""Runs the trials of a search in parallel: each an ordinary training on its own devices, followed epoch by epoch."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _LEASE_POLL_S = 1.0
-_HOPELESS = 3  # failed trials, and no other: the rest would fail too
+_HOPELESS = 3  # failed trials and no other: the rest would fail too
 _FAULTS = (LossNotFinite, NetworkUnfit, TrainingRefused, WorkerFailed, ValidationError)
 
 
 class Trials:
-    """Trials in as many threads as go side by side; each waits for processes, so threads are enough."""
+    """Runs trials in as many threads as run in parallel; each waits for processes, so threads are enough."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class Trials:
         self._folder, self._home, self._study = folder, home, study
         self._gpus_each, self._side_by_side = share_devices(spec, training, len(inventory()))
         self._code = own_code(model)  # trials of other code are not compared with each other
-        self._end = threading.Event()  # no more trials, and those that run save and stop
+        self._end = threading.Event()  # no more trials; running ones save and stop
         self._began = time.monotonic()
 
     def run(self, stop: threading.Event) -> None:
         again = self._study.take_over()
         if again:
-            logger.info(f"taken up again: {len(again)} trial(s) that were interrupted")
+            logger.info(f"resuming {len(again)} interrupted trial(s)")
         before = self._study.begun()
         if before:
-            logger.info(f"{before} of {self._study.planned()} trials were tried before")
+            logger.info(f"{before} of {self._study.planned()} trials were done before")
         count = min(self._side_by_side, self._study.planned())
         with sigterm_sets(stop), ThreadPoolExecutor(count, thread_name_prefix="trial") as threads:
             work = [threads.submit(self._work) for _ in range(count)]
@@ -80,7 +80,7 @@ class Trials:
                 while not wait(work, _POLL_S, FIRST_EXCEPTION).done >= set(work):
                     if stop.is_set() or any(one.done() and one.exception() for one in work):
                         self._end.set()
-            finally:  # a wait that is interrupted leaves no training behind
+            finally:  # an interrupted wait leaves no training behind
                 self._end.set()
         for one in work:
             one.result()
@@ -120,7 +120,7 @@ class Trials:
             if pruned.is_set():
                 trial.end("pruned", seconds=time.monotonic() - began)
                 self._tell(trial, f"given up ({text})")
-            return  # else we were told to stop: it stays as running, and the next search takes it up
+            return  # asked to stop: it stays as running, and the next search resumes it
         except _FAULTS as error:
             reason = _why(error)
             trial.end("failed", seconds=time.monotonic() - began, reason=reason)
@@ -129,7 +129,7 @@ class Trials:
         found = objective(metrics)
         if found is None:
             trial.end(
-                "failed", seconds=time.monotonic() - began, reason="it left no metric of the valid rows"
+                "failed", seconds=time.monotonic() - began, reason="it reported no metric of the valid rows"
             )
             self._tell(trial, f"failed ({text}): no metric of the valid rows")
             return
@@ -146,7 +146,7 @@ class Trials:
         stop: threading.Event,
         pruned: threading.Event,
     ) -> dict[str, float]:
-        """The valid rows' metrics, means over the folds. A fold that was trained before is only read."""
+        """Returns the valid rows' metrics as means over the folds. A fold that was trained before is only read."""
         done: list[dict[str, float]] = []
         digest = hashlib.sha256(json.dumps(trial.settings, sort_keys=True).encode()).hexdigest()[:16]
         reported = 0
@@ -182,7 +182,7 @@ class Trials:
 
     @contextmanager
     def _devices(self) -> Iterator[tuple[str, ...]]:
-        """This trial's GPUs. Waits for them as long as it takes, unless told to stop."""
+        """Leases this trial's GPUs. Waits as long as needed, unless asked to stop."""
         while True:
             try:
                 with lease(self._gpus_each, home=self._home, purpose="a trial", wait_s=_LEASE_POLL_S) as held:
@@ -223,7 +223,7 @@ class Trials:
 
 
 class _Either(threading.Event):
-    """Set when one of two others is, or when it is set itself."""
+    """An event that is set when one of two others is, or when it is set itself."""
 
     def __init__(self, *others: threading.Event) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class _Either(threading.Event):
 
 
 def share_devices(spec: SearchSpec, training: TrainingSpec, present: int) -> tuple[int, int]:
-    """(GPUs for each trial, trials side by side). A trial takes one GPU unless its processes are counted out."""
+    """Returns (GPUs for each trial, parallel trials). A trial takes one GPU unless its processes are given."""
     each = 0 if not present else 1 if training.processes == "auto" else min(training.processes, present)
     if spec.parallel != "auto":
         return each, spec.parallel
@@ -242,7 +242,7 @@ def share_devices(spec: SearchSpec, training: TrainingSpec, present: int) -> tup
 
 
 def _best_by_epoch(place: Path) -> list[tuple[int, dict[str, float]]]:
-    """After each epoch so far: the metrics of the best one until then. Also of epochs before an interruption."""
+    """Returns after each epoch so far the metrics of the best one until then, also from before an interruption."""
     epochs: dict[int, dict[str, float]] = {}
     for line in progress_file(place).read_bytes().splitlines():
         record = json.loads(line)

@@ -51,7 +51,7 @@ def test_a_damaged_one_is_passed_over_and_said(tmp_path: Path, file: str) -> Non
     saved = checkpoints.newest(said.append)
     assert saved is not None
     assert saved.position.step == 10
-    assert "going back to the one before" in said[0]
+    assert "using the one before" in said[0]
 
 
 def test_one_without_its_last_file_does_not_count(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_cpu_whose_cores_others_share_takes_bf16_only_when_it_is_clearly_faste
 def test_a_precision_that_the_hardware_lacks_is_refused() -> None:
     cpu = torch.device("cpu")
     assert "tf32" not in candidates(cpu)
-    assert "TF32 is a GPU's" in refuse_precision("tf32", cpu)
+    assert "TF32 needs a GPU" in refuse_precision("tf32", cpu)
     assert refuse_precision("bf16", cpu) == ""  # slow, but to be had
 
 
@@ -154,7 +154,7 @@ def test_the_strategy_follows_from_what_a_network_weighs(changes: dict, expected
 @pytest.mark.parametrize(
     ("wanted", "changes", "by_row", "reason"),
     [
-        ("tensor", {"cuts": False}, False, "nobody knows how this network's layers may be cut"),
+        ("tensor", {"cuts": False}, False, "this network's layers cannot be split"),
         ("pipeline", {"stages": 0}, False, "names no stages"),
         ("pipeline", {"stages": 3}, False, "3 stages do not fill 4 processes"),
         ("fsdp", {}, True, "set embedding_updates: dense"),

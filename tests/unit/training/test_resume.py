@@ -198,7 +198,7 @@ def test_two_machines_meet_and_end_with_the_same_weights_when_one_loses_its_work
     [
         (2, None, "2 machines must meet somewhere"),
         (2, "nowhere", "is not host:port"),
-        (0, None, "give at least 1"),
+        (0, None, "use at least 1"),
     ],
 )
 def test_machines_that_cannot_meet_are_refused(count: int, rendezvous: str | None, reason: str) -> None:

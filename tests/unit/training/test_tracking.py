@@ -55,5 +55,5 @@ def test_an_mlflow_that_takes_nothing_is_told_once_and_holds_nothing_up(
         for step in range(3):
             tracker.hear({"event": "epoch", "t": 0.0, "step": step, "metrics": {"loss": 1.0}})
     (line,) = said
-    assert line.startswith("MLflow does not take the metrics: ")
+    assert line.startswith("MLflow did not accept the metrics: ")
     assert line.endswith("/progress.jsonl")

@@ -96,7 +96,7 @@ def test_a_killed_training_goes_on_before_a_damaged_checkpoint_and_ends_with_the
     checkpoint = launcher.train(many, training, dataset, folder=folder)
     trees.train(job_for(many, dataset), reference, never)
 
-    assert any("going back to the one before" in record["text"] for record in records(folder, "note"))
+    assert any("using the one before" in record["text"] for record in records(folder, "note"))
     assert trees_of(folder) == trees_of(reference)
     assert checkpoint.metrics["test_auc"] > 0.75
     assert (folder / "receipt.json").exists()

@@ -1,4 +1,5 @@
-"""What a run decides when it begins, from the spec, the hardware and short measurements; kept when it is resumed."""
+"""Resolves the `auto` settings of a run from the spec, the hardware and short measurements; a resumed run keeps
+them."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ from serin.training.parallel.pipeline import unowned_weights
 from serin.training.parallel.ranks import Ranks
 from serin.training.parallel.strategy import TrainingMemory, choose_strategy
 
-_OPTIMIZER_NUMBERS = {"adamw": 2, "sgd": 1, "adagrad": 1}  # beside each weight and its gradient
-_LEAST_PARTS_PER_RANK = 2  # of a pipeline: fewer, and most ranks wait most of the time
+_OPTIMIZER_NUMBERS = {"adamw": 2, "sgd": 1, "adagrad": 1}  # per weight, beside the weight and its gradient
+_LEAST_PARTS_PER_RANK = 2  # of a pipeline: with fewer, most ranks wait most of the time
 _MEASURED_S = 0.1
 
 
@@ -47,8 +48,10 @@ def read_choices(folder: Path) -> ResolvedSettings | None:
 def first_choices(
     job: TrainingJob, folder: Path, world: Ranks, network: nn.Module, rows: int, kept: ResolvedSettings | None
 ) -> ResolvedSettings:
-    """How the network is shared out, and the candidates' largest batch: enough to build a learner. `kept`: what an
-    earlier attempt chose, which stays, as far as this hardware allows."""
+    """Resolves the strategy and the largest candidate batch, which are enough to build a learner.
+
+    `kept`: the choices of an earlier attempt, which are kept as far as this hardware allows.
+    """
     training, device = job.training, _device(world)
     refused = refuse_precision(training.precision, world.device)
     if refused:
@@ -61,7 +64,7 @@ def first_choices(
     shares = world.size if strategy in ("ddp", "fsdp") else 1
     if kept:
         where: dict[str, object] = {"strategy": strategy, "strategy_reason": why, "ranks": world.size}
-        if strategy == "pipeline" and kept.parts < world.size:  # was none before
+        if strategy == "pipeline" and kept.parts < world.size:  # it was not a pipeline before
             where["parts"] = _parts(training, strategy, kept.batch_rows, world, folder)
         return _taken_up(kept, training, world, folder, shares).model_copy(update=where)
     sizes = _sizes(job, world, rows, shares, folder)
@@ -87,7 +90,7 @@ def first_choices(
 def _taken_up(
     kept: ResolvedSettings, training: TrainingSpec, world: Ranks, folder: Path, shares: int
 ) -> ResolvedSettings:
-    """The choices of an earlier attempt, here. The rows per step stay, whoever shares them now."""
+    """Returns the choices of an earlier attempt adapted to this one. The rows per step stay the same."""
     if kept.batch_rows % shares:
         counts = [count for count in range(1, 65) if kept.batch_rows % count == 0]
         reason = (
@@ -98,7 +101,7 @@ def _taken_up(
     if kept.device == _device(world):
         return kept
     fresh = {"device": _device(world), "precision": _precision(training, world), "execution": "auto"}
-    return kept.model_copy(update=fresh)  # what was measured there says nothing here
+    return kept.model_copy(update=fresh)  # measurements of other hardware do not apply here
 
 
 def final_choices(
@@ -109,7 +112,7 @@ def final_choices(
     table: ResidentTable | MappedTable,
     products: Callable[[int], int],
 ) -> ResolvedSettings:
-    """With the batch measured, and what follows from it. The first rank writes it down."""
+    """Measures the batch and resolves the settings that depend on it. The first rank stores the result."""
     world, training = learner.world, job.training
     shares = learner.spread.rows.size
     sizes = _sizes(job, world, table.rows, shares, folder)
@@ -141,7 +144,7 @@ def write_choices(folder: Path, choices: ResolvedSettings) -> None:
 
 
 def products_of(network: nn.Module) -> Callable[[int], int]:
-    """Multiplications of a step of so many rows, roughly: forward and twice that backward."""
+    """Estimates the multiplications of a step of so many rows: forward, and twice that backward."""
     linear = sum(layer.weight.numel() for layer in network.modules() if isinstance(layer, nn.Linear))
     return lambda rows: 3 * rows * linear
 
@@ -158,8 +161,10 @@ def _seconds(
     cores: int,
     products: Callable[[int], int],
 ) -> float | None:
-    """Per step of `size` rows over all ranks; None when it does not fit. With several ranks that ends the attempt:
-    the others may be waiting for this one in the middle of a step."""
+    """Returns seconds per step of `size` rows over all ranks; None when it does not fit.
+
+    With several ranks that ends the attempt, because the others may be waiting for this one inside a step.
+    """
     world, rows = learner.world, size // learner.spread.rows.size
     torch.set_num_threads(choose_threads(products(rows), cores=cores))
     try:
@@ -170,15 +175,13 @@ def _seconds(
         learner.updates.clear()
         if world.size > 1:
             limit_batch(folder, size)
-            raise StartAgain(
-                f"out of memory with {size:,} rows per step: smaller ones from now on"
-            ) from error
+            raise StartAgain(f"out of memory with {size:,} rows per step: trying fewer") from error
         torch.cuda.empty_cache()
         return None
 
 
 def _captured(learner: Learner, batch: Batch) -> CapturedStep | None:
-    """None when a graph cannot hold it; ready_step() then says why."""
+    """Captures a step; None when a CUDA graph cannot hold it, for which ready_step() gives the reason."""
     try:
         return CapturedStep(learner.step, batch)
     except torch.OutOfMemoryError:
@@ -201,7 +204,7 @@ def _largest(job: TrainingJob, world: Ranks, rows: int) -> int:
 
 
 def _precision(training: TrainingSpec, world: Ranks) -> Literal["auto", "fp32", "tf32", "bf16", "fp16"]:
-    """Auto stays open only where there is something to measure."""
+    """Returns the precision, or auto where there is something to measure."""
     return (
         "fp32" if training.precision == "auto" and len(candidates(world.device)) == 1 else training.precision
     )
@@ -214,9 +217,7 @@ def _parts(training: TrainingSpec, strategy: Strategy, batch_rows: int, world: R
     wanted = max(training.gradient_accumulation, world.size)
     fitting = [parts for parts in range(wanted, batch_rows + 1) if batch_rows % parts == 0]
     if not fitting:
-        reason = (
-            f"{batch_rows} rows per step do not go through a pipeline of {world.size} in parts of equal size"
-        )
+        reason = f"{batch_rows} rows per step cannot be divided into equal micro-batches for a pipeline of {world.size}"
         raise TrainingRefused(folder=folder, reason=reason)
     return next((parts for parts in fitting if parts >= least), fitting[-1])
 
@@ -234,7 +235,7 @@ def _strategy(
     stages = stages_of(network)
     if training.strategy == "pipeline" and stages and unowned_weights(network):
         raise ValueError(
-            f"training.strategy=pipeline: {unowned_weights(network)[0]} lies in none of the stages"
+            f"training.strategy=pipeline: {unowned_weights(network)[0]} is in none of the stages"
         )
     weight = TrainingMemory(
         state=each * sum(numbers.values()),
@@ -248,7 +249,7 @@ def _strategy(
 
 
 def _by_row(training: TrainingSpec, network: nn.Module, batch_rows: int) -> bool:
-    """Are the category tables large enough to be updated row by row? Only where every rank has whole ones."""
+    """Returns whether category tables are large enough for row-wise updates, which need whole tables on every rank."""
     if training.strategy not in ("auto", "ddp"):
         return False
     if training.embedding_updates != "auto":

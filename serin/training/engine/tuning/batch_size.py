@@ -1,7 +1,7 @@
-"""How many rows make a step when the spec says auto, what that means for the rate, how many threads a step is worth.
+"""Chooses the rows per step when the spec says auto, and the learning rate and threads that fit them.
 
-Auto takes the smallest step whose rows per second are within 5% of the fastest that was measured: more rows would only
-mean fewer updates. An epoch keeps some two hundred steps, enough to learn from a small table.
+Auto takes the smallest step whose rows per second are within 5% of the fastest measured: more rows would only mean
+fewer updates. An epoch keeps some two hundred steps, enough to learn from a small table.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Device = Literal["cpu", "cuda"]
 
 
 def choose_threads(products: int, *, cores: int) -> int:
-    """Threads for a step of so many multiplications: a small step is done before a second thread has woken up."""
+    """Returns the threads for a step of so many multiplications: a small step ends before a second thread has
+    started."""
     return max(1, min(cores, products // _PRODUCTS_PER_THREAD))
 
 
 def candidate_batch_rows(
     wanted: int | Literal["auto"], *, rows: int, ranks: int, device: Device, limit: int | None = None
 ) -> list[int]:
-    """Rows per step, all ranks together, to be measured, smallest first: multiples of `ranks`, never more than there
-    are; just one when there is nothing to choose, none when the rows do not fill the ranks.
+    """Returns the rows per step (all ranks together) to measure, smallest first: multiples of `ranks`, at most `rows`.
 
-    Powers of two, up to the one that gives an epoch some two hundred steps, within what a device handles well.
-    `limit`: what is known not to fit.
+    Just one when there is nothing to choose, none when the rows do not fill the ranks. Powers of two, up to the one
+    that gives an epoch some two hundred steps, within what a device handles well. `limit`: a size known not to fit.
     """
     if wanted != "auto":
         sizes = [wanted]
@@ -49,7 +49,7 @@ def candidate_batch_rows(
 
 
 def choose_batch_rows(rows_per_s: Mapping[int, float]) -> tuple[int, str]:
-    """(the smallest within 5% of the fastest, why). Pure."""
+    """Returns the smallest size within 5% of the fastest, and the reason. Pure."""
     peak = max(rows_per_s.values())
     chosen = min(size for size, rate in rows_per_s.items() if rate >= _NEAR_THE_PEAK * peak)
     measured = ", ".join(f"{size:,}: {rate:,.0f}" for size, rate in rows_per_s.items())
@@ -59,10 +59,11 @@ def choose_batch_rows(rows_per_s: Mapping[int, float]) -> tuple[int, str]:
 def measure_batch_rows(
     sizes: list[int], seconds: Callable[[int], float | None], *, budget_s: float = _BUDGET_S
 ) -> tuple[int, str]:
-    """Times a step of each size with `seconds`, which says None for one that does not fit; (the one to take, why).
+    """Times a step of each size with `seconds`, which returns None for one that does not fit; (the chosen size, the
+    reason).
 
-    Stops where the next one would not be measured within the budget, or does not fit: all ranks at the same, since the
-    seconds are the same on all of them.
+    Stops where the next size would exceed the budget or does not fit. All ranks stop at the same size, since they get
+    the same seconds.
     """
     if len(sizes) == 1:
         return sizes[0], "nothing to choose"
@@ -76,15 +77,17 @@ def measure_batch_rows(
         spent += found
         if spent + 3 * found > budget_s:
             break
-    return choose_batch_rows(rates) if rates else (sizes[0], "nothing fits as it is; it will be cut")
+    return (
+        choose_batch_rows(rates) if rates else (sizes[0], "no size fits at once; it will be split into parts")
+    )
 
 
 def scaled_rate(rate: float, batch_rows: int, *, optimizer: str, chosen: bool) -> float:
-    """The peak learning rate for a step of so many rows. Pure.
+    """Returns the peak learning rate for a step of so many rows. Pure.
 
-    A rate belongs to the rows per step that stand beside it in the spec. Where those are chosen here it is meant for
-    1,024 rows; more rows make it larger, by the square root of how many times as many (by all of it for SGD), at most
-    four times. Fewer leave it as it is.
+    A rate belongs to the rows per step given beside it in the spec. Where those are chosen here, it is meant for 1,024
+    rows; with more rows it grows by the square root of the ratio (for SGD by the ratio), at most four times. Fewer rows
+    leave it unchanged.
     """
     if not chosen or batch_rows <= _RATE_IS_FOR:
         return rate

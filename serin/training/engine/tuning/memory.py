@@ -1,7 +1,7 @@
-"""When a step does not fit: the same rows in smaller parts. The batch, and so what is learned, stays as it is.
+"""Handles a step that does not fit into memory: the same rows in smaller parts. The batch and the result stay the same.
 
-One process goes on by itself. Where there are several, the others wait in the middle of a step for one that cannot go
-on: what to do next is written down, all end, and the launcher starts them again from the last checkpoint.
+A single process continues by itself. With several, the others wait inside a step for one that cannot continue: the new
+setting is stored, all exit, and the launcher restarts them from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from serin.machine.durable import write_whole
 
 
 class StartAgain(Exception):
-    """All ranks are to begin again; what is different then lies in the run's folder already."""
+    """Raised to restart all ranks; the changed settings are already in the run's folder."""
 
 
 def smaller_parts(parts: int, rows: int) -> int | None:
-    """Into how many parts `rows` are cut next; None when they cannot be. Pure."""
+    """Returns into how many parts `rows` are split next; None when they cannot be. Pure."""
     twice = 2 * parts
     return twice if rows % twice == 0 else None
 
 
 def limit_batch(folder: Path, batch_rows: int) -> None:
-    """For the next measurement: so many rows did not fit."""
+    """Stores for the next measurement that so many rows did not fit."""
     write_whole(_limit_file(folder), f"{batch_rows}\n")
 
 

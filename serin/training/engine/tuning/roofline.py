@@ -1,7 +1,7 @@
-"""What a step computes and moves, and what the device could do at best: the two sides of a roofline.
+"""The roofline model: what a step computes and moves, and what the device can do at best.
 
-Products are counted by torch as a row goes through the network; moved bytes are estimated from its outputs and
-weights. The device's best is measured on it, with one large product and one large copy, for a tenth of a second.
+Products are counted by torch as a row goes through the network; moved bytes are estimated from its outputs and weights.
+The device's best rates are measured with one large product and one large copy, for a tenth of a second.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from serin.models.shape import TableShape
 from serin.models.table import CategoryTable
 from serin.training.engine.precision import Precision, computing, matrix_products
 
-WORTH_MEASURING_S = 1.0  # of work; less says little and would not be worth the tenth of a second
+WORTH_MEASURING_S = 1.0  # of work; less is not worth the tenth of a second
 
 _ROWS = 2
-_FORWARD_AND_BACK = 3  # the way back takes two products for each one of the way there
-_TOUCHED = 4  # an output is written and read on the way there, and so is its gradient on the way back
+_FORWARD_AND_BACK = 3  # the backward pass takes two products for each one of the forward pass
+_TOUCHED = 4  # an output is written and read in the forward pass, and so is its gradient in the backward pass
 _TOUCHED_WEIGHT = {"adamw": 10, "adagrad": 8, "sgd": 6}  # reads and writes of a number per step
 _BYTES = 4
 _SIDE = {"cpu": 768, "cuda": 8192}
@@ -34,15 +34,15 @@ _REPEATS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Of a training step: its products and moved bytes grow with the rows, and some bytes with the weights."""
+    """The cost of a training step: products and moved bytes grow with the rows, and some bytes with the weights."""
 
     flops_per_row: float
     bytes_per_row: float
     bytes_per_step: float
-    table_bytes_per_step: float  # of the tables of categories, where they are updated whole
+    table_bytes_per_step: float  # of the category tables, where they are updated whole
 
     def of(self, rows: int, steps: int, *, by_row: bool) -> tuple[float, float]:
-        """(products, bytes) of so many rows in so many steps."""
+        """Returns (products, bytes) of so many rows in so many steps."""
         per_step = self.bytes_per_step + (0.0 if by_row else self.table_bytes_per_step)
         return rows * self.flops_per_row, rows * self.bytes_per_row + steps * per_step
 
@@ -54,7 +54,7 @@ class Peaks:
 
 
 def weigh(network: nn.Module, shape: TableShape, *, optimizer: str) -> StepCost | None:
-    """None for a network that cannot be asked about two rows; it is for its training to say why."""
+    """Measures the cost of a network; None if it fails on two rows, because its training will report the reason."""
     device = next((weight.device for weight in network.parameters()), torch.device("cpu"))
     num = torch.zeros(_ROWS, shape.numeric, device=device)
     cat = torch.zeros(_ROWS, len(shape.sizes), dtype=torch.int64, device=device)
@@ -90,7 +90,7 @@ def weigh(network: nn.Module, shape: TableShape, *, optimizer: str) -> StepCost 
 
 
 def measure_peaks(device: torch.device, precision: Precision) -> Peaks:
-    """The best of a few: what one large product and one large copy reach here, in this precision."""
+    """Returns the best rates of a few tries: one large product and one large copy, in this precision."""
     side, copied = _SIDE[device.type], _COPIED_BYTES[device.type]
     with torch.no_grad(), matrix_products(precision), computing(precision, device):
         a, b = (torch.ones(side, side, device=device) for _ in range(2))

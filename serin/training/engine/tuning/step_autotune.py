@@ -1,4 +1,4 @@
-"""Which kind of step a run gets, in which numbers: measured once when it begins, the same when it is resumed."""
+"""Chooses the execution and precision of a run's steps: measured once when it begins, kept when it is resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Feed = Callable[[int, int], Iterator[Tensor | Batch]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedStep:
-    """A step and what feeds it: batches, or row numbers for one that gathers them itself."""
+    """A step and its input: batches, or row numbers for one that gathers them itself."""
 
     run: Callable[[Tensor | Batch], Tensor]
     feed: Feed
@@ -47,9 +47,10 @@ def ready_step(
     kind: Literal["auto"] | Execution,
     precision: Literal["auto"] | Precision,
 ) -> TunedStep:
-    """The step as wanted; eager, with the reason, where that cannot be. Leaves weights and randomness as they were.
+    """Returns the step as wanted, or eager with the reason. Leaves weights and RNG state unchanged.
 
-    `auto` captures on a GPU when that is faster there. It never compiles: that takes longer than most runs here last.
+    `auto` uses a CUDA graph on a GPU when that is faster. It never compiles: that takes longer than most runs here
+    last.
     """
     learner.step.gather = loader.take if isinstance(loader, Loader) else None
     with undone(learner):
@@ -71,7 +72,7 @@ def ready_step(
 
 
 class _Trial:
-    """Steps that are tried on the first rows, for what they would cost."""
+    """Tries steps on the first rows to measure their cost."""
 
     def __init__(self, learner: Learner, loader: Loader | StreamLoader) -> None:
         self._learner, self._step, self._world, self._loader = learner, learner.step, learner.world, loader
@@ -91,7 +92,7 @@ class _Trial:
     def prepare(
         self, kind: Literal["auto"] | Execution, *, sure: bool = False
     ) -> tuple[Callable[[Tensor | Batch], Tensor], Feed, Execution, str]:
-        """`sure`: use a CUDA graph where it is possible, without measuring whether it pays."""
+        """Prepares a kind of step. `sure`: use a CUDA graph where it is possible, without measuring whether it pays."""
         match kind:
             case "eager":
                 return self._eager("asked for")
@@ -103,7 +104,7 @@ class _Trial:
                 return self._captured(sure=sure or kind == "cuda_graph")
 
     def stretch(self, run: Callable[[Tensor | Batch], Tensor]) -> GraphedSteps | None:
-        """Several captured steps at once, where one is short and nobody else takes part in it."""
+        """Captures several steps at once, where one is short and no other process takes part in it."""
         example = self._example()
         alone = isinstance(run, CapturedStep) and not self._world.group
         if not alone or not isinstance(self._loader, Loader) or not isinstance(example, Tensor):
@@ -112,7 +113,7 @@ class _Trial:
             return None
         try:
             many = CapturedSteps(self._step, example, min(_AT_ONCE, self._loader.steps_per_epoch))
-        except RuntimeError:  # out of memory, most likely: one at a time is as good
+        except RuntimeError:  # probably out of memory: single steps do as well
             torch.cuda.synchronize(self._world.device)
             torch.cuda.empty_cache()
             return None
@@ -125,7 +126,7 @@ class _Trial:
         example, captured, failure = self._example(), None, ""
         try:
             captured = CapturedStep(self._step, example)
-        except RuntimeError as error:  # what torch raises for whatever a graph cannot hold
+        except RuntimeError as error:  # raised by torch for anything that a graph cannot hold
             torch.cuda.synchronize(self._world.device)
             torch.cuda.empty_cache()
             failure = _first_line(error)
@@ -155,12 +156,12 @@ class _Trial:
 
 @contextmanager
 def undone(learner: Learner) -> Iterator[None]:
-    """What is tried in the block changes nothing."""
+    """Undoes the effects of the block on the learner."""
     network = learner.network
     state = {name: tensor for name, tensor in network.state_dict().items() if not tensor.is_meta}
     before = {name: full(tensor).clone() for name, tensor in state.items()}
     try:
-        # Non-persistent buffers are not in the state.
+        # Non-persistent buffers are not part of the state.
         with buffers_kept(network), torch.random.fork_rng(learner.world.gpus):
             yield
     finally:
