@@ -125,5 +125,5 @@ def test_a_table_that_does_not_fit_the_budget_stays_in_its_files() -> None:
 
 @pytest.mark.parametrize("budget", [0, 1 << 20])
 def test_a_code_beyond_its_vocabulary_is_refused_before_training(budget: int) -> None:
-    with pytest.raises(BundleBroken, match="holds codes 0 to 4"):
+    with pytest.raises(BundleBroken, match="has codes 0 to 4"):
         open_table(split(), CPU, sizes=(4,), budget=budget)

@@ -50,10 +50,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 ENDINGS = [
-    ("pass", TrainingRefused, "it ended well and left nothing in SERIN_OUTPUT"),
+    ("pass", TrainingRefused, "it exited with 0 and wrote nothing to SERIN_OUTPUT"),
     ("(run.output / 'model.onnx').write_bytes(b'weights, surely')", TrainingRefused, "is no ONNX file"),
     ("leave(columns=4)", TrainingRefused, "its input num has 4 columns, the dataset 3"),
-    ("weights = weights * np.nan; leave()", TrainingRefused, "answers row 0 of the valid rows with"),
+    ("weights = weights * np.nan; leave()", TrainingRefused, "its answer to row 0 of the valid rows is"),
     ("leave(name='weights.safetensors')", TrainingRefused, "left weights.safetensors"),
     ("raise MemoryError('no room for my table')", WorkerFailed, "MemoryError: no room for my table"),
 ]

@@ -100,7 +100,7 @@ def test_a_trial_of_a_search_that_was_killed_is_taken_up_with_its_settings_and_c
         search(MODEL, training, spec, [dataset], folder=tmp_path / "search", home=tmp_path, stop=stop)
     watcher.join()
     assert stopped.value.exit_code == 75
-    assert said[0] == "taken up again: 1 trial(s) that were interrupted"
+    assert said[0] == "resuming 1 interrupted trial(s)"
     assert [path.name for path in (tmp_path / "search" / "trials").iterdir()] == [place.parent.name]
     starts = [json.loads(line) for line in (place / "progress.jsonl").read_text().splitlines()]
     assert [record["step"] > 0 for record in starts if record["event"] == "started"] == [False, True]

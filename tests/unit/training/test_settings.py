@@ -230,7 +230,7 @@ def test_balanced_classes_weigh_the_same_together() -> None:
     weights = class_weights("balanced", target, 2)
     assert weights == pytest.approx([2 / 3, 2.0])
     assert class_weights((1.0, 1.0), target, 2) == pytest.approx([1.0, 1.0])
-    with pytest.raises(ValueError, match="holds 3 weights, the target has 2 classes"):
+    with pytest.raises(ValueError, match="has 3 weights, but the target has 2 classes"):
         class_weights((1.0, 2.0, 3.0), target, 2)
     weighted = loss_of("binary", weights=torch.tensor(weights))
     plain = loss_of("binary")
