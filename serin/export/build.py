@@ -1,4 +1,4 @@
-"""From trained weights and the dataset they were trained on to a published, proven model version."""
+"""Builds a published, validated model version from trained weights and their dataset."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ def export_model(
     read_rows: ReadRows | None = None,
     approved_by: str | None = None,
 ) -> Bundle:
-    """Export, prove, meet the live model, publish. What fails the gate (GateFailed) or is worse than the live model
-    (ChampionRefused) takes no version number. `approved_by`: the person who approves it although it is worse."""
+    """Exports, validates, compares with the live model and publishes.
+
+    A model that fails the gate (GateFailed) or is worse than the live model (ChampionRefused) gets no version number.
+    `approved_by`: the person who approves it although it is worse.
+    """
     if not spec.has_data:
         return export_own_inputs(spec, checkpoint, store=store, lineage=lineage, approved_by=approved_by)
     folder = Path(dataset.path)
@@ -113,14 +116,14 @@ def _fill(
 
 
 def _scores(proven: Proven) -> Callable[[pa.Table], dict[str, Array]]:
-    """How the candidate answers raw rows, before it is a bundle."""
+    """Returns the candidate's scoring function for raw rows, before there is a bundle."""
     session = open_session(proven.model)
     names = [output.name for output in proven.schema.outputs]
     return lambda table: run_in_batches(session, to_wire(table, proven.schema), names, BATCH_ROWS)
 
 
 def _copy_lookups(work: Path, data: DatasetDescription, folder: Path) -> None:
-    """The tables that the graph holds, for people to read. A table may be called anything, a bundle's file may not."""
+    """Copies the lookup tables of the graph, for people to read. A table may have any name, a bundle's file may not."""
     for position, table in enumerate(data.lookups):
         target = work / "lookups" / f"{re.sub('[^A-Za-z0-9_]', '_', table.name)[:100]}.parquet"
         if target.exists():

@@ -1,9 +1,9 @@
-"""The candidate against the live model: both score the same newest test rows, raw, each through its own graph.
+"""Compares the candidate with the live model: both score the same newest test rows, raw, each through its own graph.
 
-The candidate is refused when it is worse by more than `champion.max_loss` and that is sure at `champion.confidence`
-(paired bootstrap), overall or in a declared segment (where the confidence is shared among the segments). When the two
-cannot be compared it is refused too; a named person may approve either. Without a live model, or when the target has
-changed, there is nothing to compare: said, and passed.
+The candidate is refused when it is worse by more than `champion.max_loss` with `champion.confidence` (paired
+bootstrap), overall or in a declared segment (the error probability is shared among the segments). When the two cannot
+be compared it is refused too; a named person may approve either. Without a live model, or when the target has changed,
+there is nothing to compare: the report says so, and the candidate passes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 RESAMPLES = 1000
 _FEWEST_ROWS = 100
 ReadRows = Callable[[tuple[FeatureSpec, ...], int], RawRows]
-"""(features, most rows) -> the newest rows of the test split, with every request column these features need."""
+"""(features, most rows) -> the newest rows of the test split, with every request column that these features need."""
 
 
 def meet_champion(
@@ -55,7 +55,7 @@ def meet_champion(
     read_rows: ReadRows | None,
     approved_by: str | None = None,
 ) -> ChampionReport:
-    """The report of a candidate that may be published; ChampionRefused for one that may not."""
+    """Returns the report of a candidate that may be published; raises ChampionRefused for one that may not."""
     live = store.aliases(spec.name).get("live")
     if live is None:
         return ChampionReport(verdict="not compared", reason="there is no live model")
@@ -75,7 +75,7 @@ def meet_champion(
 
 
 class _Incomparable(Exception):
-    """Why no comparison could be made. Never leaves this module."""
+    """The reason why no comparison was possible. Never leaves this module."""
 
 
 def _compare(
@@ -85,14 +85,14 @@ def _compare(
     live: Bundle,
     read_rows: ReadRows | None,
 ) -> tuple[ChampionReport, str | None]:
-    """The report, and what speaks against the candidate."""
+    """Returns the report, and the evidence against the candidate."""
     scorer, before = _open_live(live)
     changed = _changed_target(spec, schema, before, scorer.schema)
     if changed:
         report = ChampionReport(verdict="not compared", reason=changed, live_version=live.version)
         return report, None
     if read_rows is None:
-        raise _Incomparable("there are no raw test rows at hand")
+        raise _Incomparable("no raw test rows are available")
     rows = _rows(spec, before, read_rows)
     logger.info(f"champion: {len(rows):,} newest test rows through the candidate and version {live.version}")
     try:
@@ -131,11 +131,9 @@ def _rows(spec: PipelineSpec, before: PipelineSpec, read_rows: ReadRows) -> RawR
     try:
         rows = read_rows((*spec.features, *before.features), spec.champion.max_rows)
     except (DataError, SpecError) as error:
-        raise _Incomparable(f"the live model's columns are not in the tables any more: {error}") from error
+        raise _Incomparable(f"the tables no longer have the live model's columns: {error}") from error
     if len(rows) < _FEWEST_ROWS:
-        raise _Incomparable(
-            f"the test split has {len(rows)} rows; {_FEWEST_ROWS} are needed to tell anything"
-        )
+        raise _Incomparable(f"the test split has {len(rows)} rows; at least {_FEWEST_ROWS} are needed")
     return rows
 
 
@@ -153,7 +151,7 @@ def _report(
     parts = _by_target(schema, rows.target, ours[name], theirs[name])
     sure = 1 - (1 - asked.confidence) / len(parts)
     contests = {key: _contest(metric, *part, asked.max_loss, sure) for key, part in parts.items()}
-    overall = max(contests.values(), key=lambda contest: contest.at_least)  # of several targets, the worst
+    overall = max(contests.values(), key=lambda contest: contest.at_least)  # with several targets, the worst
     segments = {f"target {key}": contest for key, contest in contests.items() if key}
     masks = segment_masks(rows.table, spec.export.segments)
     shared = 1 - (1 - asked.confidence) / max(len(masks) * len(parts), 1)
@@ -186,7 +184,7 @@ def _report(
 def _by_target(
     schema: Schema, target: Array, ours: Array, theirs: Array
 ) -> dict[str, tuple[Array, Array, Array]]:
-    """Truth and both models' answers by the target's name; a single one has none."""
+    """Returns the truth and both models' answers by the target's name; a single target has none."""
     if not schema.targets:
         return {"": (target, _flat(ours), _flat(theirs))}
     return {name: (target[:, at], ours[:, at], theirs[:, at]) for at, name in enumerate(schema.targets)}

@@ -1,7 +1,7 @@
-"""A model with inputs of its own (model.script or model.onnx without data) to a published version.
+"""Publishes a model with custom inputs (model.script or model.onnx without data).
 
 There is no ETL to compare with and there are no test rows here: it must answer its golden rows at every batch size as
-the framework it was made with did, and its metrics are those its script reported. The bundle is one like any other.
+its own framework did, and its metrics are those that its script reported. The bundle is like any other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def export_own_inputs(
     lineage: Mapping[str, Any],
     approved_by: str | None,
 ) -> Bundle:
-    """Prove, meet the live model's metrics, publish. GateFailed and ChampionRefused as for every other model."""
+    """Validates, compares the live model's metrics and publishes. Raises GateFailed and ChampionRefused like any other
+    export."""
     folder = Path(checkpoint.path)
     _record, data = read_trained(folder)
     model, schema = onnx.load_model_from_string(data), read_schema(folder)
@@ -82,7 +83,7 @@ def export_own_inputs(
 
 
 def _golden(folder: Path, schema: Schema) -> tuple[pa.Table, dict[str, Array], dict[str, Array]]:
-    """The rows, their inputs in wire form, and the answers that their maker knew."""
+    """Returns the rows, their inputs in wire form, and the known answers."""
     try:
         table = pq.read_table(folder / GOLDEN)
     except (OSError, pa.ArrowException) as error:
@@ -123,7 +124,7 @@ def _prove(
         tolerance=tolerance,
         largest_score_difference=largest,
         test_rows=0,
-        made_by=f"model.{spec.model.kind}" if known else "itself, one batch",
+        made_by=f"model.{spec.model.kind}" if known else "itself in one batch",
         test_trained=dict(metrics),
         test_onnx={},
     )
@@ -133,7 +134,7 @@ def _prove(
 def _apart(
     name: str, found: Array, wanted: Array, answers: Mapping[str, Array], size: int, tolerance: float
 ) -> float:
-    """The largest difference of one output; GateFailed when it is too large."""
+    """Returns the largest difference of one output; raises GateFailed when it is too large."""
     if name == "label":  # two classes may tie within the tolerance
         chances = tile(answers["probabilities"], len(found))
         here, there = (np.take_along_axis(chances, each.astype(np.int64), axis=1) for each in (found, wanted))
@@ -146,7 +147,7 @@ def _apart(
         raise GateFailed(
             stage="scores",
             what=f"{name!r} of golden row {row % len(next(iter(answers.values())))} at batch size {size}",
-            found=f"{found[row]}, its maker has {wanted[row]}, allowed {tolerance:g}",
+            found=f"{found[row]}, expected {wanted[row]}, allowed difference {tolerance:g}",
             column=name,
             row=row,
         )
@@ -156,17 +157,17 @@ def _apart(
 def _meet_metrics(
     spec: PipelineSpec, schema: Schema, metrics: Mapping[str, float], store: Store, approved_by: str | None
 ) -> ChampionReport:
-    """Without rows to score, what both versions' scripts reported is compared; without that, somebody must answer."""
+    """Compares the metrics that both versions' scripts reported; without them a person must approve."""
     live = store.aliases(spec.name).get("live")
     if live is None:
         return ChampionReport(verdict="not compared", reason="there is no live model")
     name = spec.champion.metric or METRICS[schema.task][0]
     ours, theirs = metrics.get(f"test_{name}"), store.bundle(spec.name, live).metrics.get(f"test_{name}")
-    problem: str | None = f"a script that leaves no test_{name} in metrics.json cannot be judged"
+    problem: str | None = f"the script reports no test_{name} in metrics.json, so it cannot be judged"
     reason = ""
     if ours is not None and theirs is not None:
         loss = theirs - ours if name in HIGHER_IS_BETTER else ours - theirs
-        reason = f"reported test_{name} {ours:.6g}, version {live} reported {theirs:.6g}"
+        reason = f"the script reported test_{name} {ours:.6g}, that of version {live} {theirs:.6g}"
         problem = reason if loss > spec.champion.max_loss else None
     if problem is None:
         return ChampionReport(verdict="better or equal", reason=reason, live_version=live, metric=name)

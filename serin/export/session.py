@@ -1,7 +1,7 @@
-"""ONNX Runtime sessions, all opened in one way: quiet, without spinning threads, and with this project's errors.
+"""Opens ONNX Runtime sessions in one way: quiet, without spinning threads, and with Serin's errors.
 
-A model runs whole in one session, or as a front on the CPU (strings, lookups, features) with a core on an
-accelerator; both answer to the same call.
+A model runs whole in one session, or as a front on the CPU (strings, lookups, features) with a core on an accelerator;
+both have the same interface.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROVIDERS: Mapping[Device, str] = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
-RUNTIME_ERRORS: tuple[type[BaseException], ...] = tuple(  # they share no base but Exception
+RUNTIME_ERRORS: tuple[type[BaseException], ...] = tuple(  # they have no common base but Exception
     getattr(ort_errors, name)
     for name in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NotImplemented",
                  "RuntimeException", "EPFail", "NoModel", "EngineError", "ModelLoaded")
@@ -35,7 +35,7 @@ RUNTIME_ERRORS: tuple[type[BaseException], ...] = tuple(  # they share no base b
 
 
 class Runs(Protocol):
-    """What answers: an ONNX Runtime session, or a front and a core that act as one."""
+    """An ONNX Runtime session, or a front and a core that act as one."""
 
     def run(self, outputs: Sequence[str], feed: Mapping[str, Array]) -> list[Array]: ...
 
@@ -47,9 +47,9 @@ def open_session(
     device: Device = "cpu",
     options: Mapping[str, Any] | None = None,
 ) -> ort.InferenceSession:
-    """A session for a graph in memory or in a file. `threads`: None leaves it to ONNX Runtime (one per core).
+    """Opens a session for a graph in memory or in a file. `threads`: None leaves it to ONNX Runtime (one per core).
 
-    What the device's provider cannot run falls to the CPU; a provider that is not here is ExportFailed.
+    Nodes that the device's provider cannot run go to the CPU; a provider that is not available raises ExportFailed.
     """
     settings = ort.SessionOptions()
     settings.log_severity_level = _ERROR
@@ -66,7 +66,7 @@ def open_session(
     try:
         session = ort.InferenceSession(source, settings, providers=providers)
     except RUNTIME_ERRORS as error:
-        raise ExportFailed(what="the graph", reason=f"ONNX Runtime does not load it: {error}") from error
+        raise ExportFailed(what="the graph", reason=f"ONNX Runtime cannot load it: {error}") from error
     if wanted not in session.get_providers():
         raise ExportFailed(
             what="the graph", reason=f"{wanted} does not start here; its libraries are missing"
@@ -75,7 +75,7 @@ def open_session(
 
 
 def has_device(device: Device) -> bool:
-    """Is a provider for it built into this ONNX Runtime? Whether it starts is another question."""
+    """Returns whether this ONNX Runtime has a provider for the device; it may still fail to start."""
     return _PROVIDERS[device] in ort.get_available_providers()
 
 
@@ -96,7 +96,7 @@ class FrontAndCore:
 def run_in_batches(
     session: Runs, inputs: Mapping[str, Array], outputs: Sequence[str], batch_rows: int
 ) -> dict[str, Array]:
-    """The outputs for all rows, `batch_rows` at a time; also for no rows at all."""
+    """Returns the outputs for all rows, computed `batch_rows` at a time; also for no rows at all."""
     rows = len(next(iter(inputs.values())))
     parts = [
         session.run(list(outputs), {name: values[at : at + batch_rows] for name, values in inputs.items()})

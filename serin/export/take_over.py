@@ -1,4 +1,4 @@
-"""A bundle from elsewhere becomes a version here: verified first, under the next number, with its origin."""
+"""Imports a bundle from elsewhere as a version: verified first, under the next number, with its origin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from serin.store.store import Store
 
 
 def import_bundle(folder: Path, store: Store, *, name: str | None = None) -> Bundle:
-    """BundleBroken when it is not what its manifest says, or its graph or golden rows cannot be read."""
+    """Imports a bundle. Raises BundleBroken when it does not match its manifest, or its graph or golden rows are
+    unreadable."""
     manifest = verify_bundle(folder)
     model = valid_model_name(name or manifest.name)
     graphs = {path.name: onnx.load_model_from_string(path.read_bytes()) for path in folder.glob("*.onnx")}

@@ -1,8 +1,8 @@
-"""A team's own Triton model repository becomes a version, as it is: ensembles and own model.py included.
+"""Imports a team's own Triton model repository as a version, unchanged: with ensembles and its own model.py.
 
-It brings what no export here could find out: `schema.json` (what clients send and get) and `golden.parquet` (request
-rows with the answers they must get) beside the models' folders. Nothing of it is run here; a release of it takes no
-traffic before it has answered its golden rows, and its code runs where Triton runs it.
+It must contain what no export could derive: `schema.json` (what clients send and get) and `golden.parquet` (request
+rows with the expected answers) beside the models' folders. None of it is run here. A release of it takes no traffic
+before it has answered its golden rows, and its code runs where Triton runs it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _TRITON = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "
 
 
 def is_repository(folder: Path) -> bool:
-    """Does it hold models' folders with Triton's configurations, and is it no bundle?"""
+    """Returns whether the folder has models' folders with Triton's configurations, and is not a bundle."""
     return not (folder / MANIFEST).exists() and any(folder.glob(f"*/{_CONFIG}"))
 
 
 def import_repository(
     folder: Path, store: Store, *, name: str, entry: str | None = None, with_code: bool = False
 ) -> Bundle:
-    """`entry`: the model that clients ask; by itself the one called `name`, the only ensemble or the only model."""
+    """Imports a repository. `entry`: the model that clients call; by default `name`, the only ensemble or the only
+    model."""
     configs = {path.parent.name: _read_config(path) for path in sorted(folder.glob(f"*/{_CONFIG}"))}
     asked = _entry(configs, valid_model_name(name), entry)
     schema = read_schema(folder)
@@ -45,13 +46,13 @@ def import_repository(
     golden = read_golden(folder, schema)
     if not len(golden):
         raise ExportFailed(
-            what="the repository", reason=f"{folder / GOLDEN} has no rows: nothing could prove it"
+            what="the repository", reason=f"{folder / GOLDEN} has no rows, so it cannot be verified"
         )
     files = [path for model in configs for path in sorted((folder / model).rglob("*")) if path.is_file()]
     code = [path for path in files if path.suffix in _CODE]
     if code and not with_code:
         first = code[0].relative_to(folder)
-        reason = f"it holds code that Triton will run ({first}); say --with-code when you trust it"
+        reason = f"it contains code that Triton will run ({first}); pass --with-code if you trust it"
         raise ExportFailed(what="the repository", reason=reason)
     release = Release(model=name, version=store.reserve_version(name))
     with store.workspace() as work:
@@ -89,12 +90,12 @@ def _entry(configs: Mapping[str, Any], name: str, entry: str | None) -> str:
             return known[0]
         if found == [entry]:
             break
-    reason = f"which of {sorted(configs)} do clients ask? name it with --entry"
+    reason = f"which of {sorted(configs)} do clients call? name it with --entry"
     raise ExportFailed(what="the repository", reason=reason)
 
 
 def _check_schema(schema: Schema, config: Any, entry: str) -> None:
-    """What schema.json promises is what the entry's configuration says."""
+    """Checks that schema.json agrees with the configuration of the entry model."""
     for what, ours, theirs in (
         ("input", schema.inputs, config.input),
         ("output", schema.outputs, config.output),

@@ -1,6 +1,6 @@
-"""A published version to MLflow as well, when MLFLOW_TRACKING_URI says where: its files as an ONNX model, its metrics.
+"""Logs a published version to MLflow too, when MLFLOW_TRACKING_URI is set: its files as an ONNX model, its metrics.
 
-The store has all of it in any case: an MLflow that does not answer is told, and the version stays published.
+The store has all of it in any case: an MLflow that does not answer is reported, and the version stays published.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def track_bundle(bundle: Bundle, checkpoint: Checkpoint) -> None:
-    """Logs the version to the run of its training when that was tracked, else to a run of its own."""
+    """Logs the version to the run of its training if that was tracked, else to a separate run."""
     uri = environment.mlflow_tracking_uri()
     if uri is None:
         return
@@ -36,10 +36,10 @@ def track_bundle(bundle: Bundle, checkpoint: Checkpoint) -> None:
     except (MlflowException, OSError) as error:  # requests' errors are OSErrors
         first = next(iter(str(error).splitlines()), type(error).__name__)
         logger.info(
-            f"MLflow does not take the version: {first}; it is published all the same, in {bundle.path}"
+            f"MLflow did not accept the version: {first}; it is published nevertheless, in {bundle.path}"
         )
     else:
-        logger.info(f"{bundle.model} version {bundle.version} is a model of MLflow's run {run}")
+        logger.info(f"{bundle.model} version {bundle.version} is logged as a model of MLflow run {run}")
 
 
 def _log(client: Any, bundle: Bundle, checkpoint: Checkpoint) -> str:
@@ -78,7 +78,7 @@ def _run_of(client: Any, bundle: Bundle, checkpoint: Checkpoint) -> str:
 
 
 def _description(run: str, where: str, bundle: Bundle) -> dict[str, Any]:
-    """MLflow's own file about a model: what `mlflow.onnx.load_model` reads."""
+    """Returns MLflow's own file about a model, which `mlflow.onnx.load_model` reads."""
     import mlflow
     import onnx
 

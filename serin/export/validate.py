@@ -1,4 +1,4 @@
-"""From a trained network to a model that has passed the gate: fused with its features, its best variant chosen."""
+"""Validates a trained network: fuses it with its features, checks it in the gate, and chooses its best variant."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ logger = logging.getLogger(__name__)
 
 _METRIC_BATCH_ROWS = 8192
 _JUDGED_ROWS = 200_000
-_WORTH_A_THREAD = 0.95  # of the time with fewer threads: a smaller gain is left to other requests
+_WORTH_A_THREAD = (
+    0.95  # of the time with fewer threads: for a smaller gain the core is left to other requests
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proven:
-    """A model that passed the gate and has no name yet. `core`: only for a GPU, with the features as its front."""
+    """A model that passed the gate and has no version yet. `core`: only for a GPU, with the features as its front."""
 
     model: onnx.ModelProto
     core: onnx.ModelProto | None
@@ -62,7 +64,7 @@ class Proven:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ground:
-    """What a proof stands on."""
+    """The inputs of a validation."""
 
     spec: PipelineSpec
     data: DatasetDescription
@@ -80,12 +82,13 @@ def prove_model(
     *,
     read_rows: ReadRows | None,
 ) -> Proven:
-    """GateFailed when the plain graph does not answer as the trainer does; other variants may fail and are listed."""
+    """Validates a model. Raises GateFailed when the plain graph disagrees with the trainer; other variants may fail and
+    are listed."""
     split = _for_gpu(spec.export.target)
     device: Device = "cuda" if split and inventory() and has_device("cuda") else "cpu"
     if split and device == "cpu":
         logger.info(
-            "for a GPU, but none is here that ONNX Runtime could use: front and core are proven on the CPU"
+            "the target is a GPU, but ONNX Runtime finds none here: front and core are validated on the CPU"
         )
     ground = _Ground(spec=spec, data=data, folder=folder, split=split, device=device, read_rows=read_rows)
     outputs = outputs_of(data.task, len(data.classes or ()), data.outputs)
@@ -115,7 +118,7 @@ def _pass_gate(
     golden: GoldenRows,
     reported: Mapping[str, float],
 ) -> GateReport:
-    """The plain graph against the ETL and the trainer."""
+    """Compares the plain graph with the ETL and the trainer."""
     export, most = ground.spec.export, ground.spec.serving.max_batch_rows
     model = fuse(features, network.graph, schema)
     check_stopped()
@@ -190,7 +193,7 @@ def _with_best_variant(
 
 
 def _spread(context: VariantContext, chosen: Runnable, outputs: Mapping[str, Array]) -> float:
-    """How far scores move with the size of the batch: what a client may see between one request and another."""
+    """Returns how far scores vary with the batch size: what a client may see between one request and another."""
     name, largest = context.outputs[-1], 0.0
     for size in (1, 8, 64):
         found = run_in_batches(chosen.runs, context.golden.inputs, [name], size)[name]
@@ -200,7 +203,7 @@ def _spread(context: VariantContext, chosen: Runnable, outputs: Mapping[str, Arr
 
 
 def _check_front_and_core(context: VariantContext, chosen: Runnable) -> float:
-    """Front and core give what the whole graph gives, on the same device as it is served: GateFailed when not."""
+    """Raises GateFailed unless front and core give the same as the whole graph, on the device that serves them."""
     whole = open_session(chosen.model, threads=1)
     wanted = run_in_batches(whole, context.golden.inputs, context.outputs, len(context.golden))
     served = front_and_core(context.features, chosen.core, chosen.variant.device)
@@ -226,7 +229,7 @@ def _check_front_and_core(context: VariantContext, chosen: Runnable) -> float:
 def measure_threads(
     model: onnx.ModelProto, golden: GoldenRows, mix: Mapping[int, float], outputs: Sequence[str]
 ) -> Runtime:
-    """The fewest threads with which requests of the batch mix are answered about as fast as with any."""
+    """Returns the fewest threads with which requests of the batch mix are answered about as fast as with any."""
     sessions = {str(count): open_session(model, threads=count) for count in thread_counts()}
     taken = dict.fromkeys(sessions, 0.0)
     for rows, share in mix.items():
@@ -250,21 +253,21 @@ def _test_batches(folder: Path) -> Iterator[Batch]:
 
 
 def _calibration(folder: Path) -> dict[str, Array]:
-    """Training rows from all over the split."""
+    """Returns training rows from all over the split."""
     rows = read_split(folder, "train").whole()
     places = np.linspace(0, len(rows) - 1, min(CALIBRATION_ROWS, len(rows))).astype(np.int64)
     return {"num": np.asarray(rows.num[places]), "cat": rows.cat[places].astype(np.int64)}
 
 
 def _judged_rows(ground: _Ground, several: bool) -> TestRows:
-    """The newest test rows for the variants, with their segments when there is more than one variant to judge."""
+    """Returns the newest test rows for the variants, with their segments if there is more than one variant to judge."""
     rows = read_split(ground.folder, "test").whole()
     rows = rows[max(0, len(rows) - _JUDGED_ROWS) :] if len(rows) > _JUDGED_ROWS else rows
     masks: dict[str, Array] = {}
     if several and ground.spec.export.segments:
         if ground.read_rows is None:
             raise ExportFailed(
-                what="the variants", reason="export.segments asks for raw rows, which are not at hand"
+                what="the variants", reason="export.segments needs raw rows, which are not available"
             )
         raw = ground.read_rows(ground.spec.features, _JUDGED_ROWS)
         order = np.argsort(raw.row, kind="stable")

@@ -1,4 +1,4 @@
-"""From a model section to a network, fresh or with trained weights."""
+"""Builds a network from a model section, with random or trained weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serin.spec.model import ModelSpec
 
 
 def build_model(spec: ModelSpec, shape: TableShape) -> nn.Module:
-    """A network with fresh weights, drawn from torch's global generator: seed it first."""
+    """Returns a network with random weights, drawn from torch's global generator: seed it first."""
     if spec.ensemble_size == 1:
         return _one(spec, shape)
     without_unit = replace(shape, units=False)
@@ -27,7 +27,7 @@ def build_model(spec: ModelSpec, shape: TableShape) -> nn.Module:
 
 
 def load_model(folder: Path) -> nn.Module:
-    """The trained network of a result folder, on the CPU, ready to score."""
+    """Returns the trained network of a result folder, on the CPU, ready to score."""
     weights = read_weights(folder)
     shape = TableShape(
         numeric=weights.shape.numeric,
@@ -51,4 +51,4 @@ def _one(spec: ModelSpec, shape: TableShape) -> nn.Module:
         case "module":
             return OwnNetwork(spec, shape)
         case "xgboost" | "script" | "onnx":
-            raise ValueError(f"{spec.kind} is no network that is built here")
+            raise ValueError(f"{spec.kind} is not one of Serin's networks")

@@ -1,4 +1,4 @@
-"""Deep and cross network, version 2 (Wang et al., 2020): products of columns of bounded degree beside a perceptron."""
+"""Deep and cross network, version 2 (Wang et al., 2020): products of columns of bounded degree beside an MLP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serin.models.shape import TableShape
 from serin.models.table import Cut, TableNetwork, chain_cuts, dense_layers, linear_chain
 from serin.spec.model import ModelSpec
 
-_LARGEST_RANK = 256  # of a cross layer: wider rows go through two thin matrices, as the paper proposes
+_LARGEST_RANK = 256  # of a cross layer: wider rows use two low-rank matrices, as the paper proposes
 
 
 class Cross(nn.Module):

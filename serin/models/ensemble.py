@@ -1,7 +1,7 @@
 """Several networks of one kind that are trained side by side and answer together: `model: {ensemble_size: 4}`.
 
-They see the same rows in the same steps and share nothing else, so that each makes mistakes of its own. One model to
-everything around it: one file of weights, one optimizer, one graph.
+They see the same rows in the same steps and share nothing else, so that their errors differ. The rest of Serin sees one
+model: one file of weights, one optimizer, one graph.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from serin.models.table import Cut, Divisible, units_of
 
 
 class Ensemble(Divisible):
-    """(num, cat) -> float32[n, members, outputs] while it learns, so that each member is judged by itself; their mean,
-    float32[n, outputs], afterwards. The mean is of logits, or of values in a regression."""
+    """(num, cat) -> float32[n, members, outputs] during training, so that each member is judged by itself.
+
+    Afterwards it returns their mean, float32[n, outputs]: of logits, or of values in a regression.
+    """
 
     scale: Tensor
     shift: Tensor
 
     def __init__(self, members: Iterable[nn.Module], shape: TableShape) -> None:
-        """`members` answer without a unit: it is put around all of them."""
+        """Combines `members`, which answer in standard units: the target's unit is applied to all of them together."""
         super().__init__()
         self.members = nn.ModuleList(members)
         self.has_units = shape.units

@@ -1,4 +1,4 @@
-"""FT-Transformer (Gorishniy et al., 2021): every column is a token, a transformer looks at all of them together."""
+"""FT-Transformer (Gorishniy et al., 2021): every column is a token, and a transformer attends to all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDER_INSIDE = 2
 
 
 class Block(nn.Module):
-    """Attention over the columns, then a perceptron per column; both are normalised before and added."""
+    """Attention over the columns, then an MLP per column; both with pre-normalisation and a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Block(nn.Module):
         return result
 
     def _attend(self, tokens: Tensor) -> Tensor:
-        # By head first: a rank that holds some of the heads has whole ones.
+        # Ordered by head: a rank that has some of the heads has complete ones.
         split = self.queries_keys_values(tokens).unflatten(2, (-1, 3, self.head_width)).permute(3, 0, 2, 1, 4)
         dropout = self.dropout if self.training else 0.0
         seen = nn.functional.scaled_dot_product_attention(split[0], split[1], split[2], dropout_p=dropout)

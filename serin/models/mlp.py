@@ -1,4 +1,4 @@
-"""Embeddings and a multi-layer perceptron: the network that a table deserves first."""
+"""Embeddings and a multi-layer perceptron: a strong first network for a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a network must know of its table: how many columns of each kind, how many outputs. No torch here."""
+"""The shape of a table as a network needs it: columns of each kind, outputs. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from serin.formats.dataset import DatasetDescription
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableShape:
-    """`sizes`: for each categorical column its number of codes, null and out-of-vocabulary included. `units`: is the
-    answer a value in a unit of its own (a regression), not logits?"""
+    """The shape of a table.
+
+    `sizes`: for each categorical column its number of codes, null and out-of-vocabulary included. `units`: the answer
+    is a value in the target's unit (a regression), not logits.
+    """
 
     numeric: int
     sizes: tuple[int, ...]
@@ -27,7 +30,7 @@ class TableShape:
 
 
 def shape_of(data: DatasetDescription) -> TableShape:
-    """What a model must take and give to fit the dataset."""
+    """Returns the shape that a model must have to fit the dataset."""
     return TableShape(
         numeric=len(data.numeric),
         sizes=tuple(column.size for column in data.categorical),

@@ -1,8 +1,8 @@
-"""Networks that say where they can be cut into pieces, one after the other: for a pipeline of several ranks.
+"""Networks that declare where they can be split into consecutive pieces, for a pipeline of several ranks.
 
-One of ours has a method `stages()`. A user's own names its parts, in order: `stages = ("embed", "body.0", "head")`. The
-first is given (num, cat), each other the one tensor that came out of the part before, and what comes out of the last is
-the answer. All weights must lie in these parts.
+Serin's networks have a method `stages()`. A user's network names its parts, in order: `stages = ("embed", "body.0",
+"head")`. The first gets (num, cat), each other one the output tensor of the part before, and the output of the last is
+the answer. All weights must be in these parts.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """`owns`: how the names of its weights begin."""
+    """One piece of a network. `owns`: prefixes of the names of its weights."""
 
     run: Callable[..., Tensor]
     owns: tuple[str, ...]
 
 
 def stages_of(network: nn.Module) -> list[Stage]:
-    """None of them when the network does not say."""
+    """Returns the stages of a network; empty when it declares none."""
     named = getattr(network, "stages", None)
     found: list[Stage] = named() if callable(named) else []
     return found
 
 
 def named_stages(network: nn.Module, names: Sequence[str], prefix: str) -> list[Stage]:
-    """Of a network whose parts are modules. AttributeError for a name that is none."""
+    """Returns the stages of a network whose parts are modules. Raises AttributeError for an unknown name."""
     return [Stage(run=network.get_submodule(name), owns=(f"{prefix}{name}.",)) for name in names]
 
 
 def assign_stages(sizes: Sequence[int], ranks: int) -> list[range]:
-    """Neighbouring stages for each rank, so that the largest share is as small as it can be. Pure.
+    """Assigns neighbouring stages to each rank so that the largest share is as small as possible. Pure.
 
-    ValueError when there are fewer stages than ranks.
+    Raises ValueError when there are fewer stages than ranks.
     """
     if len(sizes) < ranks:
         raise ValueError(f"{len(sizes)} stages do not fill {ranks} processes")

@@ -1,4 +1,4 @@
-"""What our networks share: the table of categories, columns as one row of numbers, answers in the target's unit."""
+"""Shared parts of Serin's networks: the category table, columns as one row of numbers, answers in the target's unit."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from serin.models.shape import TableShape
 
 _WIDEST_AUTO = 32
 
-# How several ranks may cut a layer: a table by its rows; a matrix by its outputs, which stay cut for the next layer or
-# are gathered; or by its inputs, which come cut from the layer before.
+# How several ranks may split a layer: a table by its rows; a matrix by its outputs, which stay split for the next layer
+# or are gathered; or by its inputs, which come split from the layer before.
 Cut = Literal["table", "outputs", "outputs_gathered", "inputs"]
 
 
 def auto_embedding(sizes: Sequence[int]) -> int:
-    """Numbers per category, by the largest vocabulary: 4 for ten codes, 16 for four thousand, at most 32."""
+    """Returns the embedding width by the largest vocabulary: 4 for ten codes, 16 for four thousand, at most 32."""
     return min(_WIDEST_AUTO, 4 * math.ceil(math.sqrt(math.sqrt(max(sizes))) / 2))
 
 
 class CategoryTable(nn.Embedding):
     """One table for all categorical columns, each at its own offset: one gather in the step, one tensor to update.
 
-    With `by_row()` the table is no weight of the optimizer any more: what a training step gathered, and the gradient
-    of it, is kept in `touched`, for an optimizer that updates those rows alone.
+    After `by_row()` the table is no longer a weight of the optimizer: the rows that a training step gathered, and their
+    gradient, are stored in `touched` for an optimizer that updates those rows alone.
     """
 
     offsets: Tensor
@@ -54,15 +54,15 @@ class CategoryTable(nn.Embedding):
 
 
 def units_of(shape: TableShape) -> tuple[int, ...]:
-    """The form of a regression's scale and shift: one number, or one for each of several targets."""
+    """Returns the shape of a regression's scale and shift: one number, or one for each of several targets."""
     return (shape.outputs,) if shape.units and shape.outputs > 1 else ()
 
 
 class Divisible(nn.Module):
-    """A network of which it is known how several ranks may share its layers."""
+    """A network that declares how several ranks may split its layers."""
 
     def cuts(self, ranks: int) -> dict[str, Cut]:
-        """For so many ranks, by the layer's name; what is not named is the same on all of them."""
+        """Returns the splits for so many ranks, by the layer's name; other layers are the same on all of them."""
         raise NotImplementedError
 
 
@@ -76,18 +76,18 @@ class TableNetwork(Divisible):
         super().__init__()
         self.numeric = shape.numeric
         self.categories: CategoryTable | None = None
-        self.width = shape.numeric  # of a row that is flat
+        self.width = shape.numeric  # of a flattened row
         if shape.sizes:
             size = auto_embedding(shape.sizes) if embedding == "auto" else embedding
             self.categories = CategoryTable(shape.sizes, size)
             self.width += size * len(shape.sizes)
-        # A regression learns its target in standard units and answers in the target's own; logits have none.
+        # A regression learns its target in standard units and answers in the target's unit; logits have none.
         self.has_units = shape.units
         self.register_buffer("scale", torch.ones(units_of(shape)))
         self.register_buffer("shift", torch.zeros(units_of(shape)))
 
     def flat(self, num: Tensor, cat: Tensor) -> Tensor:
-        """All columns side by side: float32[n, width]."""
+        """Concatenates all columns: float32[n, width]."""
         parts = [num] if self.numeric else []
         if self.categories is not None:
             parts.append(self.categories(cat).flatten(1))
@@ -102,7 +102,7 @@ class TableNetwork(Divisible):
 
 
 def chain_cuts(chain: Sequence[tuple[str, nn.Linear]], ranks: int) -> dict[str, Cut]:
-    """For matrices one after the other: two by two, so that ranks talk once for two of them, where they divide."""
+    """Splits consecutive matrices in pairs, so that ranks communicate once per pair, where the sizes divide."""
     cuts: dict[str, Cut] = {}
     at = 0
     while at < len(chain):

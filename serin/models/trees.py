@@ -1,6 +1,6 @@
-"""XGBoost beside the networks: the same columns, `num` first and then `cat`, whose codes are categories. No torch here.
+"""XGBoost beside the networks: the same columns, `num` first and then `cat`, whose codes are categories.
 
-XGBoost is an extra of this package, so it is imported where it is used, and its absence is said in so many words.
+XGBoost is an optional extra, so it is imported where it is used, and its absence is reported. Does not import torch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from serin.formats.shards import Array
 
 LARGEST_SET_COLUMN = 30  # codes
 
-Booster = Any  # xgboost.Booster: the package has no types, and may not be there
+Booster = Any  # xgboost.Booster: the package has no types and may be absent
 
 
 def load_xgboost() -> Any:
-    """The package, or ExtraMissing."""
+    """Returns the package, or raises ExtraMissing."""
     try:
         import xgboost
     except ImportError as error:
@@ -28,16 +28,17 @@ def load_xgboost() -> Any:
 
 
 def column_types(numeric: int, sizes: Sequence[int]) -> list[str]:
-    """As XGBoost calls them, in the order of `joined`: `c` is split by sets of codes, `float` by their order.
+    """Returns XGBoost's names of the column types, in the order of `joined`: `c` is split by sets of codes, `float` by
+    order.
 
-    Larger columns by order: it is by frequency, trees find their way in it about as well, and no runtime has to look
-    for a code in a long list.
+    Larger columns are split by order, which is by frequency: trees do about as well, and no runtime has to search for a
+    code in a long list.
     """
     return ["float"] * numeric + ["c" if size <= LARGEST_SET_COLUMN else "float" for size in sizes]
 
 
 def joined(num: Array, cat: Array) -> Array:
-    """float32[n, numeric + categorical]."""
+    """Returns float32[n, numeric + categorical]."""
     return np.concatenate([np.asarray(num, np.float32), np.asarray(cat, np.float32)], axis=1)
 
 
@@ -47,7 +48,7 @@ def read_booster(data: bytes, *, threads: int | None = None) -> Booster:
 
 
 def margins(booster: Booster, num: Array, cat: Array, sizes: Sequence[int]) -> Array:
-    """What a sigmoid or softmax makes probabilities of, or a regression's value: float32[n, outputs]."""
+    """Returns margins, float32[n, outputs]: a sigmoid or softmax gives probabilities; a regression's value is final."""
     table = load_xgboost().DMatrix(
         joined(num, cat), feature_types=column_types(num.shape[1], sizes), enable_categorical=True
     )
@@ -56,7 +57,7 @@ def margins(booster: Booster, num: Array, cat: Array, sizes: Sequence[int]) -> A
 
 
 def scores(margin: Array, task: str) -> Array:
-    """What the served model answers for margins: a probability, one per class, or the value."""
+    """Returns the served model's answers for margins: a probability, one per class, or the value."""
     if task == "regression":
         return margin
     wide = margin.astype(np.float64)

@@ -1,4 +1,4 @@
-"""The fitted features as an ONNX graph: one input [batch, 1] per request column to the tensors `num` and `cat`.
+"""Converts fitted features to an ONNX graph: one input [batch, 1] per request column to the tensors `num` and `cat`.
 
 Inside, every column is [batch] until the features are stacked. Lookup tables become part of the graph.
 """
@@ -32,7 +32,7 @@ class FeatureGraph:
 
 
 def features2onnx(plan: FeaturePlan, dataset: DatasetDescription, folder: Path) -> FeatureGraph:
-    """The graph of `plan`, with the lookup tables of the dataset in `folder`."""
+    """Returns the graph of `plan`, with the lookup tables of the dataset in `folder`."""
     graph = GraphBuilder(free_prefix("features/", (column.name for column in dataset.inputs)))
     axis = graph.constant(np.array([1], dtype=np.int64), "axis")
     columns = {
@@ -65,7 +65,7 @@ def _without_null_texts(graph: GraphBuilder, values: str, texts: Sequence[str]) 
 
 
 def free_prefix(prefix: str, taken: Iterable[str]) -> str:
-    """`prefix`, made longer until no name in `taken` begins with it: a column may be called anything."""
+    """Returns `prefix`, extended until no name in `taken` begins with it: a column may have any name."""
     names = tuple(taken)
     while any(name.startswith(prefix) for name in names):
         prefix = "_" + prefix

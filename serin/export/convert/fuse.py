@@ -1,7 +1,7 @@
-"""One graph from raw columns to the answer: the feature graph, the network behind it, the answer's form last.
+"""Fuses one graph from raw columns to the answer: the feature graph, the network, and the form of the answer.
 
-The names of the inputs are the request's column names, whatever they are; everything inside is moved out of their
-way. The answer is `score` (a probability, or a regression's value), or `label` and `probabilities`.
+The names of the inputs are the request's column names, whatever they are; all inner names are chosen to avoid them. The
+answer is `score` (a probability, or a regression's value), or `label` and `probabilities`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serin.formats.schema import Schema
 
 
 def fuse(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> onnx.ModelProto:
-    """Features + network (num, cat -> logits) + the form of the answer, checked as a whole."""
+    """Fuses features, network (num, cat -> logits) and the form of the answer, and checks the result."""
     columns = [column.name for column in schema.inputs]
     for output in schema.outputs:
         if output.name in columns:
@@ -48,15 +48,17 @@ def fuse(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> on
 
 
 def _raise_opset(domain: str, *models: onnx.ModelProto) -> None:
-    """The newest version that one of the models asks for, in all of them: trees ask for a newer one than features do,
-    and what features use of this domain has not changed since."""
+    """Sets the newest opset version that one of the models needs in all of them.
+
+    Trees need a newer one than features do, and the operators that features use have not changed since.
+    """
     found = [opset for model in models for opset in model.opset_import if opset.domain == domain]
     for opset in found:
         opset.version = max(each.version for each in found)
 
 
 def core_of(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> onnx.ModelProto:
-    """The network and the form of the answer without the features, for an accelerator: takes what they give."""
+    """Returns the network and the form of the answer without the features, for an accelerator."""
     prefix = free_prefix("network/", (features.num, features.cat))
     core = compose.add_prefix(network, prefix)
     names = {f"{prefix}num": features.num, f"{prefix}cat": features.cat}
@@ -72,14 +74,14 @@ def core_of(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) ->
 
 
 def name_model(model: onnx.ModelProto, properties: Mapping[str, str]) -> None:
-    """Writes into the model who it is. Changes nothing of what it computes."""
+    """Writes names and properties into the model's metadata, without changing its computation."""
     model.graph.name = properties["name"]
     model.producer_name, model.producer_version, model.doc_string = "serin", "", ""
     helper.set_model_props(model, dict(properties))
 
 
 def _answer(graph: onnx.GraphProto, logits: str, schema: Schema, prefix: str) -> None:
-    """From logits to the schema's outputs."""
+    """Adds the nodes from logits to the schema's outputs."""
     match schema.task:
         case "binary":
             nodes = [helper.make_node("Sigmoid", [logits], ["score"], name=f"{prefix}sigmoid")]

@@ -1,6 +1,6 @@
-"""What everything behind training needs of a model, whoever trained it: its graph from `num` and `cat` to `logits`.
+"""A trained model for export, whatever trained it: its graph from `num` and `cat` to `logits`.
 
-`read_network` is the one place that knows kinds of checkpoints; features, gate, variants and champion know `Network`.
+Only `read_network` knows the kinds of checkpoints; features, gate, variants and champion use `Network`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from serin.models.trees import margins, read_booster
 _PRUNED = "pruned"  # beside the weights it was cut from
 
 Reference = Callable[[Array, Array], Array]
-"""num float32[n, k] and cat int64[n, m] to logits float32[n, outputs], as the trainer itself computes them."""
+"""Maps num float32[n, k] and cat int64[n, m] to logits float32[n, outputs], as the trainer itself computes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """`graph`: num float32[batch, k], cat int64[batch, m] -> logits float32[batch, outputs] (both inputs declared, also
-    one of no columns). Logits are what a sigmoid or softmax makes probabilities of; a regression's value as it is.
+    """A trained model as a graph with a reference.
 
-    `made_by` is named in messages and reports. `smaller`: other graphs of the same form that training left beside the
-    first, by the name of the variant they may become ("pruned").
+    `graph`: num float32[batch, k], cat int64[batch, m] -> logits float32[batch, outputs] (both inputs are declared,
+    even with no columns). A sigmoid or softmax turns logits into probabilities; a regression's value is final.
+    `made_by` is named in messages and reports. `smaller`: other graphs of the same form that training wrote beside the
+    first, by the name of their variant ("pruned").
     """
 
     graph: onnx.ModelProto
@@ -48,7 +49,7 @@ class Network:
 
 
 def read_network(folder: Path, data: DatasetDescription, *, tolerance: float) -> Network:
-    """The model of a training's result folder, once it is sure that it was trained on a table of this form."""
+    """Reads the model of a training's result folder and checks that it was trained on a table of this form."""
     _check_dataset(folder, data)
     match read_record(folder).file:
         case "trees.ubj":
@@ -60,7 +61,7 @@ def read_network(folder: Path, data: DatasetDescription, *, tolerance: float) ->
 
 
 def graph_network(graph: onnx.ModelProto, made_by: str) -> Network:
-    """A model that is nothing but its graph: it is its own reference."""
+    """Returns a model that consists only of its graph, which is also its reference."""
     session = open_session(graph)
 
     def reference(num: Array, cat: Array) -> Array:
@@ -83,8 +84,8 @@ def _torch_network(folder: Path, data: DatasetDescription, tolerance: float) -> 
     if shape != wanted or weights.model.task != data.task:
         raise ExportFailed(
             what=f"the network in {folder}",
-            reason=f"it was trained for {weights.model.task} on {shape}, the dataset is {data.task} with {wanted}; "
-            "give the checkpoint and the dataset of the same run",
+            reason=f"it was trained for {weights.model.task} on {shape}, but the dataset is {data.task} with {wanted}; "
+            "use the checkpoint and the dataset of the same run",
         )
     module = load_model(folder)
     graph = torch2onnx(module, shape, tolerance=tolerance)
@@ -113,15 +114,15 @@ def _own_network(folder: Path, data: DatasetDescription) -> Network:
 
 
 def _same_table(folder: Path, record: ModelRecord, data: DatasetDescription) -> TableShape:
-    """The dataset's form, once it is sure that the model was trained on it."""
+    """Returns the dataset's shape after checking that the model was trained on it."""
     wanted = shape_of(data)
     recorded = record.shape
     found = recorded and (recorded.numeric, recorded.sizes, recorded.outputs, record.task)
     if found != (wanted.numeric, wanted.sizes, wanted.outputs, data.task):
         raise ExportFailed(
             what=f"the model in {folder}",
-            reason=f"it was trained for {record.task} on {recorded}, the dataset is {data.task} with {wanted}; "
-            "give the checkpoint and the dataset of the same run",
+            reason=f"it was trained for {record.task} on {recorded}, but the dataset is {data.task} with {wanted}; "
+            "use the checkpoint and the dataset of the same run",
         )
     return wanted
 
@@ -136,12 +137,12 @@ def torch_reference(module: torch.nn.Module) -> Reference:
 
 
 def _check_dataset(folder: Path, data: DatasetDescription) -> None:
-    """Weights that say which dataset they were trained on must have been trained on this one."""
+    """Checks that weights which name their dataset were trained on this one."""
     state = folder / "state.json"
     trained_on = json.loads(state.read_text(encoding="utf-8")).get("dataset") if state.is_file() else None
     if trained_on not in (None, data.digest):
         raise ExportFailed(
             what=f"the network in {folder}",
             reason=f"it was trained on dataset {trained_on[:12]}, not on {data.digest[:12]}; "
-            "give the checkpoint and the dataset of the same run",
+            "use the checkpoint and the dataset of the same run",
         )

@@ -1,7 +1,7 @@
-"""A network as a TensorRT engine, through TensorRT's own Python API or ONNX Runtime's provider for it.
+"""Builds a TensorRT engine from a network, with TensorRT's Python API or ONNX Runtime's provider for it.
 
-Needs a GPU and TensorRT's libraries. An engine is good for one kind of GPU, one TensorRT and one driver: the key
-says which, and another machine builds its own.
+Needs a GPU and TensorRT's libraries. An engine is valid for one kind of GPU, one TensorRT and one driver: the key
+identifies them, and another machine builds its own.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ _WORKSPACE_BYTES = 1 << 30
 
 
 def missing_tensorrt() -> str:
-    """Why no engine can be built and judged here; empty when one can."""
+    """Returns why no engine can be built and judged here; empty when one can."""
     if not has_device("tensorrt"):
-        return "TensorRT is not here: ONNX Runtime has no provider for it"
+        return "TensorRT is not available: ONNX Runtime has no provider for it"
     return ""
 
 
 def engine_of(core: onnx.ModelProto, *, max_rows: int, cache: Path) -> tuple[bytes, str] | None:
-    """An engine for Triton's own TensorRT backend and the key of the machine it is good for; None without TensorRT's
-    Python package. One that was built before for the same key is taken from `cache`."""
+    """Returns an engine for Triton's TensorRT backend and its key; None without TensorRT's Python package.
+
+    An engine that was built before with the same key is taken from `cache`.
+    """
     if importlib.util.find_spec("tensorrt") is None:
         return None
     device = inventory()[0]
@@ -47,13 +49,13 @@ def engine_of(core: onnx.ModelProto, *, max_rows: int, cache: Path) -> tuple[byt
 
 
 def driver_version() -> str:
-    """The NVIDIA driver's; empty when it does not say."""
+    """Returns the version of the NVIDIA driver; empty if unknown."""
     path = Path("/proc/driver/nvidia/version")
     return path.read_text().splitlines()[0] if path.is_file() else ""
 
 
 def engine_key(gpu: str, driver: str, network: onnx.ModelProto) -> str:
-    """Equal when an engine that was built before may be used: same GPU, TensorRT, driver and network."""
+    """Returns a key that is equal when an earlier engine may be used: same GPU, TensorRT, driver and network."""
     import tensorrt
 
     parts = (gpu, driver, str(tensorrt.__version__))
@@ -62,7 +64,8 @@ def engine_key(gpu: str, driver: str, network: onnx.ModelProto) -> str:
 
 
 def provider_options(columns: dict[str, int], max_rows: int) -> dict[str, Any]:
-    """ONNX Runtime's TensorRT provider, set to build as `build_plan` does. `columns`: name -> width of each input."""
+    """Returns options that make ONNX Runtime's TensorRT provider build like `build_plan`. `columns`: input name ->
+    width."""
 
     def shapes(rows: int) -> str:
         return ",".join(f"{name}:{rows}x{width}" for name, width in columns.items())
@@ -77,7 +80,7 @@ def provider_options(columns: dict[str, int], max_rows: int) -> dict[str, Any]:
 
 
 def build_plan(network: onnx.ModelProto, *, max_rows: int, timing_cache: Path, fp16: bool = True) -> bytes:
-    """A serialised engine with one profile for each of 1, 8, 64 and `max_rows` rows."""
+    """Returns a serialised engine with one profile for each of 1, 8, 64 and `max_rows` rows."""
     import tensorrt
 
     logger = tensorrt.Logger(tensorrt.Logger.ERROR)
@@ -104,7 +107,7 @@ def build_plan(network: onnx.ModelProto, *, max_rows: int, timing_cache: Path, f
 
 
 def _profiles(builder: Any, definition: Any, sizes: Sequence[int]) -> list[Any]:
-    """One profile per size, from the size before it: an engine is fastest at the shape it was tuned for."""
+    """Adds one profile per size, from the size before it: an engine is fastest at the shape it was tuned for."""
     profiles, least = [], 1
     for rows in sorted(set(sizes)):
         profile = builder.create_optimization_profile()

@@ -1,6 +1,7 @@
-"""A trained network as an ONNX graph: `num` float32[batch, k] and `cat` int64[batch, m] to `logits` float32[batch, n].
+"""Converts a trained network to an ONNX graph: `num` float32[batch, k], `cat` int64[batch, m] to `logits`
+float32[batch, n].
 
-The graph is compared with the module before it is handed on, and carries no trace of the machine it was made on.
+The graph is compared with the module before it is returned, and contains no trace of the machine it was made on.
 """
 
 from __future__ import annotations
@@ -20,11 +21,17 @@ from serin.export.session import open_session
 from serin.models.shape import TableShape
 
 OPSET = 20
-VERIFIED_BATCHES = (1, 2, 7, 64)  # 1 because exporters like to bake it in, 7 because it is no power of two
+VERIFIED_BATCHES = (
+    1,
+    2,
+    7,
+    64,
+)  # 1 because exporters tend to hard-code it, 7 because it is not a power of two
 
 
 def torch2onnx(module: torch.nn.Module, shape: TableShape, *, tolerance: float = 1e-4) -> onnx.ModelProto:
-    """The module's graph, proven on random rows. GateFailed when it does not answer as the module does."""
+    """Returns the module's graph, validated on random rows. Raises GateFailed when it does not agree with the
+    module."""
     module = module.eval()
     batch = torch.export.Dim("batch", min=1, max=2**30)
     rows = _random_rows(shape, 3)  # not 1: a batch of one would be taken for a constant
@@ -75,7 +82,7 @@ def _verify(module: torch.nn.Module, model: onnx.ModelProto, shape: TableShape, 
 
 
 def _strip_traces(model: onnx.ModelProto) -> None:
-    """Source paths and stack traces of this machine have no place in a published file."""
+    """Removes source paths and stack traces of this machine, which must not be published."""
     for message in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input):
         _clear(message)
     for message in (*model.graph.output, *model.graph.initializer):
@@ -93,7 +100,7 @@ def _clear(message: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter's chatter about absent vision packages and its own deprecated calls concerns nobody here."""
+    """Silences the exporter's messages about absent vision packages and its own deprecated calls."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,9 @@
-"""XGBoost's trees as an ONNX graph: `num` float32[batch, k] and `cat` int64[batch, m] to `logits` float32[batch, n].
+"""Converts XGBoost's trees to an ONNX graph: `num` float32[batch, k], `cat` int64[batch, m] to `logits` float32[batch,
+n].
 
-One TreeEnsemble operator (ai.onnx.ml 5), written from XGBoost's own JSON: thresholds, leaves, sets of categories and
-the way of missing values are taken as they are, in float32. Only the order in which leaves are added up may differ.
+It is one TreeEnsemble operator (ai.onnx.ml 5), written from XGBoost's own JSON: thresholds, leaves, sets of categories
+and the direction of missing values are copied unchanged, in float32. Only the order in which leaves are summed may
+differ.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from serin.models.trees import column_types
 ML_OPSET = 5
 _BELOW, _MEMBER = 1, 6  # TreeEnsemble's names for x < split and x in set
 _SUM, _AS_IS = 1, 0
-_FIRST_CODE = 1  # ONNX Runtime asks for membership in one look when all members are from 1 to 30
+_FIRST_CODE = 1  # ONNX Runtime tests membership in one operation when all members are from 1 to 30
 _LEAF = -1  # XGBoost's child of a node that has none
 
 
 def trees2onnx(trees: Mapping[str, Any], shape: TableShape, task: Task) -> onnx.ModelProto:
-    """`trees`: the model as XGBoost's JSON. ExportFailed for what has no trees, or trees of another table."""
+    """Converts `trees`, the model as XGBoost's JSON. Raises ExportFailed without trees, or with trees of another
+    table."""
     try:
         learner = trees["learner"]
         model = learner["gradient_booster"]["model"]
@@ -42,18 +45,18 @@ def trees2onnx(trees: Mapping[str, Any], shape: TableShape, task: Task) -> onnx.
     except (KeyError, TypeError, ValueError) as error:
         raise ExportFailed(what="the trees", reason=f"{type(error).__name__}: {error}") from error
     if columns != shape.numeric + len(shape.sizes):
-        reason = f"they ask for {columns} columns, the table has {shape.numeric + len(shape.sizes)}"
+        reason = f"they need {columns} columns, but the table has {shape.numeric + len(shape.sizes)}"
         raise ExportFailed(what="the trees", reason=reason)
     return _graph(forest, base, shape)
 
 
 def parse_trees(booster: Any) -> dict[str, Any]:
-    """A booster of XGBoost's as the JSON that it writes itself."""
+    """Returns a booster as the JSON that XGBoost itself writes."""
     document: dict[str, Any] = json.loads(bytes(booster.save_raw("json")))
     return document
 
 
-_End = tuple[int, int]  # the place of a child, and whether that is a leaf
+_End = tuple[int, int]  # the index of a child, and whether that is a leaf
 
 
 @dataclass(slots=True)
@@ -81,7 +84,7 @@ class _Forest:
                 ends[node] = (len(self.leaf_weights), 1)
                 self.leaf_targets.append(target)
                 self.leaf_weights.append(tree["split_conditions"][node])
-        if not inner:  # a root that is a leaf: a question whose answer does not matter
+        if not inner:  # a root that is a leaf: a comparison whose outcome does not matter
             self._ask(0, _BELOW, 0.0, 0, ends[0], ends[0])
         sets = _category_sets(tree)
         for node in inner:
@@ -121,7 +124,7 @@ class _Forest:
 
 
 def _category_sets(tree: Mapping[str, Any]) -> dict[int, list[int]]:
-    """For each node that splits by categories those that go right, as XGBoost keeps them."""
+    """Returns for each node that splits by categories those that go right, as XGBoost stores them."""
     parts = (tree["categories_nodes"], tree["categories_segments"], tree["categories_sizes"])
     return {
         node: sorted(int(code) for code in tree["categories"][start : start + size])
@@ -130,7 +133,7 @@ def _category_sets(tree: Mapping[str, Any]) -> dict[int, list[int]]:
 
 
 def _base(written: Any, task: Task, outputs: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """What every row starts from, as a margin; XGBoost writes a binary model's as a probability."""
+    """Returns the base score of every row as a margin; XGBoost writes that of a binary model as a probability."""
     values = json.loads(written) if isinstance(written, str) else written
     given = np.atleast_1d(np.asarray(values, np.float32))
     if task == "binary":

@@ -1,13 +1,13 @@
-"""What an exported graph must prove before anybody can ask for it.
+"""The gate: the checks that an exported graph must pass before it is published.
 
-features    on the golden rows the graph's features equal the ETL's, bit for bit, at every batch size (results of
-            logarithms and sines within 1 ulp)
-scores      on the golden rows the graph's answers equal the trainer's within the tolerance, at every batch size
-metric      on the whole test split the exported network measures as the trainer does
-checkpoint  the trainer measures on the test split what training said it would
+    features    on the golden rows the graph's features equal the ETL's, bit for bit, at every batch size (results of
+                logarithms and sines within 1 ulp)
+    scores      on the golden rows the graph's answers equal the trainer's within the tolerance, at every batch size
+    metric      on the whole test split the exported network has the trainer's metric
+    checkpoint  on the test split the trainer has the metric that training reported
 
-The first that fails raises GateFailed with its name, the column and the first row that differ. Several batch sizes,
-because an optimised kernel may be right for one row and wrong for eight.
+The first check that fails raises GateFailed with its name, the column and the first row that differ. Several batch
+sizes are tried, because an optimised kernel may be right for one row and wrong for eight.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Batch = tuple[Array, Array, Array]  # num float32[n, k], cat int64[n, m], target
 
 
 def batch_sizes(rows: int, max_rows: int | None = None) -> tuple[int, ...]:
-    """The sizes to try: those that the golden rows fill, all of them at once, and the largest batch that is served."""
+    """Returns the sizes to try: those that the golden rows fill, all of them at once, and the largest served batch."""
     return tuple(sorted({size for size in BATCHES if size < rows} | {rows, max_rows or rows}))
 
 
@@ -46,7 +46,7 @@ def check_features(
     approximate: Mapping[str, float] = NOTHING,
     max_rows: int | None = None,
 ) -> None:
-    """The fused graph's own feature tensors against the ETL's columns; some may be a little apart, by `approximate`."""
+    """Compares the fused graph's own feature tensors with the ETL's columns; `approximate` ones may differ slightly."""
     num, cat = tensors
     session = open_session(with_tensors(model, tensors))
     given = golden
@@ -68,7 +68,7 @@ def _same_bits(
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         raise GateFailed(
             stage="features",
-            what="the graph's features have another form",
+            what="the graph's features have another shape",
             found=f"{found.dtype}{list(found.shape)}, the ETL's {wanted.dtype}{list(wanted.shape)}",
         )
     for position, column in enumerate(columns):
@@ -91,7 +91,7 @@ def _same_bits(
 
 
 def _bits(values: Array) -> Array:
-    """Equal exactly when the values are the same bits; one NaN is as good as another."""
+    """Returns bits for exact comparison; all NaNs are equal."""
     if values.dtype != np.float32:
         return values
     return np.where(np.isnan(values), np.uint32(0x7FC00000), np.ascontiguousarray(values).view(np.uint32))
@@ -105,7 +105,7 @@ def check_scores(
     tolerance: float,
     max_rows: int | None = None,
 ) -> tuple[dict[str, Array], float]:
-    """The graph's answers against the trainer's. The answers for all rows at once, and the largest difference."""
+    """Compares the graph's answers with the trainer's. Returns the answers for all rows, and the largest difference."""
     session, who = open_session(model), network.made_by
     wanted = answers(network.reference(golden.num, golden.cat.astype(np.int64)), schema.task)
     names, largest = [output.name for output in schema.outputs], 0.0
@@ -127,12 +127,12 @@ def _close(
     size: int,
     who: str,
 ) -> float:
-    """The largest difference in one output; GateFailed when it is too large."""
+    """Returns the largest difference in one output; raises GateFailed when it is too large."""
     ours, theirs = found[name], wanted[name]
     if ours.shape != theirs.shape:
         form = f"{ours.shape}, {who}'s {theirs.shape}"
-        raise GateFailed(stage="scores", what=f"{name!r} has another form", found=form, column=name)
-    if name == "label":  # two classes may tie within the tolerance; `probabilities` tells
+        raise GateFailed(stage="scores", what=f"{name!r} has another shape", found=form, column=name)
+    if name == "label":  # two classes may tie within the tolerance; `probabilities` decides
         best = np.take_along_axis(wanted["probabilities"], ours, axis=1)
         difference = wanted["probabilities"].max(axis=1, keepdims=True) - best
     else:
@@ -153,7 +153,7 @@ def _close(
 
 def _told(who: str, wanted: float, found: float, tolerance: float) -> str:
     if not np.isfinite(wanted):
-        return f"{who} itself answers {wanted}; the row holds values the network cannot take: clip them"
+        return f"{who} itself answers {wanted}; the row has values that the network cannot handle: clip them"
     return f"{who} {wanted!r}, graph {found!r}, allowed {tolerance:g}"
 
 
@@ -164,7 +164,8 @@ def check_metric(
     tolerance: float,
     reported: Mapping[str, float],
 ) -> tuple[int, dict[str, float], dict[str, float]]:
-    """Rows of the test split, the trainer's metrics and the exported network's. `reported`: what training measured."""
+    """Returns rows of the test split, the trainer's metrics and the exported network's. `reported`: what training
+    measured."""
     session = open_session(network.graph)
     targets, ours, theirs = [], [], []
     for num, cat, target in batches:
@@ -191,7 +192,7 @@ def _near(stage: str, name: str, who: str, found: float, wanted: float, toleranc
 
 
 def library_versions() -> dict[str, str]:
-    """The libraries that the checks ran with, for gate.json."""
+    """Returns the versions of the libraries used in the checks, for gate.json."""
     import onnxruntime
 
     return {"torch": version("torch"), "onnx": version("onnx"), "onnxruntime": str(onnxruntime.__version__)}

@@ -1,4 +1,4 @@
-"""The dataset's golden rows as the gate needs them, and as they go into the bundle: with the model's answers."""
+"""The dataset's golden rows for the gate and, with the model's answers, for the bundle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from serin.formats.wire import Array, to_wire
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenRows:
-    """Rows in wire form with the features the ETL made of them."""
+    """Rows in wire form with the features that the ETL computed for them."""
 
     table: pa.Table
     inputs: dict[str, Array]
@@ -32,7 +32,7 @@ class GoldenRows:
         return len(self.row)
 
     def tiled(self, rows: int) -> GoldenRows:
-        """The same rows again and again until there are `rows`; as they are when there are enough."""
+        """Repeats the rows until there are `rows`; returns them unchanged when there are enough."""
         if rows <= len(self):
             return self
         return replace(
@@ -45,14 +45,15 @@ class GoldenRows:
 
 
 def tile(values: Array, rows: int) -> Array:
-    """The first axis repeated to `rows`."""
+    """Repeats the first axis to `rows`."""
     return values if rows <= len(values) else values[np.arange(rows) % len(values)]
 
 
 def read_golden_rows(
     dataset: Path, schema: Schema, numeric: Sequence[str], categorical: Sequence[str]
 ) -> GoldenRows:
-    """The golden rows of a dataset. ExportFailed when there are none: without them nothing can be proven."""
+    """Reads the golden rows of a dataset. Raises ExportFailed when there are none: without them nothing can be
+    validated."""
     path = dataset / GOLDEN
     try:
         _refuse_twins(pq.read_schema(path).names)
@@ -76,7 +77,7 @@ def read_golden_rows(
 
 
 def write_golden(folder: Path, golden: GoldenRows, outputs: Mapping[str, Array]) -> None:
-    """golden.parquet of a bundle."""
+    """Writes golden.parquet of a bundle."""
     table = golden.table
     for name, values in outputs.items():
         table = table.append_column(name, output_column(values))
@@ -87,7 +88,7 @@ def _refuse_twins(names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             reason = (
-                f"request column {name!r} has the name of a column of ours in them; rename it in its table"
+                f"request column {name!r} has a name that Serin uses in that file; rename it in its table"
             )
             raise ExportFailed(what="the golden rows", reason=reason)
 

@@ -1,4 +1,4 @@
-"""A graph's inner tensors, made visible: what lies between its inputs and its answer."""
+"""Exposes the intermediate tensors of a graph as outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serin.formats.wire import Array
 
 
 def with_tensors(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
-    """A copy of `model` that also answers with inner tensors."""
+    """Returns a copy of `model` that also outputs intermediate tensors."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     present = {output.name for output in copy.graph.output}
@@ -20,7 +20,7 @@ def with_tensors(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelPr
 
 
 def float_tensors(model: onnx.ModelProto) -> list[str]:
-    """The float32 tensors that nodes give, in the order of the nodes."""
+    """Returns the float32 tensors that nodes output, in the order of the nodes."""
     inferred = onnx.shape_inference.infer_shapes(model)
     known = {
         info.name: info.type.tensor_type.elem_type
@@ -33,6 +33,6 @@ def float_tensors(model: onnx.ModelProto) -> list[str]:
 def run_with_inner(
     model: onnx.ModelProto, feed: Mapping[str, Array], tensors: Sequence[str], device: Device = "cpu"
 ) -> dict[str, Array]:
-    """The inner tensors by name, for one batch."""
+    """Returns the intermediate tensors by name, for one batch."""
     session = open_session(with_tensors(model, tensors), device=device)
     return dict(zip(tensors, session.run(list(tensors), dict(feed)), strict=True))

@@ -1,4 +1,4 @@
-"""How good answers are: the task's metrics, and what a difference between two models costs."""
+"""The task's metrics of answers, and the loss between two models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIGHER_IS_BETTER = ("auc", "accuracy")
 
 
 def answers(logits: Array, task: Task) -> dict[str, Array]:
-    """What the graph must answer for a network's output."""
+    """Returns the answers that the graph must give for a network's output."""
     tensor = torch.from_numpy(np.ascontiguousarray(logits))
     match task:
         case "binary":
@@ -34,9 +34,9 @@ def answers(logits: Array, task: Task) -> dict[str, Array]:
 
 
 def measure(target: Array, given: Mapping[str, Array], task: Task) -> dict[str, float]:
-    """The task's metrics; one that this split cannot give (AUC with one class only) is left out.
+    """Returns the task's metrics; one that this split cannot give (AUC with one class only) is left out.
 
-    Of several targets, the mean of each metric that all of them have.
+    With several targets: the mean of each metric that all of them have.
     """
     if target.ndim == 2:
         columns = range(target.shape[1])
@@ -64,7 +64,7 @@ def measure(target: Array, given: Mapping[str, Array], task: Task) -> dict[str, 
 
 
 def loss(metric: str, reference: float, found: float) -> float:
-    """How much worse `found` is than `reference`; below 0 when it is better. An rmse's as a share of it."""
+    """Returns how much worse `found` is than `reference`; below 0 when it is better. For an rmse relative to it."""
     if metric in HIGHER_IS_BETTER:
         return reference - found
     return (found - reference) / (reference if metric == "rmse" and reference else 1.0)

@@ -1,7 +1,7 @@
-"""A whole table scored without a server: Dask maps the bundle's own graph over pieces of the files, in order.
+"""Scores a whole table without a server: Dask maps the bundle's own graph over pieces of the files, in order.
 
-The answers are those of ONNX Runtime in one process at the same batch size, bit for bit, whatever the number of
-workers: a piece is a row group (Parquet) or a file, and each is scored by itself in batches of `predict.BATCH_ROWS`.
+The answers are those of ONNX Runtime in one process at the same batch size, bit for bit, with any number of workers: a
+piece is a row group (Parquet) or a file, and each is scored by itself in batches of `predict.BATCH_ROWS`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _PARQUET = (".parquet", ".pq")
 _KNOWN = (*_PARQUET, ".csv", ".json", ".jsonl", ".ndjson")
-_WAVE = 4  # pieces for each worker that may wait to be written
+_WAVE = 4  # pieces per worker that may wait to be written
 _CONNECT_S = 5
 
 _dask: Any = dask  # it has no types
@@ -43,7 +43,8 @@ class Piece:
 
 
 def find_pieces(rows: str | Path) -> list[Piece]:
-    """The pieces of a file, of every file in a folder, or of all that a glob matches, in order of name."""
+    """Returns the pieces of a file, of every file in a folder, or of all files that a glob matches, in order of
+    name."""
     place = Path(rows)
     if place.is_dir():
         files = sorted(path for path in place.iterdir() if path.suffix.lower() in _KNOWN)
@@ -69,7 +70,8 @@ def _pieces(file: Path) -> list[Piece]:
 def score_pieces(
     bundle: Path, pieces: Sequence[Piece], writer: RowWriter, *, workers: int, scheduler: str | None = None
 ) -> int:
-    """Scores into one writer, rows in the order of the pieces, a few pieces in memory at a time. Returns the rows."""
+    """Scores into one writer, rows in the order of the pieces, a few pieces in memory at a time. Returns the number of
+    rows."""
     done = 0
     with _engine(workers, scheduler) as compute:
         for at in range(0, len(pieces), _WAVE * workers):
@@ -88,9 +90,10 @@ def score_pieces(
 def score_into_folder(
     bundle: Path, pieces: Sequence[Piece], folder: Path, *, workers: int, scheduler: str | None = None
 ) -> int:
-    """A Parquet file for each piece, written where it was scored; the folder appears whole. Returns the rows."""
+    """Writes a Parquet file for each piece where it was scored; the folder appears whole. Returns the number of
+    rows."""
     if folder.exists():
-        raise RowsUnfit(column="", reason=f"cannot be written to {folder}: it is there already")
+        raise RowsUnfit(column="", reason=f"cannot be written to {folder}: it already exists")
     scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     scratch.mkdir(parents=True)
     with _engine(workers, scheduler) as compute:
@@ -105,7 +108,7 @@ def score_into_folder(
 
 
 def score_piece(bundle: str, piece: Piece) -> pa.Table:
-    """One piece, on a worker, which keeps the verified bundle open for the next."""
+    """Scores one piece on a worker, which keeps the verified bundle open for the next."""
     scorer = _scorer(bundle)
     if piece.groups is None:
         return pa.concat_tables([scorer.score(part) for part in read_rows(Path(piece.path), scorer.schema)])
@@ -126,7 +129,8 @@ def _scorer(bundle: str) -> Scorer:
 
 @contextmanager
 def _engine(workers: int, scheduler: str | None) -> Iterator[Callable[[Sequence[Any]], Sequence[Any]]]:
-    """Threads of this process (ONNX Runtime and Arrow release the lock), or the workers of a Dask scheduler."""
+    """Yields an engine: threads of this process (ONNX Runtime and Arrow release the GIL), or a Dask scheduler's
+    workers."""
     if scheduler is None:
         yield lambda tasks: _dask.compute(*tasks, scheduler="threads", num_workers=workers)
         return

@@ -1,4 +1,4 @@
-"""Scores in bulk, in this process, with no server: the bundle's own graph in ONNX Runtime."""
+"""Scores in bulk in this process, without a server: the bundle's own graph in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Scorer:
         self.manifest = verify_bundle(folder)
         self.schema = read_schema(folder)
         if MODEL not in self.manifest.files:
-            reason = "it is a Triton repository, which only a server can run; ask it through the gateway"
+            reason = "it is a Triton repository, which only a server can run; call it through the gateway"
             raise PredictionFailed(model=self.manifest.name, status="refused", reason=reason)
         self._session = open_session(folder / MODEL, threads=threads)
 
     def answers(self, table: pa.Table | pd.DataFrame) -> dict[str, Array]:
-        """The model's outputs, [rows, ...], in the order of the rows."""
+        """Returns the model's outputs, [rows, ...], in the order of the rows."""
         names = [output.name for output in self.schema.outputs]
         inputs = to_wire(table, self.schema)
         if not len(next(iter(inputs.values()))):
@@ -50,7 +50,7 @@ class Scorer:
             raise PredictionFailed(model=self.manifest.name, status="an error", reason=str(error)) from error
 
     def score(self, table: pa.Table | pd.DataFrame) -> pa.Table:
-        """The rows as they came, with the model's outputs as further columns."""
+        """Returns the given rows with the model's outputs as further columns."""
         rows = as_arrow(table)
         for output in self.schema.outputs:
             if output.name in rows.column_names:
@@ -63,12 +63,13 @@ class Scorer:
 
 
 def score_table(bundle_folder: Path | str, table: pa.Table | pd.DataFrame) -> pa.Table:
-    """`table` with the model's outputs as further columns. Keep a `Scorer` for more than one table."""
+    """Returns `table` with the model's outputs as further columns. Use a `Scorer` for more than one table."""
     return Scorer(bundle_folder).score(table)
 
 
 def score_file(bundle_folder: Path | str, rows: Path, out: Path) -> int:
-    """Scores every row of a file into another (Parquet, CSV, JSON lines), a piece at a time. Returns the rows."""
+    """Scores every row of a file into another (Parquet, CSV, JSON lines), a piece at a time. Returns the number of
+    rows."""
     scorer, done = Scorer(bundle_folder), 0
     with write_rows(out) as writer:
         for piece in read_rows(rows, scorer.schema):

@@ -1,6 +1,6 @@
-"""The forms a network may be served in. Each is built from the same graph, on the same training rows.
+"""Builds the variants in which a network may be served, each from the same graph and the same training rows.
 
-A variant that cannot be built here is a reason, never a failure: the gate's report lists it with the others.
+A variant that cannot be built here gives a reason, never a failure: the gate's report lists it with the others.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ CALIBRATION_ROWS = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A network's graph as it would be served. `steady`: a row's score does not depend on the rows beside it.
-    `learned`: it was trained on after it was made, so that its scores are its own and only its quality counts."""
+    """A network's graph as it would be served.
+
+    `steady`: a row's score does not depend on the other rows of its batch. `learned`: it was trained further after it
+    was made, so its scores may differ and only its quality counts.
+    """
 
     name: str
     graph: onnx.ModelProto
@@ -42,14 +45,14 @@ class Unavailable:
 def build_variants(
     names: Sequence[str], network: Network, rows: Mapping[str, Array], device: Device
 ) -> Iterator[Variant | Unavailable]:
-    """Every variant asked for, fp32 first. `rows`: num and cat of training rows, to calibrate on."""
+    """Builds every requested variant, fp32 first. `rows`: num and cat of training rows, for calibration."""
     builders: Mapping[str, Callable[[], onnx.ModelProto | str]] = {
         "fp32": lambda: network.graph,
         "fp16": lambda: to_fp16(network.graph, rows),
         "int8": lambda: to_int8(network.graph, rows),
         "int8_dynamic": lambda: to_int8_dynamic(network.graph),
         "int8_embeddings": lambda: to_int8_embeddings(network.graph),
-        "pruned": lambda: network.smaller.get("pruned", "the training left no pruned weights"),
+        "pruned": lambda: network.smaller.get("pruned", "the training wrote no pruned weights"),
         "tensorrt": lambda: missing_tensorrt() or network.graph,
     }
     for name in sorted(names, key=lambda name: name != "fp32"):

@@ -1,10 +1,10 @@
-"""Which variant is served: the fastest at the batch mix among those that answer as fp32 does.
+"""Chooses the served variant: the fastest at the batch mix among those that agree with fp32.
 
-scores    on the golden rows a variant's answers are near fp32's at every batch size, and near each other
-metric    on the test rows it loses no more than the budget allows, overall and in each segment
-speed     it is faster than fp32; else fp32 stays
+    scores    on the golden rows a variant's answers are close to fp32's at every batch size, and to each other
+    metric    on the test rows it loses no more than the budget allows, overall and in each segment
+    speed     it is faster than fp32; else fp32 is kept
 
-A variant that fails is listed with the reason and the node at which it first leaves fp32, and is never served.
+A variant that fails is listed with the reason and the node at which it first differs from fp32, and is never served.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from serin.machine.stopping import check_stopped
 
 logger = logging.getLogger(__name__)
 
-_STEADY = 1e-3  # a row's score may move so much with the size of its batch: sums are made in another order
-_FASTER = 0.95  # of fp32's time; less of a gain is within the noise of the measurement
+_STEADY = 1e-3  # allowed variation of a row's score with the batch size: sums are computed in another order
+_FASTER = 0.95  # of fp32's time; a smaller gain is within the noise of the measurement
 _SLOW = 5.0  # times fp32: such a variant is measured on few rows only
 _SLOW_SIZES = (1, 8)
 _METRIC_SECONDS = 3.0
 _METRIC_BATCH_ROWS = 4096
-_SEGMENT_ROWS = 200  # a segment with fewer says little
+_SEGMENT_ROWS = 200  # a segment with fewer is not judged
 
 
 class Refused(Exception):
-    """Why a variant is not served, and where it leaves fp32. Never leaves this module."""
+    """Why a variant is not served, and where it differs from fp32. Never leaves this module."""
 
     def __init__(self, reason: str, node: str | None = None) -> None:
         super().__init__(reason)
@@ -54,7 +54,7 @@ class Refused(Exception):
 def judge_variants(
     context: VariantContext, variants: Sequence[Variant | Unavailable]
 ) -> tuple[Runnable, tuple[VariantResult, ...]]:
-    """The variant to serve, and what was found out about each. The first is fp32, which has passed the gate already."""
+    """Returns the variant to serve, and the results of each. The first is fp32, which has already passed the gate."""
     assert isinstance(variants[0], Variant)
     entries: dict[str, Runnable] = {}
     judged: dict[str, VariantResult] = {}
@@ -86,7 +86,7 @@ def judge_variants(
 def _measure_latency(
     context: VariantContext, entries: Mapping[str, Runnable], judged: dict[str, VariantResult]
 ) -> dict[str, dict[int, float]]:
-    """Microseconds by batch rows for each; what cannot run at all is judged by that."""
+    """Returns microseconds by batch rows for each variant; one that cannot run at all is refused for that."""
     runnable = {}
     for name, entry in entries.items():
         try:
@@ -103,12 +103,12 @@ def _measure_latency(
         for name, taken in found.items():
             timed[name][rows] = round(taken, 1)
             if taken > HOPELESS * min(found.values()):
-                del runnable[name]  # larger batches would take minutes, and tell nothing new
+                del runnable[name]  # larger batches would take minutes without new information
     return timed
 
 
 def _over_mix(timed: Mapping[int, float], mix: Mapping[int, float]) -> float | None:
-    """The mean time of a request; None when a size was not measured."""
+    """Returns the mean time of a request; None when a size was not measured."""
     if not timed.keys() >= mix.keys():
         return None
     return round(sum(share * timed[rows] for rows, share in mix.items()), 1)
@@ -144,14 +144,15 @@ def _judge(
         _check_budget(context, found)
         if slow:
             taken = f"{timed[largest]:,.0f} us for {largest} rows, fp32 {base_timed[largest]:,.0f}"
-            raise Refused(f"it is far too slow here: {taken}")
+            raise Refused(f"it is much too slow here: {taken}")
     except Refused as refusal:
         return replace(found, status="rejected", reason=str(refusal), node=refusal.node)
     return found
 
 
 def _check_scores(context: VariantContext, base: Runnable, entry: Runnable, sizes: Sequence[int]) -> float:
-    """The largest difference from fp32 on the golden rows, at any of the sizes. Refused when it is too large."""
+    """Returns the largest difference from fp32 on the golden rows, at any of the sizes. Refuses when it is too
+    large."""
     wanted = run_in_batches(base.runs, context.golden.inputs, context.outputs, len(context.golden))
     unit = _unit(wanted, context.schema)
     largest, alone = 0.0, None
@@ -170,7 +171,7 @@ def _check_scores(context: VariantContext, base: Runnable, entry: Runnable, size
 
 
 def _unit(scores: Mapping[str, Array], schema: Schema) -> float:
-    """In what differences are counted: probabilities as they are, a regression's values by how they vary."""
+    """Returns the unit of differences: 1 for probabilities, the spread of the values for a regression."""
     if schema.task != "regression":
         return 1.0
     return float(np.std(scores["score"], dtype=np.float64)) or 1.0
@@ -188,7 +189,8 @@ def _near(
     allowed: float,
     whom: str,
 ) -> float:
-    """The largest difference; Refused with the row, the batch size and the node when it is above `allowed`."""
+    """Returns the largest difference; raises Refused with the row, the batch size and the node when it is above
+    `allowed`."""
     name = context.outputs[-1]  # the score, or the probabilities, which decide the label
     difference = np.abs(found[name].astype(np.float64) - wanted[name]) / unit
     wrong = ~(difference <= allowed)
@@ -213,13 +215,13 @@ def _near(
 def _with_quality(
     context: VariantContext, base: Runnable, entry: Runnable, found: VariantResult, row_us: float
 ) -> VariantResult:
-    """The metrics on the test rows, and what is lost against fp32. One that is slow is measured on fewer rows."""
+    """Measures metrics on the test rows, and the loss against fp32. A slow variant is measured on fewer rows."""
     rows = context.rows
     count = min(len(rows.target), max(200, int(_METRIC_SECONDS * 1e6 / row_us)))
     target = rows.target[:count]
     ours, theirs = (_scores(context, each, count) for each in (entry, base))
     if not all(np.isfinite(values).all() for values in ours.values()):
-        raise Refused(f"it answers with no number for some of {count:,} test rows")
+        raise Refused(f"its answers to some of {count:,} test rows are not finite")
     task = context.schema.task
     measured, reference = measure(target, ours, task), measure(target, theirs, task)
     metric = context.metric
@@ -257,7 +259,7 @@ def _check_budget(context: VariantContext, found: VariantResult) -> None:
 
 
 def _choose(judged: Mapping[str, VariantResult], base: str) -> str:
-    """The fastest that passed; fp32 unless another is faster by more than the noise."""
+    """Returns the fastest variant that passed; fp32 unless another is faster by more than the noise."""
     passed = {name: one for name, one in judged.items() if one.status == "passed" and one.mix_us is not None}
     fastest = min(passed, key=lambda name: passed[name].mix_us or 0.0)
     limit = _FASTER * (judged[base].mix_us or 0.0)

@@ -1,4 +1,4 @@
-"""What variants are held against, and a variant as a model that can be run: whole, or as a front and a core."""
+"""The reference that variants are compared with, and a variant as a runnable model: whole, or as a front and a core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from serin.spec.export import ExportSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestRows:
-    """The test split as the network takes it; `segments`: for some of them ("carrier=AA") which rows they hold."""
+    """The test split as the network takes it; `segments`: the rows of some segments ("carrier=AA")."""
 
     num: Array
     cat: Array
@@ -32,7 +32,7 @@ class TestRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantContext:
-    """What every variant is held against."""
+    """The reference that every variant is compared with."""
 
     spec: ExportSpec
     schema: Schema
@@ -62,7 +62,7 @@ class Runnable:
 
 
 def open_runnable(context: VariantContext, variant: Variant) -> Runnable:
-    """The variant as a model. ExportFailed when its graph does not load."""
+    """Opens the variant as a model. Raises ExportFailed when its graph does not load."""
     model = fuse(context.features, variant.graph, context.schema)
     core = core_of(context.features, variant.graph, context.schema)
     runs: Runs

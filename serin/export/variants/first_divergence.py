@@ -1,9 +1,8 @@
-"""Where a variant leaves its reference: the first node, in the order of calculation, that makes something else of what
-it is given.
+"""Finds the first node, in the order of computation, at which a variant differs from its reference.
 
-Both graphs are asked for the tensors that bear the same name in each, for the rows that showed the difference. A node
-is then judged by itself: the reference's operator is given what the variant's was given, so that neither an error from
-before nor the noise that all layers add hides the one that is wrong.
+Both graphs output the tensors that have the same name in each, for the rows that showed the difference. A node is then
+judged by itself: the reference's operator gets the inputs of the variant's, so that neither an earlier error nor the
+noise that all layers add hides the wrong one.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from serin.export.session import RUNTIME_ERRORS, Device, open_session
 from serin.formats.wire import Array
 
 _SEEN = "_DequantizeLinear_Output"  # as ONNX Runtime's quantiser names it
-_SMALL = 0.01  # of a common row's value: a row that is nearly nothing is not measured by itself
+_SMALL = 0.01  # of a common row's value: a row near zero is not a scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """`node` gives `tensor`; `apart`: the largest difference in a row, as a share of the row's largest value."""
+    """A node that differs. `node` outputs `tensor`; `apart`: the largest difference in a row over its largest value."""
 
     node: str
     operator: str
@@ -34,7 +33,7 @@ class Divergence:
     apart: float
 
     def __str__(self) -> str:
-        return f"node {self.node!r} ({self.operator}) is off by {self.apart:.2g} of its value"
+        return f"node {self.node!r} ({self.operator}) differs by {self.apart:.2g} of its value"
 
 
 def first_divergence(
@@ -45,11 +44,11 @@ def first_divergence(
     allowed: float,
     device: Device = "cpu",
 ) -> Divergence | None:
-    """The first node that is off by more than `allowed`; else the one that is off most."""
+    """Returns the first node that differs by more than `allowed`; else the one that differs most."""
     given = {name for node in variant.graph.node for name in node.output}
     tensors = [name for node in reference.graph.node for name in node.output if name in given]
     wanted = {**feed, **run_with_inner(reference, feed, tensors)}
-    # What those behind a quantised tensor see of it: a Relu may live in its clamp alone.
+    # The value that consumers of a quantised tensor see: a Relu may be implemented by its clamp alone.
     seen = {name: f"{name}{_SEEN}" if f"{name}{_SEEN}" in given else name for name in tensors}
     inner = run_with_inner(variant, feed, list(seen.values()), device)
     found = {**feed, **{name: inner[other] for name, other in seen.items()}}
@@ -71,7 +70,7 @@ def first_divergence(
 def _by_reference(
     model: onnx.ModelProto, node: onnx.NodeProto, wanted: Mapping[str, Array], found: Mapping[str, Array]
 ) -> Array | None:
-    """What the reference's operator makes of the variant's inputs; None where they do not fit it."""
+    """Returns the output of the reference's operator for the variant's inputs; None where they do not fit it."""
     names = [name for name in dict.fromkeys(node.input) if name in wanted]
     inputs = {name: found.get(name, wanted[name]).astype(wanted[name].dtype) for name in names}
     graph = helper.make_graph(
@@ -96,7 +95,7 @@ def _by_reference(
 
 
 def _apart(found: Array, wanted: Array) -> float:
-    """The largest difference in a row, as a share of the row's largest value: no extreme row may hide the others."""
+    """Returns the largest difference in a row over the row's largest value, so that no extreme row hides the others."""
     if found.shape != wanted.shape:
         return float("inf")
     if not wanted.size:

@@ -1,7 +1,7 @@
-"""How much a network calculates for one row: multiplications and additions, counted in its graph.
+"""Counts the multiplications and additions that a network's graph needs for one row.
 
-A matrix product of n by k by m counts 2nkm, whatever the width of its numbers; an operator on elements counts one
-for each; moving data counts nothing; a tree counts its longest path.
+A matrix product of n by k by m counts 2nkm, whatever the width of its numbers; an elementwise operator counts one per
+element; moving data counts nothing; a tree counts its longest path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 def count_flops(network: onnx.ModelProto) -> int:
-    """Floating-point (or integer) operations for a batch of one row. What has no known shape counts nothing."""
+    """Counts floating-point (or integer) operations for a batch of one row. Nodes of unknown shape count nothing."""
     model = onnx.ModelProto()
     model.CopyFrom(network)
     for tensor in (*model.graph.input, *model.graph.output):
@@ -55,7 +55,7 @@ def _cost(node: onnx.NodeProto, shapes: Shapes) -> int:
 
 
 def _longest_paths(attributes: Mapping[str, onnx.AttributeProto]) -> int:
-    """The comparisons on the longest way through each tree, and one addition for it."""
+    """Counts the comparisons on the longest path of each tree, and one addition for it."""
     children = (
         (attributes["nodes_truenodeids"].ints, attributes["nodes_trueleafs"].ints),
         (attributes["nodes_falsenodeids"].ints, attributes["nodes_falseleafs"].ints),

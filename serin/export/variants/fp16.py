@@ -1,7 +1,7 @@
-"""A network with half the bits: float16 where it is harmless, float32 where operators or values are sensitive.
+"""Converts a network to float16 where it is harmless, and keeps float32 where operators or values are sensitive.
 
-An operator is kept in float32 when it is one that float16 is known to break (sums, exponentials, normalisations), or
-when a value it takes or gives on the calibration rows is too large for float16 to hold well.
+An operator stays in float32 when float16 is known to break it (sums, exponentials, normalisations), or when an input or
+output on the calibration rows is too large for float16 to represent well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx
 from serin.export.gate.intermediate_tensors import float_tensors, run_with_inner
 from serin.formats.wire import Array
 
-LARGEST = 1024.0  # up to here float16's steps are below one part in a thousand of 1
+LARGEST = 1024.0  # up to here float16's steps are below one thousandth of the value
 SENSITIVE = (
     "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "BatchNormalization", "InstanceNormalization",
     "ReduceMean", "ReduceSum", "ReduceL2", "CumSum", "Exp", "Log", "Pow", "Sqrt", "Reciprocal", "Div", "Erf", "Sigmoid",
@@ -23,11 +23,11 @@ SENSITIVE = (
 
 
 def to_fp16(network: onnx.ModelProto, rows: Mapping[str, Array]) -> onnx.ModelProto | str:
-    """The network in mixed precision, with float32 inputs and outputs; or the reason why it cannot be."""
+    """Returns the network in mixed precision, with float32 inputs and outputs; or the reason why that is impossible."""
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     if not any(node.op_type in ("Gemm", "MatMul") for node in network.graph.node):
-        return "it has no layers of weights to halve"
+        return "it has no layers with weights to convert"
     copy = onnx.ModelProto()
     copy.CopyFrom(network)
     logger = logging.getLogger("onnxruntime.transformers.float16")
@@ -46,9 +46,12 @@ def to_fp16(network: onnx.ModelProto, rows: Mapping[str, Array]) -> onnx.ModelPr
 
 
 def _without_detours(model: onnx.ModelProto) -> onnx.ModelProto:
-    """float32 goes from one kept operator to the next, and to the answer, as it is: the converter would send it through
-    float16, which overflows where the operators were kept for that reason."""
-    del model.graph.value_info[:]  # some of them are of the time before
+    """Passes float32 directly between kept operators and to the answer.
+
+    The converter would cast it to float16 in between, which overflows exactly where the operators were kept for that
+    reason.
+    """
+    del model.graph.value_info[:]  # some of them are outdated
     inferred = onnx.shape_inference.infer_shapes(model).graph
     infos = (*inferred.value_info, *inferred.input, *inferred.output)
     kinds = {info.name: info.type.tensor_type.elem_type for info in infos}
@@ -66,7 +69,7 @@ def _without_detours(model: onnx.ModelProto) -> onnx.ModelProto:
             del node.attribute[:]
     used = {name for node in model.graph.node for name in node.input}
     used |= {output.name for output in model.graph.output}
-    # A weight that is read twice is cast twice, to the same name: one of the two is enough.
+    # A weight that is read twice is cast twice, to the same name: one cast is enough.
     kept = list({node.output[0]: node for node in model.graph.node if used & set(node.output)}.values())
     del model.graph.node[:]
     model.graph.node.extend(kept)
@@ -74,14 +77,14 @@ def _without_detours(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _in_order(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same nodes, each after those it reads from: the converter puts its casts at the end."""
+    """Sorts the nodes topologically: the converter puts its casts at the end."""
     waiting = list(model.graph.node)
     made = {node_output for node in waiting for node_output in node.output}
     known = {"", *(name for node in waiting for name in node.input if name not in made)}
     ordered: list[onnx.NodeProto] = []
     while waiting:
         ready = [node for node in waiting if known.issuperset(node.input)]
-        assert ready, "a graph has no circles"
+        assert ready, "the graph has a cycle"
         ordered += ready
         known.update(name for node in ready for name in node.output)
         waiting = [node for node in waiting if not known.issuperset(node.output)]
@@ -91,7 +94,7 @@ def _in_order(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def large_nodes(network: onnx.ModelProto, rows: Mapping[str, Array]) -> list[str]:
-    """The nodes that take or give a value beyond `LARGEST`: their rounding would show."""
+    """Returns the nodes with an input or output beyond `LARGEST`, where rounding would matter."""
     values = {**rows, **run_with_inner(network, rows, float_tensors(network))}
     for tensor in network.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT:

@@ -1,5 +1,7 @@
-"""A network of 8-bit integers. Static: the ranges of all values are taken from training rows (QDQ, per channel);
-dynamic: each batch's ranges are found as it comes, so that a row's score depends on its company.
+"""Quantises a network to 8-bit integers.
+
+Static: the ranges of all values come from training rows (QDQ, per channel). Dynamic: the ranges are computed per batch,
+so that a row's score depends on the other rows of its batch.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _LAYERS = ("Gemm", "MatMul")
 
 
 def to_int8(network: onnx.ModelProto, rows: Mapping[str, Array]) -> onnx.ModelProto | str:
-    """Static quantisation calibrated on `rows` (num and cat of training rows); or why it cannot be."""
+    """Returns a static quantisation calibrated on `rows` (num and cat of training rows), or why it is impossible."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     if reason := _unfit(network):
@@ -39,7 +41,7 @@ def to_int8(network: onnx.ModelProto, rows: Mapping[str, Array]) -> onnx.ModelPr
 
 
 def to_int8_dynamic(network: onnx.ModelProto) -> onnx.ModelProto | str:
-    """Weights as integers, values quantised batch by batch; or why it cannot be."""
+    """Returns integer weights with values quantised per batch, or why it is impossible."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     if reason := _unfit(network):
@@ -52,7 +54,7 @@ def to_int8_dynamic(network: onnx.ModelProto) -> onnx.ModelProto | str:
 def _unfit(network: onnx.ModelProto) -> str:
     if any(node.op_type in _LAYERS for node in network.graph.node):
         return ""
-    return "it has no layers of weights to quantise"
+    return "it has no layers with weights to quantise"
 
 
 def _reader(rows: Mapping[str, Array]) -> object:
@@ -75,7 +77,8 @@ def _reader(rows: Mapping[str, Array]) -> object:
 
 @contextmanager
 def _files(network: onnx.ModelProto) -> Iterator[tuple[str, str]]:
-    """The quantiser works on files. The shapes inside are left to it: it changes layers without correcting them."""
+    """Writes the network to a file for the quantiser. It infers shapes itself: it changes layers without correcting
+    them."""
     copy = onnx.ModelProto()
     copy.CopyFrom(network)
     del copy.graph.value_info[:]
@@ -94,7 +97,7 @@ def _read(path: str) -> onnx.ModelProto:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The quantiser's advice to preprocess concerns graphs with unknown shapes; ours have none."""
+    """Silences the quantiser's advice to preprocess, which concerns graphs with unknown shapes."""
     logger = logging.getLogger()
     level = logger.level
     logger.setLevel(logging.ERROR)

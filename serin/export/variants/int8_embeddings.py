@@ -1,6 +1,6 @@
-"""A network whose embedding tables take a quarter of the room: 8-bit integers with a scale for each row.
+"""Stores embedding tables as 8-bit integers with a scale for each row: a quarter of the memory.
 
-Only the rows that a request asks for are turned back into numbers, so nothing else of the network changes.
+Only the rows that a request needs are dequantised; the rest of the network does not change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _STEPS = 127.0
 
 
 def to_int8_embeddings(network: onnx.ModelProto) -> onnx.ModelProto | str:
-    """The network with its tables made small; or the reason why it cannot be."""
+    """Returns the network with quantised tables, or the reason why that is impossible."""
     model = onnx.ModelProto()
     model.CopyFrom(network)
     graph = model.graph
@@ -49,7 +49,7 @@ def _is_table(node: onnx.NodeProto, table: onnx.TensorProto) -> bool:
 
 
 def _small(graph: onnx.GraphProto, node: onnx.NodeProto, table: np.ndarray) -> list[onnx.NodeProto]:
-    """Gather of integers and of their rows' scales, multiplied: the same tensor, nearly."""
+    """Gathers integers and their rows' scales and multiplies them: approximately the same tensor."""
     name, codes, result = node.input[0], node.input[1], node.output[0]
     scale = np.abs(table).max(axis=1, keepdims=True) / _STEPS
     scale = np.where(scale > 0, scale, 1.0).astype(np.float32)

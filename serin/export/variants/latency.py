@@ -1,4 +1,4 @@
-"""How long runs take, side by side: contenders take turns, so that a busy machine is busy for all of them."""
+"""Measures latencies side by side: contenders take turns, so that other load affects all of them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from serin.machine.hardware import core_count
 
 _SECONDS = 0.15  # for each contender
 _ROUNDS = (5, 200)
-HOPELESS = 20.0  # a contender so many times slower than the fastest is not run again
+HOPELESS = 20.0  # a contender this many times slower than the fastest is not run again
 
 Run = Callable[[], object]
 
 
 def race(contenders: Mapping[str, Run], *, seconds: float = _SECONDS) -> dict[str, float]:
-    """Median microseconds of each. The first run of each warms it up and does not count."""
+    """Returns the median microseconds of each. The first run of each is a warm-up and does not count."""
     first = {}
     for name, run in contenders.items():
         first[name] = _warm(run)
@@ -36,7 +36,7 @@ def race(contenders: Mapping[str, Run], *, seconds: float = _SECONDS) -> dict[st
 
 
 def _warm(run: Run) -> float:
-    """The best of a few runs after the first, fewer when they take long."""
+    """Returns the best of a few runs after the first, fewer when they take long."""
     run()
     taken: list[float] = []
     while not taken or (len(taken) < 5 and sum(taken) < 0.05):
@@ -47,6 +47,6 @@ def _warm(run: Run) -> float:
 
 
 def thread_counts() -> tuple[int, ...]:
-    """1, 2, 4 ... up to the cores this process may use, at most 16."""
+    """Returns 1, 2, 4 ... up to the cores this process may use, at most 16."""
     cores = min(core_count(), 16)
     return tuple(sorted({1, cores, *(count for count in (2, 4, 8) if count <= cores)}))

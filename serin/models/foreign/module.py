@@ -1,11 +1,11 @@
-"""A network of the user's own: `module: pkg.mod:Net`, or `module: net.py:Net` for a file beside the spec.
+"""Loads a user's network: `module: pkg.mod:Net`, or `module: net.py:Net` for a file beside the spec.
 
     Net(numeric: int, sizes: tuple[int, ...], outputs: int, **options) -> torch.nn.Module
     forward(num: float32[n, numeric], cat: int64[n, len(sizes)]) -> float32[n, outputs]
 
-`sizes` holds the number of codes of each categorical column, `options` are those of the spec. The answer is logits for
-a classification and, for a regression, the value in standard units (mean 0, deviation 1): the target's own unit is put
-back around the network. It is tried on a few rows before a training begins. One that can be cut for a pipeline names
+`sizes` has the number of codes of each categorical column, `options` are those of the spec. The answer is logits for a
+classification and, for a regression, the value in standard units (mean 0, deviation 1): Serin converts it to the
+target's unit. The network is tried on a few rows before a training begins. One that can be split for a pipeline names
 its parts: `stages = ("embed", "body", "head")` (serin.models.stages).
 """
 
@@ -27,7 +27,7 @@ from serin.models.stages import Stage, named_stages
 from serin.models.table import units_of
 from serin.spec.model import ModelSpec
 
-# What code that is not ours may raise. Not everything: memory and signals have their own meaning.
+# Errors that a user's code may raise. Not all of them: memory errors and signals have their own meaning.
 ANY_FAULT = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,
     SyntaxError, TypeError, ValueError,
@@ -36,7 +36,7 @@ _TRIED_ROWS = 3
 
 
 class OwnNetwork(nn.Module):
-    """The user's network, with the target's unit around it."""
+    """The user's network, with the conversion to the target's unit."""
 
     scale: Tensor
     shift: Tensor
@@ -51,7 +51,7 @@ class OwnNetwork(nn.Module):
         except ANY_FAULT as error:
             raise NetworkUnfit(module=spec.module, reason=f"{type(error).__name__}: {error}") from error
         if not isinstance(made, nn.Module):
-            reason = f"gives a {type(made).__name__}, not a torch.nn.Module"
+            reason = f"returns a {type(made).__name__}, not a torch.nn.Module"
             raise NetworkUnfit(module=spec.module, reason=reason)
         self.network, self.has_units = made, shape.units
         self.register_buffer("scale", torch.ones(units_of(shape)))
@@ -101,5 +101,5 @@ def _try(network: nn.Module, name: str, shape: TableShape) -> None:
     wanted = (_TRIED_ROWS, shape.outputs)
     if not isinstance(answer, Tensor) or tuple(answer.shape) != wanted or not answer.is_floating_point():
         found = f"{answer.dtype}{list(answer.shape)}" if isinstance(answer, Tensor) else type(answer).__name__
-        reason = f"forward gives {found} for {_TRIED_ROWS} rows, wanted float32{list(wanted)}"
+        reason = f"forward returns {found} for {_TRIED_ROWS} rows, expected float32{list(wanted)}"
         raise NetworkUnfit(module=name, reason=reason)

@@ -1,7 +1,7 @@
-"""An ONNX model that somebody else made, in the form that everything behind training knows.
+"""Converts a user's ONNX model to the form that the stages after training expect.
 
 `num` float32[batch, k] and `cat` int64[batch, m] to `logits` float32[batch, outputs]. The file may leave out an input
-it does not need, may call its only input and its only output as it likes, may take float64 or int32, and may answer
+that it does not need, may give its only input and its only output any name, may take float64 or int32, and may answer
 with probabilities where the spec says so.
 """
 
@@ -22,7 +22,7 @@ from serin.formats.schema import Task
 from serin.models.shape import TableShape
 
 _PREFIX = "own/"
-_SURE = 1e-7  # the closest a probability may come to 0 or 1 before it is taken back to a logit
+_SURE = 1e-7  # the closest a probability may be to 0 or 1 when it is converted to a logit
 _ONNX_ERRORS = (
     onnx.checker.ValidationError, onnx.shape_inference.InferenceError, version_converter.ConvertError,
     RuntimeError, ValueError,
@@ -30,13 +30,13 @@ _ONNX_ERRORS = (
 
 
 def load_graph(path: Path, what: str) -> onnx.ModelProto:
-    """The model in `path`, whole, valid and of our opset; ModelUnfit with what is wrong."""
+    """Loads the model in `path`, complete, valid and of Serin's opset; raises ModelUnfit with what is wrong."""
     try:
         model = onnx.load_model(str(path), load_external_data=False)
     except (OSError, DecodeError) as error:
-        raise ModelUnfit(what=what, reason=f"{path.name} is no ONNX file: {error}") from error
+        raise ModelUnfit(what=what, reason=f"{path.name} is not an ONNX file: {error}") from error
     if not model.graph.node:
-        raise ModelUnfit(what=what, reason=f"{path.name} is no ONNX file, or holds an empty graph")
+        raise ModelUnfit(what=what, reason=f"{path.name} is not an ONNX file, or its graph is empty")
     if any(each.data_location == TensorProto.EXTERNAL for each in model.graph.initializer):
         raise ModelUnfit(what=what, reason=f"{path.name} keeps weights in another file; save it as one file")
     try:
@@ -56,7 +56,8 @@ def as_network(
     answer: Literal["logits", "probabilities"],
     what: str,
 ) -> onnx.ModelProto:
-    """`model` from num and cat to logits; ModelUnfit when its inputs or its output are not those of the table."""
+    """Returns `model` from num and cat to logits; raises ModelUnfit when its inputs or its output do not fit the
+    table."""
     inner = onnx.compose.add_prefix(model, _PREFIX)
     nodes = _inputs(inner, shape, what)
     output = _output(inner, answer, task, shape, what)
@@ -86,7 +87,7 @@ def as_network(
 
 
 def _of_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Older graphs are rewritten; newer ones must do without what is new in them."""
+    """Converts older graphs; newer ones must not use new features."""
     version = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
     if version and version != OPSETS[""]:
         model = version_converter.convert_version(model, OPSETS[""])
@@ -98,7 +99,7 @@ def _of_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _inputs(inner: onnx.ModelProto, shape: TableShape, what: str) -> list[onnx.NodeProto]:
-    """Casts from num and cat to the graph's own inputs, which lose their place as inputs."""
+    """Adds casts from num and cat to the graph's own inputs, which are then no longer inputs."""
     constants = {each.name for each in inner.graph.initializer}
     asked = [each for each in inner.graph.input if each.name not in constants]
     wanted = {"num": shape.numeric, "cat": len(shape.sizes)}
@@ -112,12 +113,12 @@ def _inputs(inner: onnx.ModelProto, shape: TableShape, what: str) -> list[onnx.N
         if name not in wanted:
             raise ModelUnfit(
                 what=what,
-                reason=f"it asks for {sorted(names.values())}, the dataset gives num float32[rows, {shape.numeric}] "
-                f"and cat int64[rows, {len(shape.sizes)}]; name its inputs so, or leave one out",
+                reason=f"it needs {sorted(names.values())}, but the dataset has num float32[rows, {shape.numeric}] "
+                f"and cat int64[rows, {len(shape.sizes)}]; rename its inputs, or leave one out",
             )
         columns = _columns([each], each.name)
         if columns not in (None, wanted[name]):
-            reason = f"its input {name} has {columns} columns, the dataset {wanted[name]}"
+            reason = f"its input {name} has {columns} columns, but the dataset has {wanted[name]}"
             raise ModelUnfit(what=what, reason=reason)
         element = each.type.tensor_type.elem_type
         nodes.append(helper.make_node("Cast", [name], [each.name], name=f"{_PREFIX}cast_{name}", to=element))
@@ -128,18 +129,18 @@ def _output(inner: onnx.ModelProto, answer: str, task: Task, shape: TableShape, 
     names = [each.name.removeprefix(_PREFIX) for each in inner.graph.output]
     chosen = answer if answer in names else names[0] if len(names) == 1 else None
     if chosen is None:
-        reason = f"it answers {names}; give one output, or call it {answer}"
+        reason = f"its outputs are {names}; keep one, or name it {answer}"
         raise ModelUnfit(what=what, reason=reason)
     found = _columns(inner.graph.output, _PREFIX + chosen)
     pair = answer == "probabilities" and task == "binary" and found == 2  # one column for each class
     if found not in (None, shape.outputs) and not pair:
-        reason = f"its output {chosen} has {found} columns, a {task} model answers with {shape.outputs}"
+        reason = f"its output {chosen} has {found} columns, but a {task} model has {shape.outputs}"
         raise ModelUnfit(what=what, reason=reason)
     return _PREFIX + chosen
 
 
 def _columns(tensors: Iterable[onnx.ValueInfoProto], name: str) -> int | None:
-    """The second and last dimension, when the graph knows it; 0 for a tensor of another rank."""
+    """Returns the second and last dimension, when the graph knows it; 0 for a tensor of another rank."""
     (tensor,) = (each for each in tensors if each.name == name)
     kind = tensor.type.tensor_type
     if not kind.HasField("shape"):
@@ -151,7 +152,8 @@ def _columns(tensors: Iterable[onnx.ValueInfoProto], name: str) -> int | None:
 
 
 def back_to_logits(graph: GraphBuilder, output: str, task: Task, columns: int | None) -> str:
-    """Whatever a sigmoid or softmax turns into these probabilities; a binary model may give one for each class."""
+    """Converts probabilities to logits whose sigmoid or softmax gives them; a binary model may have one for each
+    class."""
     if task == "regression":
         return output
     low, high = (graph.constant(np.array(limit, np.float32)) for limit in (_SURE, 1.0 - _SURE))

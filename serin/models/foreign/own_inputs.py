@@ -1,7 +1,7 @@
-"""An ONNX model with inputs of its own (images, text): its schema read from the graph, its answer in our form.
+"""An ONNX model with custom inputs (images, text): reads its schema from the graph and converts its answer.
 
-Every input and output begins with the batch, which must be free; the other dimensions are fixed. Whole rows come as
-`golden.npz`: one array per input, and the model's answers as its own framework computed them where they are known.
+Every input and output begins with the batch dimension, which must be free; the other dimensions are fixed. Golden rows
+come as `golden.npz`: one array per input, and the answers of the model's own framework where they are known.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KNOWN = "float32, int64 and string; cast to others inside the graph"
 
 
 def own_schema(model: onnx.ModelProto, task: Task, classes: tuple[str, ...] | None, what: str) -> Schema:
-    """What the served model will ask and answer; ModelUnfit for a graph that no request can be made for."""
+    """Returns the schema of the served model; raises ModelUnfit for a graph that no request can be made for."""
     constants = {each.name for each in model.graph.initializer}
     asked = [each for each in model.graph.input if each.name not in constants]
     inputs = input_columns([_entry(each, what) for each in asked])
@@ -60,13 +60,13 @@ def own_schema(model: onnx.ModelProto, task: Task, classes: tuple[str, ...] | No
 def with_answer(
     model: onnx.ModelProto, schema: Schema, answer: Literal["logits", "probabilities"], what: str
 ) -> onnx.ModelProto:
-    """`model` with the schema's inputs and, for its only output, the schema's outputs."""
+    """Returns `model` with the schema's inputs and, in place of its only output, the schema's outputs."""
     inner = onnx.compose.add_prefix(model, _PREFIX)
     (output,) = _outputs(inner, what)
     columns, wanted = _dims(output, what)[-1], len(schema.classes or ()) if schema.task == "multiclass" else 1
     pair = answer == "probabilities" and schema.task == "binary" and columns == 2
     if columns != wanted and not pair:
-        reason = f"its output has {columns} columns, a {schema.task} model answers with {wanted}"
+        reason = f"its output has {columns} columns, but a {schema.task} model has {wanted}"
         raise ModelUnfit(what=what, reason=reason)
     graph = GraphBuilder(f"{_PREFIX}form/")
     axis = graph.constant(np.array([1], np.int64), "axis")
@@ -93,16 +93,16 @@ def with_answer(
 
 
 def read_golden_arrays(path: Path, schema: Schema, what: str) -> dict[str, Array]:
-    """The inputs in wire form, and those answers that are there; ModelUnfit when a row is not whole."""
+    """Returns the inputs in wire form and the known answers; raises ModelUnfit when a row is incomplete."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ModelUnfit(what=what, reason=f"{path.name} is no .npz file of arrays: {error}") from error
+        raise ModelUnfit(what=what, reason=f"{path.name} is not an .npz file of arrays: {error}") from error
     found: dict[str, Array] = {}
     for column in schema.inputs:
         if column.name not in arrays:
-            reason = f"{path.name} lacks {column.name!r}; it holds {', '.join(arrays) or 'nothing'}"
+            reason = f"{path.name} lacks {column.name!r}; it has {', '.join(arrays) or 'nothing'}"
             raise ModelUnfit(what=what, reason=reason)
         found[column.name] = _wire(arrays[column.name], column, path, what)
     for output in schema.outputs:
@@ -112,13 +112,13 @@ def read_golden_arrays(path: Path, schema: Schema, what: str) -> dict[str, Array
     rows = {len(values) for values in found.values()}
     if len(rows) != 1 or not min(rows):
         raise ModelUnfit(
-            what=what, reason=f"{path.name} must hold the same rows, at least one, in each array"
+            what=what, reason=f"{path.name} must have the same number of rows, at least one, in each array"
         )
     return found
 
 
 def golden_table(arrays: dict[str, Array]) -> pa.Table:
-    """As it goes to disk: a value of several numbers is a list of fixed size."""
+    """Returns the table as stored: a value of several numbers is a list of fixed size."""
     columns = {}
     for name, values in arrays.items():
         flat = pa.array(values.reshape(-1).tolist() if values.dtype == object else values.reshape(-1))
@@ -138,7 +138,9 @@ def _wire(values: Array, column: InputColumn, path: Path, what: str) -> Array:
         )
     except (ValueError, TypeError) as error:
         form = "x".join(map(str, column.dims))
-        reason = f"{path.name}: {column.name!r} is {values.dtype}{list(values.shape)}, wanted rows of {form}"
+        reason = (
+            f"{path.name}: {column.name!r} is {values.dtype}{list(values.shape)}, expected rows of {form}"
+        )
         raise ModelUnfit(what=what, reason=reason) from error
 
 
@@ -146,12 +148,12 @@ def _entry(tensor: onnx.ValueInfoProto, what: str) -> dict[str, object]:
     element = tensor.type.tensor_type.elem_type
     if element not in _KINDS:
         kind = TensorProto.DataType.Name(element).lower()
-        raise ModelUnfit(what=what, reason=f"its input {tensor.name} is {kind}; a request holds {_KNOWN}")
+        raise ModelUnfit(what=what, reason=f"its input {tensor.name} is {kind}; a request can have {_KNOWN}")
     dtype, kind = _KINDS[element]
     dims = _dims(tensor, what)
     if kind == "string" and dims != (1,):
         raise ModelUnfit(
-            what=what, reason=f"its input {tensor.name} holds {dims} strings in a row; one is allowed"
+            what=what, reason=f"its input {tensor.name} has {dims} strings in a row; one is allowed"
         )
     return {"name": tensor.name, "kind": kind, "dtype": dtype, "dims": dims}
 
@@ -160,13 +162,13 @@ def _outputs(model: onnx.ModelProto, what: str) -> list[onnx.ValueInfoProto]:
     if len(model.graph.output) != 1:
         names = [each.name for each in model.graph.output]
         raise ModelUnfit(
-            what=what, reason=f"it answers {names}; leave one output of logits, or of probabilities"
+            what=what, reason=f"its outputs are {names}; keep one output of logits, or of probabilities"
         )
     return list(model.graph.output)
 
 
 def _dims(tensor: onnx.ValueInfoProto, what: str) -> tuple[int, ...]:
-    """Of one row; (1,) for a tensor of the batch alone."""
+    """Returns the dimensions of one row; (1,) for a tensor of the batch alone."""
     dims = tensor.type.tensor_type.shape.dim
     if not dims or dims[0].HasField("dim_value"):
         reason = f"{tensor.name} must begin with a free batch dimension; export it with a dynamic one"

@@ -1,4 +1,4 @@
-"""Asks an ONNX graph that is not ours, in this process: whatever goes wrong there is the graph's fault, and said so."""
+"""Runs a user's ONNX graph in this process: any error there is reported as the graph's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serin.errors import ModelUnfit
 from serin.formats.shards import Array
 
 _QUIET = 3
-_ERRORS: tuple[type[BaseException], ...] = (  # ONNX Runtime's share no base but Exception
+_ERRORS: tuple[type[BaseException], ...] = (  # ONNX Runtime's errors have no common base but Exception
     ValueError,
     *(kind for kind in vars(ort_state).values() if isinstance(kind, type) and issubclass(kind, Exception)),
 )
@@ -30,14 +30,14 @@ class RunningGraph:
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
         except _ERRORS as error:
-            raise ModelUnfit(what=what, reason=f"ONNX Runtime does not load it: {_short(error)}") from error
+            raise ModelUnfit(what=what, reason=f"ONNX Runtime cannot load it: {_short(error)}") from error
 
     def ask(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         try:
             found: list[Array] = self._session.run(list(outputs), dict(inputs))
         except _ERRORS as error:
             raise ModelUnfit(
-                what=self._what, reason=f"ONNX Runtime cannot ask it: {_short(error)}"
+                what=self._what, reason=f"ONNX Runtime cannot run it: {_short(error)}"
             ) from error
         return found
 

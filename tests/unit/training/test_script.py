@@ -54,7 +54,7 @@ ENDINGS = [
     ("(run.output / 'model.onnx').write_bytes(b'weights, surely')", TrainingRefused, "is no ONNX file"),
     ("leave(columns=4)", TrainingRefused, "its input num has 4 columns, the dataset 3"),
     ("weights = weights * np.nan; leave()", TrainingRefused, "its answer to row 0 of the valid rows is"),
-    ("leave(name='weights.safetensors')", TrainingRefused, "left weights.safetensors"),
+    ("leave(name='weights.safetensors')", TrainingRefused, "wrote weights.safetensors"),
     ("raise MemoryError('no room for my table')", WorkerFailed, "MemoryError: no room for my table"),
 ]
 

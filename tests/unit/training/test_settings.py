@@ -154,7 +154,7 @@ def test_out_of_memory_cuts_the_step_and_not_the_batch(tmp_path: Path, dataset: 
     assert choices(tmp_path / "hungry")["batch_rows"] == 128
     assert hungry["epochs"][-1]["loss"] == pytest.approx(frugal["epochs"][-1]["loss"], abs=1e-5)
     said = (tmp_path / "hungry" / "progress.jsonl").read_text()
-    assert "16 rows at a time from now on, still 128 in a step" in said
+    assert "16 rows at a time from now on, still 128 per step" in said
 
 
 def test_memory_that_ends_while_precisions_are_timed_cuts_the_step_as_well(
@@ -166,7 +166,7 @@ def test_memory_that_ends_while_precisions_are_timed_cuts_the_step_as_well(
     assert choices(tmp_path / "hungry")["parts"] == 8
     assert choices(tmp_path / "hungry")["precision_reason"].startswith("fp32 ")
     said = (tmp_path / "hungry" / "progress.jsonl").read_text()
-    assert "16 rows at a time from now on, still 128 in a step" in said
+    assert "16 rows at a time from now on, still 128 per step" in said
 
 
 def test_one_s_own_network_is_trained_and_read_back(tmp_path: Path, dataset: Dataset) -> None:
