@@ -277,7 +277,7 @@ def test_out_of_memory_goes_on_in_smaller_parts(tmp_path: Path) -> None:
     assert choices(tmp_path / "run")["parts"] > 1
     assert choices(tmp_path / "run")["batch_rows"] == 32_768
     assert (
-        "rows at a time from now on, still 32,768 in a step"
+        "rows at a time from now on, still 32,768 per step"
         in (tmp_path / "run" / "progress.jsonl").read_text()
     )
 

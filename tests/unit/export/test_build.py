@@ -233,7 +233,7 @@ def test_a_request_column_called_as_one_of_the_golden_columns_is_refused(
     golden = pq.read_table(Path(trained.dataset.path, "golden.parquet"))
     pq.write_table(golden.append_column("row", golden.column("num")), tmp_path / "golden.parquet")
     schema = Schema(task="binary", inputs=(), outputs=())
-    with pytest.raises(ExportFailed, match="request column 'row' has the name of a column of ours"):
+    with pytest.raises(ExportFailed, match="request column 'row' has a name that Serin uses"):
         read_golden_rows(tmp_path, schema, (), ())
 
 

@@ -35,7 +35,7 @@ def test_a_version_becomes_a_model_of_mlflow_s_with_its_metrics(
     said: list[str] = []
     with heard(said.append):
         track_bundle(*made)
-    assert said[0].startswith("flights version 1 is a model of MLflow's run")
+    assert said[0].startswith("flights version 1 is logged as a model of MLflow run")
 
     from mlflow.tracking import MlflowClient
 
@@ -62,8 +62,8 @@ def test_an_mlflow_that_takes_nothing_is_told(
     said: list[str] = []
     with heard(said.append):
         track_bundle(*made)
-    assert "MLflow does not take the version" in said[0]
-    assert "published all the same" in said[0]
+    assert "MLflow did not accept the version" in said[0]
+    assert "published nevertheless" in said[0]
 
 
 def test_a_version_with_inputs_of_its_own_is_tracked_when_it_is_published(
@@ -76,6 +76,6 @@ def test_a_version_with_inputs_of_its_own_is_tracked_when_it_is_published(
     said: list[str] = []
     with heard(said.append):
         export_model(spec, checkpoint, NO_DATASET, store=store, lineage={})
-    assert said[-1].startswith("pictures version 1 is a model of MLflow's run")
+    assert said[-1].startswith("pictures version 1 is logged as a model of MLflow run")
     (metric,) = tmp_path.glob("mlruns/*/*/metrics/model.test_accuracy")
     assert metric.read_text().split()[1] == "0.9"

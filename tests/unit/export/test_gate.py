@@ -127,7 +127,7 @@ def test_another_code_is_found_and_named(case: Case) -> None:
 
 def test_features_of_another_form_are_refused(case: Case) -> None:
     wider = replace(case.golden, num=np.zeros((ROWS, 2), np.float32))
-    with pytest.raises(GateFailed, match="another form"):
+    with pytest.raises(GateFailed, match="another shape"):
         check_features(case.model, (case.features.num, case.features.cat), wider)
 
 

@@ -79,7 +79,7 @@ def test_trees_that_are_a_single_leaf_answer_with_it() -> None:
 
 
 def test_trees_of_another_table_are_refused() -> None:
-    with pytest.raises(ExportFailed, match="ask for 6 columns, the table has 4"):
+    with pytest.raises(ExportFailed, match="need 6 columns, but the table has 4"):
         trees2onnx(
             parse_trees(grow("binary", rounds=2)), TableShape(numeric=4, sizes=(), outputs=1), "binary"
         )

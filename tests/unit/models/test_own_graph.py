@@ -94,10 +94,10 @@ def test_probabilities_are_taken_back_to_logits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (linear(name="pixels"), r"asks for \['pixels'\], the dataset gives num"),
-        (linear(columns=3), "input num has 3 columns, the dataset 2"),
-        (linear(outputs=4), "output logits has 4 columns, a binary model answers with 1"),
-        (onnx.ModelProto(), "is no ONNX file, or holds an empty graph"),
+        (linear(name="pixels"), r"needs \['pixels'\], but the dataset has num"),
+        (linear(columns=3), "input num has 3 columns, but the dataset has 2"),
+        (linear(outputs=4), "output logits has 4 columns, but a binary model has 1"),
+        (onnx.ModelProto(), "is not an ONNX file, or its graph is empty"),
     ],
     ids=["inputs", "columns", "outputs", "empty"],
 )

@@ -143,7 +143,7 @@ def test_two_processes_without_enough_memory_are_started_again_with_smaller_part
         launcher.train(model, TrainingSpec(**hungry), dataset, folder=folder)
     frugal = job_of(model, TrainingSpec(**hungry, gradient_accumulation=2), dataset).model_dump_json()
     assert run_ranks(2, train_rank, frugal, reference, None) == [0, 0]
-    assert any("out of memory: 25 rows at a time from now on, still 100 in a step" in line for line in said)
+    assert any("out of memory: 25 rows at a time from now on, still 100 per step" in line for line in said)
     assert sum("2 processes" in line for line in said) == 2
     assert_same_bits(folder, reference)
 

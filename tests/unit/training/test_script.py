@@ -51,8 +51,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 ENDINGS = [
     ("pass", TrainingRefused, "it exited with 0 and wrote nothing to SERIN_OUTPUT"),
-    ("(run.output / 'model.onnx').write_bytes(b'weights, surely')", TrainingRefused, "is no ONNX file"),
-    ("leave(columns=4)", TrainingRefused, "its input num has 4 columns, the dataset 3"),
+    ("(run.output / 'model.onnx').write_bytes(b'weights, surely')", TrainingRefused, "is not an ONNX file"),
+    ("leave(columns=4)", TrainingRefused, "its input num has 4 columns, but the dataset has 3"),
     ("weights = weights * np.nan; leave()", TrainingRefused, "its answer to row 0 of the valid rows is"),
     ("leave(name='weights.safetensors')", TrainingRefused, "wrote weights.safetensors"),
     ("raise MemoryError('no room for my table')", WorkerFailed, "MemoryError: no room for my table"),
