@@ -167,7 +167,7 @@ def _meet_metrics(
     reason = ""
     if ours is not None and theirs is not None:
         loss = theirs - ours if name in HIGHER_IS_BETTER else ours - theirs
-        reason = f"the script reported test_{name} {ours:.6g}, that of version {live} {theirs:.6g}"
+        reason = f"its script reported test_{name} {ours:.6g}, version {live} reported {theirs:.6g}"
         problem = reason if loss > spec.champion.max_loss else None
     if problem is None:
         return ChampionReport(verdict="better or equal", reason=reason, live_version=live, metric=name)

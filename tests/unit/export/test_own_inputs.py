@@ -112,7 +112,7 @@ def test_a_version_whose_reported_metric_is_worse_is_refused_until_somebody_answ
     [
         (picture_model(batch=8), {}, "must begin with a free batch dimension"),
         (picture_model(element=TensorProto.UINT8), {}, "image is uint8; a request can have float32"),
-        (picture_model(), {"pixels": IMAGES}, "lacks 'image'; it holds pixels"),
+        (picture_model(), {"pixels": IMAGES}, "lacks 'image'; it has pixels"),
         (picture_model(), {"image": IMAGES[:, :2]}, "expected rows of 3x4"),
         (picture_model(), {"image": IMAGES[:0]}, "at least one"),
     ],

@@ -180,7 +180,7 @@ def test_one_s_own_network_is_trained_and_read_back(tmp_path: Path, dataset: Dat
     [
         ("Raises", "forward raises KeyError: 'no such layer'"),
         ("Flat", r"forward returns torch.float32\[3\] for 3 rows, expected float32\[3, 1\]"),
-        ("not_a_module", "gives a int, not a torch.nn.Module"),
+        ("not_a_module", "returns a int, not a torch.nn.Module"),
         ("Missing", "has no attribute 'Missing'"),
     ],
 )
