@@ -33,9 +33,9 @@ class Pipeline:
 
     Examples:
         >>> pipeline = Pipeline.draft(frame, target="hours > 30", name="late-parcels")
-        >>> pipeline = pipeline.replace(training={"epochs": 1})
-        >>> pipeline.spec.training.epochs
-        1
+        >>> pipeline = pipeline.replace(model={"rounds": 200})
+        >>> pipeline.spec.model.rounds
+        200
     """
 
     def __init__(self, spec: PipelineSpec | Mapping[str, Any]) -> None:
@@ -49,14 +49,19 @@ class Pipeline:
 
     @classmethod
     def draft(
-        cls, table: pd.DataFrame | Path | str, *, target: str | None = None, name: str | None = None
+        cls,
+        table: pd.DataFrame | Path | str,
+        *,
+        target: str | Sequence[str] | None = None,
+        name: str | None = None,
     ) -> Self:
         """A first pipeline for a table: types, target and features are guessed. The comments of
         `print(pipeline.to_yaml())` explain each guess.
 
         `table`: a frame, or the path or URL of a Parquet, CSV, JSON lines or Arrow file. A frame is kept as Parquet
         under SERIN_HOME/tables, where the stages read it. `target`: a column or an expression over columns, such as
-        "arr_delay > 15"; None: guessed. `name`: of the pipeline and its model; None: the file's or the target's.
+        "arr_delay > 15"; a list for several targets; None: guessed. `name`: of the pipeline and its model; None: the
+        file's or the target's.
         """
         from serin.pipeline.draft import draft_spec
 
@@ -75,7 +80,7 @@ class Pipeline:
         return self._spec.name
 
     def replace(self, **sections: Any) -> Self:
-        """A copy with other settings: `pipeline.replace(training={"epochs": 1}, model={"kind": "dcn"})`.
+        """A copy with other settings: `pipeline.replace(model={"rounds": 200}, export={"variants": ["fp32"]})`.
 
         A mapping changes the keys that it names and keeps the others of its section; any other value (the list of
         features, the name) replaces what was there. SpecError lists every problem.

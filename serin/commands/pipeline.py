@@ -49,22 +49,30 @@ def init(
     table: Annotated[
         str | None, typer.Option(help="The table to learn from. [default: the one in FOLDER or FOLDER/data]")
     ] = None,
-    target: Annotated[str | None, typer.Option(help="The column to predict. [default: guessed]")] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='What to predict: a column, or an expression over columns such as "arr_delay > 15". May be given '
+            "several times. [default: guessed]"
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a pipeline.yaml that is there.")] = False,
 ) -> None:
     """A commented spec from a table: types, target and features guessed and explained."""
     from serin.commands.schema import MODELINE, SCHEMA_FILE, schema_text
-    from serin.draft.guess import guess_spec
+    from serin.draft.guess import draft_table
 
     path = folder / "pipeline.yaml"
     if path.exists() and not force:
         raise SpecError(where=str(path), problems=[("", "is there already; --force replaces it")])
     source = table or str(_only_table(folder))
     beside = source if "://" in source else os.path.relpath(source, folder)
-    text = guess_spec(source, target, path_in_spec=beside)
+    draft = draft_table(source, target or None, path_in_spec=beside)
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(MODELINE + text, encoding="utf-8")
+    path.write_text(MODELINE + draft.text, encoding="utf-8")
     (folder / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
+    for notice in draft.notices:
+        show(f"  {notice}")
     show(f"wrote {path}; read it, change what was guessed wrong, then: serin check {path}")
 
 

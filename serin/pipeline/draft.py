@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def draft_spec(table: pd.DataFrame | Path | str, *, target: str | None, name: str | None) -> str:
+def draft_spec(
+    table: pd.DataFrame | Path | str, *, target: str | Sequence[str] | None, name: str | None
+) -> str:
     """The YAML text of a spec for a frame, or for the table at a path or URL.
 
-    `target`: a column or an expression over columns; None: guessed. `name`: of the pipeline; None: the file's, or for a
-    frame the target's.
+    `target`: a column or an expression over columns, or several; None: guessed. `name`: of the pipeline; None: the
+    file's, or for a frame the target's.
     """
     from serin.draft.guess import guess_spec
     from serin.pipeline.frames import keep_frame
@@ -26,6 +29,7 @@ def draft_spec(table: pd.DataFrame | Path | str, *, target: str | None, name: st
     return guess_spec(path, target, name=name or _name_of(target))
 
 
-def _name_of(target: str | None) -> str:
-    words = re.findall(r"[A-Za-z_][A-Za-z0-9_]*", target or "")
+def _name_of(target: str | Sequence[str] | None) -> str:
+    first = target if isinstance(target, str) else next(iter(target or ()), "")
+    words = re.findall(r"[A-Za-z_][A-Za-z0-9_]*", first)
     return words[0].lower().replace("_", "-").strip("-") if words else "model"

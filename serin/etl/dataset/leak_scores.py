@@ -15,6 +15,10 @@ from serin.columns.coded import CodedColumn, compact
 from serin.columns.column import Column
 from serin.etl.relational.groups import group_codes
 
+LEAK_SCORE = 0.99
+"""A column that tells the target better than this by its values is a leak: for the leak check and for drafts."""
+NULL_LEAK_SCORE = 0.95
+"""The same for whether a column is null."""
 FEWEST = 100  # rows below which nothing can be said
 _BINS = 64
 _WIDEST = 2**62
@@ -23,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.integer[Any]]
 
 
-def told_by_nulls(null: npt.NDArray[np.bool_], target: Floats, task: str) -> float:
+def score_by_nulls(null: npt.NDArray[np.bool_], target: Floats, task: str) -> float:
     """By whether it is null, alone."""
     codes = null.astype(np.int64)
     if task != "binary" or len(target) < FEWEST or target.min() == target.max():

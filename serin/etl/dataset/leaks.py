@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from serin.columns.column import Column
 from serin.errors import LeakFound
-from serin.etl.dataset.leak_scores import score_by_values, told_by_nulls
+from serin.etl.dataset.leak_scores import LEAK_SCORE, NULL_LEAK_SCORE, score_by_nulls, score_by_values
 from serin.etl.dataset.train_sample import TrainSample
 from serin.etl.dataset.transform import ID, Divided
 from serin.etl.engines.engine import Engine, Held
@@ -21,9 +21,6 @@ from serin.etl.relational.groups import group_codes, joined
 from serin.etl.relational.relation import Unknown
 from serin.formats.dataset import SPLITS
 from serin.spec.data import DataSpec
-
-_ALMOST = 0.99
-_NULLS_ALMOST = 0.95
 
 Floats = npt.NDArray[np.float64]
 Ids = list[tuple[Column, npt.NDArray[np.int64]]]  # of each split: ids and rows
@@ -88,9 +85,15 @@ def _on_both_sides(name: str, parts: Sequence[Ids]) -> Iterator[tuple[str, str]]
         yield name, text
 
 
-def _missing_together(name: str, parts: Sequence[Unknown], without: int) -> Iterator[tuple[str, str]]:
+def missing_together(parts: Sequence[Unknown], without: int) -> bool:
+    """Whether a column is missing just where the target is. `without`: rows without a target."""
     rows, null, both = (sum(each) for each in zip(*parts, strict=True))
-    if without and null >= max(10, 0.001 * rows) and both > 0.8 * without and both > 0.5 * null:
+    return bool(without and null >= max(10, 0.001 * rows) and both > 0.8 * without and both > 0.5 * null)
+
+
+def _missing_together(name: str, parts: Sequence[Unknown], without: int) -> Iterator[tuple[str, str]]:
+    if missing_together(parts, without):
+        both = sum(part.both for part in parts)
         text = f"is missing in {both:,} of the {without:,} rows whose target is missing: it seems to be filled after"
         yield name, f"{text} the event"
 
@@ -98,12 +101,12 @@ def _missing_together(name: str, parts: Sequence[Unknown], without: int) -> Iter
 def _tells(name: str, column: Column, target: Floats, task: str) -> Iterator[tuple[str, str]]:
     null = np.asarray(column.null)
     if null.any():
-        strength = 0.0 if null.all() else told_by_nulls(null, target, task)
-        if strength > _NULLS_ALMOST:
+        strength = 0.0 if null.all() else score_by_nulls(null, target, task)
+        if strength > NULL_LEAK_SCORE:
             why = f"is null or not as the target goes ({strength:.3f}): it seems to be filled after the event"
             yield name, why
             return
         column, target = column[~null], target[~null]
     strength = score_by_values(column, target, task)
-    if strength > _ALMOST:
+    if strength > LEAK_SCORE:
         yield name, f"alone gives the target almost without fault ({strength:.3f} of 1)"

@@ -54,11 +54,11 @@ def test_a_draft_explains_itself_and_comes_back_from_yaml(frame: pd.DataFrame, t
 
 def test_replace_changes_the_named_keys_alone(frame: pd.DataFrame) -> None:
     drafted = serin.Pipeline.draft(frame, target="hours > 30")
-    changed = drafted.replace(training={"batch_rows": 64}, name="other")
-    assert (changed.spec.training.batch_rows, changed.name) == (64, "other")
-    assert changed.spec.training.epochs == drafted.spec.training.epochs
+    changed = drafted.replace(model={"rounds": 64}, name="other")
+    assert (changed.spec.model.rounds, changed.name) == (64, "other")
+    assert changed.spec.model.kind == drafted.spec.model.kind == "xgboost"
     assert changed.spec.data == drafted.spec.data
-    assert "batch_rows: 64" in changed.to_yaml()
+    assert "rounds: 64" in changed.to_yaml()
     with pytest.raises(serin.SpecError, match=r"trainnig.*did you mean 'training'"):
         drafted.replace(trainnig={"epochs": 1})
 

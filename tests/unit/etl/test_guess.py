@@ -44,7 +44,7 @@ def test_a_guessed_spec_loads_builds_and_explains_itself(tmp_path: Path, store: 
     assert spec.data.time == "since"
     used = {column for feature in spec.features for column in feature.columns}
     assert used == {"Plan", "since", "monthly", "calls"}
-    assert "#   note: nearly every row has its own text" in text
+    assert "#   note: every row has its own text (400 different): an id" in text
     assert "#   country: holds one value only" in text
     assert "#   customer id: counts the rows" in text
     assert sum(build_dataset(spec.data, spec.features, spec.etl, store=store).rows.values()) == ROWS
@@ -74,14 +74,14 @@ def test_columns_that_know_the_answer_are_left_out_with_the_reason(tmp_path: Pat
         {
             "delay": pa.array(delay, mask=missing),
             "landed": pa.array(RNG.normal(0, 1, ROWS), mask=missing),
-            "almost": delay + RNG.normal(0, 1, ROWS),
+            "almost": delay + RNG.normal(0, 0.5, ROWS),
             "distance": RNG.normal(500, 80, ROWS),
         }
     )
     text, spec = guessed(tmp_path, table, "delay > 15")
     assert [feature.columns for feature in spec.features] == [("distance",)]
     assert "landed: is missing where the target is missing" in text
-    assert "almost: alone gives the answer away (AUC" in text
+    assert "almost: alone gives the answer away (" in text
 
 
 def test_names_that_yaml_or_expressions_would_misread_are_quoted(tmp_path: Path, store: Store) -> None:

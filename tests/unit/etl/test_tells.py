@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serin.columns.column import Column, column_from_arrow
-from serin.etl.dataset.leak_scores import FEWEST, score_by_values, told_by_nulls
+from serin.etl.dataset.leak_scores import FEWEST, score_by_nulls, score_by_values
 from serin.etl.relational.groups import sampled
 from serin.metrics import auc
 
@@ -35,8 +35,8 @@ def test_numbers_tell_by_their_order_as_the_metric_says(values: list[float], see
 def test_nulls_tell_by_their_order_as_the_metric_says(share: float) -> None:
     null = np.where(TARGET == 1, RANDOM.random(400) < share, RANDOM.random(400) < 0.02)
     area = auc(TARGET, null.astype(np.float32))
-    assert told_by_nulls(null, TARGET, "binary") >= max(area, 1 - area)
-    assert told_by_nulls(TARGET == 1, TARGET, "binary") == told_by_nulls(TARGET == 0, TARGET, "binary") == 1
+    assert score_by_nulls(null, TARGET, "binary") >= max(area, 1 - area)
+    assert score_by_nulls(TARGET == 1, TARGET, "binary") == score_by_nulls(TARGET == 0, TARGET, "binary") == 1
 
 
 @pytest.mark.parametrize("spread", [1, 10**15])
@@ -65,8 +65,8 @@ def test_every_row_with_a_word_of_its_own_tells_nothing() -> None:
 
 
 def test_nulls_tell_and_few_rows_do_not() -> None:
-    assert told_by_nulls(TARGET == 1, TARGET, "binary") == 1
-    assert told_by_nulls(RANDOM.random(400) < 0.5, TARGET, "binary") < 0.7
+    assert score_by_nulls(TARGET == 1, TARGET, "binary") == 1
+    assert score_by_nulls(RANDOM.random(400) < 0.5, TARGET, "binary") < 0.7
     few = FEWEST - 1
     values = Column(kind="float", values=TARGET[:few].astype(np.float32))
     assert score_by_values(values, TARGET[:few], "binary") == 0

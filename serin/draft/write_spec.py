@@ -1,0 +1,151 @@
+"""Writes what was guessed about a table as a spec in YAML, with the reason for each guess as a comment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from serin.draft.guess_columns import Guess
+from serin.draft.guess_target import GuessedTarget
+from serin.draft.table_sample import TableSample
+
+TREE_CLASSES = 30
+"""Trees grow one tree per class and round, so a target with more classes gets a network."""
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "none"}
+_MANY_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guessed:
+    """Everything that goes into a drafted spec. `table`: the lines below `tables`. `seen`: how its files are
+    written."""
+
+    name: str
+    table: tuple[str, ...]
+    seen: tuple[str, ...]
+    sample: TableSample
+    target: GuessedTarget
+    time: str | None
+    columns: Sequence[Guess]
+
+    @property
+    def model(self) -> str:
+        return "mlp" if self.target.classes > TREE_CLASSES else "xgboost"
+
+    @property
+    def why_model(self) -> str:
+        if self.model == "mlp":
+            return f"trees would be grown for each of {self.target.classes:,} classes"
+        return "trees are the better first model for most tables"
+
+    @property
+    def key(self) -> str | None:
+        """A column that tells rows apart once repeated ones are left out; None when not all rows were read."""
+        ids = [guess.column for guess in self.columns if guess.is_id and not guess.nulls]
+        return ids[0] if ids and self.sample.complete else None
+
+    @property
+    def repeated(self) -> str:
+        """What is said about repeated rows."""
+        count = f"{self.sample.repeated:,} of {self.sample.read:,} rows repeat another one in every column"
+        if self.key is not None:
+            return f"{count}: one of each is kept (data.unique)"
+        return f"{count}: all are kept, so a test row may be among the training rows; data.unique keeps one of each"
+
+    def uses(self, use: str) -> list[Guess]:
+        return [guess for guess in self.columns if guess.use == use]
+
+
+def spec_text(guessed: Guessed) -> str:
+    """The spec. It holds only settings that its model uses."""
+    lines = [
+        f"# A first spec, guessed from {guessed.sample.source}.",
+        "# Read the comments, correct what is wrong, then `serin check`.",
+        f"name: {guessed.name}",
+        "data:",
+        "  tables:",
+        *guessed.table,
+        *_data(guessed),
+        "features:",
+        *_features(guessed),
+        *_model(guessed),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _data(guessed: Guessed) -> Iterator[str]:
+    target, time = guessed.target, guessed.time
+    if guessed.sample.repeated:
+        yield f"  # {guessed.repeated}"
+        if guessed.key is not None:
+            yield f"  unique: {{by: {word(guessed.key)}}}"
+    yield f"  # {target.why}"
+    yield f"  target: {{{_expressions(target)}, task: {target.task}}}"
+    kind = ""
+    if time is not None:
+        yield f"  # {time} is the time: train on the past, test on the latest rows"
+        yield f"  time: {word(time)}"
+    elif target.rare:
+        yield f"  # no time column was found; {target.rare}, and each split gets its share of them"
+        kind = ", kind: stratified"
+    else:
+        yield "  # no time column was found: rows are split by a hash of their position"
+    yield f"  split: {{train: 0.8, valid: 0.1, test: 0.1{kind}}}"
+    out = guessed.uses("out")
+    if out:
+        yield "  # Columns that were left out; put one back into the features if the reason is wrong."
+        yield from (f"  #   {guess.column}: {guess.why}" for guess in out)
+
+
+def _expressions(target: GuessedTarget) -> str:
+    if len(target.expressions) == 1:
+        return f"expression: {quoted(next(iter(target.expressions.values())))}"
+    each = ", ".join(f"{name}: {quoted(text)}" for name, text in target.expressions.items())
+    return f"expressions: {{{each}}}"
+
+
+def _features(guessed: Guessed) -> Iterator[str]:
+    numbers = guessed.uses("numeric")
+    least = 10 if guessed.sample.rows >= _MANY_ROWS else 1
+    if guessed.model == "mlp":
+        yield from _feature(numbers, "[fill_median, clip: {q: [0.001, 0.999]}, normalize]")
+    else:
+        yield from _feature([each for each in numbers if not each.nulls], "[fill_median]")
+        yield from _feature([each for each in numbers if each.nulls], "[fill_median: {indicator: true}]")
+    yield from _feature(guessed.uses("categorical"), f"[categorify: {{min_count: {least}}}]")
+    yield from _feature(guessed.uses("time"), "[date_parts: [hour, weekday, month]]")
+
+
+def _feature(guesses: Sequence[Guess], steps: str) -> Iterable[str]:
+    if not guesses:
+        return
+    yield from (f"  # {guess.column}: {guess.why}" for guess in guesses)
+    yield f"  - columns: [{', '.join(word(guess.column) for guess in guesses)}]"
+    yield f"    steps: {steps}"
+
+
+def _model(guessed: Guessed) -> Iterator[str]:
+    why = guessed.why_model
+    if guessed.model == "mlp":
+        yield f"# {why[0].upper()}{why[1:]}, so this is a network."
+        yield "model: {kind: mlp}"
+    else:
+        yield f"# Gradient-boosted {why}. For a network, write kind: mlp"
+        yield "# and end the steps of numbers with normalize."
+        yield "model: {kind: xgboost}"
+    if guessed.target.rare:
+        rare = guessed.target.rare
+        yield f"# {rare[0].upper()}{rare[1:]}. With class weights they count more in training,"
+        yield "# and the scores are no longer probabilities:"
+        yield "# training: {class_weights: balanced}"
+
+
+def word(text: str) -> str:
+    """The text as a YAML value, quoted only where that is needed."""
+    return text if _WORD.fullmatch(text) and text.lower() not in _RESERVED else quoted(text)
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
