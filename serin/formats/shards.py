@@ -67,27 +67,6 @@ class SplitArrays:
         return Rows(num=joined[0], cat=joined[1], target=joined[2], rows=joined[3])
 
 
-class ShardWriter:
-    """Writes one split from beginning to end: `write` as often as there are rows, then `close`."""
-
-    def __init__(self, folder: Path, numeric: Sequence[str], categorical: Sequence[str]) -> None:
-        self._folder = folder
-        self._numeric = tuple(numeric)
-        self._categorical = tuple(categorical)
-        self._rows = 0
-
-    def write(self, rows: Rows) -> None:
-        write_rows(self._folder, self._rows, rows)
-        self._rows += len(rows)
-
-    def close(self) -> list[str]:
-        """Writes the headers; the digest of each part."""
-        return [
-            seal_part(self._folder, index, self._rows, self._numeric, self._categorical)
-            for index in range(count_parts(self._rows))
-        ]
-
-
 def count_parts(rows: int) -> int:
     return -(-rows // PART_ROWS)
 

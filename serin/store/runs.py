@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
-from datetime import UTC, datetime
 from pathlib import Path
 
 from serin.errors import NameInvalid, NotFound
@@ -13,11 +11,6 @@ from serin.machine.private import make_private
 from serin.store.published import touch
 
 _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
-
-
-def new_run_id() -> str:
-    """Sorts by time, never the same twice: 20261115-093000-1f9c2a."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def run_folder(home: Path, run: str, *, create: bool = False) -> Path:
@@ -51,6 +44,6 @@ def run_lock(home: Path, run: str) -> Path:
 
 
 def runs(home: Path) -> list[str]:
-    """Newest last."""
+    """The names of all runs, sorted."""
     folder = home / "runs"
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []

@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from serin.formats.dataset import CategoricalColumn, DatasetDescription, SplitDescription, write_dataset
 from serin.formats.schema import Task
-from serin.formats.shards import Rows, ShardWriter, count_parts
+from serin.formats.shards import Rows, count_parts, seal_part, write_rows
 from serin.store.artifacts import Dataset
 
 SIZES = (7, 40)
+
+
+class ShardWriter:
+    """Writes one split from beginning to end: `write` as often as there are rows, then `close`."""
+
+    def __init__(self, folder: Path, numeric: Sequence[str], categorical: Sequence[str]) -> None:
+        self._folder = folder
+        self._numeric = tuple(numeric)
+        self._categorical = tuple(categorical)
+        self._rows = 0
+
+    def write(self, rows: Rows) -> None:
+        write_rows(self._folder, self._rows, rows)
+        self._rows += len(rows)
+
+    def close(self) -> list[str]:
+        """Writes the headers; the digest of each part."""
+        return [
+            seal_part(self._folder, index, self._rows, self._numeric, self._categorical)
+            for index in range(count_parts(self._rows))
+        ]
 
 
 def make_dataset(

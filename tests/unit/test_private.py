@@ -21,7 +21,7 @@ from serin.serving.envoy.keys import KeyFile
 from serin.spec.load import load_spec
 from serin.stack.host.state import socket_folder
 from serin.stack.prefect.login import make_login
-from serin.store.runs import new_run_id, run_folder
+from serin.store.runs import run_folder
 from serin.store.store import Store
 from tests.fakes.small_pipeline import small_spec
 from tests.unit.etl.trips import build, spec_of
@@ -106,7 +106,7 @@ def make_what_a_stack_needs(_: Path) -> None:
     make_login(home)
     KeyFile(path=home / "keys.json").create("team")
     (socket_folder(home) / "admin.sock").touch()
-    (run_folder(home, new_run_id(), create=True) / "model.json").write_text("{}")
+    (run_folder(home, "train-1f9c2a", create=True) / "model.json").write_text("{}")
 
 
 RUNS = {

@@ -12,7 +12,6 @@ import pyarrow as pa
 from serin.errors import PredictionFailed, RowsUnfit
 from serin.export.session import RUNTIME_ERRORS, open_session, run_in_batches
 from serin.formats.bundle import MODEL, output_column, read_schema, verify_bundle
-from serin.formats.rows import read_rows, write_rows
 from serin.formats.wire import Array, as_arrow, to_wire
 
 if TYPE_CHECKING:
@@ -65,17 +64,3 @@ class Scorer:
 def score_table(bundle_folder: Path | str, table: pa.Table | pd.DataFrame) -> pa.Table:
     """Returns `table` with the model's outputs as further columns. Use a `Scorer` for more than one table."""
     return Scorer(bundle_folder).score(table)
-
-
-def score_file(bundle_folder: Path | str, rows: Path, out: Path) -> int:
-    """Scores every row of a file into another (Parquet, CSV, JSON lines), a piece at a time. Returns the number of
-    rows."""
-    scorer, done = Scorer(bundle_folder), 0
-    with write_rows(out) as writer:
-        for piece in read_rows(rows, scorer.schema):
-            writer.write_table(scorer.score(piece))
-            done += len(piece)
-            logger.info(f"scored {done:,} rows")
-        if not done:
-            raise RowsUnfit(column="", reason=f"in {rows} has no rows")
-    return done

@@ -62,13 +62,6 @@ def in_thread(work: Callable[[], None]) -> Future[None]:
     return future
 
 
-def at_once(work: Callable[[], None]) -> Future[None]:
-    """Runs `work` at once, for tests that count actions per tick."""
-    future: Future[None] = Future()
-    run(work, future)
-    return future
-
-
 def run(work: Callable[[], None], future: Future[None]) -> None:
     try:
         work()

@@ -49,10 +49,6 @@ class TlsFiles:
         """Another one after every change of either file, in place or by rename."""
         return file_signature(self.certificate), file_signature(self.key)
 
-    @property
-    def open_to_others(self) -> bool:
-        return bool(self.key.stat().st_mode & 0o077)
-
     def _no_passphrase(self) -> NoReturn:
         reason = "the key has a passphrase, and nobody is there to type it; write it out without one"
         raise TlsUnfit(certificate=self.certificate, key=self.key, reason=reason)

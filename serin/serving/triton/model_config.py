@@ -58,24 +58,6 @@ class Configured:
     files: dict[str, bytes] = field(default_factory=dict)
 
 
-def write_config(
-    schema: Schema,
-    model: str,
-    version: int,
-    *,
-    serving: ServingSpec | None = None,
-    instances: int | None = None,
-    threads: int = 1,
-) -> str:
-    """config.pbtxt of a release that one Python model serves on the CPU: `instances` processes, each with
-    `threads` threads."""
-    serving = ServingSpec() if serving is None else serving
-    if instances is not None:
-        serving = serving.model_copy(update={"instances": instances})
-    release = Release(model=model, version=version)
-    return python_config(schema, Settings(release=release, serving=serving, threads=threads)).text
-
-
 def python_config(
     schema: Schema, settings: Settings, *, name: str | None = None, graphs: Sequence[str] = ("model.onnx",)
 ) -> Configured:

@@ -21,13 +21,14 @@ from serin.formats.dataset import (
     write_dataset,
 )
 from serin.formats.schema import DTYPE_OF_KIND, Kind, Task, input_columns
-from serin.formats.shards import Rows, ShardWriter
+from serin.formats.shards import Rows
 from serin.formats.weights import write_weights
 from serin.models.build import build_model, load_model
 from serin.models.shape import TableShape
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Checkpoint, Dataset
+from tests.fakes.datasets import ShardWriter
 
 ROWS = 400
 INPUTS: dict[str, Kind] = {

@@ -13,9 +13,11 @@ import torch
 from serin.errors import BundleBroken, ExportFailed, GateFailed, RowsUnfit
 from serin.export.build import export_model
 from serin.export.gate.golden import read_golden_rows
-from serin.export.score.predict import Scorer, score_file, score_table
+from serin.export.score.bulk import find_pieces, score_pieces
+from serin.export.score.predict import Scorer, score_table
 from serin.export.session import FrontAndCore, open_session
 from serin.formats.bundle import read_golden, verify_bundle
+from serin.formats.rows import write_rows
 from serin.formats.schema import Schema, Task
 from serin.spec.load import read_yaml
 from serin.store.artifacts import Bundle
@@ -85,18 +87,23 @@ def test_no_rows_have_no_scores(bundle: Bundle) -> None:
     assert score_table(bundle.path, flights().slice(0, 0)).column("score").to_pylist() == []
 
 
+def score_file(bundle: Bundle, rows: Path, out: Path) -> int:
+    with write_rows(out) as writer:
+        return score_pieces(Path(bundle.path), find_pieces(rows), writer, workers=1)
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
 def test_files_of_every_kind_give_the_same_scores(bundle: Bundle, tmp_path: Path, suffix: str) -> None:
     pq.write_table(flights(50), tmp_path / "rows.parquet")
     said: list[str] = []
     text = tmp_path / f"text{suffix}"
     with heard(said.append):
-        assert score_file(bundle.path, tmp_path / "rows.parquet", text) == 50
+        assert score_file(bundle, tmp_path / "rows.parquet", text) == 50
     assert said == ["scored 50 rows"]
     again = tmp_path / "again.parquet"
     without_score = tmp_path / f"in{suffix}"
     _drop_score(text, without_score)
-    score_file(bundle.path, without_score, again)
+    score_file(bundle, without_score, again)
     wanted = score_table(bundle.path, flights(50)).column("score")
     assert pq.read_table(again).column("score").to_pylist() == wanted.to_pylist()
 
@@ -121,7 +128,7 @@ def test_rows_that_bring_a_score_of_their_own_or_none_at_all_are_refused(
         score_table(bundle.path, flights(3).append_column("score", [[1, 2, 3]]))
     pq.write_table(flights(3).slice(0, 0), tmp_path / "none.parquet")
     with pytest.raises(RowsUnfit, match="has no rows"):
-        score_file(bundle.path, tmp_path / "none.parquet", tmp_path / "out.parquet")
+        score_file(bundle, tmp_path / "none.parquet", tmp_path / "out.parquet")
 
 
 def test_the_bundle_holds_what_it_promises_and_nothing_else(trained: Trained, bundle: Bundle) -> None:

@@ -5,7 +5,8 @@ import pytest
 
 from serin.errors import BundleBroken
 from serin.formats import shards
-from serin.formats.shards import Rows, ShardWriter, read_split, seal_part, write_rows
+from serin.formats.shards import Rows, read_split, seal_part, write_rows
+from tests.fakes.datasets import ShardWriter
 
 
 def some_rows(count: int, numeric: int = 3, categorical: int = 2) -> Rows:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,19 @@ from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.commands import Answer, Command, Inbox, Kind, read_answer, submit
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.record import JournalFolder, decision2rollout
-from serin.rollout.run.verification import Beside, at_once
+from serin.rollout.run.verification import Beside, run
 from serin.store.artifacts import ModelRoute, Release
 from tests.fakes.rollout import Bomb, FakeClock, FakeFleet, FakeJudge, FakeRouter, FakeVersions, Mined
 from tests.logs import heard
 
 PLAN = Plan(steps=(5.0, 50.0, 100.0), drain_s=10.0)
+
+
+def at_once(work: Callable[[], None]) -> Future[None]:
+    """Verifies within the tick, for tests that count actions per tick."""
+    future: Future[None] = Future()
+    run(work, future)
+    return future
 
 
 def release(version: int, model: str = "flights") -> Release:

@@ -8,13 +8,21 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serin.errors import BundleBroken
-from serin.formats.schema import InputColumn, OutputTensor
-from serin.serving.triton.model_config import write_config
+from serin.formats.schema import InputColumn, OutputTensor, Schema
+from serin.serving.triton.model_config import Settings, python_config
 from serin.serving.triton.repository import build_repository, serving_settings
 from serin.spec.serving import ServingSpec
+from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
+
+
+def configured(schema: Schema = SCHEMA, *, threads: int = 1, **serving: int) -> model_config_pb2.ModelConfig:
+    settings = Settings(
+        release=Release(model=MODEL, version=7), serving=ServingSpec(**serving), threads=threads
+    )
+    return parse(python_config(schema, settings).text)
 
 
 def parse(text: str) -> model_config_pb2.ModelConfig:
@@ -22,9 +30,7 @@ def parse(text: str) -> model_config_pb2.ModelConfig:
 
 
 def test_a_configuration_leaves_nothing_to_guess() -> None:
-    config = parse(
-        write_config(SCHEMA, MODEL, 7, serving=ServingSpec(max_batch_rows=32), instances=2, threads=3)
-    )
+    config = configured(max_batch_rows=32, instances=2, threads=3)
     assert (config.name, config.backend, config.max_batch_size) == (MODEL, "python", 32)
     types = {
         tensor.name: (model_config_pb2.DataType.Name(tensor.data_type), list(tensor.dims))
@@ -49,7 +55,7 @@ def test_a_configuration_leaves_nothing_to_guess() -> None:
 
 
 def test_requests_are_batched_without_a_queue_policy_which_makes_triton_sleep() -> None:
-    config = parse(write_config(SCHEMA, MODEL, 1))
+    config = configured()
     assert config.HasField("dynamic_batching")
     assert not config.dynamic_batching.HasField("default_queue_policy")
 
@@ -61,7 +67,7 @@ def test_any_column_name_survives() -> None:
         OutputTensor(name="label", dtype="INT64", dims=(1,)),
         OutputTensor(name="probabilities", dtype="FP32", dims=(4,)),
     )
-    config = parse(write_config(replace(SCHEMA, inputs=columns, outputs=outputs), MODEL, 1))
+    config = configured(replace(SCHEMA, inputs=columns, outputs=outputs))
     assert [tensor.name for tensor in config.input] == names
     assert [list(tensor.dims) for tensor in config.output] == [[1], [4]]
 
