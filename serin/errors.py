@@ -27,6 +27,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── NotFound                no such dataset, model, version, alias or run
 │   ├── FormatOutdated          what another version of Serin stored, with other keys in its spec
 │   ├── StoreNotWritable        full disk, no permission
+│   ├── VersionInUse            a version that cannot be deleted now
 │   └── BundleBroken            a bundle or dataset that is not what its manifest says
 ├── LeaseUnavailable            no GPU became free in time (retryable)
 ├── TrainingError
@@ -412,6 +413,14 @@ class StoreNotWritable(StoreError):
         "Nothing was published."
     )
     path: str
+    reason: str
+
+
+class VersionInUse(StoreError):
+    template = "version {version} of {model!r} cannot be deleted: {reason}"
+    outcome = True
+    model: str
+    version: int
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""Model versions: list, show, diff, verify, import, predict; and what may go: gc. Who holds which GPU: gpus."""
+"""Model versions: list, show, diff, verify, import, delete, predict; and what may go: gc. Who holds which GPU: gpus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from serin.commands.output import Json, human_bytes, show, show_json, show_table
+from serin.commands.output import Json, confirm, human_bytes, show, show_json, show_table
 from serin.errors import NotFound, SpecError
 from serin.machine import environment
 
@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
     group.command("diff")(diff_models)
     group.command("verify")(verify_model)
     group.command("import")(import_model)
+    group.command("delete")(delete_model)
     app.add_typer(group, name="models")
     for command in (predict, gpus, gc):
         app.command()(command)
@@ -134,6 +135,23 @@ def import_model(
     else:
         bundle = import_bundle(folder, Store.open(), name=name)
     show(f"{bundle.model} version {bundle.version} in {bundle.path}")
+
+
+def delete_model(
+    name: Annotated[str, typer.Argument(metavar="MODEL[:VERSION]", help="A model, or one of its versions.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete versions from the store for good: one, or all of a model. Refused while one is served or rolled out."""
+    from serin.stack.delete_versions import delete_versions, versions_to_delete
+    from serin.store.store import Store
+
+    store, home = Store.open(), environment.home()
+    model, _, version = name.partition(":")
+    going = versions_to_delete(store, home, model, version or None)
+    what = f"version {going[0]}" if len(going) == 1 else f"all {len(going)} versions"
+    confirm(f"Delete {what} of {model} from {store.url}?", yes=yes)
+    for number in delete_versions(store, home, model, version or None):
+        show(f"{model} version {number} is deleted")
 
 
 def verify_model(model: Model, version: Version = "") -> None:

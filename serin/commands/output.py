@@ -39,6 +39,15 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empt
         show("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def confirm(question: str, *, yes: bool) -> None:
+    """Asks a person on a terminal. Elsewhere `--yes` is needed."""
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise typer.BadParameter(f"{question} Add --yes: there is no terminal to ask on.")
+    typer.confirm(question, abort=True, err=True)
+
+
 def human_bytes(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:

@@ -79,7 +79,7 @@ def start(
         raise typer.BadParameter("--request-timeout is for servers elsewhere; a version has it in its spec")
     else:
         plan = _plan(model, version, spec)
-    _tell("start", model, version=version, plan=plan, why=why)
+    tell_controller("start", model, version=version, plan=plan, why=why)
     if follow:
         _follow(model)
 
@@ -118,27 +118,27 @@ def watch(model: Model) -> None:
 
 def pause(model: Model, why: Why = "") -> None:
     """Hold the rollout where it is."""
-    _tell("pause", model, why=why)
+    tell_controller("pause", model, why=why)
 
 
 def resume(model: Model, why: Why = "") -> None:
     """Let a held rollout go on."""
-    _tell("resume", model, why=why)
+    tell_controller("resume", model, why=why)
 
 
 def approve(model: Model, why: Why = "") -> None:
     """Allow the next step, where the plan asks for a person's word (`rollout.approve` in the spec)."""
-    _tell("approve", model, why=why)
+    tell_controller("approve", model, why=why)
 
 
 def promote(model: Model, why: Why = "") -> None:
     """Give the candidate all traffic now, whatever the evidence."""
-    _tell("promote", model, why=why)
+    tell_controller("promote", model, why=why)
 
 
 def abort(model: Model, why: Why = "") -> None:
     """Send all traffic back to the live version and end the rollout."""
-    _tell("abort", model, why=why)
+    tell_controller("abort", model, why=why)
 
 
 def rollback(
@@ -153,12 +153,12 @@ def rollback(
     follow: Follow = True,
 ) -> None:
     """Return to the version that was live before: at once while it is still warm, else by a new rollout."""
-    _tell("rollback", model, version=version, why=why)
+    tell_controller("rollback", model, version=version, why=why)
     if follow:
         _follow(model, returning=True)
 
 
-def _tell(
+def tell_controller(
     kind: Kind, model: str, *, version: int | None = None, plan: Plan | None = None, why: str = ""
 ) -> None:
     from serin.rollout.run.commands import Command, ask
@@ -208,7 +208,7 @@ def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -
         known.set_request_timeout(model, timeout_s)
     now = model_status(home, model)
     if now is None or now.live is None:
-        _tell("start", model, version=first.version, why="the server that answers today")
+        tell_controller("start", model, version=first.version, why="the server that answers today")
         _follow(model)
     elif now.live != first.version:
         place = known.endpoint(replace(first, version=now.live)).http
@@ -260,6 +260,9 @@ def _end(model: str, rollout: str, *, returning: bool = False) -> None:
     from serin.rollout.run.status import history
 
     (now,), home = _statuses(model), environment.home()
+    if now.rollout.phase == "retired":
+        show(f"{model} is retired: no version of it is served")
+        return
     if now.rollout.phase != "promoted" and not returning:
         turned = [decision for decision in history(home, model, rollout) if decision.phase == "aborting"]
         reason = turned[0].reason if turned else now.rollout.reason

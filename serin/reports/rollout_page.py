@@ -23,7 +23,11 @@ _LATENCY_NOTE: Final = (
     "All requests that were judged. The bars are 95% intervals of each quantile for independent requests. They are an "
     "illustration: no decision depends on them."
 )
-_ENDS: Final = {"promoted": ("good", "promoted"), "rolled_back": ("bad", "rolled back")}
+_ENDS: Final = {
+    "promoted": ("good", "promoted"),
+    "rolled_back": ("bad", "rolled back"),
+    "retired": ("", "retired"),
+}
 
 
 def story2html(story: RolloutStory) -> str:

@@ -91,8 +91,7 @@ class Status:
             yield from self._model_lines(model)
 
     def _model_lines(self, model: ModelStatus) -> Iterator[str]:
-        live = f"version {model.live} is live" if model.live else "no version is live yet"
-        yield f"{model.name}: {live}"
+        yield f"{model.name}: {_live_words(model)}"
         for release in model.releases:
             name = _named(model, release).name
             ready = "ready" if name in self.ready else "NOT READY"
@@ -168,6 +167,14 @@ def _named(model: ModelStatus, entry: ReleaseStatus) -> Release:
 def _latency(log: Path, window_s: float) -> tuple[ReleaseLatency, ...]:
     now = time.time()
     return summarise(read_since(log, now - window_s), window_s, until=now)
+
+
+def _live_words(model: ModelStatus) -> str:
+    if model.live:
+        return f"version {model.live} is live"
+    if model.rollout.phase == "retired":
+        return f"retired; `serin rollout start {model.name} {model.rollout.version}` serves it again"
+    return "no version is live yet"
 
 
 def _ms(value: float | None) -> str:

@@ -61,7 +61,9 @@ def advance(now: Rollout, seen: Seen, t: float) -> Rollout:
             return _gone(now, seen, t) or _leave(now, seen, t, Phase.PROMOTED, now.stable)
         case Phase.ABORTING:
             return _leave(now, seen, t, Phase.ROLLED_BACK, now.candidate)
-        case Phase.PROMOTED | Phase.ROLLED_BACK:
+        case Phase.RETIRING:
+            return _leave(now, seen, t, Phase.RETIRED, now.candidate)
+        case Phase.PROMOTED | Phase.ROLLED_BACK | Phase.RETIRED:
             return now
         case _ as never:
             assert_never(never)

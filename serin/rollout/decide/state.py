@@ -4,6 +4,7 @@
 
     from each of these: -> Aborting -> RolledBack; the first release of a model goes from Verifying to Draining.
     for a second opinion: Shifting -> Withdrawing -> Restarting -> Loading, once in a rollout.
+    taken out of service: Retiring -> Retired; `candidate` is the release that was live.
 
 Which releases run, are routed and are called live follows from the state alone, so that a controller can apply it
 repeatedly.
@@ -35,10 +36,12 @@ class Phase(StrEnum):
     PROMOTED = "promoted"
     ABORTING = "aborting"
     ROLLED_BACK = "rolled_back"
+    RETIRING = "retiring"  # it has no traffic, and finishes what it has
+    RETIRED = "retired"  # no version of the model is served
 
     @property
     def final(self) -> bool:
-        return self in (Phase.PROMOTED, Phase.ROLLED_BACK)
+        return self in (Phase.PROMOTED, Phase.ROLLED_BACK, Phase.RETIRED)
 
 
 class Hold(StrEnum):
@@ -91,7 +94,7 @@ class Rollout:
         match self.phase:
             case Phase.PENDING | Phase.LOADING | Phase.VERIFYING | Phase.ABORTING | Phase.ROLLED_BACK:
                 return 0.0
-            case Phase.WITHDRAWING | Phase.RESTARTING:
+            case Phase.WITHDRAWING | Phase.RESTARTING | Phase.RETIRING | Phase.RETIRED:
                 return 0.0
             case Phase.SHIFTING:
                 assert self.step is not None
@@ -143,6 +146,8 @@ class Rollout:
     @property
     def before_live(self) -> Release | None:
         """The release that `rollback` returns to when no rollout runs."""
+        if self.phase in (Phase.RETIRING, Phase.RETIRED):
+            return self.candidate
         return self.stable if self.phase is Phase.PROMOTED else self.previous
 
     @property
@@ -156,7 +161,8 @@ class Rollout:
 
     @property
     def aliases(self) -> dict[str, int | None]:
-        running = None if self.phase.final else self.candidate.version
+        leaves = self.phase is Phase.RETIRING
+        running = None if self.phase.final or leaves else self.candidate.version
         return {
             "previous": self.before_live.version if self.before_live else None,
             "live": self.live.version if self.live else None,

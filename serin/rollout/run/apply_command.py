@@ -21,6 +21,8 @@ def apply_command(now: Rollout | None, command: Command, t: float) -> Rollout:
             return _begin(now, command, Release(model=command.model, version=command.version), t)
         case "rollback":
             return _go_back(now, command, t)
+        case "retire":
+            return _retire(now, command, t)
         case "pause" | "resume" | "approve" | "promote" | "abort":
             return _change(_running(now, command), command, t)
         case _ as never:
@@ -71,6 +73,31 @@ def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
     return _begin(now, replace(command, plan=_at_once(plan)), target, t)
 
 
+def _retire(now: Rollout | None, command: Command, t: float) -> Rollout:
+    """The live release gets no request any more, finishes those it has, and is stopped."""
+    if now and not now.phase.final:
+        what = f"the rollout of version {now.candidate.version} is {now.phase}"
+        raise _refused(
+            command, f"{what}; wait for its end, or run `serin rollout abort {command.model}` first"
+        )
+    if now is None or now.live is None:
+        raise _refused(command, "no version of it is served")
+    return Rollout(
+        id=command.id,
+        candidate=now.live,
+        stable=None,
+        previous=now.before_live,
+        plan=now.plan,
+        phase=Phase.RETIRING,
+        epoch=now.epoch + 1,
+        began=t,
+        since=t,
+        evidence_from=t,
+        reason=command.why or f"{command.kind} by {command.by}",
+        by=command.by,
+    )
+
+
 def _running(now: Rollout | None, command: Command) -> Rollout:
     if now is None or now.phase.final:
         raise _refused(command, "no rollout is running")
@@ -80,6 +107,8 @@ def _running(now: Rollout | None, command: Command) -> Rollout:
 def _change(now: Rollout, command: Command, t: float) -> Rollout:
     if now.phase is Phase.ABORTING:
         raise _refused(command, "it is being rolled back")
+    if now.phase is Phase.RETIRING:
+        raise _refused(command, "it is being taken out of service; roll it out again after that")
     reason = command.why or f"{command.kind} by {command.by}"
     match command.kind:
         case "pause":

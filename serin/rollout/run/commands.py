@@ -23,7 +23,7 @@ from serin.machine.durable import write_whole
 from serin.rollout.decide.plan import Plan
 from serin.spec.names import valid_model_name
 
-Kind = Literal["start", "pause", "resume", "approve", "promote", "abort", "rollback"]
+Kind = Literal["start", "pause", "resume", "approve", "promote", "abort", "rollback", "retire"]
 
 _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 _KEEP_ANSWERS_S: Final = 7 * 86400.0

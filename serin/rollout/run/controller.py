@@ -135,6 +135,8 @@ class Controller:
 
     def _check_published(self, command: Command, then: Rollout) -> None:
         version = then.candidate.version
+        if command.kind == "retire":  # also a version that was removed must be stopped
+            return
         if then.id == command.id and version not in self._versions.versions(command.model):
             reason = f"version {version} is not in the store"
             raise RolloutRefused(model=command.model, command=command.kind, reason=reason)

@@ -127,7 +127,8 @@ class Reconciler:
 
     def _active_requests(self, now: Rollout) -> int | None:
         leaving = now.stable if now.phase is Phase.DRAINING else now.candidate
-        if leaving is None or now.phase not in (Phase.DRAINING, Phase.ABORTING, Phase.WITHDRAWING):
+        drained = (Phase.DRAINING, Phase.ABORTING, Phase.WITHDRAWING, Phase.RETIRING)
+        if leaving is None or now.phase not in drained:
             return None
         going = (leaving, now.baseline) if now.baseline else (leaving,)
         try:
@@ -245,8 +246,9 @@ class Reconciler:
         if memory.named == now.aliases or t < memory.naming.at:
             return
         try:
-            present = self._versions.aliases(now.model)
+            present, known = self._versions.aliases(now.model), self._versions.versions(now.model)
             for alias, version in now.aliases.items():
+                version = version if version in known else None  # it may have been deleted
                 if present.get(alias) != version:
                     self._versions.set_alias(now.model, alias, version)
         except FOREIGN as error:

@@ -1,0 +1,62 @@
+"""Deletes model versions from the store, unless one is served, rolled out, kept for a rollback or in use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from serin.errors import NotFound, VersionInUse
+from serin.machine.in_use import unused
+from serin.rollout.run.status import model_status
+from serin.store.store import Store
+
+
+def delete_versions(store: Store, home: Path, model: str, version: str | None = None) -> list[int]:
+    """Delete one version (a number or an alias), or all of `model`. VersionInUse when one must stay: then all stay.
+
+    A version disappears in one step and its number is never given out again. Its dataset stays until `serin gc`.
+    """
+    going = versions_to_delete(store, home, model, version)
+    with ExitStack() as held:
+        locks = []
+        for number in going if store.local else ():
+            lock = store.lock(f"models/{model}/versions/{number}")
+            if not held.enter_context(unused(lock)):
+                raise VersionInUse(model=model, version=number, reason="a process uses it; wait for its end")
+            locks.append(lock)
+        for alias, number in store.aliases(model).items():
+            if number in going:
+                store.set_alias(model, alias, None)
+        for number in going:
+            store.remove(f"models/{model}/versions/{number}")
+        for lock in locks:
+            lock.unlink(missing_ok=True)
+    return going
+
+
+def versions_to_delete(store: Store, home: Path, model: str, version: str | None) -> list[int]:
+    """The versions that `delete_versions` would delete. NotFound, or VersionInUse with the way out."""
+    known = store.versions(model)
+    if not known:
+        raise NotFound(kind="model", name=model, known=store.models())
+    going = known if version is None else [store.bundle(model, version).version]
+    for number in going:
+        for reason in _reasons(store, home, model, number):
+            raise VersionInUse(model=model, version=number, reason=reason)
+    return going
+
+
+def _reasons(store: Store, home: Path, model: str, version: int) -> Iterator[str]:
+    """Why a version has to stay."""
+    status = model_status(home, model)
+    if status is not None and status.rollout.running and status.rollout.version == version:
+        yield f"it is being rolled out; run `serin rollout abort {model}` first"
+    live = {store.aliases(model).get("live"), status.live if status else None}
+    if version in live:
+        yield f"it is live; run `serin retire {model}` first, or roll out another version"
+    running = {release.version for release in status.releases} if status else set()
+    if version in running or store.aliases(model).get("candidate") == version:
+        yield "a rollout uses it; wait for its end"
+    if live != {None} and store.aliases(model).get("previous") == version:
+        yield f"`serin rollout rollback {model}` would return to it; run `serin retire {model}` first"

@@ -1,0 +1,86 @@
+"""Gateway, controller and real releases in a process of their own (`python -m serin.stack.serve`), and the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from serin.cli import app
+from serin.machine.ports import free_ports
+from serin.rollout.decide.plan import Plan
+from serin.rollout.run.commands import Command, ask
+from serin.rollout.run.status import model_status
+from serin.stack.host.process_scan import stack_processes
+from serin.stack.wiring import build_gateway
+from tests.signals import kill_9
+
+
+@dataclass
+class Alone:
+    """`home` must be SERIN_HOME of the test, too."""
+
+    home: Path
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def until(self, what: str, true: Callable[[], bool], *, within_s: float = 120.0) -> None:
+        end = time.monotonic() + within_s
+        while not true():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < end, f"{what}: {self.log.read_text()}"
+            time.sleep(0.05)
+
+    def roll_out(self, model: str, version: int) -> None:
+        plan = Plan(steps=(100.0,), min_requests=0, bake_s=0.0)
+        answer = ask(self.home, Command(kind="start", model=model, version=version, by="test", plan=plan))
+        assert answer.accepted, answer.reason
+        self.until("live", lambda: self.live(model) == version)
+
+    def live(self, model: str) -> int | None:
+        status = model_status(self.home, model)
+        return status.live if status else None
+
+
+@contextmanager
+def serving_alone(home: Path, *options: str) -> Iterator[Alone]:
+    (port,) = free_ports(1)
+    log = home.with_suffix(".log")
+    command = [sys.executable, "-m", "serin.stack.serve", "--port", str(port), *options]
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    alone = Alone(home, port, log, process)
+    controller = home / "logs" / "controller.log"
+    begun = controller.read_text().count(_STARTED) if controller.exists() else 0
+    try:
+        alone.until("the gateway", lambda: build_gateway(home).ready())
+        alone.until(
+            "the controller",
+            lambda: controller.exists() and controller.read_text().count(_STARTED) > begun,
+        )
+        yield alone
+        process.terminate()
+        assert process.wait(timeout=120) == 0, log.read_text()
+        assert stack_processes(home) == []
+    finally:
+        process.kill()
+        process.wait()
+        kill_9(*stack_processes(home))
+
+
+_STARTED = "the controller has started"
+
+
+def serin(*words: str, code: int = 0) -> str:
+    """All that the command says."""
+    done = CliRunner().invoke(app, words)
+    said = done.output + (str(done.exception) if done.exception else "")
+    assert done.exit_code == code, (words, said)
+    return said
