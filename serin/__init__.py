@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from serin.api.dataset import Dataset
+    from serin.api.explanation import Explanation
     from serin.api.model import Checkpoint, Model
     from serin.api.pipeline import Pipeline
     from serin.errors import (
@@ -39,6 +40,7 @@ __all__ = [
     "Client",
     "DataError",
     "Dataset",
+    "Explanation",
     "ExportError",
     "Model",
     "Pipeline",
@@ -57,6 +59,7 @@ _MODULES = {
     "Checkpoint": "serin.api.model",
     "Client": "serin.serving.client.client",
     "Dataset": "serin.api.dataset",
+    "Explanation": "serin.api.explanation",
     "Model": "serin.api.model",
     "Pipeline": "serin.api.pipeline",
     "Store": "serin.store.store",

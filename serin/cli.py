@@ -12,7 +12,19 @@ from typing import Annotated
 import typer
 
 from serin.api.progress import progress_lines
-from serin.commands import keys, models, pipeline, rollout, runs, schema, search, service, stack, tuning
+from serin.commands import (
+    explain,
+    keys,
+    models,
+    pipeline,
+    rollout,
+    runs,
+    schema,
+    search,
+    service,
+    stack,
+    tuning,
+)
 from serin.commands.suggest import SuggestingGroup
 from serin.errors import SerinError
 
@@ -50,7 +62,7 @@ def options(
     del debug, show_version  # the one is read by main(), the other has been answered
 
 
-for _module in (pipeline, schema, search, stack, runs, rollout, service, models, keys, tuning):
+for _module in (pipeline, schema, search, stack, runs, rollout, service, models, explain, keys, tuning):
     _module.register(app)
 
 

@@ -45,7 +45,8 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── ExportError
 │   ├── ExportFailed            a network or a feature that does not become a graph
 │   ├── GateFailed              the exported graph does not answer as the trained model does
-│   └── ChampionRefused         the candidate is worse than the live model, or the two cannot be compared
+│   ├── ChampionRefused         the candidate is worse than the live model, or the two cannot be compared
+│   └── ExplanationRefused      a version whose scores cannot be explained, with the reason
 ├── ServingError
 │   ├── TritonMissing           no Triton to be found on this machine
 │   ├── TritonInstallFailed     Triton's environment could not be made
@@ -597,6 +598,13 @@ class ChampionRefused(ExportError):
     @property
     def why(self) -> str:
         return "is worse than" if self.compared else "cannot be compared with"
+
+
+class ExplanationRefused(ExportError):
+    template = "the scores of {release} cannot be explained: {reason}"
+    outcome = True
+    release: str
+    reason: str
 
 
 class ServingError(SerinError):

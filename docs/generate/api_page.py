@@ -13,7 +13,8 @@ _HEAD = """# Python API
 `import serin` offers the names below and nothing else. They are loaded when they are first used, so that the import
 itself takes no time.
 """
-_FIRST = ("Pipeline", "Dataset", "Checkpoint", "Model", "Client", "Store")  # in the order of use
+# In the order of use.
+_FIRST = ("Pipeline", "Dataset", "Checkpoint", "Model", "Explanation", "Client", "Store")
 
 
 def render() -> str:

@@ -13,6 +13,8 @@ from serin.store import artifacts
 if TYPE_CHECKING:
     import pandas as pd
 
+    from serin.api.explanation import Explanation
+    from serin.export.explain.explainer import Explainer
     from serin.export.score.predict import Scorer
 
 _CARD = "card.md"
@@ -56,6 +58,8 @@ class Model(Result):
         ('late-parcels', 1)
         >>> model.predict(frame).columns.tolist()
         ['score']
+        >>> model.explain(frame.head()).frame.columns.tolist()
+        ['weight', 'distance', 'carrier', 'base', 'margin', 'score']
     """
 
     name: str
@@ -78,6 +82,16 @@ class Model(Result):
 
         return answer_frame(self._scorer, frame)
 
+    def explain(self, frame: pd.DataFrame) -> Explanation:
+        """Which raw columns made the scores of raw rows: TreeSHAP for trees, integrated gradients for networks. The
+        contributions of a row and its base value add up to its margin (log-odds for a probability).
+
+        ExplanationRefused for a model whose inside Serin does not know, such as a graph from elsewhere; RowsUnfit
+        names a column that is missing or of the wrong kind."""
+        from serin.api.explanation import Explanation
+
+        return Explanation(self._explainer.explain(frame), frame)
+
     def card(self) -> Page:
         """The model card: inputs, features, metrics, gate and lineage. A notebook shows it."""
         return Page(self.path / _CARD)
@@ -87,6 +101,12 @@ class Model(Result):
         from serin.export.score.predict import Scorer
 
         return Scorer(self.path)
+
+    @cached_property
+    def _explainer(self) -> Explainer:
+        from serin.export.explain.explainer import Explainer
+
+        return Explainer(self.path)
 
     def _title(self) -> str:
         return f"{self.name}, version {self.version}"

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from serin.export.champion import ReadRows, meet_champion
 from serin.export.convert.fuse import name_model
+from serin.export.explain.keep import keep_for_explanations
 from serin.export.gate.golden import write_golden
 from serin.export.own_inputs import export_own_inputs
 from serin.export.publish import publish_version
@@ -111,6 +112,9 @@ def _fill(
             read_trained(checkpoint.path)[1]
         )  # a GPU runs trees from XGBoost's own file
     write_golden(work, proven.golden, proven.outputs)
+    keep_for_explanations(
+        work, Path(checkpoint.path), folder, data, proven.plan, proven.features, variant=proven.report.chosen
+    )
     shutil.copyfile(folder / FEATURES, work / FEATURES)
     _copy_lookups(work, data, folder)
 

@@ -47,12 +47,16 @@ def read_booster(data: bytes, *, threads: int | None = None) -> Booster:
     return load_xgboost().Booster(settings, model_file=bytearray(data))
 
 
-def margins(booster: Booster, num: Array, cat: Array, sizes: Sequence[int]) -> Array:
-    """Returns margins, float32[n, outputs]: a sigmoid or softmax gives probabilities; a regression's value is final."""
-    table = load_xgboost().DMatrix(
+def feature_table(num: Array, cat: Array, sizes: Sequence[int]) -> Any:
+    """Returns the rows as XGBoost's DMatrix."""
+    return load_xgboost().DMatrix(
         joined(num, cat), feature_types=column_types(num.shape[1], sizes), enable_categorical=True
     )
-    found = np.asarray(booster.predict(table, output_margin=True), np.float32)
+
+
+def margins(booster: Booster, num: Array, cat: Array, sizes: Sequence[int]) -> Array:
+    """Returns margins, float32[n, outputs]: a sigmoid or softmax gives probabilities; a regression's value is final."""
+    found = np.asarray(booster.predict(feature_table(num, cat, sizes), output_margin=True), np.float32)
     return found.reshape(len(num), -1)
 
 

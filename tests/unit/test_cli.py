@@ -67,6 +67,7 @@ COMMAND_LINE = {
     "logs": "[MODEL] [--lines -n] [--follow -f]",
     "retire": "[MODEL] [--yes -y] [--why]",
     "predict": "[MODEL] [ROWS] [--out -o] [--version] [--batch] [--workers] [--scheduler] [--grpc]",
+    "explain": "[MODEL] [ROWS] [--out -o] [--json]",
     "gpus": "[--json]",
     "keys create": "[NAME] [--model] [--lasts] [--json]",
     "keys list": "[--json]",

@@ -104,11 +104,31 @@ def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> 
     printed = tmp_path / "printed.csv"
     printed.write_text(serin("predict", NAME, str(rows), "--batch", "--version", "1"))
     assert pacsv.read_csv(printed).column_names == scores.column_names
+    _explained(serin, rows, predicted["score"].tolist())
     assert "no stack is up" in serin("predict", NAME, str(rows), code=1)
     assert "rename or drop it" in serin("predict", NAME, "scores.parquet", "--batch", code=2)
 
     Path(bundle["path"], "model.onnx").write_bytes(b"broken")
     assert "model.onnx" in serin("models", "verify", NAME, code=1)
+
+
+def _explained(serin: Serin, rows: Path, scores: list[float]) -> None:
+    """As text with the largest contributions first, as JSON, and as a file; what is explained is what is predicted."""
+    few = rows.with_name("few.parquet")
+    pq.write_table(pq.read_table(rows).slice(0, 30), few)
+    text = serin("explain", f"{NAME}:1", str(few))
+    assert text.startswith(
+        "integrated gradients; contributions, base and margin in units of: log-odds\n\nrow 0: score "
+    )
+    assert "20 of 30 rows are shown; --out FILE writes all of them" in text
+    entries = asked(serin, "explain", NAME, str(few))
+    assert [entry["score"] for entry in entries] == pytest.approx(scores[:30], abs=1e-6)
+    sums = [entry["base"] + sum(entry["contributions"].values()) for entry in entries]
+    assert sums == pytest.approx([entry["margin"] for entry in entries], abs=1e-5)
+    assert "30 rows explained" in serin("explain", NAME, str(few), "--out", "why.csv")
+    written = pacsv.read_csv(rows.with_name("why.csv"))
+    assert written.column_names == ["row", "weight", "distance", "carrier", "base", "margin", "score"]
+    assert written["margin"].to_pylist() == pytest.approx(sums, abs=1e-5)
 
 
 def _found_from_python(dataset: Any, checkpoint: Any, bundle: Any, rows: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import serin
 
 OFFERED = [
-    "Checkpoint", "Client", "DataError", "Dataset", "ExportError", "Model", "Pipeline", "RolloutError", "SerinError",
-    "ServingError", "SpecError", "StackError", "Store", "StoreError", "TrainingError", "__version__",
+    "Checkpoint", "Client", "DataError", "Dataset", "Explanation", "ExportError", "Model", "Pipeline", "RolloutError",
+    "SerinError", "ServingError", "SpecError", "StackError", "Store", "StoreError", "TrainingError", "__version__",
 ]  # fmt: skip
 OF_A_PIPELINE = [
     "build_dataset", "check", "draft", "export", "from_yaml", "name", "replace", "roll_out", "run", "spec", "to_yaml",
@@ -39,7 +39,8 @@ def test_the_classes_offer_these_names_and_no_others() -> None:
     assert public(serin.Pipeline) == OF_A_PIPELINE
     assert public(serin.Dataset) == sorted([*OF_A_RESULT, "digest", "report", "rows", "to_pandas"])
     assert public(serin.Checkpoint) == sorted([*OF_A_RESULT, "metrics", "step"])
-    model = ["card", "digest", "metrics", "name", "predict", "version"]
+    assert public(serin.Explanation) == ["frame", "method", "note", "rows", "scale", "sources"]
+    model = ["card", "digest", "explain", "metrics", "name", "predict", "version"]
     assert public(serin.Model) == sorted([*OF_A_RESULT, *model])
 
 

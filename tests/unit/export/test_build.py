@@ -134,7 +134,8 @@ def test_rows_that_bring_a_score_of_their_own_or_none_at_all_are_refused(
 def test_the_bundle_holds_what_it_promises_and_nothing_else(trained: Trained, bundle: Bundle) -> None:
     manifest = verify_bundle(Path(bundle.path))
     assert sorted(manifest.files) == [
-        "card.md", "champion.json", "features.json", "gate.json", "golden.parquet", "lookups/planes.parquet",
+        "card.md", "champion.json", "explain/columns.json", "explain/model.json", "explain/weights.safetensors",
+        "features.json", "gate.json", "golden.parquet", "lookups/planes.parquet",
         "metrics.json", "model.onnx", "schema.json", "spec.yaml",
     ]  # fmt: skip
     assert manifest.lineage == {

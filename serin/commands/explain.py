@@ -1,0 +1,129 @@
+"""`serin explain`: which raw columns made the scores of rows in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from serin.commands.output import Json, show, show_json
+
+if TYPE_CHECKING:
+    from serin.api.explanation import ExplainedRow, Explanation
+    from serin.export.explain.explainer import Explainer
+
+_SHOWN_ROWS, _SHOWN_COLUMNS = 20, 5
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(explain)
+
+
+def explain(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL[:VERSION]",
+            help="A model's name, with a number or an alias after a colon. [default: live, else the newest]",
+        ),
+    ],
+    rows: Annotated[Path, typer.Argument(help="Rows to explain: Parquet, CSV, JSON lines.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Write all contributions here: .parquet, .csv or .jsonl."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which raw columns made the score of each row, the largest contributions first.
+
+    Computed in this process: TreeSHAP for trees, integrated gradients for networks. The contributions of a row and the
+    base value add up to its margin: log-odds for a probability, the value itself in a regression.
+    """
+    from serin.commands.predictions import open_bundle
+    from serin.export.explain.explainer import Explainer
+
+    name, _, version = model.partition(":")
+    explainer = Explainer(open_bundle(name, version).path)
+    pieces = _explain_file(explainer, rows)
+    if out is not None:
+        count = _write(pieces, out)
+        show(f"{count:,} rows explained by {model} into {out}")
+    elif as_json:
+        show_json([_entry(row) for piece in pieces for row in piece.rows()])
+    else:
+        _show(pieces)
+
+
+def _explain_file(explainer: Explainer, rows: Path) -> Iterator[Explanation]:
+    """A piece of the file at a time; the index counts the rows of the file from 0."""
+    from serin.api.explanation import Explanation
+    from serin.errors import RowsUnfit
+    from serin.formats.rows import read_rows
+
+    done = 0
+    for table in read_rows(rows, explainer.schema):
+        frame = table.to_pandas()
+        frame.index += done
+        done += len(frame)
+        yield Explanation(explainer.explain(table), frame)
+    if not done:
+        raise RowsUnfit(column="", reason=f"in {rows} has no rows")
+
+
+def _write(pieces: Iterator[Explanation], out: Path) -> int:
+    import pyarrow as pa
+
+    from serin.formats.rows import write_rows
+
+    count = 0
+    with write_rows(out) as writer:
+        for piece in pieces:
+            frame = piece.frame.rename_axis("row") if piece.frame.index.nlevels == 1 else piece.frame
+            writer.write_table(pa.Table.from_pandas(frame.reset_index(), preserve_index=False))
+            count += len(piece)
+    return count
+
+
+def _entry(row: ExplainedRow) -> dict[str, Any]:
+    entry: dict[str, Any] = {"row": row.row, "score": row.score, "margin": row.margin, "base": row.base}
+    if row.output is not None:
+        entry["output"] = row.output
+    return entry | {"contributions": {each.column: each.adds for each in row.contributions}}
+
+
+def _show(pieces: Iterator[Explanation]) -> None:
+    shown = total = 0
+    last = None
+    for piece in pieces:
+        total += len(piece)
+        last = piece
+        if shown == 0:
+            show(f"{piece.method}; contributions, base and margin in units of: {piece.scale}")
+        for row in piece.rows(likeliest=piece.scale == "logit of each class"):
+            if shown == _SHOWN_ROWS:
+                break
+            _show_row(row)
+            shown += 1
+    if last is not None and last.note:
+        show(last.note)
+    if total > shown:
+        show(f"{shown:,} of {total:,} rows are shown; --out FILE writes all of them")
+
+
+def _show_row(row: ExplainedRow) -> None:
+    what = f"row {row.row}" if row.output is None else f"row {row.row}, {row.output}"
+    show(f"\n{what}: score {row.score:.4f} (margin {row.margin:+.4f}, base {row.base:+.4f})")
+    first, rest = row.contributions[:_SHOWN_COLUMNS], row.contributions[_SHOWN_COLUMNS:]
+    lines = [(each.column, _value(each.value), f"{each.adds:+.4f}") for each in first]
+    if rest:
+        lines.append((f"{len(rest)} other columns", "", f"{sum(each.adds for each in rest):+.4f}"))
+    widths = [max(len(line[place]) for line in lines) for place in range(3)]
+    for column, value, adds in lines:
+        show(f"  {column:<{widths[0]}}  {value:<{widths[1]}}  {adds:>{widths[2]}}")
+
+
+def _value(value: object) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= 24 else f"{text[:21]}..."

@@ -1,0 +1,144 @@
+"""Which raw columns made a score, for a published version, in this process.
+
+What is explained is the trained model that the bundle keeps beside its graph. It is used only if it answers the golden
+rows as the published graph does. The features come from the published graph itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import onnx
+
+from serin.errors import ExplanationRefused, PredictionFailed
+from serin.export.explain.explanation import Contributions, Scale, sum_by_column
+from serin.export.explain.trained_model import open_trained
+from serin.export.gate.intermediate_tensors import with_tensors
+from serin.export.gate.quality import answers
+from serin.export.session import RUNTIME_ERRORS, open_session, run_in_batches
+from serin.formats.bundle import MODEL, read_golden, read_schema, verify_bundle
+from serin.formats.explain import FOLDER, read_explain
+from serin.formats.schema import Task
+from serin.formats.trained import RECORD
+from serin.formats.wire import Array, to_wire
+from serin.spec.load import read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+    import pyarrow as pa
+
+_BATCH_ROWS = 1024
+_SCALES: dict[Task, Scale] = {
+    "binary": "log-odds",
+    "multiclass": "logit of each class",
+    "regression": "target",
+}
+
+
+class _Run(NamedTuple):
+    """What the published graph gives for rows: its answer, and the features inside."""
+
+    score: Array
+    num: Array
+    cat: Array
+
+
+class Explainer:
+    """A verified bundle, ready to explain tables of raw columns. ExplanationRefused for one that cannot be
+    explained."""
+
+    def __init__(self, bundle_folder: Path | str) -> None:
+        self._folder = Path(bundle_folder)
+        self.manifest = verify_bundle(self._folder)
+        self.schema = read_schema(self._folder)
+        if f"{FOLDER}/{RECORD}" not in self.manifest.files:
+            raise self._refusal(self._why_nothing_was_kept())
+        self._record = read_explain(self._folder / FOLDER)
+        self._trained = open_trained(self._folder / FOLDER, self._record)
+        model = onnx.load_model_from_string((self._folder / MODEL).read_bytes())
+        self._tensors = (self._record.num_tensor, self._record.cat_tensor)
+        self._session = open_session(with_tensors(model, self._tensors))
+        self._note = self._compare_with_graph()
+
+    def explain(self, table: pa.Table | pd.DataFrame) -> Contributions:
+        """What each raw column adds to each row's score. RowsUnfit names a column that is missing or of the wrong
+        kind."""
+        columns, outputs = self._record.columns, self.schema.classes or self.schema.targets or ("score",)
+        found = self._run(to_wire(table, self.schema))
+        parts = [
+            self._trained.explain(found.num[at : at + _BATCH_ROWS], found.cat[at : at + _BATCH_ROWS])
+            for at in range(0, len(found.score), _BATCH_ROWS)
+        ]
+        values = [sum_by_column(part.features, columns.places, len(columns.names)) for part in parts]
+        nothing = np.zeros((0, len(outputs)))
+        return Contributions(
+            columns=columns.names,
+            sources=columns.sources,
+            outputs=outputs,
+            values=np.concatenate(values) if values else np.zeros((0, len(outputs), len(columns.names))),
+            base=np.concatenate([nothing, *(part.base for part in parts)]),
+            margin=np.concatenate([nothing, *(part.margin for part in parts)]),
+            score=found.score.astype(np.float64),
+            scale=_SCALES[self.schema.task],
+            method=self._trained.method,
+            note=self._note,
+        )
+
+    def _run(self, inputs: Mapping[str, Array]) -> _Run:
+        name = self.schema.outputs[-1].name  # the score, or the probabilities
+        rows = len(next(iter(inputs.values())))
+        if not rows:
+            return _Run(np.zeros((0, *self.schema.outputs[-1].dims)), np.zeros((0, 0)), np.zeros((0, 0)))
+        try:
+            found = run_in_batches(self._session, inputs, [name, *self._tensors], _BATCH_ROWS)
+        except RUNTIME_ERRORS as error:
+            raise PredictionFailed(model=self.manifest.name, status="an error", reason=str(error)) from error
+        return _Run(found[name], *(found[tensor] for tensor in self._tensors))
+
+    def _compare_with_graph(self) -> str:
+        """ExplanationRefused when the trained model does not answer the golden rows as the published graph does. What
+        an explanation must say about the difference between the two, if the graph is not plain fp32."""
+        gate = json.loads((self._folder / "gate.json").read_text(encoding="utf-8"))
+        found = self._run(read_golden(self._folder, self.schema).inputs)
+        name, served = self.schema.outputs[-1].name, found.score.astype(np.float64)
+        own = answers(self._trained.margins(found.num, found.cat), self.schema.task)[name]
+        unit = float(np.std(served)) if self.schema.task == "regression" else 1.0
+        apart = np.abs(own - served) / np.maximum(np.maximum(1.0, unit), np.abs(served))
+        largest, allowed = float(apart.max(initial=0.0)), float(gate["allowed_difference"])
+        if not largest <= allowed:
+            reason = (
+                f"the trained model beside the graph answers the golden rows differently, by up to {largest:.3g} "
+                f"(allowed {allowed:g}); export the model again"
+            )
+            raise self._refusal(reason)
+        if gate["chosen"] in ("fp32", "pruned"):
+            return ""
+        return (
+            f"The trained fp32 model is explained; the served variant is {gate['chosen']}, whose scores of the golden "
+            f"rows differ by up to {largest:.2g}."
+        )
+
+    def _refusal(self, reason: str) -> ExplanationRefused:
+        return ExplanationRefused(
+            release=f"{self.manifest.name} version {self.manifest.model_version}", reason=reason
+        )
+
+    def _why_nothing_was_kept(self) -> str:
+        if MODEL not in self.manifest.files:
+            return "it is a Triton repository; Serin sees its answers, not the models inside"
+        spec = read_yaml((self._folder / "spec.yaml").read_text(encoding="utf-8"))
+        kind = spec.get("model", {}).get("kind") if isinstance(spec, dict) else None
+        if kind in ("script", "onnx"):
+            return (
+                f"it is an ONNX graph from model.{kind}, which has no trees or gradients that can be followed"
+            )
+        if kind == "module":
+            return (
+                "its network is your own code, which a version does not hold; explain it there (captum, shap)"
+            )
+        return "an earlier version of Serin exported it without what explanations need; export it again"

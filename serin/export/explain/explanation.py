@@ -1,0 +1,52 @@
+"""What an explanation is before anybody looks at it: arrays that add up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from serin.formats.wire import Array
+
+Scale = Literal["log-odds", "logit of each class", "target"]
+Method = Literal["TreeSHAP", "integrated gradients"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """base[n, outputs] + the sum of features[n, outputs, k] over k is margin[n, outputs]."""
+
+    features: Array
+    base: Array
+    margin: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contributions:
+    """What each raw column adds to the score of each row: base + the sum of `values` over the columns is `margin`.
+
+    `values` is float64[rows, outputs, columns]; `base`, `margin` and `score` are float64[rows, outputs]. `outputs`
+    names the classes or targets; a single output is called "score". `scale` says in which unit contributions, base and
+    margin are; `score` is what the served model answers."""
+
+    columns: tuple[str, ...]
+    sources: dict[str, str]
+    outputs: tuple[str, ...]
+    values: Array
+    base: Array
+    margin: Array
+    score: Array
+    scale: Scale
+    method: Method
+    note: str = ""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def sum_by_column(features: Array, places: tuple[int, ...], columns: int) -> Array:
+    """float64[rows, outputs, columns] from [rows, outputs, features]: the sum over the features of each raw column."""
+    belongs = np.zeros((len(places), columns))
+    belongs[np.arange(len(places)), list(places)] = 1.0
+    return np.asarray(features @ belongs)

@@ -1,0 +1,294 @@
+"""Explanations of published versions: they add up, and they are what the definitions and other libraries say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import captum.attr
+import numpy as np
+import pytest
+import torch
+import xgboost
+
+from serin.api.explanation import Explanation
+from serin.errors import ExplanationRefused, RowsUnfit
+from serin.export.build import export_model
+from serin.export.convert.trees2onnx import parse_trees
+from serin.export.explain.explainer import Explainer
+from serin.export.explain.feature_columns import trace_features
+from serin.export.explain.integrated_gradients import integrated_gradients
+from serin.export.explain.tree_shap import tree_shap
+from serin.export.score.predict import Scorer
+from serin.features.plan import FeaturePlan
+from serin.formats.bundle import read_manifest, write_manifest
+from serin.formats.dataset import DerivedDescription, read_dataset
+from serin.formats.schema import Task
+from serin.formats.shards import read_split
+from serin.formats.trained import write_trained
+from serin.formats.weights import write_weights
+from serin.models.build import build_model
+from serin.models.shape import TableShape, shape_of
+from serin.models.trees import feature_table, joined, read_booster
+from serin.spec.model import ModelSpec
+from serin.store.artifacts import Checkpoint
+from serin.store.store import Store
+from tests.unit.export.exact_shapley import shapley_values
+from tests.unit.export.small_dataset import Trained, columns_of, flights, make_dataset, make_trained, spec_for
+
+OBJECTIVES = {"binary": "binary:logistic", "regression": "reg:squarederror", "multiclass": "multi:softprob"}
+ROWS = flights().slice(310, 12)
+
+
+def make_trees(folder: Path, task: Task) -> Trained:
+    """Trees of the small dataset, trained by XGBoost as the pipeline does, on fewer rounds."""
+    (folder / "dataset").mkdir(parents=True)
+    (folder / "result").mkdir()
+    dataset = make_dataset(folder / "dataset", task)
+    shape = shape_of(read_dataset(dataset.path))
+    rows = read_split(dataset.path, "train").whole()
+    table = feature_table(rows.num, rows.cat, shape.sizes)
+    table.set_label(rows.target)
+    settings = {"objective": OBJECTIVES[task], "max_depth": 3, "max_cat_to_onehot": 1, "seed": 1}
+    settings |= {"num_class": 3} if task == "multiclass" else {}
+    booster = xgboost.train(settings, table, num_boost_round=4)
+    spec = spec_for(task, model={"kind": "xgboost"})
+    record = {"model": spec.model, "task": task, "file": "trees.ubj",
+              "shape": {"numeric": shape.numeric, "sizes": shape.sizes, "outputs": shape.outputs}}  # fmt: skip
+    write_trained(folder / "result", bytes(booster.save_raw("ubj")), record)
+    checkpoint = Checkpoint(path=str(folder / "result"), step=4, metrics={"valid_auc": 0.5})
+    return Trained(spec=spec, dataset=dataset, checkpoint=checkpoint)
+
+
+def export(trained: Trained, folder: Path) -> Path:
+    store = Store(str(folder / "store"))
+    return Path(export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={}).path)
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trees")
+    return export(make_trees(folder, "multiclass"), folder)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("network")
+    return export(make_trained(folder, "binary", model={"kind": "dcn", "hidden": [8]}), folder)
+
+
+def features_of(bundle: Path) -> np.ndarray:
+    """float32[rows, features], numeric ones first, as the ETL makes them."""
+    plan = FeaturePlan.from_json(json.loads((bundle / "features.json").read_text()))
+    return joined(*plan.transform(columns_of(ROWS)))
+
+
+def softmax(margin: np.ndarray) -> np.ndarray:
+    raised = np.exp(margin - margin.max(axis=1, keepdims=True))
+    return raised / raised.sum(axis=1, keepdims=True)
+
+
+def test_contributions_of_trees_are_the_shapley_values_of_their_raw_columns(trees: Path) -> None:
+    found = Explainer(trees).explain(ROWS)
+    booster = read_booster((trees / "explain" / "trees.ubj").read_bytes())
+    document, rows = parse_trees(booster), features_of(trees)
+    columns = json.loads((trees / "explain" / "columns.json").read_text())["columns"]
+    owners = [*columns["numeric"], *columns["categorical"]]
+    for at in range(2):
+        wanted = shapley_values(document, rows[at], 3)
+        for place, name in enumerate(found.columns):
+            own = [feature for feature, owner in enumerate(owners) if owner == name]
+            assert found.values[at, :, place] == pytest.approx(wanted[:, own].sum(axis=1), abs=1e-5)
+    assert {"dep", "seats", "maker", "carrier"} <= set(found.columns)
+    assert found.sources["seats"] == "lookup in planes by tailnum"
+    assert owners.count("dep") == 2
+
+
+def test_contributions_of_trees_add_up_to_the_score(trees: Path) -> None:
+    found = Explainer(trees).explain(ROWS)
+    assert found.base + found.values.sum(axis=2) == pytest.approx(found.margin, abs=1e-5)
+    assert softmax(found.margin) == pytest.approx(found.score, abs=1e-5)
+    assert found.score == pytest.approx(Scorer(trees).answers(ROWS)["probabilities"], abs=1e-7)
+    assert (found.outputs, found.method) == (("early", "on time", "late"), "TreeSHAP")
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_trees_of_a_regression_with_one_or_two_targets_add_up(targets: int) -> None:
+    random = np.random.default_rng(2)
+    num, cat = random.normal(size=(300, 3)).astype(np.float32), random.integers(0, 9, (300, 1))
+    signal = np.stack([num[:, 0] + (cat[:, 0] > 4), num[:, 1] * 3], axis=1)[:, :targets]
+    table = feature_table(num, cat, (9,))
+    table.set_label(signal)
+    booster = xgboost.train({"objective": "reg:squarederror", "max_depth": 3}, table, num_boost_round=5)
+    found = tree_shap(booster, num[:20], cat[:20], (9,))
+    assert found.features.shape == (20, targets, 4)
+    assert found.base + found.features.sum(axis=2) == pytest.approx(found.margin, abs=1e-5)
+    wanted = shapley_values(parse_trees(booster), np.append(num[0], cat[0]), targets)
+    assert found.features[0] == pytest.approx(wanted, abs=1e-5)
+
+
+KINDS = [
+    {"kind": "mlp", "hidden": [16, 8]},
+    {"kind": "mlp", "hidden": [8], "ensemble_size": 2},
+    {"kind": "dcn", "hidden": [8], "cross_layers": 2},
+    {"kind": "ft_transformer", "blocks": 1, "embedding": 8, "heads": 2},
+]
+
+
+@pytest.mark.parametrize("model", KINDS, ids=lambda model: "_".join(map(str, model.values())))
+def test_contributions_of_networks_are_those_of_captum_and_add_up_to_the_answer(
+    model: dict[str, object],
+) -> None:
+    torch.manual_seed(4)
+    shape = TableShape(numeric=3, sizes=(5, 9), outputs=2)
+    net = build_model(ModelSpec.model_validate(model), shape).eval().double().requires_grad_(False)
+    random = np.random.default_rng(1)
+    num, cat = random.normal(size=(2, 3)), np.array([[4, 8], [0, 2]])
+    base_num, base_cat = np.array([0.1, -0.2, 0.0]), np.array([1, 3])
+
+    found = integrated_gradients(net, num, cat, base_num, base_cat)
+
+    with torch.no_grad():
+        answer = net(torch.from_numpy(num), torch.from_numpy(cat)).numpy()
+        base = net(torch.from_numpy(base_num)[None], torch.from_numpy(base_cat)[None]).numpy()
+    assert found.margin == pytest.approx(answer, abs=1e-9)
+    assert found.base == pytest.approx(np.repeat(base, 2, axis=0), abs=1e-9)
+    assert found.base + found.features.sum(axis=2) == pytest.approx(found.margin, abs=1e-5)
+    wanted = by_captum(net, num[:1], cat[:1], base_num, base_cat, output=1)
+    assert found.features[:1, 1] == pytest.approx(wanted, abs=1e-5)
+
+
+def by_captum(
+    net: torch.nn.Module, num: np.ndarray, cat: np.ndarray, base_num: np.ndarray, base_cat: np.ndarray, output: int
+) -> np.ndarray:  # fmt: skip
+    """So many steps that the kinks of ReLU do not show in the fifth digit."""
+    tables = [each for each in net.modules() if type(each).__name__ == "CategoryTable"]
+    codes = torch.from_numpy(cat)
+
+    def forward(numbers: torch.Tensor, *vectors: torch.Tensor) -> torch.Tensor:
+        hooks = [
+            table.register_forward_hook(lambda *_, given=given: given)
+            for table, given in zip(tables, vectors, strict=True)
+        ]
+        answer = net(numbers, codes[:1].expand(len(numbers), -1))
+        for hook in hooks:
+            hook.remove()
+        return answer[:, output]
+
+    inputs = (torch.from_numpy(num), *(table(codes) for table in tables))
+    starts = (
+        torch.from_numpy(base_num)[None],
+        *(table(torch.from_numpy(base_cat)[None]) for table in tables),
+    )
+    parts = captum.attr.IntegratedGradients(forward).attribute(
+        inputs, starts, n_steps=20_000, method="riemann_middle"
+    )
+    vectors = sum(part.sum(dim=2) for part in parts[1:])
+    return torch.cat([parts[0], vectors], dim=1).detach().numpy()
+
+
+def test_a_published_network_s_contributions_add_up_to_its_score(network: Path) -> None:
+    found = Explainer(network).explain(ROWS)
+    assert found.base + found.values.sum(axis=2) == pytest.approx(found.margin, abs=1e-5)
+    assert 1 / (1 + np.exp(-found.margin)) == pytest.approx(found.score, abs=1e-5)
+    assert found.score == pytest.approx(Scorer(network).answers(ROWS)["score"], abs=1e-7)
+    assert (found.method, found.scale, found.note) == ("integrated gradients", "log-odds", "")
+    assert np.ptp(found.base) == 0
+
+
+def test_a_derived_column_belongs_to_the_one_column_it_reads_or_to_itself(tmp_path: Path) -> None:
+    description = read_dataset(make_dataset(tmp_path, "binary").path)
+    plan = FeaturePlan.from_json(json.loads((tmp_path / "features.json").read_text()))
+    derived = (
+        DerivedDescription(name="distance", expression="miles * 1.6", kinds={"miles": "float"}),
+        DerivedDescription(name="num", expression="distance / hours", kinds={"distance": "float", "hours": "float"}),
+    )  # fmt: skip
+    found = trace_features(plan, replace(description, derived=derived))
+    owners = dict(zip(plan.numeric, found.numeric, strict=True))
+    assert (owners["distance"], owners["num"], owners["seats"]) == ("miles", "num", "seats")
+    assert found.sources["num"] == "derived: distance / hours"
+    assert found.sources["miles"] == "request"
+
+
+def test_an_explanation_is_a_frame_that_adds_up_and_shows_the_largest_first(
+    trees: Path, network: Path
+) -> None:
+    frame = ROWS.to_pandas().set_index(np.arange(100, 112))
+    one = Explanation(Explainer(network).explain(frame), frame)
+    assert list(one.frame.index) == list(frame.index)
+    assert list(one.frame.columns[-3:]) == ["base", "margin", "score"]
+    total = one.frame.drop(columns=["margin", "score"]).sum(axis=1)
+    assert total.to_numpy() == pytest.approx(one.frame["margin"].to_numpy(), abs=1e-5)
+    first = next(one.rows())
+    sizes = [abs(each.adds) for each in first.contributions]
+    assert sizes == sorted(sizes, reverse=True)
+    assert first.row == 100
+    text = one._repr_html_()
+    assert text.index(first.contributions[0].column) < text.index(first.contributions[1].column)
+    assert "7 more rows" in text
+    several = Explanation(Explainer(trees).explain(frame), frame).frame
+    assert several.index.names == ["row", "output"]
+    assert several.xs("late", level="output")["score"].between(0, 1).all()
+    assert several.shape[0] == 36
+
+
+def test_no_rows_have_no_explanation_and_a_missing_column_is_named(network: Path) -> None:
+    explainer = Explainer(network)
+    assert Explanation(explainer.explain(ROWS.slice(0, 0)), ROWS.slice(0, 0).to_pandas()).frame.empty
+    with pytest.raises(RowsUnfit, match="'distance' is missing"):
+        explainer.explain(ROWS.drop_columns(["distance"]))
+
+
+def resealed(bundle: Path, folder: Path) -> Path:
+    manifest = read_manifest(bundle)
+    write_manifest(
+        folder, name=manifest.name, model_version=1, spec_digest=manifest.spec_digest, lineage={}, metrics={}
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("mlp", "an earlier version of Serin exported it"),
+        ("onnx", "it is an ONNX graph from model.onnx"),
+        ("script", "it is an ONNX graph from model.script"),
+        ("module", "its network is your own code"),
+    ],
+)
+def test_what_has_no_trees_or_weights_is_refused_by_name(
+    network: Path, tmp_path: Path, kind: str, reason: str
+) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(network, folder)
+    shutil.rmtree(folder / "explain")
+    (folder / "spec.yaml").write_text(f"model: {{kind: {kind}}}\n")
+    with pytest.raises(ExplanationRefused, match=f"flights version 1 cannot be explained: {reason}"):
+        Explainer(resealed(network, folder))
+
+
+def test_a_triton_repository_is_refused_by_name(network: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    (folder / "repository" / "flights").mkdir(parents=True)
+    (folder / "repository" / "flights" / "config.pbtxt").write_text("")
+    for name in ("schema.json", "golden.parquet"):
+        shutil.copyfile(network / name, folder / name)
+    with pytest.raises(ExplanationRefused, match=r"flights version 1 .* it is a Triton repository"):
+        Explainer(resealed(network, folder))
+
+
+def test_a_trained_model_that_is_not_the_published_one_is_refused(network: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(network, folder)
+    other = make_trained(
+        tmp_path / "other", "binary", model={"kind": "dcn", "hidden": [8]}, training={"seed": 9}
+    )
+    torch.manual_seed(99)
+    shape = shape_of(read_dataset(other.dataset.path))
+    record = json.loads((folder / "explain" / "model.json").read_text())
+    state = build_model(other.spec.model, shape).state_dict()
+    write_weights(folder / "explain", state, record)
+    with pytest.raises(ExplanationRefused, match="answers the golden rows differently, by up to"):
+        Explainer(resealed(network, folder))
