@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,21 +15,31 @@ from serin.reports.svg import Axes, Drawing, Form, Points, Scale
 Floats = npt.NDArray[np.float64]
 WIDTH = 360  # of a chart in a column's card
 _PANEL, _SIDE = 170, 64
+_LARGEST = sys.float_info.max
+_LARGEST_SHOWN = 1.79e308  # rounding the largest float to three digits gives a number that no float holds
+_LAST_MOMENT = 2**63 - 10**12  # in microseconds; numpy has no day for the next ones
 
 
 def number(value: float) -> str:
-    """Formats a number for people: 1.2k, 3.4M, 0.0123."""
-    size = abs(value)
-    if size < 1e15:
-        for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-            if size >= limit:
-                return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
-    return f"{value:.3g}" if size < 1000 or size >= 1e15 else f"{value:.0f}"
+    """Writes a number short for people, with three digits at least: 1.2k, 3.4M, 0.0123, 9.01e15."""
+    if not math.isfinite(value):
+        return "not finite"
+    value = min(max(value, -_LARGEST_SHOWN), _LARGEST_SHOWN)
+    digits, _, exponent = f"{value + 0.0:.2e}".partition("e")
+    power = int(exponent)
+    if power == 3:
+        return f"{value:.0f}"
+    if 3 < power < 15:
+        return f"{float(digits) * 10 ** (power % 3):.3g}{'kMGT'[power // 3 - 1]}"
+    if -4 <= power < 3:
+        return f"{float(f'{digits}e{power}'):.3g}"
+    return f"{float(digits):.3g}e{power}"
 
 
 def moment(microseconds: float) -> str:
     """Formats the day of a time since the epoch, also in years that datetime does not support."""
-    return str(np.datetime64(round(microseconds), "us").astype("datetime64[D]"))
+    whole = min(max(round(microseconds), -_LAST_MOMENT), _LAST_MOMENT)
+    return str(np.datetime64(whole, "us").astype("datetime64[D]"))
 
 
 def percent(share: float) -> str:
@@ -109,10 +120,13 @@ def histogram(heights: Floats, ends: tuple[str, str], line: Points, mean: float,
             under.bar((index, index + 1), (0.0, float(each)), "bar")
     drawing.text(left, 128, ends[0])
     drawing.text(right, 128, ends[1], anchor="end")
+    if not math.isfinite(mean):
+        return drawing
     values = [mean, *(value for _, value in line)]
     low, high = min(values), max(values)
-    flat = high / 2 - low / 2 < 1e-12
-    scale = (low - 0.5, high + 0.5) if flat else (low, high)
+    flat = high / 2 - low / 2 <= 1e-12 * max(abs(low), abs(high)) or form(low) == form(high)
+    room = max(1e-9 * abs(mean), 0.5)
+    scale = (max(low - room, -_LARGEST), min(high + room, _LARGEST)) if flat else (low, high)
     over = Axes(drawing, Scale(0.0, 1.0, left, right), Scale(*scale, bottom - 4, top + 4))
     drawing.line([(left, over.y(mean)), (right, over.y(mean))], "line", width=1, dashes="3 4", opacity=0.55)
     if len(line) > 1:

@@ -21,6 +21,7 @@ from serin.reports.svg import Form
 
 FILE = "report.html"
 _BARS = 40
+_LONGEST = 60  # characters of an example
 _TAIL = 0.01  # of the rows at either end may be outside the histogram
 _HUGE = 1e300  # beyond, differences and sums of values may overflow
 
@@ -35,6 +36,7 @@ class Bins:
     target: Floats  # sums
     squares: Floats
     whole: bool = False  # of numbers: one bin per integer, centred on it
+    examples: tuple[str | int, ...] = ()  # of an id: some of its values, and there are no bins
 
     def means(self) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -46,6 +48,8 @@ class Bins:
         total = self.rows.sum()
         mean = self.target.sum() / max(total, 1)
         variance = float(self.squares.sum() / max(total, 1) - mean**2)
+        if not np.isfinite(variance):
+            return 0.0
         used = self.rows > 0
         between = float((self.rows[used] * (self.means()[used] - mean) ** 2).sum() / max(total, 1))
         chance = variance * (used.sum() - 1) / max(total, 1)
@@ -133,6 +137,8 @@ def _overview(report: Report, ordered: Sequence[str]) -> str:
         nulls = bins.rows[-1] / max(bins.rows.sum(), 1)
         explained = bins.explained()
         distinct = f"{statistics.distinct:,}" if isinstance(statistics, CategoryStatistics) else ""
+        if bins.examples and report.share >= 1:
+            distinct = f"{int(bins.rows[:-1].sum()):,}"
         rows.append(
             f'<tr><td><a href="#{escape(name, quote=True)}">{escape(name)}</a></td><td>{report.kinds[name]}</td>'
             f"<td>{escape(report.sources.get(name, ''))}</td>"
@@ -158,6 +164,9 @@ def _card(report: Report, name: str) -> str:
     facts = [f"{percent(bins.rows[-1] / max(bins.rows.sum(), 1))} null"]
     if isinstance(statistics, CategoryStatistics):
         facts.append(f"{statistics.distinct:,} distinct")
+    if bins.examples:
+        chart = _identity(bins, report.share)
+    elif isinstance(statistics, CategoryStatistics):
         chart = _categories(bins, form)
     else:
         chart, extent = _numbers(bins, statistics, mean, form)
@@ -168,6 +177,13 @@ def _card(report: Report, name: str) -> str:
         f'<section id="{escape(name, quote=True)}"><h3>{escape(name)}<small>{report.kinds[name]}</small></h3>'
         f"{chart}<p>{escape(' · '.join(facts))}</p></section>"
     )
+
+
+def _identity(bins: Bins, share: float) -> str:
+    """What is shown of an id instead of a distribution, which it does not have."""
+    rows = f"{int(bins.rows[:-1].sum()):,} rows{'' if share >= 1 else ' of the sample'}"
+    examples = ", ".join(f"<code>{escape(str(value)[:_LONGEST])}</code>" for value in bins.examples)
+    return f'<p class="id">An id: every one of {rows} has its own value, such as {examples}.</p>'
 
 
 def _categories(bins: Bins, form: Form) -> str:

@@ -30,6 +30,9 @@ _SHOWN = 10  # commonest values
 _BINS = 32  # of numbers, about equally many rows in each
 _TIMES = 48  # bins of a time, equally long
 _EXACT = 2.0**50  # beyond it a float is not half a unit away from its neighbours
+_UNIQUE_IS_AN_ID = 1000  # rows; among fewer, different integers may be a measurement
+_EXACT_INTEGERS = 2.0**53  # larger ones are ids even among few rows
+_EXAMPLES = 3
 _WHOLE = 80  # whole numbers within so wide a range get a bin each: years, hours, marks
 
 
@@ -40,6 +43,7 @@ class _Plan:
     edges: Floats | None
     values: tuple[str | int, ...]
     whole: bool = False
+    examples: tuple[str | int, ...] = ()
 
 
 def relate_to_target(
@@ -60,7 +64,13 @@ def relate_to_target(
     for name, plan in plans.items():
         count, sums, squares = _count(train_sample.columns[name], plan, target, same=label is not None)
         made[name] = Bins(
-            edges=plan.edges, values=plan.values, rows=count, target=sums, squares=squares, whole=plan.whole
+            edges=plan.edges,
+            values=plan.values,
+            rows=count,
+            target=sums,
+            squares=squares,
+            whole=plan.whole,
+            examples=plan.examples,
         )
     return made
 
@@ -89,6 +99,9 @@ def extent(divided: Divided, names: Sequence[str]) -> dict[str, Extent | None]:
 
 
 def _plan(statistics: ColumnStatistics, column: Column) -> _Plan:
+    examples = _examples_of_id(column)
+    if examples:
+        return _Plan(None, (), examples=examples)
     if isinstance(statistics, CategoryStatistics):
         return _Plan(None, statistics.values[:_SHOWN])
     assert isinstance(statistics, NumberStatistics)
@@ -101,6 +114,23 @@ def _plan(statistics: ColumnStatistics, column: Column) -> _Plan:
     wanted = np.searchsorted(ends, np.linspace(0, ends[-1], _BINS + 1)[1:])
     places = np.unique(np.minimum(wanted, len(ends) - 1)) + 1
     return _Plan(np.asarray([statistics.edges[0], *(statistics.edges[place] for place in places)]), ())
+
+
+def _examples_of_id(column: Column) -> tuple[str | int, ...]:
+    """Some values of a column whose values are all different integers or strings; nothing for any other column."""
+    if column.kind not in ("int", "string"):
+        return ()
+    known = column.on_host()[~column.null]
+    fewest = _UNIQUE_IS_AN_ID
+    if (
+        column.kind == "int"
+        and len(known)
+        and np.abs(known.values.astype(np.float64)).max() > _EXACT_INTEGERS
+    ):
+        fewest = 2
+    if len(known) < fewest or len(np.unique(known.values)) < len(known):
+        return ()
+    return tuple(known[:_EXAMPLES].to_arrow().to_pylist())
 
 
 def _each_whole(column: Column) -> Floats | None:
