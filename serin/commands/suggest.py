@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-_MEANT = {
+MEANT = {
     "abort": "`serin rollout abort MODEL` ends a rollout and keeps the live version.",
     "cancel": "`serin runs cancel RUN` cancels a run.",
     "delete": "`serin models delete MODEL` deletes versions.",
@@ -31,7 +31,7 @@ class SuggestingGroup(TyperGroup):
     """Names the right command for words of other tools; typer itself suggests those that are spelled alike."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # ctx: a type that typer does not export
-        meant = _MEANT.get(args[0]) if args else None
+        meant = MEANT.get(args[0]) if args else None
         if meant is not None and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"No such command {args[0]!r}. {meant}")
         return super().resolve_command(ctx, args)

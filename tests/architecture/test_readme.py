@@ -14,6 +14,7 @@ from markdown.extensions.toc import slugify
 from typer.main import get_command
 
 from serin.cli import app
+from serin.commands.suggest import MEANT
 from serin.spec.load import load_spec, read_yaml
 from tests.architecture.sources import ROOT, repository_files
 
@@ -104,6 +105,12 @@ def test_every_command_that_is_shown_exists_with_its_options(page: str) -> None:
     shown = re.findall(r"`(serin [^`]+)`", (ROOT / page).read_text(encoding="utf-8")) + lines
     unknown = [line for line in shown if line.startswith("serin ") and not _known(line)]
     assert unknown == []
+
+
+def test_every_command_that_a_suggestion_names_exists() -> None:
+    named = [line for text in MEANT.values() for line in re.findall(r"`(serin [^`]+)`", text)]
+    assert len(named) >= len(MEANT)
+    assert [line for line in named if not _known(line)] == []
 
 
 def _known(line: str) -> bool:
