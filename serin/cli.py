@@ -1,6 +1,6 @@
-"""The `serin` command: what each command is called, and how an error becomes a message and an exit code.
+"""The `serin` command: its commands' names, and how an error becomes a message and an exit code.
 
-Starts in a fraction of a second: every command imports what it needs when it runs.
+It starts in a fraction of a second: every command imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from serin.errors import SerinError
 app = typer.Typer(
     name="serin",
     cls=SuggestingGroup,
-    help="Raw tables to a served, proven model: ETL, training, ONNX export, a canary on Triton behind Envoy.",
+    help="From raw tables to a served model: ETL, training, ONNX export, a canary on Triton behind Envoy.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -59,7 +59,7 @@ def options(
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    del debug, show_version  # the one is read by main(), the other has been answered
+    del debug, show_version  # main() reads the first, a callback has answered the second
 
 
 for _module in (pipeline, schema, search, stack, runs, rollout, service, models, explain, keys, tuning):
@@ -67,7 +67,7 @@ for _module in (pipeline, schema, search, stack, runs, rollout, service, models,
 
 
 def main() -> None:
-    """Exit code 0 only if what was asked for has happened; 2 for a wrong spec or argument, 75 for "run me again"."""
+    """Runs the command. Exit code 0 only on success; 2 for a wrong spec or argument, 75 for "run it again"."""
     try:
         with progress_lines():
             app()
@@ -87,7 +87,7 @@ def main() -> None:
             raise
         sys.stderr.write(
             f"serin: unexpected {type(error).__name__}: {error}\n"
-            "This is a fault of Serin itself; `serin --debug ...` shows where it happened.\n"
+            "This is a bug in Serin; `serin --debug ...` shows where it happened.\n"
         )
         sys.exit(1)
 

@@ -1,7 +1,7 @@
-"""Columns whose values are in a small table, with a position per row: work on such a column is done once per entry of
-the table. Joined columns are stored this way, and integers from a narrow range.
+"""Columns stored as a small table of values with a position per row: work on them is done once per entry.
 
-They are on the host only. Code that reads `values` can treat each as any other Column.
+Joined columns are stored this way, and integers from a narrow range. They are on the host only. Code that reads
+`values` can treat each as any other Column.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from serin.formats.schema import INT64_NULL, Kind
 
 Positions = npt.NDArray[np.intp]
 _WIDEST = 2**16  # integers within so wide a range are kept as positions
-_ENTRIES_PER_ROW = 4  # of a table that is there anyway; one with more is not worth it
+_ENTRIES_PER_ROW = 4  # of an existing table; one with more is not worth it
 _ROWS_PER_ENTRY, _FEW_ENTRIES, _SOME_ROWS = 2, 2**13, 2**10  # of a table that is made for a column
 
 
@@ -123,7 +123,7 @@ def _remake(kind: Kind, entries: Array, places: Places) -> CodedColumn:
 
 
 def look_up(table: Mapping[str, Column], found: Any) -> dict[str, Column]:
-    """The rows of a table at these positions; -1 gives a null. Numbers from a small table stay coded."""
+    """Returns the rows of a table at these positions; -1 gives a null. Numbers from a small table stay coded."""
     rows = len(next(iter(table.values()))) if table else 0
     if array_module(found) is not np or rows > len(found) * _ENTRIES_PER_ROW:
         return {name: column.take_or_null(found) for name, column in table.items()}
@@ -141,7 +141,7 @@ def look_up(table: Mapping[str, Column], found: Any) -> dict[str, Column]:
 
 
 def compact(column: Column) -> Column:
-    """The same column; integers from a narrow range as positions in that range."""
+    """Returns the same column, with integers from a narrow range as positions in that range."""
     if column.kind != "int" or isinstance(column, CodedColumn) or not isinstance(column.values, np.ndarray):
         return column
     values, null = column.values, None

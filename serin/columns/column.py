@@ -1,10 +1,10 @@
-"""A column as arrays: what fit and transform work on, instead of frames.
+"""A column as arrays, which fit and transform use instead of data frames.
 
 A null is a reserved value, the same one as on the wire: NaN, the smallest int64, -1 for a bool, and code -1 for a
-string. Strings are codes into a dictionary, so that work on text is done once per distinct value, never per row.
+string. Strings are codes into a dictionary, so that work on strings is done once per distinct value, never per row.
 
-`values` may be on a GPU (cupy). Work that is done per row makes new arrays through `array_module(values)` and brings
-its small tables there with `xp.asarray`; dictionaries, and all that is done once per distinct value, stay on the host.
+`values` may be on a GPU (cupy). Work that is done per row makes new arrays through `array_module(values)` and copies
+its small tables there with `xp.asarray`; dictionaries, and all work per distinct value, stay on the host.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Column:
         return Column(kind=self.kind, values=self.values[rows], dictionary=self.dictionary)
 
     def taken(self, rows: Array, done: dict[int, Any]) -> Column:
-        """The rows at these positions. `done`: what columns that share their places have taken already."""
+        """Returns the rows at these positions. `done`: results that columns with the same places already have."""
         del done
         if self.xp is not np:
             return self[rows]
@@ -103,7 +103,7 @@ class Column:
         return texts[self.values]
 
     def to_arrow(self) -> pa.Array:
-        """The column as Arrow holds it, with true nulls."""
+        """Returns the column as an Arrow array with true nulls."""
         if self.kind == "string":
             assert self.dictionary is not None
             return pa.DictionaryArray.from_arrays(pa.array(self.values, mask=self.null), self.dictionary)
@@ -253,7 +253,9 @@ def _floats(values: pa.ChunkedArray) -> Array:
     if not pa.types.is_floating(values.type):
         values = values.cast(pa.float64(), safe=False)
     numbers = _one_chunk(values).to_numpy(zero_copy_only=False)
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, in training as in serving
+    with np.errstate(
+        over="ignore"
+    ):  # values out of float32's range become infinite, in training as in serving
         return np.asarray(numbers.astype(np.float32, copy=False))
 
 
@@ -284,7 +286,7 @@ def _bools(values: pa.ChunkedArray) -> Array:
 
 
 def _one_chunk(values: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """The values, without a copy where they are contiguous already."""
+    """Returns the values without a copy where they are already contiguous."""
     if values.num_chunks == 1:
         return values.chunk(0)
     return values.combine_chunks() if values.num_chunks else pa.array([], values.type)

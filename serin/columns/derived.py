@@ -1,7 +1,7 @@
-"""Expressions over columns: what kind the result has, its values, and (expression2onnx) the same in the graph.
+"""Expressions over columns: the kind and values of the result, and (expression2onnx) the same in the graph.
 
-Numbers in a column are float32 as in a request; an expression calculates in float64 and int64 and ends in float32. A
-text in quotes that is compared with a time is read as one. Zero has no sign at the end.
+Numbers in a column are float32 as in a request; an expression computes in float64 and int64 and ends in float32. A
+quoted string that is compared with a time is parsed as one. The result has no negative zero.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Typed:
 
     @property
     def servable(self) -> bool:
-        """Whether the graph can calculate it: everything but the order of strings."""
+        """Returns whether the graph can compute it: everything except the order of strings."""
         return _servable(self.root, self.kinds)
 
 
 def typed(text: str, kinds: Mapping[str, Kind]) -> Typed:
-    """ExpressionError when the expression does not fit the columns."""
+    """Parses an expression over columns of these kinds. Raises ExpressionError when it does not fit them."""
     expression = parse(text)
     own = {name: kinds[name] for name in expression.columns}
     root = _with_times(expression.root, own)
@@ -45,7 +45,7 @@ def typed(text: str, kinds: Mapping[str, Kind]) -> Typed:
 
 
 def derive(expression: Typed, columns: Mapping[str, Column], rows: int, *, exact: bool = False) -> Column:
-    """The column an expression makes. `exact` keeps float64, for what only the target is made of."""
+    """Returns the column that an expression makes. `exact` keeps float64, for values that only the target uses."""
     if expression.kind == "string":
         own = {name: columns[name].on_host() for name in expression.kinds}
         result = evaluate_columns(expression, own, rows)
@@ -100,10 +100,10 @@ def kind_of_node(node: Node, kinds: Mapping[str, Kind]) -> Kind:
         for other in inner[1:]:
             if (inner[0] == "string") != (other == "string"):
                 raise ExpressionError(
-                    f"text is compared ({node.kind}) with a number; put the number in quotes, or drop them"
+                    f"a string is compared ({node.kind}) with a number; quote the number, or unquote the string"
                 )
     elif "string" in inner and node.kind != "is_null":
-        raise ExpressionError(f"text cannot be calculated with ({node.kind})")
+        raise ExpressionError(f"strings have no arithmetic ({node.kind})")
     if node.kind in _TRUTHS:
         return "bool"
     return "float" if node.kind == "/" or "float" in inner else "int"

@@ -1,6 +1,6 @@
-"""An expression in the ONNX graph: the same bits as derived.derive gives, nulls included.
+"""Converts an expression to ONNX nodes: the same bits as derived.derive, nulls included.
 
-Every value travels as a pair: a tensor (int64, double, bool or string) and a bool tensor that is true where it is null.
+Every value is a pair: a tensor (int64, double, bool or string) and a bool tensor that is true where it is null.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _to_wire(graph: GraphBuilder, pair: _Pair, kind: Kind) -> str:
         value = graph.op("Cast", value, to=_INT8)
         if pair.null is None:
             return value
-        # ONNX Runtime chooses (Where) among no int8: by way of int64.
+        # ONNX Runtime has no Where for int8, hence int64.
         wide = graph.op("Cast", value, to=_INT64)
         chosen = graph.op("Where", pair.null, graph.constant(np.int64(-1), "null"), wide)
         return graph.op("Cast", chosen, to=_INT8)
@@ -171,7 +171,7 @@ class _Translator:
         graph = self._graph
         if (
             made == "int"
-        ):  # the smallest int64 by -1 is a trap in some processors; by 1 the answer is the same
+        ):  # the smallest int64 divided by -1 traps on some processors; by 1 the answer is the same
             minus = graph.op("Equal", divisor, self._number(-1, made))
             return graph.op("Mod", left, graph.op("Where", minus, self._number(1, made), divisor), fmod=0)
         rest = graph.op("Mod", left, divisor, fmod=1)

@@ -1,4 +1,4 @@
-"""Finds rows by key: the matching half of a many-to-one join, on columns."""
+"""Finds rows by key: the matching part of a many-to-one join, on columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serin.columns.column import Column, any_true, array_module, beside
 
 Positions = npt.NDArray[np.int64]
 _BLOCK = 2**14
-_SMALL, _SPARSE = 2**16, 8  # a grid may have so many steps, or so many for each number on it
+_SMALL, _SPARSE = 2**16, 8  # a grid may have this many steps, or this many for each number on it
 _FEW = 4  # values are few beside a table with so many times more numbers
 _EXACT = 2**52  # differences below this are exact in float64
 _DENSE = 2**24  # up to so many combinations of key values, a table is indexed instead of hashed
@@ -136,7 +136,7 @@ class Grid:
         found = np.empty(len(values), np.int64)
         outside = len(self.table) - 1
         for start in range(0, len(values), _BLOCK):
-            # what is below becomes large or negative: only the right number is on the grid
+            # values below become large or negative: only the right number is on the grid
             offset = values[start : start + _BLOCK].astype(np.int64, copy=False) - self.low
             place = offset if self.step == 1 else np.rint(offset * (1 / self.step)).astype(np.int64)
             known = (place * self.step == offset) & (place.view(np.uint64) < outside)

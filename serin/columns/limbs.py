@@ -1,7 +1,7 @@
 """Splits float32 and int64 arrays into limbs, integers whose sums are exact: the same on the host and on a GPU.
 
-A float32 has 24 significant bits and its square 48, so float64 holds both, and every part of their bits, without
-rounding. One limb holds a whole array where its exponents are close enough together.
+A float32 has 24 significant bits and its square 48, so float64 represents both, and every part of their bits, without
+rounding. One limb represents a whole array where its exponents are close enough together.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def square_limbs(values: Any) -> list[Limb]:
 
 
 def _in_blocks(values: Any, make: Callable[[Any], list[Limb]]) -> list[Limb]:
-    """What `make` makes of the values; on the host a block at a time."""
+    """Applies `make` to the values; on the host a block at a time."""
     if array_module(values) is not np or len(values) <= BLOCK:
         return make(values)
     made: list[Limb] = []
@@ -108,7 +108,7 @@ def _to_float64(values: Any, span: Span) -> Any:
     if xp is np:
         whole = np.multiply(values, 2.0**-span.exponent, dtype=np.float64)
         return whole if span.finite else np.where(np.isfinite(whole), whole, 0.0)
-    # A GPU takes subnormal float32 for 0, so that nothing but their bit patterns can be used there.
+    # A GPU treats subnormal float32 as 0, so that only their bit patterns can be used there.
     patterns = _patterns(values)
     field = (patterns >> np.uint32(_FRACTION_BITS)) & np.uint32(255)
     implicit = (field != 0).astype(np.uint32)  # a subnormal number lacks it, and has the exponent of field 1

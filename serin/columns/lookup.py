@@ -37,7 +37,7 @@ def lookup_to_onnx(
     )
     if keys.kind == "bool":
         key_input = graph.op("Cast", key_input, to=_INT64)
-    # An encoder needs a key; without rows, that key finds the null row as every other one does.
+    # An encoder needs at least one key; without rows, that key maps to the null row like every other one.
     place = label_encoder(graph, key_input, keys=known, places=list(range(len(known))), default=len(rows))
     found = {}
     for name in columns:

@@ -1,4 +1,4 @@
-"""Builds an ONNX graph node by node. Knows ONNX, and nothing of features or networks."""
+"""Builds an ONNX graph node by node. It knows nothing about features or networks."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Superaccumulator:
 
 
 def _normal(digits: Int64) -> Int64:
-    """Carries what a digit cannot hold to the next one; a new last digit where there is more than it can hold."""
+    """Carries the excess of a digit to the next one; adds a last digit where needed."""
     digits = digits.copy()
     for place in range(len(digits) - 1):
         digits[place + 1] += digits[place] >> DIGIT_BITS

@@ -1,4 +1,4 @@
-"""How far apart float32 values are, in units in the last place: how results of logarithms and sines are compared."""
+"""Measures how far apart float32 values are, in units in the last place, to compare results of logarithms and sines."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def ulps_apart(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) ->
 def alike(
     left: npt.NDArray[np.float32], right: npt.NDArray[np.float32], slack: float
 ) -> npt.NDArray[np.bool_]:
-    """Where two results of logarithms or sines are as equal as they can be: within 1 ulp, or within `slack`."""
+    """Returns where two results of logarithms or sines agree: within 1 ulp, or within `slack`."""
     with np.errstate(invalid="ignore"):
         close: npt.NDArray[np.bool_] = np.abs(left.astype(np.float64) - right) <= slack
     return close | (ulps_apart(left, right) <= 1)
 
 
 def _place(values: Any) -> npt.NDArray[np.int64]:
-    """The place of each value among all float32 values in order; 0 and -0 share one."""
+    """Returns the rank of each value among all float32 values; 0 and -0 share one."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)

@@ -14,7 +14,7 @@ from serin.machine import environment
 if TYPE_CHECKING:
     from serin.serving.envoy.keys import ApiKey
 
-Name = Annotated[str, typer.Argument(help="Who has the key, or what it is for.")]
+Name = Annotated[str, typer.Argument(help="Who uses the key, or its purpose.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -29,14 +29,15 @@ def register(app: typer.Typer) -> None:
 def create(
     name: Name,
     model: Annotated[
-        list[str] | None, typer.Option(help="A model it may ask for; may be repeated. [default: all]")
+        list[str] | None, typer.Option(help="A model that the key may call; can be repeated. [default: all]")
     ] = None,
     lasts: Annotated[
-        str | None, typer.Option(help="For how long, as 12h or 90d. [default: until revoked]")
+        str | None,
+        typer.Option(help="How long the key is valid, such as 12h or 90d. [default: until revoked]"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a key and show it, this once. From the first key on, the gateway answers nobody without one."""
+    """Create a key and show it once. From the first key on, the gateway refuses clients without one."""
     from serin.stack.wiring import key_file
 
     entry, key = key_file(environment.home()).create(name, models=model, lasts_s=_seconds(lasts))
@@ -44,12 +45,12 @@ def create(
     if as_json:
         show_json({**_facts(entry), "key": key})
         return
-    say(f"the key of {name}, which is shown only now; clients send the header `authorization: Bearer <key>`:")
+    say(f"the key of {name}; it is shown only once. Clients send the header `authorization: Bearer <key>`:")
     show(key)
 
 
 def list_keys(as_json: Json = False) -> None:
-    """Every key that there is or was. The keys themselves are kept nowhere."""
+    """List all keys, also revoked and expired ones. The keys themselves are not stored."""
     from serin.stack.wiring import key_file
 
     ring = key_file(environment.home()).read()
@@ -68,11 +69,11 @@ def list_keys(as_json: Json = False) -> None:
     ]
     show_table(("name", "state", "models", "made", "expires"), rows, empty="no keys yet")
     if not ring.required:
-        show("no key is asked for: anyone who can reach the gateway's port gets answers")
+        show("no key is required: anyone who can reach the gateway's port gets answers")
 
 
 def revoke(name: Name) -> None:
-    """The key opens nothing any more, at once. Revoking the last one opens nothing either."""
+    """Revoke a key, effective at once. Revoking the last key does not open the gateway."""
     from serin.stack.wiring import key_file
 
     key_file(environment.home()).revoke(name)
@@ -81,32 +82,34 @@ def revoke(name: Name) -> None:
 
 
 def require(
-    on: Annotated[bool, typer.Option("--on/--off", help="Ask every client for a key, or nobody.")] = True,
+    on: Annotated[
+        bool, typer.Option("--on/--off", help="Require a key from every client, or from none.")
+    ] = True,
 ) -> None:
-    """Ask for a key although there is none yet, or stop asking."""
+    """Require a key although none exists yet, or stop requiring one."""
     from serin.stack.wiring import key_file
 
     key_file(environment.home()).require(on)
     _publish()
     show(
-        "a key is asked for"
+        "a key is required"
         if on
-        else "no key is asked for: anyone who can reach the gateway's port gets answers"
+        else "no key is required: anyone who can reach the gateway's port gets answers"
     )
 
 
 def _publish() -> None:
-    """A gateway that runs takes the change now; else the controller or the next `serin up` hands it over."""
+    """Applies the change to a running gateway now; else the controller or the next `serin up` does."""
     from serin.stack.wiring import build_gateway
 
     gateway = build_gateway(environment.home())
     if not gateway.ready():
-        say("no gateway runs here now; this holds from its next start on")
+        say("no gateway is running here; the change applies from its next start")
         return
     try:
         gateway.follow_keys()
     except GatewayRejected as error:
-        say(f"written, and not in force yet ({error}); the controller goes on trying")
+        say(f"stored, but not applied yet ({error}); the controller will retry")
         raise
 
 
@@ -120,7 +123,7 @@ def _seconds(lasts: str | None) -> float | None:
     except ValueError as error:
         raise SpecError(where="--lasts", problems=[("", str(error))]) from error
     if found <= 0:
-        raise SpecError(where="--lasts", problems=[("", "a key that never lived is no key")])
+        raise SpecError(where="--lasts", problems=[("", "the lifetime of a key must be longer than 0")])
     return found
 
 

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_models(as_json: Json = False) -> None:
-    """Every version, with its aliases and metrics."""
+    """List every version with its aliases and metrics."""
     from serin.store.store import Store
 
     store = Store.open()
@@ -50,12 +50,12 @@ def list_models(as_json: Json = False) -> None:
         return
     rows = [(bundle.model, bundle.version, alias, _metrics(bundle.metrics)) for bundle, alias in found]
     show_table(
-        ("model", "version", "alias", "metrics"), rows, empty="no models yet; `serin run SPEC` makes one"
+        ("model", "version", "alias", "metrics"), rows, empty="no models yet; `serin run SPEC` publishes one"
     )
 
 
 def show_model(model: Model, version: Version = "", as_json: Json = False) -> None:
-    """One version: where it came from, what it asks of its clients, how good it is. [default: the newest]"""
+    """Show one version: its origin, request columns and metrics. [default: the newest]"""
     from serin.formats.bundle import read_manifest
     from serin.formats.schema import read_schema
     from serin.store.store import Store
@@ -77,7 +77,7 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
     for name, value in manifest.lineage.items():
         for line in value if name == "sources" else [value]:
             show(f"  {name:<8} {_lineage(line)}")
-    show("  asks its clients for")
+    show("  clients send")
     for column in schema.inputs:
         show(f"    {column.name:<20} {column.kind:<10} {column.dtype:<6} {_form(column)}")
     show("  answers with")
@@ -95,7 +95,7 @@ def diff_models(
     right: Annotated[str, typer.Argument(help="Another.")],
     as_json: Json = False,
 ) -> None:
-    """What two versions differ in: columns, spec, numbers, origins, files."""
+    """Show how two versions differ: columns, spec, metrics, origin, files."""
     from serin.formats.bundle_diff import diff_bundles
     from serin.store.store import Store
 
@@ -106,22 +106,22 @@ def diff_models(
         show_json([difference._asdict() for difference in found])
         return
     columns = ("part", "what", f"version {first.version}", f"version {second.version}")
-    show_table(
-        columns, [tuple(difference) for difference in found], empty="the two are the same in everything"
-    )
+    show_table(columns, [tuple(difference) for difference in found], empty="the two versions are identical")
 
 
 def import_model(
     folder: Annotated[
         Path, typer.Argument(help="A version's folder from another store, or a Triton repository.")
     ],
-    name: Annotated[str | None, typer.Option(help="Under this name. [default: a version's own]")] = None,
-    entry: Annotated[str | None, typer.Option(help="Of a repository: the model that clients ask.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name here. [default: the version's own]")
+    ] = None,
+    entry: Annotated[str | None, typer.Option(help="For a repository: the model that clients call.")] = None,
     with_code: Annotated[
-        bool, typer.Option("--with-code", help="Take a repository's own model.py too.")
+        bool, typer.Option("--with-code", help="Also import a repository's own model.py.")
     ] = False,
 ) -> None:
-    """Take a version, or a team's own Triton repository, under the next number of this store."""
+    """Import a version, or a team's own Triton repository, under the next version number."""
     from serin.export.take_over import import_bundle
     from serin.export.take_repository import import_repository, is_repository
     from serin.store.store import Store
@@ -129,7 +129,7 @@ def import_model(
     if is_repository(folder):
         if name is None:
             raise SpecError(
-                where=str(folder), problems=[("", "is a Triton repository; give it a name: --name")]
+                where=str(folder), problems=[("", "is a Triton repository; name the model with --name")]
             )
         bundle = import_repository(folder, Store.open(), name=name, entry=entry, with_code=with_code)
     else:
@@ -155,14 +155,14 @@ def delete_model(
 
 
 def verify_model(model: Model, version: Version = "") -> None:
-    """Every file of a version is what its manifest says, and nothing else is there. [default: the newest]"""
+    """Check that every file of a version matches its manifest, and that there are no others. [default: the newest]"""
     from serin.formats.bundle import verify_bundle
     from serin.store.store import Store
 
     bundle = _bundle(Store.open(), model, version)
     manifest = verify_bundle(Path(bundle.path))
     show(
-        f"{model} version {bundle.version}: {len(manifest.files)} files as its manifest says ({bundle.digest[:12]})"
+        f"{model} version {bundle.version}: {len(manifest.files)} files match its manifest ({bundle.digest[:12]})"
     )
 
 
@@ -175,15 +175,19 @@ def predict(
         Path | None, typer.Option("--out", "-o", help="Write here instead of stdout (which gets CSV).")
     ] = None,
     version: Annotated[
-        str, typer.Option(help="A number or an alias. [default: what the gateway serves]")
+        str, typer.Option(help="A number or an alias. [default: the version that the gateway chooses]")
     ] = "",
-    batch: Annotated[bool, typer.Option("--batch", help="In bulk by Dask, without the stack.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="For --batch. [default: one per core]")] = None,
+    batch: Annotated[
+        bool, typer.Option("--batch", help="Score in bulk with Dask, without the stack.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers for --batch. [default: one per core]")
+    ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(help="For --batch: the address of a Dask scheduler. [default: in this process]"),
     ] = None,
-    grpc: Annotated[bool, typer.Option("--grpc", help="Ask the gateway by gRPC instead of HTTP.")] = False,
+    grpc: Annotated[bool, typer.Option("--grpc", help="Call the gateway over gRPC instead of HTTP.")] = False,
 ) -> None:
     """Score rows through the gateway, or in bulk without it (--batch)."""
     from serin.commands.predictions import open_bundle, predict_in_bulk, predict_through_gateway
@@ -195,11 +199,11 @@ def predict(
         protocol: Literal["http", "grpc"] = "grpc" if grpc else "http"
         count = predict_through_gateway(bundle, Path(rows), out, pinned=bool(version), protocol=protocol)
     if out is not None:
-        show(f"{count:,} rows scored by {model} into {out}")
+        show(f"{count:,} rows scored by {model}, written to {out}")
 
 
 def gpus(as_json: Json = False) -> None:
-    """The GPUs of this machine, who holds them since when, which releases they serve, and who waits for them."""
+    """List the GPUs of this machine: who holds them since when, which releases they serve, and who waits for them."""
     from serin.machine.leases import offered_bytes, waiters
     from serin.stack.gpu_use import read_gpu_use
 
@@ -240,13 +244,13 @@ def gpus(as_json: Json = False) -> None:
 
 def gc(
     keep_versions: Annotated[int, typer.Option(min=1, help="The newest versions of each model to keep.")] = 5,
-    keep_days: Annotated[float, typer.Option(min=0, help="Datasets and runs younger than this stay.")] = 7.0,
+    keep_days: Annotated[float, typer.Option(min=0, help="Keep datasets and runs younger than this.")] = 7.0,
     remove: Annotated[
         bool, typer.Option("--remove", help="Remove it; without this it is only listed.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Old versions, unused datasets, old runs and the leavings of crashes: listed, and removed with --remove."""
+    """List old versions, unused datasets, old runs and leftovers of crashes; remove them with --remove."""
     from serin.store.retention import Policy, collect_garbage
     from serin.store.store import Store
 
@@ -265,7 +269,7 @@ def gc(
     show_table(("kind", "name", "size"), rows, empty="nothing to remove")
     if rows:
         total = human_bytes(sum(entry.bytes for entry in found))
-        show(f"{total} removed" if remove else f"{total} could go: add --remove")
+        show(f"{total} removed" if remove else f"{total} can be removed: add --remove")
 
 
 def _bundle(store: Store, model: str, version: str) -> Bundle:
@@ -278,7 +282,7 @@ def _bundle(store: Store, model: str, version: str) -> Bundle:
 
 
 def _lineage(value: object) -> str:
-    """A source as table, path, size and time; anything else as it is."""
+    """Returns a source as table, path, size and time; anything else unchanged."""
     return " ".join(str(part) for part in value.values()) if isinstance(value, dict) else str(value)
 
 

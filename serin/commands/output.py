@@ -1,4 +1,4 @@
-"""How the command speaks: results on stdout, progress on stderr, JSON when asked."""
+"""The output of the command: results on stdout, progress on stderr, JSON on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs inst
 
 
 def show(text: str = "") -> None:
-    """A line of the result."""
+    """Prints a line of the result."""
     sys.stdout.write(f"{text}\n")
 
 
@@ -23,13 +23,13 @@ def show_json(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """A line about what is going on."""
+    """Prints a line of progress."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """Columns as wide as their widest cell; `empty` instead of a table without rows."""
+    """Prints columns as wide as their widest cell; `empty` instead of a table without rows."""
     if not rows:
         show(empty)
         return

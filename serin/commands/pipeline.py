@@ -24,7 +24,7 @@ SpecFile = Annotated[
 ApprovedBy = Annotated[
     str | None,
     typer.Option(
-        help="Publish although it is worse than the live version, or cannot be compared: your name, which is recorded."
+        help="Publish although it is worse than the live version or cannot be compared. Your name is recorded."
     ),
 ]
 
@@ -96,24 +96,22 @@ def run(
             metavar="SPEC",
         ),
     ] = None,
-    placed: Annotated[bool, typer.Option("--placed", help="Each stage on the worker that suits it.")] = False,
-    fresh: Annotated[
-        list[Stage] | None, typer.Option(help="Do this stage again. May be given several times.")
-    ] = None,
+    placed: Annotated[bool, typer.Option("--placed", help="Run each stage on a suitable worker.")] = False,
+    fresh: Annotated[list[Stage] | None, typer.Option(help="Run this stage again. Can be repeated.")] = None,
     serve: Annotated[bool, typer.Option(help="Roll the new version out.")] = True,
     resume: Annotated[
         str | None,
-        typer.Option(help="Go on with this run, at the stage that failed and inside it.", metavar="RUN"),
+        typer.Option(help="Resume this run at, and inside, the stage that failed.", metavar="RUN"),
     ] = None,
     approved_by: ApprovedBy = None,
     follow: Annotated[bool, typer.Option(help="Show progress until the run has ended.")] = True,
 ) -> None:
-    """Run the pipeline on the stack. Followed (the default), exit code 0 means that it completed."""
+    """Run the pipeline on the stack. With --follow (the default), exit code 0 means that it completed."""
     from serin.stack.prefect.flow_run import resume_run, run_pipeline
 
     if resume is not None:
         if spec is not None or placed or fresh or approved_by is not None:
-            problem = "goes on with the run as it was asked for; give it alone"
+            problem = "resumes a run with its own parameters; use it alone"
             raise SpecError(where="serin run", problems=[("--resume", problem)])
         resume_run(environment.home(), resume, follow=follow)
         return
@@ -121,7 +119,7 @@ def run(
         raise SpecError(
             where="serin run", problems=[("SPEC", "name the pipeline's file, or a run: --resume RUN")]
         )
-    _load(spec)  # a bad spec is told here and now, not in a worker's log
+    _load(spec)  # a bad spec is reported here, not in a worker's log
     again = [stage.value for stage in fresh or []]
     run_pipeline(
         environment.home(),
@@ -137,11 +135,11 @@ def run(
 def etl(
     spec: SpecFile,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Make it again, from the tables alone, although it is known.")
+        bool, typer.Option("--fresh", help="Build it again from the tables, even if it exists.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Raw tables to a dataset. One that was made before from the same tables is found, not made again."""
+    """Build a dataset from raw tables. An existing one from the same tables is reused."""
     from serin.pipeline.run_stage import run_etl
 
     loaded = _load(spec)
@@ -162,16 +160,18 @@ def train(
     machines: Annotated[
         int | None,
         typer.Option(
-            help="How many machines train together: this command on each. [default: SERIN_MACHINES, or 1]"
+            help="How many machines train together; run this command on each. [default: SERIN_MACHINES, or 1]"
         ),
     ] = None,
     rendezvous: Annotated[
         str | None,
-        typer.Option(help="Where they meet: host:port of one of them. [default: SERIN_RENDEZVOUS]"),
+        typer.Option(
+            help="The rendezvous of the machines: host:port of one of them. [default: SERIN_RENDEZVOUS]"
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """A dataset to trained weights. Goes on where an earlier call stopped; exit code 75 means: run me again."""
+    """Train weights on a dataset. Resumes an interrupted training; exit code 75 means: run it again."""
     from serin.pipeline.run_stage import run_trace, run_train
     from serin.training.launch.machines import machines_told
 
@@ -194,14 +194,14 @@ def train(
 def export(
     spec: SpecFile,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Publish another version although one was published before.")
+        bool, typer.Option("--fresh", help="Publish another version even if one exists.")
     ] = False,
     approved_by: ApprovedBy = None,
     as_json: Json = False,
 ) -> None:
-    """Trained weights to a proven, published model version that is not worse than the live one.
+    """Export trained weights to a validated model version that is not worse than the live one, and publish it.
 
-    A version that was published before from the same weights and the same spec is found, not published again.
+    An existing version from the same weights and the same spec is reused.
     """
     from serin.pipeline.run_stage import run_export
 

@@ -1,4 +1,4 @@
-"""Rows in, scores out: through the gateway as any client would ask, or in this process without it."""
+"""Scores rows: through the gateway like any client, or in this process without it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 def predict_through_gateway(
     bundle: Bundle, rows: Path, out: Path | None, *, pinned: bool, protocol: Literal["http", "grpc"]
 ) -> int:
-    """Scores as clients get them; `pinned` asks for the bundle's version, else the gateway chooses. Gives the rows."""
+    """Scores rows as clients do; `pinned` calls the bundle's version, else the gateway chooses. Returns the number of
+    rows."""
     from serin.serving.client.client import predict
     from serin.serving.triton.repository import serving_settings
     from serin.stack.guard import read_guard
@@ -38,7 +39,7 @@ def predict_through_gateway(
     home = environment.home()
     url, wire = running_stack(home).gateway_url, protocol
     guard = read_guard(home)
-    if guard.tls or guard.keys_required is not False:  # the owner's own socket needs neither, and speaks gRPC
+    if guard.tls or guard.keys_required is not False:  # the owner's own socket needs neither, and uses gRPC
         url, wire = f"unix:{build_gateway(home).inside}", "grpc"
     schema = read_schema(Path(bundle.path))
     patience_s = max(10.0, serving_settings(bundle).request_timeout + 1.0)  # the gateway answers before that
@@ -57,7 +58,7 @@ def predict_through_gateway(
 def predict_in_bulk(
     bundle: Bundle, rows: str, out: Path | None, *, workers: int | None, scheduler: str | None
 ) -> int:
-    """Scores by the bundle's own graph, at the speed of this machine or of a Dask cluster. Returns the rows.
+    """Scores with the bundle's own graph, on this machine or a Dask cluster. Returns the number of rows.
 
     `rows`: a file, a folder of files or a glob. `out`: a file, or a folder (without a suffix) for a file per piece.
     """
@@ -72,7 +73,8 @@ def predict_in_bulk(
 
 
 def open_bundle(model: str, version: str) -> Bundle:
-    """The version asked for, else the live one, else the newest: a model need not be served to be scored in bulk."""
+    """Returns the requested version, else the live one, else the newest: a model need not be served to be scored in
+    bulk."""
     store = Store.open()
     if version:
         return store.bundle(model, version)
@@ -98,7 +100,7 @@ def _score(score: Callable[[pa.Table], pa.Table], rows: Path, schema: Schema, ou
 
 
 class _Terminal:
-    """CSV on stdout, with one header."""
+    """Writes CSV to stdout, with one header."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -110,7 +112,7 @@ class _Terminal:
 
 
 def _flat(table: pa.Table) -> pa.Table:
-    """Lists (a multiclass model's probabilities) as text: CSV has no other way."""
+    """Returns lists (a multiclass model's probabilities) as strings, because CSV has no lists."""
     for index, column in enumerate(table.columns):
         if pa.types.is_nested(column.type):
             text = pa.array([str(value) for value in column.to_pylist()])

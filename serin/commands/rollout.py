@@ -1,4 +1,4 @@
-"""Rollouts: what people tell the controller, and what it tells them. Reads journals, writes to its inbox."""
+"""The commands `serin rollout`: they read journals and write to the controller's inbox."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _POLL_S = 0.3
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Bring a model version to its clients, step by step.", no_args_is_help=True)
+    group = typer.Typer(help="Roll out a model version step by step.", no_args_is_help=True)
     for command in (start, status, watch, pause, resume, approve, promote, abort, rollback):
         group.command()(command)
     for command in (rollout_story.report, rollout_story.replay):
@@ -44,30 +44,28 @@ def start(
     ] = None,
     stable: Annotated[
         str | None,
-        typer.Option(
-            "--stable", metavar="URL", help="A server that runs already: http://host:port[,host:port]."
-        ),
+        typer.Option("--stable", metavar="URL", help="A running server: http://host:port[,host:port]."),
     ] = None,
     candidate: Annotated[
-        str | None, typer.Option("--candidate", metavar="URL", help="The server that is to take its place.")
+        str | None, typer.Option("--candidate", metavar="URL", help="The server that is to replace it.")
     ] = None,
     spec: Annotated[
-        Path | None, typer.Option("--spec", help="Take the plan from this spec. [default: the version's own]")
+        Path | None, typer.Option("--spec", help="Use the plan of this spec. [default: the version's own]")
     ] = None,
     request_timeout: Annotated[
         str | None,
         typer.Option(
             help="With --stable and --candidate: how long a request may take, such as 30s. "
-            "[default: as the spec or the last rollout says, else 5s]",
+            "[default: from the spec or the last rollout, else 5s]",
             show_default=False,
         ),
     ] = None,
     follow: Follow = True,
     why: Why = "",
 ) -> None:
-    """Roll a version out. Followed (the default), exit code 0 means that it was promoted.
+    """Roll out a version. With --follow (the default), exit code 0 means that it was promoted.
 
-    With --stable and --candidate: between any two servers of the KServe v2 protocol. Clients ask the gateway for MODEL;
+    With --stable and --candidate: between any two servers of the KServe v2 protocol. Clients call MODEL at the gateway;
     the second address of a URL is the server's gRPC port.
     """
     if stable is not None and candidate is not None and version is None:
@@ -76,7 +74,7 @@ def start(
     elif version is None or stable is not None or candidate is not None:
         raise typer.BadParameter("give a VERSION, or both --stable and --candidate")
     elif request_timeout is not None:
-        raise typer.BadParameter("--request-timeout is for servers elsewhere; a version has it in its spec")
+        raise typer.BadParameter("--request-timeout is for servers elsewhere; set it in the version's spec")
     else:
         plan = _plan(model, version, spec)
     tell_controller("start", model, version=version, plan=plan, why=why)
@@ -88,7 +86,7 @@ def status(
     model: Annotated[str | None, typer.Argument(help="One model. [default: all]", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Where each model's newest rollout stands."""
+    """Show the state of each model's newest rollout."""
     found = _statuses(model)
     if as_json:
         show_json([dataclasses.asdict(entry) for entry in found])
@@ -102,7 +100,8 @@ def status(
 
 
 def watch(model: Model) -> None:
-    """The model's newest rollout until it has ended: live on a terminal, else line by line. Exit code 0: promoted."""
+    """Follow the model's newest rollout until it has ended: live on a terminal, else line by line. Exit code 0:
+    promoted."""
     if sys.stdout.isatty() and sys.stderr.isatty():
         from rich.console import Console
 
@@ -173,7 +172,7 @@ def tell_controller(
 
 
 def _request_timeout_s(given: str | None, spec: Path | None) -> float | None:
-    """None: nothing is said about it."""
+    """Returns the timeout in seconds; None if nothing sets it."""
     from serin.spec.load import load_spec
     from serin.spec.section import seconds
 
@@ -184,12 +183,12 @@ def _request_timeout_s(given: str | None, spec: Path | None) -> float | None:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if found <= 0:
-        raise typer.BadParameter(f"{given!r}: a request needs some time")
+        raise typer.BadParameter(f"{given!r}: the timeout must be longer than 0")
     return found
 
 
 def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -> int:
-    """Both servers known, the stable one live; the candidate's version."""
+    """Registers both servers and makes the stable one live; returns the candidate's version."""
     from serin.rollout.run.status import model_status
     from serin.serving.external import External, parse_address
     from serin.stack.host.state import running_stack
@@ -200,7 +199,7 @@ def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if Store.open().versions(model):
-        raise RolloutRefused(model=model, command="start", reason="a model of the store has this name")
+        raise RolloutRefused(model=model, command="start", reason="a model in the store has this name")
     home = running_stack(environment.home()).home
     known = External(home)
     first, second = (known.register(model, address) for address in addresses)
@@ -234,7 +233,7 @@ def _plan(model: str, version: int, spec: Path | None) -> Plan | None:
 
 
 def _follow(model: str, *, returning: bool = False) -> None:
-    """Print each decision once; RolloutFailed when the rollout ended in a rollback that nobody asked for."""
+    """Prints each decision once; raises RolloutFailed when the rollout ended in a rollback that nobody requested."""
     from serin.rollout.run.status import model_status, reader
 
     home = environment.home()
@@ -249,7 +248,7 @@ def _follow(model: str, *, returning: bool = False) -> None:
                 shown = decision.seq
                 say(f"{when(decision.t)}  {decision.phase:<12} {decision.weight:5.1f}%  {decision.reason}")
         now = model_status(home, model)
-        assert now is not None, "a journal does not lose its lines"
+        assert now is not None, "a journal must not lose lines"
         if not now.rollout.running or now.rollout.id != rollout:
             break
         time.sleep(_POLL_S)

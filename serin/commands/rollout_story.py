@@ -1,4 +1,4 @@
-"""What became of a rollout: its page, and its log judged again with other settings."""
+"""The commands `serin rollout report` and `replay`: a rollout's page, and its log judged again with other settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Which = Annotated[
     typer.Option(
         "--rollout",
         metavar="VERSION|ID",
-        help="An earlier one, the last of that version. [default: the newest]",
+        help="The last rollout of this version. [default: the newest rollout]",
         show_default=False,
     ),
 ]
@@ -34,10 +34,11 @@ def report(
     model: Model,
     rollout: Which = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Where to. [default: MODEL-rollout.html]", show_default=False)
+        Path | None,
+        typer.Option("--out", help="The file to write. [default: MODEL-rollout.html]", show_default=False),
     ] = None,
 ) -> None:
-    """The story of a rollout as one HTML file: evidence over time, both arms' latencies, every decision."""
+    """Write the report of a rollout as one HTML file: evidence over time, both arms' latencies, every decision."""
     from serin.reports.rollout_page import story2html
     from serin.rollout.run.story import tell
 
@@ -51,19 +52,21 @@ def replay(
     rollout: Which = None,
     margin: Annotated[
         float | None,
-        typer.Option(help="Judge with this margin of latency instead.", min=0, show_default=False),
+        typer.Option(help="Judge with this latency margin.", min=0, show_default=False),
     ] = None,
     tolerance_ms: Annotated[
         float | None,
-        typer.Option(help="... with this many milliseconds allowed in any case.", min=0, show_default=False),
+        typer.Option(help="Judge with this latency tolerance in milliseconds.", min=0, show_default=False),
     ] = None,
     false_rollback: Annotated[
         float | None,
-        typer.Option(help="... with this chance of a false rollback.", min=1e-9, max=0.5, show_default=False),
+        typer.Option(
+            help="Judge with this probability of a false rollback.", min=1e-9, max=0.5, show_default=False
+        ),
     ] = None,
     error_tolerance: Annotated[
         float | None,
-        typer.Option(help="... with failures so many times as often allowed.", min=1, show_default=False),
+        typer.Option(help="Judge with failures allowed this many times as often.", min=1, show_default=False),
     ] = None,
     log: Annotated[
         Path | None,
@@ -125,18 +128,18 @@ def _decisions(model: str, rollout: str | None) -> list[Decision]:
 
 def _show(found: Replay, decisions: list[Decision]) -> None:
     if not found.requests:
-        show("the request log holds nothing of this rollout any more")
+        show("the request log has no more requests of this rollout")
         return
     last, failed = found.moments[-1], found.failed
     turned = next((decision for decision in decisions if decision.phase == "aborting"), None)
     show(f"judged again: {found.requests} requests, {len(found.moments)} s")
     show(
-        f"then:  {f'back at {when(turned.t)}: {turned.reason}' if turned else f'ended {decisions[-1].phase}'}"
+        f"then:  {f'rolled back at {when(turned.t)}: {turned.reason}' if turned else f'ended {decisions[-1].phase}'}"
     )
     if failed:
-        show(f"now:   back at {when(failed.point.t)}: {failed.reason}")
+        show(f"now:   rolled back at {when(failed.point.t)}: {failed.reason}")
     else:
-        show(f"now:   not rolled back; at its end {last.verdict}: {last.reason}")
+        show(f"now:   not rolled back; at the end {last.verdict}: {last.reason}")
 
 
 def _as_json(found: Replay) -> dict[str, object]:

@@ -1,6 +1,6 @@
-"""A rollout on a terminal, live: who has how much traffic, what the evidence is, how fast both arms answer.
+"""A live view of a rollout on a terminal: traffic shares, evidence, and the latency of both arms.
 
-What it shows beyond the journal it works out itself, from the request log and the journal's newest line, exactly as the
+What it shows beyond the journal is computed from the request log and the journal's newest line, exactly as the
 controller does. It writes nothing.
 """
 
@@ -38,7 +38,7 @@ _COLOURS: Final = {Phase.PROMOTED: "green", Phase.ROLLED_BACK: "red", Phase.ABOR
 
 
 def watch_live(home: Path, log: Path, model: str, rollout: str, console: Console) -> None:
-    """Until the rollout has ended."""
+    """Shows the view until the rollout has ended."""
     judge, journal = LogJudge(log), reader(home, model, rollout)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
@@ -82,7 +82,7 @@ def _head(now: Rollout, t: float) -> RenderableType:
 
 
 def _evidence(now: Rollout, seen: EvidencePoint) -> RenderableType:
-    """Bars on a scale of powers of ten: full is enough."""
+    """Draws bars on a logarithmic scale; a full bar is enough evidence."""
     table = Table("against the candidate", "", "evidence", "enough", box=None, pad_edge=False)
     rows = [("all together", seen.total), *seen.e_values.items()]
     for name, e_value in rows:

@@ -1,4 +1,4 @@
-"""Better settings for a spec, found by trying; without an orchestrator."""
+"""The command `serin search`: finds better settings for a spec by trials, without an orchestrator."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ def search(
         Path | None, typer.Option(help="Where to write the chosen spec. [default: SPEC with -chosen]")
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Try so many in all. [default: the spec's search.trials]")
+        int | None,
+        typer.Option(min=1, help="The total number of trials. [default: the spec's search.trials]"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Try what `search.space` allows; write the spec with the best of it. Goes on where an earlier call stopped."""
+    """Try the settings that `search.space` allows and write the spec with the best ones. Resumes an interrupted
+    search."""
     from serin.pipeline.etl import build_dataset
     from serin.pipeline.search import search_settings
     from serin.spec.load import load_search_spec, spec_file
@@ -60,8 +62,8 @@ def search(
             }
         )
         return
-    show(f"{remark} ({found.pruned} given up, {found.failed} failed)")
+    show(f"{remark} ({found.pruned} stopped early, {found.failed} failed)")
     for path, value in found.settings.items():
         show(f"  {path:<32} {value}")
-    show(f"what mattered: {found.folder}/importance.svg, every trial: {found.folder}/trials.csv")
+    show(f"importance of settings: {found.folder}/importance.svg, every trial: {found.folder}/trials.csv")
     show(f"next: serin train {target}")

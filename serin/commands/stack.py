@@ -15,7 +15,7 @@ from serin.machine import environment
 def register(app: typer.Typer) -> None:
     for command in (up, down, status, deploy, doctor, env):
         app.command()(command)
-    install = typer.Typer(help="Install what pip cannot bring along.", no_args_is_help=True)
+    install = typer.Typer(help="Install parts that pip cannot install.", no_args_is_help=True)
     install.callback()(lambda: None)
     install.command("triton")(install_triton)
     install.command("gateway")(install_gateway)
@@ -31,11 +31,11 @@ def up(
         int | None, typer.Option(min=1, max=65535, help="Prefect's port. [default: a free one, 4200 first]")
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option(help="The gateway speaks TLS: its certificate with the chain, PEM.")
+        Path | None, typer.Option(help="Use TLS at the gateway: PEM file of the certificate and its chain.")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="The certificate's private key, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's private key.")] = None,
     envoy: Annotated[
-        Path | None, typer.Option(help="Envoy settings to be added to the gateway's, YAML.")
+        Path | None, typer.Option(help="YAML file with additional Envoy settings for the gateway.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -62,14 +62,14 @@ def up(
         show_json(addresses)
         return
     show(f"gateway  {addresses['gateway']}   (models answer at /v2/models/<name>/infer, HTTP and gRPC)")
-    login = f"   (its page asks for a login: cat {addresses['prefect_login']})" if stack.owns_prefect else ""
+    login = f"   (its page requires a login: cat {addresses['prefect_login']})" if stack.owns_prefect else ""
     show(f"Prefect  {addresses['prefect']}{login}")
     show(f"state    {addresses['home']}")
-    show("next: `serin run SPEC` runs a pipeline, `serin status` shows the stack, `serin down` ends it")
+    show("next: `serin run SPEC` runs a pipeline, `serin status` shows the stack, `serin down` stops it")
 
 
 def down() -> None:
-    """End the local stack: requests under way are answered, then nothing is left running."""
+    """Stop the local stack. Requests in flight are answered first; nothing is left running."""
     from serin.stack.down import take_down
 
     take_down(environment.home())
@@ -77,7 +77,7 @@ def down() -> None:
 
 
 def status(as_json: Json = False) -> None:
-    """What runs, which releases take traffic, how fast they answer. Exit code 1 when the stack is not well."""
+    """Show what runs, which releases take traffic, and their latency. Exit code 1 when the stack is not healthy."""
     from serin.stack.status import read_status
 
     found = read_status(environment.home())
@@ -91,9 +91,10 @@ def status(as_json: Json = False) -> None:
 
 
 def deploy() -> None:
-    """Apply deployments, schedules and automations again, as `serin up` did; does nothing to what has not changed.
+    """Apply deployments, schedules and automations again, as `serin up` did; unchanged ones are skipped.
 
-    To the stack's Prefect server, or, where no stack is up, to the one that PREFECT_API_URL names."""
+    They go to the stack's Prefect server, or, if no stack is up, to the one that PREFECT_API_URL names.
+    """
     from serin.stack.prefect.deploy import deploy
 
     for name in deploy(environment.home()):
@@ -101,7 +102,8 @@ def deploy() -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """What is here, what is missing, and what to do about it. Exit code 1 when something needed is missing."""
+    """Check this machine: what is present, what is missing, and what to do. Exit code 1 when something required is
+    missing."""
     from serin.stack.doctor.checks import examine
 
     findings = examine(environment.home())
@@ -117,21 +119,19 @@ def doctor(as_json: Json = False) -> None:
 
 
 def env() -> None:
-    """Shell lines that point this shell at the stack: eval "$(serin env)"."""
+    """Print shell lines that point this shell at the stack: eval "$(serin env)"."""
     from serin.stack.host.state import running_stack
     from serin.stack.prefect.login import login_file
 
     stack = running_stack(environment.home())
     show(f"export SERIN_HOME={shlex.quote(str(stack.home))}")
     show(f"export PREFECT_API_URL={shlex.quote(stack.prefect_api_url)}")
-    if (
-        stack.owns_prefect
-    ):  # the shell reads the secret itself, so that it stands on no screen and in no history
+    if stack.owns_prefect:  # the shell reads the secret itself, so that it is on no screen and in no history
         show(f'export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(login_file(stack.home)))})"')
 
 
 def install_triton() -> None:
-    """Make Triton's own environment beside this one; does nothing when it is there."""
+    """Create Triton's own environment beside this one; does nothing when it exists."""
     from serin.serving.triton.installation import find_triton, install_triton
 
     install_triton()
@@ -139,7 +139,7 @@ def install_triton() -> None:
 
 
 def install_gateway() -> None:
-    """Compile the gateway's request filter, where another Triton than `serin install triton`'s is used."""
+    """Compile the gateway's request filter, if you use another Triton than that of `serin install triton`."""
     from serin.serving.triton.installation import install_request_filter
 
     show(f"request filter: {install_request_filter()}")

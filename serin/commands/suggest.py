@@ -1,4 +1,4 @@
-"""A group of commands that answers a command it does not have with the one that was meant."""
+"""A group of commands that suggests the right command for an unknown one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MEANT = {
     "undeploy": "`serin retire MODEL` takes a model out of service.",
     "validate": "`serin check SPEC` checks a spec.",
 }
-"""What people type who know other tools, and the command that does it."""
+"""Names that people know from other tools, and the command that does it."""
 
 
 class SuggestingGroup(TyperGroup):
-    """Names the right command for words of other tools; typer itself suggests those that are spelled alike."""
+    """Suggests the right command for names from other tools; typer itself suggests similar spellings."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # ctx: a type that typer does not export
         meant = MEANT.get(args[0]) if args else None

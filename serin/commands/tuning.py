@@ -9,7 +9,8 @@ import typer
 from serin.commands.output import Json, show, show_json
 
 Limit = Annotated[
-    float | None, typer.Option(min=0.1, help="The limit. [default: serving.p99_ms of its spec]")
+    float | None,
+    typer.Option(min=0.1, help="The p99 limit in milliseconds. [default: serving.p99_ms of its spec]"),
 ]
 Rows = Annotated[
     str,
@@ -21,14 +22,14 @@ Rows = Annotated[
 MaxRows = Annotated[
     int | None,
     typer.Option(
-        min=1, help="The most that a client sends at once; the batch limit is not moved without it."
+        min=1, help="The most rows that a client sends at once; without it the batch limit is not tuned."
     ),
 ]
 GpuPrice = Annotated[
     float,
     typer.Option(
         min=0.01,
-        help="What a GPU costs, with the cores beside it, over the cores alone: it must give as much more.",
+        help="The price of a GPU with its cores over that of the cores alone: it must be that many times faster.",
     ),
 ]
 
@@ -39,18 +40,21 @@ def register(app: typer.Typer) -> None:
 
 def tune(
     model: Annotated[str, typer.Argument(help="The model's name.")],
-    version: Annotated[str, typer.Option(help="[default: the live one, else the newest]")] = "",
+    version: Annotated[
+        str, typer.Option(help="A number or an alias. [default: the live one, else the newest]")
+    ] = "",
     p99_ms: Limit = None,
     rows: Rows = "",
     max_rows: MaxRows = None,
     gpu_price: GpuPrice = 1.0,
-    seconds: Annotated[float, typer.Option(min=20, help="About how long it may take.")] = 240.0,
+    seconds: Annotated[float, typer.Option(min=20, help="The approximate time limit in seconds.")] = 240.0,
     as_json: Json = False,
 ) -> None:
-    """Measure instances, threads, queue delay and batch limit for most requests/s below p99; the next release has them.
+    """Measure which instances, threads, queue delay and batch limit give the most requests/s below the p99 limit.
 
-    Where there is a GPU and the model was exported for one, both devices are tuned and the one worth its price is had.
-    On a Triton of its own: live releases are not touched, but share the machine's cores with it.
+    The next release uses them. Where there is a GPU and the model was exported for one, both devices are tuned and the
+    one worth its price is chosen. A separate Triton is used: live releases are not touched, but share the machine's
+    cores with it.
     """
     from serin.commands.predictions import open_bundle
     from serin.serving.triton.repository import serving_settings
@@ -83,4 +87,4 @@ def tune(
     for line, why in lines.items():
         show(f"  {line:<{max(map(len, lines))}}  {why}")
     show(f"settings {settings}\nplot     {plot}")
-    show(f"next: a release of {model} that starts from now on has them, where its spec names none of its own")
+    show(f"next: releases of {model} that start from now on use these values, unless their spec sets others")

@@ -1,4 +1,5 @@
-"""Makes features a block of rows at a time, on the host; what depends on one value is made once per distinct value.
+"""Computes features a block of rows at a time, on the host; what depends on one value is computed once per distinct
+value.
 
 A block stays in the processor's cache from the first column to the last, and on its way to disk.
 """
@@ -78,7 +79,7 @@ class BlockTransform:
         self._codes = [source for feature in categories for source in self._codes_of(feature)]
 
     def fill(self, start: int, num: Num, cat: Cat) -> None:
-        """The features of the rows from `start` on, as many as the two arrays hold."""
+        """Fills the two arrays with the features of the rows from `start` on."""
         for begin in range(0, len(num), BLOCK_ROWS):
             end = min(begin + BLOCK_ROWS, len(num))
             rows = slice(start + begin, start + end)
@@ -98,7 +99,7 @@ class BlockTransform:
 
     def _codes_of(self, feature: CategoricalFeature) -> Iterator[_Source]:
         column = self._sample.columns[feature.column]
-        own = isinstance(feature.step, OwnCodes)  # which may look at more than the value
+        own = isinstance(feature.step, OwnCodes)  # it may read more than the value
         entries = None if own or _encoded(feature.numbers) else _entries(column)
         if entries is None:
             yield from map(_Whole, feature.transform(self._sample))

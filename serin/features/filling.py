@@ -1,4 +1,4 @@
-"""What all fills share: nulls become one value. A fill differs from another only in where the value comes from."""
+"""The common part of all fills: nulls become one value. Fills differ only in where the value comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits the chains of a spec: from steps as they are written to features as they are made."""
+"""Fits the chains of a spec: turns steps as written into fitted features."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ Feature = NumericFeature | CategoricalFeature
 
 
 def fit_feature(feature: FeatureSpec, kinds: Mapping[str, Kind], classes: int) -> list[Fit[list[Feature]]]:
-    """One fit per column, each of which may make several features; one for all columns if the operator is shared."""
+    """Returns one fit per column, each of which may make several features; one for all columns if the operator is
+    shared."""
     source = Source(columns=feature.columns, kinds=kinds, classes=classes)
     if feature.steps[0].shared:
         return [_fit_shared(source, feature.steps)]
@@ -57,7 +58,7 @@ def _fit_column(source: Source, steps: Sequence[FeatureStep]) -> Fit[list[Featur
 
 
 def _fit_numbers(numbers: Numbers, source: Source, steps: Sequence[FeatureStep]) -> Fit[list[Feature]]:
-    """Numbers through their steps, up to the one that makes something else of them."""
+    """Fits numbers through their steps, up to the one that turns them into something else."""
     data = yield from measure_distribution(numbers)
     beside: list[Feature] = []
     for place, step in enumerate(steps):
@@ -73,7 +74,7 @@ def _fit_numbers(numbers: Numbers, source: Source, steps: Sequence[FeatureStep])
 
 
 def _continue(steps: Sequence[FeatureStep], fitted: Any, source: Source) -> Fit[list[Feature]]:
-    """The features of what the first of these steps made, by the steps after it."""
+    """Fits the features of the first of these steps' result, by the steps after it."""
     if steps[0].made != "codes":
         return (yield from _fit_encoded(fitted, source, steps[1:]))
     numbers = None if source.numbers is None else source.numbers.numbers
@@ -86,7 +87,7 @@ def _continue(steps: Sequence[FeatureStep], fitted: Any, source: Source) -> Fit[
 
 
 def _fit_encoded(encoding: Encoding, source: Source, rest: Sequence[FeatureStep]) -> Fit[list[Feature]]:
-    """Every output of an encoding goes through the steps that follow, with its own fits."""
+    """Fits every output of an encoding through the steps that follow, with its own fits."""
     outputs = [
         Numbers(column=source.column, kind=source.kind, encoding=encoding, place=place)
         for place in range(len(encoding.outputs()))

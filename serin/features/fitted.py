@@ -1,17 +1,16 @@
-"""What an operator is once it is fitted; it gives the same bits in arrays and in the ONNX graph.
+"""Interfaces of fitted operators, which give the same bits in arrays and in the ONNX graph.
 
 A numeric step maps float32 to float32 without ever reversing an order of values (fits rely on it), with NaN for null,
 and makes no nulls. It does not distinguish 0 and -0, which processors treat differently in minima and maxima. A
-categorical step maps a column to columns of int32 codes, 0 for null. An encoding makes numbers out of anything: text, a
-time, codes, the target of other rows.
+categorical step maps a column to columns of int32 codes, 0 for null. An encoding makes numbers from anything: strings,
+a time, codes, the target of other rows.
 
 A step is `exact` when it needs no more than + - * /, comparisons and lookups: the same bits everywhere (class A). One
 that takes a logarithm or a sine does so in float64, and its float32 results are at most 1 ulp apart (class B).
 
-Arrays may be numpy's or cupy's; a step makes new ones with the module its argument comes from.
-
-`to_json` is all that is kept of it, and the class method `from_json(document)` makes it again; an encoding's is also
-given its `inner`: `from_json(document, inner)`.
+Arrays may be numpy's or cupy's; a step makes new ones with the module of its argument. `to_json` is all that is stored
+of it, and the class method `from_json(document)` restores it; an encoding's also gets its `inner`: `from_json(document,
+inner)`.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class NumericStep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FittedNumbers:
-    """What most numeric steps share: they are exact, nulls stay null, and their fields are all there is to keep."""
+    """The common part of most numeric steps: they are exact, nulls stay null, and only their fields are stored."""
 
     exact: ClassVar[bool] = True
 

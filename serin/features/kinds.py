@@ -1,4 +1,4 @@
-"""Whether the steps of a spec can work on the kinds of columns that the tables really have."""
+"""Checks that the steps of a spec can work on the kinds of the tables' columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serin.spec.steps.step import NUMBERS, TIMES, VALUES, FeatureStep
 
 
 def check_kinds(features: Sequence[FeatureSpec], kinds: Mapping[str, Kind]) -> None:
-    """SpecError with every feature whose steps cannot work on its column's kind."""
+    """Raises SpecError with every feature whose steps cannot work on its column's kind."""
     problems = []
     for index, feature in enumerate(features):
         for column in feature.columns:

@@ -1,4 +1,4 @@
-"""1 where a value is null, else 0: the indicator that a fill may leave beside what it fills."""
+"""The indicator that a fill may add: 1 where a value is null, else 0."""
 
 from __future__ import annotations
 

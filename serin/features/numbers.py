@@ -1,4 +1,4 @@
-"""Where numbers come from: a column of numbers or an encoding, and the steps they have gone through."""
+"""Numbers for features: from a column of numbers or an encoding, through the steps applied to them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _FLOAT = 1  # onnx.TensorProto.FLOAT
 _LARGEST_LOG = 89.0  # no float32 has a larger logarithm
-Made = dict[int, tuple[Any, ...]]  # what encodings made of a sample, or of a graph's inputs, by their id
+Made = dict[int, tuple[Any, ...]]  # results of encodings for a sample, or for a graph's inputs, by their id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """float32, NaN for null. `column`: what they are made of. `encoding`, `place`: the output they start from."""
+    """float32 numbers, NaN for null. `column`: their source. `encoding`, `place`: the output they start from."""
 
     column: str
     kind: Kind
@@ -45,8 +45,10 @@ class Numbers:
 
     @property
     def slack(self) -> float:
-        """How far apart two results may be beyond 1 ulp: what 1 ulp of a logarithm becomes when a later step takes a
-        difference from it and divides it. 0 when no step follows the function."""
+        """How far apart two results may be beyond 1 ulp; 0 when no step follows the function.
+
+        This is what 1 ulp of a logarithm becomes when a later step takes a difference from it and divides it.
+        """
         if self.exact:
             return 0.0
         largest, scale, inexact = 1.0, 1.0, self.encoding is not None and not self.encoding.exact

@@ -1,7 +1,7 @@
-"""What an operator is: a step of the spec that can be fitted. A file in ops/ defines one operator, all of it.
+"""Defines operators: steps of the spec that can be fitted. A file in ops/ defines one operator completely.
 
-Such a file has the operator (its arguments and `fit`), what it is once it is fitted (fitted.py says what that must do),
-and a last line that registers both.
+Such a file has the operator (its arguments and `fit`), its fitted form (fitted.py has the interface), and a last line
+that registers both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _names: dict[type[Any], str] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What a step is fitted on: a column of the training rows, and what the steps before it made of that column."""
+    """The input of a fit: a column of the training rows, and the result of the steps before it on that column."""
 
     columns: tuple[str, ...]  # one; all of the feature's for an operator that is fitted once for all of them
     kinds: Mapping[str, Kind]  # of every column of the table
@@ -48,7 +48,7 @@ class Source:
 
     @property
     def distribution(self) -> Distribution:
-        """The numbers so far; an operator that reads numbers has them always."""
+        """The numbers so far; an operator that reads numbers always has them."""
         assert self.numbers is not None
         return self.numbers
 
@@ -58,8 +58,11 @@ class Operator(FeatureStep):
 
     @abstractmethod
     def fit(self, source: Source) -> Fit[Any]:
-        """Asks for aggregates over the training rows and returns what was fitted: a NumericStep if the operator is
-        `monotone`, a CategoricalStep if it makes codes, else an Encoding (serin/features/fitted.py)."""
+        """Requests aggregates over the training rows and returns the fitted operator.
+
+        A NumericStep if the operator is `monotone`, a CategoricalStep if it makes codes, else an Encoding
+        (serin/features/fitted.py).
+        """
         ...
 
 
@@ -74,8 +77,10 @@ class NumberOperator(Operator):
 def register(
     operator: type[Operator], fitted: type[Any], *, also: Mapping[str, type[Any]] | None = None
 ) -> None:
-    """Makes an operator known to specs by its name, and what it is once fitted to the files that keep it.
-    `also`: further classes that it may be once fitted, by the names under which they are kept."""
+    """Registers an operator for specs by its name, and its fitted form for the files that store it.
+
+    `also`: further fitted classes, by the names under which they are stored.
+    """
     role: Role = (
         "numeric" if operator.monotone else "categorical" if operator.gives == "codes" else "encoding"
     )
@@ -85,13 +90,13 @@ def register(
 
 
 def register_fitted(role: Role, name: str, kind: type[Any]) -> None:
-    """Makes a class known to the files that keep what was fitted."""
+    """Registers a class for the files that store fitted operators."""
     _fitted[role, name] = kind
     _names[kind] = name
 
 
 def fitted_class(role: Role, name: str) -> Any:
-    """The class that is kept under a name, or under its import path."""
+    """Returns the class that is stored under a name, or under its import path."""
     if ":" in name:
         return import_class(name)
     if (role, name) not in _fitted:
@@ -100,7 +105,7 @@ def fitted_class(role: Role, name: str) -> Any:
 
 
 def fitted_name(fitted: Any) -> str:
-    """The name under which something fitted is kept; the import path of a class outside Serin."""
+    """Returns the name under which a fitted operator is stored; the import path of a class outside Serin."""
     kind = type(fitted)
     return _names[kind] if kind.__module__.startswith("serin.") else f"{kind.__module__}:{kind.__qualname__}"
 
@@ -116,6 +121,6 @@ Finite = Annotated[float, AfterValidator(_finite)]
 
 
 def rising(q: tuple[float, float], example: str) -> None:
-    """ValueError unless these are two quantiles in order."""
+    """Raises ValueError unless these are two quantiles in order."""
     if not 0 <= q[0] < q[1] <= 1:
-        raise ValueError(f"q={list(q)} must be two rising numbers between 0 and 1, such as {example}")
+        raise ValueError(f"q={list(q)} must be two increasing numbers between 0 and 1, such as {example}")

@@ -1,6 +1,6 @@
-"""A user's plain class as an operator, found by import path (`module:Class`). docs/how-to/features.md has the contract.
+"""Wraps a user's plain class as an operator, found by import path (`module:Class`). See docs/how-to/features.md.
 
-It always works on numpy arrays: what is on a GPU is brought to it and back.
+It always works on numpy arrays: data on a GPU is copied to the host and back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnAggregate:
-    """What an operator wants to know of the training rows; `numbers`, or else the column."""
+    """The aggregate of a user's operator: over `numbers`, or else over the column."""
 
     operator: Any
     column: str
@@ -49,7 +49,7 @@ class OwnAggregate:
 
 
 def fit_own(step: Own, source: Source) -> Fit[OwnNumbers | OwnCodes]:
-    """The fitted operator; the class's instance itself when it has nothing to fit."""
+    """Returns the fitted operator; the class's instance itself when it has nothing to fit."""
     operator, numbers = step.operator, None if source.numbers is None else source.numbers.numbers
     if hasattr(operator, "measure"):
         measured = yield OwnAggregate(operator, source.column, numbers)

@@ -95,8 +95,10 @@ class FeaturePlan:
     def transform(
         self, columns: Mapping[str, Column], fold_ids: npt.NDArray[np.int64] | None = None
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-        """num float32[n, k] and cat int32[n, m], where the columns are. `fold_ids`: of the rows that train; they
-        come first."""
+        """Returns num float32[n, k] and cat int32[n, m] on the device of the columns.
+
+        `fold_ids`: of the training rows, which come first.
+        """
         if any(column.xp is not np for column in columns.values()):
             return self._transform_on_gpu(columns, fold_ids)
         blocks = self.block_transform(columns, fold_ids)
@@ -143,7 +145,7 @@ class FeaturePlan:
         return self._numbers_to_onnx(graph, inputs, batch), _stack(graph, codes, batch, np.int64)
 
     def _numbers_to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str], batch: str) -> str:
-        """Columns with the same steps go through them side by side: few nodes, however many columns."""
+        """Transforms columns with the same steps side by side: few nodes, however many columns."""
         groups: dict[tuple[tuple[str, ...], ...], list[int]] = {}
         for index, feature in enumerate(self.numbers):
             groups.setdefault(tuple(step.shape for step in feature.numbers.steps), []).append(index)
@@ -207,7 +209,7 @@ class FeaturePlan:
 
 
 def _raw(feature: Feature) -> Iterator[Numbers]:
-    """The numbers that a feature takes from a column as it is."""
+    """Returns the numbers that a feature takes directly from a column."""
     todo: list[Any] = [feature.numbers]
     while todo:
         source = todo.pop()

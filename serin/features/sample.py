@@ -1,4 +1,4 @@
-"""The rows of one partition: what fits measure and what features are made of."""
+"""The rows of one partition, from which fits measure and features are computed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from serin.columns.column import Column
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """Columns by name. In the ETL also the targets, and fold ids: rows with the same id are in the same fold, so
-    that none of them learns from another's target. A request has neither.
+    """Columns by name. In the ETL also the targets, and fold ids; a request has neither.
 
-    The first `training` rows train: they must not be encoded from their own targets.
+    Rows with the same id are in the same fold, so that none of them learns from another's target. The first `training`
+    rows train: they must not be encoded from their own targets.
     """
 
     columns: Mapping[str, Column]

@@ -1,4 +1,4 @@
-"""What all scalings share: (x - shift) / scale in float32. They differ in where the two numbers come from."""
+"""The common part of all scalings: (x - shift) / scale in float32. They differ in where the two numbers come from."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Scaling(FittedNumbers):
 
 
 def scale_of(width: float) -> float:
-    """A divisor for values that far apart: 1 when they do not differ, and never more than float32 can hold."""
+    """Returns a divisor for values that far apart: 1 when they do not differ, and never more than float32 can
+    represent."""
     with np.errstate(over="ignore"):
         scale = float(np.float32(width))
     return min(scale, float(np.finfo(np.float32).max)) or 1.0

@@ -1,4 +1,4 @@
-"""Numbers by value: what an encoding learnt for each value of a column, in arrays and in the ONNX graph."""
+"""Numbers by value: what an encoding learned for each value of a column, in arrays and in the ONNX graph."""
 
 from __future__ import annotations
 

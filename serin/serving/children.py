@@ -1,4 +1,4 @@
-"""A ProcessHost whose processes are children of this one and end with it, for work that needs a server temporarily."""
+"""A ProcessHost whose processes are children of this one and end with it, for temporary servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Children:
     def start(self, process: Process) -> None:
         if self.state(process.name) == "running":
             return
-        self.stop(process.name)  # what is left of one that was killed: Triton's stubs outlive it
+        self.stop(process.name)  # leftovers of one that was killed: Triton's stubs outlive it
         process.log.parent.mkdir(parents=True, exist_ok=True)
         with process.log.open("ab") as log:
             child = subprocess.Popen(
@@ -63,7 +63,8 @@ class Children:
             self.stop(name)
 
     def kill(self, name: str) -> None:
-        """At once, with its children, where nobody is served any more: Triton takes seconds to go by itself."""
+        """Kills a process and its children at once, where nobody is served any more: Triton takes seconds to exit by
+        itself."""
         if name in self._children:
             _end_group(self._children[name][0].pid)
             self._children[name][0].wait()
@@ -77,19 +78,19 @@ class Children:
         return self._children[name][0].pid if self.state(name) == "running" else None
 
     def wait_for(self, name: str, ready: Callable[[], bool], *, within_s: float) -> None:
-        """Returns when `ready`; ReleaseNotReady when the process ends before, or it takes longer."""
+        """Returns when `ready`; raises ReleaseNotReady when the process ends before, or it takes longer."""
         end = time.monotonic() + within_s
         while not ready():
             log = self._children[name][1].log
             if self.state(name) != "running":
-                raise ReleaseNotReady(release=name, reason="its process ended", log=log)
+                raise ReleaseNotReady(release=name, reason="its process exited", log=log)
             if time.monotonic() > end:
                 raise ReleaseNotReady(release=name, reason=f"it took more than {within_s:g} s", log=log)
             time.sleep(0.02)
 
 
 def _end_group(pid: int) -> None:
-    """What a child left behind: Triton's Python processes outlive one that was killed."""
+    """Ends the rest of a child's process group: Triton's Python processes outlive one that was killed."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:

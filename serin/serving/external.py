@@ -1,8 +1,8 @@
-"""Servers that Serin does not run: a canary between any two that speak the KServe v2 protocol.
+"""Servers that Serin does not run: a canary between any two that support the KServe v2 protocol.
 
 `<home>/external/<model>.json` numbers the addresses of a model as its versions, from 1, never reused. Nothing is
-started or stopped here; a server is ready when it says that it has the model, and it fits when it takes and gives the
-same tensors as the one that is live.
+started or stopped here. A server is ready when it reports the model as ready, and it fits when it has the same tensors
+as the live one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Tensors = Mapping[
     str, tuple[str, tuple[int, ...]]
 ]  # by name: type and sizes, -1 for any, none where it names none
 
-REQUEST_TIMEOUT_S: Final = 5.0  # as a model of the store has it by default
+REQUEST_TIMEOUT_S: Final = 5.0  # the default of a model in the store
 
 _ASK_S: Final = 2.0  # for readiness and metadata, which no server computes
 
 
 def parse_address(text: str) -> Endpoint:
-    """`http://host:port`, with `,host:port` behind it for gRPC. ValueError for anything else."""
+    """Parses `http://host:port`, optionally with `,host:port` for gRPC. Raises ValueError for anything else."""
     if "https://" in text or "grpcs://" in text:
         raise ValueError(
-            f"{text!r}: the gateway speaks to servers without TLS; write http://host:port, of a server in the same "
-            "network or of a proxy beside this gateway that speaks TLS to it"
+            f"{text!r}: the gateway connects to servers without TLS; use http://host:port of a server in the same "
+            "network, or of a proxy beside this gateway that connects to it with TLS"
         )
     http_part, _, grpc_part = text.partition(",")
     http_place = http_part.removeprefix("http://").rstrip("/")
@@ -53,7 +53,7 @@ class External:
         self._folder = home / "external"
 
     def register(self, model: str, endpoint: Endpoint) -> Release:
-        """The address as a version of `model`: the one it has, or the next."""
+        """Returns the version of an address: the one it has, or the next."""
         known = self._known(model)
         for version, other in known.items():
             if (other.http, other.grpc) == (endpoint.http, endpoint.grpc):
@@ -63,7 +63,7 @@ class External:
         return Release(model=model, version=version)
 
     def set_request_timeout(self, model: str, seconds: float) -> None:
-        """How long one request to any of the model's servers may take."""
+        """Sets how long one request to any of the model's servers may take."""
         self._write(model, self._known(model), seconds)
 
     def request_timeout_s(self, model: str) -> float:
@@ -79,24 +79,22 @@ class External:
         return self._known(release.model)[release.version]
 
     def state(self, release: Release) -> Literal["starting", "ready"]:
-        """Never dead: who does not run a server cannot know that. One that does not answer is not ready."""
+        """Returns the state of a server, never dead: Serin cannot know that. One that does not answer is not ready."""
         return "ready" if self._ask(release, f"/v2/models/{release.model}/ready") is not None else "starting"
 
     def verify(self, release: Release) -> None:
-        """It describes its model."""
+        """Checks that the server describes its model."""
         self._described(release)
 
     def check_fits(self, release: Release, stable: Release) -> None:
-        """It takes and gives the same tensors as the stable server, if that one answers.
+        """Checks that the server has the same tensors as the stable one, if that one answers.
 
-        Others are not asked: they were never live, perhaps for that very reason.
+        Other servers are not asked: they were never live.
         """
         mine, theirs = self._described(release), self._tensors(stable)
         for kind in theirs or {}:
             if theirs and not _alike(theirs[kind], mine[kind]):
-                what = (
-                    f"its {kind} {_shown(mine[kind])} are not those of {stable.name}, {_shown(theirs[kind])}"
-                )
+                what = f"its {kind} {_shown(mine[kind])} differ from those of {stable.name}, {_shown(theirs[kind])}"
                 raise self._unfit(release, what)
 
     def _described(self, release: Release) -> dict[str, Tensors]:
@@ -106,7 +104,7 @@ class External:
         return found
 
     def _tensors(self, release: Release) -> dict[str, Tensors] | None:
-        """Its inputs and its outputs; None: it could not be asked."""
+        """Returns inputs and outputs; None if the server did not answer."""
         answer = self._ask(release, f"/v2/models/{release.model}")
         try:
             described = json.loads(answer or b"")
@@ -121,7 +119,7 @@ class External:
             return None
 
     def _ask(self, release: Release, path: str) -> bytes | None:
-        """What a 200 carried; None for anything else."""
+        """Returns the body of a 200 answer; None for anything else."""
         connection = http.client.HTTPConnection(self.endpoint(release).http, timeout=_ASK_S)
         try:
             connection.request("GET", path)

@@ -78,7 +78,7 @@ class RolloutSpec(Section):
     def _rise_to_all(cls, steps: tuple[float, ...]) -> tuple[float, ...]:
         if not steps or steps[-1] != 100 or steps[0] <= 0 or any(a >= b for a, b in pairwise(steps)):
             raise ValueError(
-                f"{list(steps)}: the steps must rise from above 0 to 100, such as [1, 5, 25, 50, 100]"
+                f"{list(steps)}: the steps must increase, start above 0 and end with 100, such as [1, 5, 25, 50, 100]"
             )
         return steps
 

@@ -136,7 +136,7 @@ def test_between_any_two_servers_an_equal_one_takes_over_and_a_slow_one_is_sent_
         stack.until(Phase.PROMOTED, version=1, within_s=60)
         stack.start(unfit)
         refused = stack.until(Phase.ROLLED_BACK, version=2, within_s=60)
-        assert "'x' INT64 [-1, 1] are not those of sentiment-v1" in refused.reason
+        assert "'x' INT64 [-1, 1] differ from those of sentiment-v1" in refused.reason
         assert unfit.asked == 0
         with asking(stack.port) as clients:
             stack.start(slow)

@@ -140,7 +140,7 @@ def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixtu
         (
             ["rollout", "start", "m", "--stable", "a:1", "--candidate", "b:1", "--request-timeout", "0s"],
             2,
-            "needs some time",
+            "must be longer than 0",
         ),
         (["env"], 1, "start one with `serin up`"),
         (["down"], 1, "no stack is up"),
@@ -154,7 +154,7 @@ def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixtu
         (
             ["run", "spec.yaml", "--resume", "calm-owl"],
             2,
-            "--resume: goes on with the run as it was asked for",
+            "--resume: resumes a run with its own parameters",
         ),
         (["run", "--resume", "calm-owl"], 1, "no stack is up"),
     ],

@@ -22,7 +22,7 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(
     said = capsys.readouterr()
     key = said.out.strip()
     assert key.startswith("serin_")
-    assert "no gateway runs here now" in said.err
+    assert "no gateway is running here" in said.err
     assert key not in said.err
     assert serin(monkeypatch, "keys", "list", "--json") == 0
     listed = json.loads(capsys.readouterr().out)
@@ -43,7 +43,7 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(
     ("arguments", "words"),
     [
         (("create", "ada", "--lasts", "soon"), "'soon' is not a valid duration"),
-        (("create", "ada", "--lasts", "0s"), "a key that never lived"),
+        (("create", "ada", "--lasts", "0s"), "the lifetime of a key must be longer than 0"),
         (("create", "Ada"), "a name is made of"),
         (("create", "ada", "--model", "../x"), "not a valid model name"),
         (("revoke", "ada"), "there is no such key"),

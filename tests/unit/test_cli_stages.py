@@ -92,7 +92,7 @@ def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> 
     (listed,) = asked(serin, "models", "list")
     assert listed["path"] == bundle["path"]
     assert "carrier" in serin("models", "show", NAME)
-    assert "files as its manifest says" in serin("models", "verify", NAME, "1")
+    assert "files match its manifest" in serin("models", "verify", NAME, "1")
 
     rows = tmp_path / "parcels.parquet"
     _found_from_python(dataset, checkpoint, bundle, rows)

@@ -1,7 +1,7 @@
-"""What a fit asks of the training rows. Each aggregate is measured per partition and merged, exactly, in any order.
+"""Aggregates that a fit requests over the training rows: measured per partition and merged, exactly, in any order.
 
-A fit is a generator: it yields an aggregate, or several in a tuple, is sent the merged answers, and returns what was
-fitted. Its caller decides where the rows are.
+A fit is a generator: it yields an aggregate, or several in a tuple, is sent the merged results, and returns the fitted
+operator. Its caller decides where the rows are.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from serin.features.sample import Sample
 
 
 class Aggregate(Protocol):
-    """Hashable, and small enough to be sent to every partition. It measures columns on a GPU when it has
-    `on_gpu = True`; what it measured is on the host."""
+    """An aggregate is hashable and small enough to be sent to every partition.
+
+    With `on_gpu = True` it measures columns on a GPU; its result is on the host.
+    """
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns it reads."""
+        """Returns the columns it reads."""
         ...
 
     def measure(self, sample: Sample) -> Any:
-        """The aggregate of these rows: training rows only, with their ids and targets."""
+        """Returns the aggregate of these rows: training rows only, with their ids and targets."""
         ...
 
     def merge(self, left: Any, right: Any) -> Any: ...
@@ -34,13 +36,13 @@ Answer: TypeAlias = Callable[[tuple[Aggregate, ...]], Sequence[Any]]
 
 
 def ready(fitted: T) -> Fit[T]:
-    """A fit that needs no aggregate."""
+    """Returns a fit that needs no aggregate."""
     yield from ()
     return fitted
 
 
 def run_fits(fits: Sequence[Fit[T]], answer: Answer) -> list[T]:
-    """Drives all fits together, so that one pass over the rows answers what all of them ask at that moment."""
+    """Drives all fits together, so that one pass over the rows computes what all of them request at that moment."""
     whole = together(fits)
     known: dict[Aggregate, Any] = {}
     answers: Any = None
@@ -57,7 +59,7 @@ def run_fits(fits: Sequence[Fit[T]], answer: Answer) -> list[T]:
 
 
 def together(fits: Sequence[Fit[T]]) -> Fit[list[T]]:
-    """Several fits as one, which asks at once what all of them ask."""
+    """Combines several fits into one, which requests at once what all of them request."""
     results: dict[int, T] = {}
     waiting: dict[int, Aggregate | tuple[Aggregate, ...]] = {}
 

@@ -1,4 +1,4 @@
-"""What fits may learn from a column's different values and how often each occurs, without looking at the rows again."""
+"""Answers aggregates from a column's distinct values and their counts, without reading the rows again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from serin.features.aggregates.aggregate import Aggregate
 from serin.features.sample import Sample
 
 Counts = npt.NDArray[np.int64]
-_MANY = 2**18  # entries that are kept side by side; then equal ones are put together
-MOST = 2**20  # different values above which counting them saves no time
+_MANY = 2**18  # entries that are kept side by side before equal ones are combined
+MOST = 2**20  # distinct values above which counting them saves no time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,15 +28,15 @@ class Counted:
 
 
 class ByValue(Aggregate, Protocol):
-    """An aggregate that looks at the values of one column, row for row, and at nothing else."""
+    """An aggregate that depends only on the values of one column, row by row."""
 
     @property
     def counted(self) -> str | None:
-        """That column; None when the aggregate looks at more."""
+        """Returns that column; None when the aggregate reads more."""
         ...
 
     def measure_counted(self, values: Counted) -> Any:
-        """What `measure` gives for a sample that repeats each entry as often as its count."""
+        """Returns what `measure` gives for a sample that repeats each entry as often as its count."""
         ...
 
 
@@ -54,14 +54,14 @@ def count_values(column: Column) -> Counted | None:
 
 
 def measure_sample(aggregate: Aggregate, sample: Sample) -> Any:
-    """What the aggregate measures, or the column by value where that is shorter and serves later aggregates too."""
+    """Measures the aggregate, or returns the column by value where that is shorter and serves later aggregates too."""
     column = counted_column(aggregate)
     counted = None if column is None else count_values(sample.columns[column])
     return aggregate.measure(sample) if counted is None else counted
 
 
 def add_counted(parts: Sequence[Counted]) -> Counted:
-    """The rows of all parts together."""
+    """Combines the rows of all parts."""
     kind = parts[0].entries.kind
     values = np.concatenate([part.entries.values for part in parts])
     counts = np.concatenate([part.counts for part in parts])
@@ -74,7 +74,7 @@ def add_counted(parts: Sequence[Counted]) -> Counted:
 
 
 def merge_answers(aggregate: Aggregate, left: Any, right: Any) -> Any:
-    """Answers of two pieces as one: both by value as long as that is short, else as the aggregate measures."""
+    """Merges the answers of two pieces: by value as long as that is short, else as the aggregate measures."""
     if isinstance(left, Counted) and isinstance(right, Counted):
         both = add_counted([left, right])
         return both if len(both.counts) <= MOST else answer_counted(aggregate, both)
@@ -82,7 +82,7 @@ def merge_answers(aggregate: Aggregate, left: Any, right: Any) -> Any:
 
 
 def answer_counted(aggregate: Aggregate, answer: Any) -> Any:
-    """What the aggregate measures, where the answer is still by value."""
+    """Returns the aggregate's result, computing it where the answer is still by value."""
     if not isinstance(answer, Counted):
         return answer
     return cast("ByValue", aggregate).measure_counted(answer)

@@ -1,8 +1,8 @@
 """Exact order statistics of numbers that are spread over partitions, from counts of float bit patterns.
 
-Every numeric step keeps the order of values, so the quantile of what the steps made is what the steps make of the raw
-quantile; and the nulls that a fill gave a value rank among the raw values where that value would. So the raw counts
-serve all steps. Infinite values take no part.
+Every numeric step keeps the order of values, so the quantile after the steps is the result of the steps for the raw
+quantile; and nulls that a fill gave a value rank among the raw values where that value would. So the raw counts serve
+all steps. Infinite values are ignored.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Filled:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Distribution:
     numbers: Numbers  # with the steps fitted so far
-    highs: Counts  # the upper halves of sort keys that finite rows have before any step, in order
-    ends: Counts  # the rows up to and with each of them
+    highs: Counts  # the upper halves of the sort keys of finite rows before any step, in order
+    ends: Counts  # cumulative row counts, including each of them
     nulls: int
     filled: Filled | None = None
-    lower: dict[int, Counts] = field(default_factory=dict)  # per upper half that was asked for
+    lower: dict[int, Counts] = field(default_factory=dict)  # per upper half that was requested
 
     def after(self, step: NumericStep) -> Distribution:
-        """The same after one more step. The first one that gives nulls a value leaves none for a second."""
+        """Returns the distribution after one more step. The first step that fills nulls leaves none for a second."""
         numbers, value = self.numbers.after(step), step.null_becomes
         if value is None or self.filled is not None:
             return replace(self, numbers=numbers)
@@ -53,7 +53,8 @@ class Distribution:
         return replace(self, numbers=numbers, filled=filled)
 
     def quantiles(self, shares: Sequence[float]) -> Fit[list[float]]:
-        """What the steps made at rank floor(q * (n - 1)), for each q: values that occur. One pass, two after a fill."""
+        """Returns the result of the steps at rank floor(q * (n - 1)), for each q: values that occur. One pass, two
+        after a fill."""
         count = int(self.ends[-1])
         below, more = count, 0
         if self.filled is not None:
@@ -70,7 +71,7 @@ class Distribution:
         return [min(max(found[rank], -_LARGEST), _LARGEST) for rank in wanted]
 
     def made_of(self, raw: float) -> float:
-        """What the steps make of a raw value; never -0."""
+        """Returns the result of the steps for a raw value; never -0."""
         return float(through(self.numbers.steps, np.asarray([raw], np.float32))[0]) + 0.0
 
     def _made_of_fill(self) -> float:
@@ -134,7 +135,7 @@ def measure_distribution(numbers: Numbers) -> Fit[Distribution]:
     if not len(highs):
         raise ColumnUnusable(
             column=numbers.column,
-            problem=f"column {numbers.column!r} holds no value in the training split; take it out of the features, "
+            problem=f"column {numbers.column!r} has no value in the training split; remove it from the features, "
             "or fix the table",
         )
     return Distribution(numbers=numbers, highs=highs, ends=ends, nulls=nulls)

@@ -18,7 +18,7 @@ from serin.features.sample import Sample
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 SUM_EXPONENT, SQUARES_EXPONENT = SMALLEST, 2 * SMALLEST
-_DIGIT_BITS = 38  # as many of them as a block has rows are added up in float64 without rounding
+_DIGIT_BITS = 38  # that many per block are summed in float64 without rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _sums_of_block(values: Any, whole: Floats, squares: Floats, spare: Floats) -
 
 
 def _digits_added(whole: Floats, bits: int, spare: Floats) -> int:
-    """The sum of integers of so many bits, by their digits. Changes both arrays."""
+    """Sums integers of so many bits by their digits. Changes both arrays."""
     total = 0
     for number in range((bits - 1) // _DIGIT_BITS, 0, -1):
         unit = 2.0 ** (_DIGIT_BITS * number)

@@ -1,4 +1,4 @@
-"""Exact sums of numbers by the value of a key column; by folds of the rows where an operator asks for them."""
+"""Exact sums of numbers by the value of a key column, and by folds of the rows where an operator needs them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
 
 Counts = npt.NDArray[np.int64]
-_BLOCK = 2**20  # so many digits of 32 bits can be added up in float64 without rounding
+_BLOCK = 2**20  # this many digits of 32 bits can be summed in float64 without rounding
 
 
 class Target:
-    """The target as numbers, for aggregates. It is there in training only, so nothing can be served from it."""
+    """The target as numbers, for aggregates. It exists in training only, so nothing can be served from it."""
 
     name: ClassVar[str] = "target"
     exact: ClassVar[bool] = True
@@ -46,7 +46,7 @@ class Target:
         return (sample.target,)
 
     def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
-        raise AssertionError("a request holds no target")
+        raise AssertionError("a request has no target")
 
     def describe(self) -> str:
         return "the target"
@@ -71,8 +71,11 @@ class GroupTable:
 
 @dataclass(frozen=True, slots=True)
 class GroupSums:
-    """Exact sums of finite values, or rows per class of the target. Integers to which no step was applied are added
-    up as they are, not as float32. Squares and extremes only where they are asked for."""
+    """Exact sums of finite values, or rows per class of the target.
+
+    Integers to which no step was applied are summed as they are, not as float32. Squares and extremes are computed only
+    where requested.
+    """
 
     on_gpu: ClassVar[bool] = True
     key: str
@@ -114,7 +117,7 @@ class GroupSums:
         )
 
     def _added(self, sample: Sample, values: Any) -> Any:
-        """What is added up: int64 as they are, where no step came between."""
+        """Returns the values to sum: int64 as they are, where no step came between."""
         if self.numbers.encoding is None and self.numbers.kind == "int" and not self.numbers.steps:
             return sample.columns[self.numbers.column].values
         return values
@@ -157,7 +160,7 @@ def _tallies(cells: Any, parts: Sequence[Limb], shape: tuple[int, int]) -> list[
 
 
 def _tally(cells: Any, digits: Any, shape: tuple[int, int]) -> Counts:
-    """The digits of each cell added up without rounding, on the host; None: how many there are."""
+    """Sums the digits of each cell without rounding, on the host; None: counts them."""
     xp = array_module(cells)
     size = shape[0] * shape[1]
     total = xp.zeros(size, np.int64)

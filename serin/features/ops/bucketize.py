@@ -41,7 +41,7 @@ class Bucketize(Operator):
         if (self.edges is None) == (self.quantiles is None):
             raise ValueError("give either edges: [1, 10, 100] or quantiles: 10")
         if self.edges is not None and list(self.edges) != sorted(set(self.edges)):
-            raise ValueError(f"edges={list(self.edges)} must rise")
+            raise ValueError(f"edges={list(self.edges)} must increase")
         return self
 
     def fit(self, source: Source) -> Fit[FittedBucketize]:

@@ -56,7 +56,7 @@ class FittedClip(FittedNumbers):
 
     def transform(self, values: Floats) -> Floats:
         xp = array_module(values)
-        # By comparison: NaN stays NaN, and no processor's idea of max(0, -0) comes in.
+        # By comparison: NaN stays NaN, and it does not depend on the processor's max(0, -0).
         if self.low is not None:
             values = xp.where(values < np.float32(self.low), np.float32(self.low), values)
         if self.high is not None:

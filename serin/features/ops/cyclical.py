@@ -115,7 +115,7 @@ class FittedCyclical:
     """The remainder by the period is taken first, by exact steps: the sine of a large number is never needed."""
 
     exact: ClassVar[bool] = False
-    slack: ClassVar[float] = 2.0**-46  # next to 0 a sine is as good as its angle: so far off in float64
+    slack: ClassVar[float] = 2.0**-46  # near 0 a sine is as exact as its angle: this far off in float64
     inner: Numbers
     period: float
 

@@ -26,7 +26,7 @@ PART_SIZES: Mapping[str, int] = {"minute": 60, "hour": 24, "weekday": 7, "day": 
 _MINUTE, _HOUR, _DAY = 60_000_000, 3_600_000_000, 86_400_000_000
 _BLOCK = 2**14  # rows that stay in the processor's cache from one operation to the next
 _WIDEST = 2**18  # hours or minutes that a table is made for
-# Some 146,000 years before 1970: what is earlier counts as this, so that nothing overflows.
+# Some 146,000 years before 1970: earlier times count as this, so that nothing overflows.
 _EARLIEST = -(2**62)
 
 
@@ -94,7 +94,7 @@ class FittedDateParts:
         return made
 
     def _in_blocks(self, column: Column) -> tuple[Codes, ...]:
-        """Block by block, and from hours in 32 bits where these suffice."""
+        """Computes block by block, and from hours in 32 bits where these suffice."""
         made = tuple(np.empty(len(column), np.int32) for _ in self.parts)
         start = 0
         for block in column.blocks(_BLOCK):

@@ -19,7 +19,7 @@ class FillMode(FillOperator):
 
     def fit(self, source: Source) -> Fit[FittedFillMode]:
         table: ValueTable = yield NumberCounts(source.distribution.numbers)
-        if len(table.values) == 0:  # what the steps made is infinite throughout
+        if len(table.values) == 0:  # all results of the steps are infinite
             return FittedFillMode(0.0)
         commonest = int(table.commonest_first()[0])
         return FittedFillMode(float(table.values[commonest].as_py()) + 0.0)

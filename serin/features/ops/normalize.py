@@ -18,7 +18,7 @@ class Normalize(NumberOperator):
 
     def fit(self, source: Source) -> Fit[FittedNormalize]:
         sums: Sums = yield ExactSums(source.distribution.numbers)
-        if sums.count == 0:  # what the steps made is infinite throughout
+        if sums.count == 0:  # all results of the steps are infinite
             return FittedNormalize(0.0, 1.0)
         mean = nearest_ratio(sums.total, sums.count, SUM_EXPONENT)
         spread = sums.squares * sums.count - sums.total**2

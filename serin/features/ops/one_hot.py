@@ -1,4 +1,4 @@
-"""Codes become columns of 0 and 1, one for each code but null's: null is 0 in all of them."""
+"""Turns codes into columns of 0 and 1, one for each code except null's: null is 0 in all of them."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class FittedOneHot:
             if output.size > 1 + MOST_COLUMNS:
                 raise ColumnUnusable(
                     column=output.name,
-                    problem=f"one_hot of {output.name!r} would make {output.size - 1:,} columns; give it a max_size, "
-                    f"or leave one_hot out and let the network embed the codes (at most {MOST_COLUMNS} columns)",
+                    problem=f"one_hot of {output.name!r} would make {output.size - 1:,} columns; set max_size, "
+                    f"or remove one_hot and let the network embed the codes (at most {MOST_COLUMNS} columns)",
                 )
         return cls(inner=codes)
 

@@ -1,4 +1,4 @@
-"""A value becomes its place in an order: the spec's, or that of the training split's values. Others are null."""
+"""Maps a value to its position in an order: the spec's, or that of the training split's values. Others are null."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ class Ordinal(Operator):
         if order is not None and len(set(order)) < len(order):
             raise ValueError("`order` names a value twice")
         if order is not None and len({type(value) for value in order}) > 1:
-            raise ValueError("`order` mixes text and numbers; put the numbers into quotes, or none")
+            raise ValueError("`order` mixes strings and numbers; quote all numbers, or none")
         return order
 
     def misfit(self, kind: str) -> str | None:
         text = self.order is not None and isinstance(self.order[0], str)
         if self.order is None or text == (kind == "string"):
             return None
-        return f"the order holds {'text' if text else 'numbers'}"
+        return f"the order has {'strings' if text else 'numbers'}"
 
     def fit(self, source: Source) -> Fit[FittedOrdinal]:
         if self.order is not None:
             values = pa.array(list(self.order), pa.string() if source.kind == "string" else pa.int64())
         else:
             table: ValueTable = yield ValueCounts(source.column)
-            values = table.values.take(pc.sort_indices(table.values))  # text by its bytes
+            values = table.values.take(pc.sort_indices(table.values))  # strings by their bytes
         return FittedOrdinal(column=source.column, kind=source.kind, order=values)
 
 

@@ -68,7 +68,7 @@ class TargetEncode(Operator):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedTargetEncode:
-    """`out_of_fold`: per fold, what its own rows get; known only while the dataset is made, and never written."""
+    """`out_of_fold`: per fold, the values of its own rows; known only while the dataset is built, and never written."""
 
     exact: ClassVar[bool] = True
     inner: ClassVar[None] = None
@@ -136,7 +136,8 @@ def _shrunk_to_the_mean(
     rows: int,
     smoothing: float,
 ) -> npt.NDArray[np.float32]:
-    """(total + mean of all * smoothing) / (count + smoothing), rounded once: in float64 where its error cannot show."""
+    """Returns (total + mean of all * smoothing) / (count + smoothing), rounded once: in float64 where its error cannot
+    matter."""
     weight = counts[:, None] + smoothing
     weight = np.where(weight > 0, weight, 1.0)
     with np.errstate(over="ignore", invalid="ignore"):

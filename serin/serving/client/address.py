@@ -1,4 +1,4 @@
-"""Where a gateway or a server is, out of what a person writes: host:port, http://host:port or https://host."""
+"""Parses the address of a gateway or a server: host:port, http://host:port or https://host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """`ca`: a file with the certificates to trust instead of the system's; for https only. `socket`: gRPC only."""
+    """An address. `ca`: a file with the certificates to trust instead of the system's; for https only. `socket`: gRPC
+    only."""
 
     host: str
     port: int
@@ -26,15 +27,15 @@ class Address:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not a valid address: use http://host:port or https://host:port")
         if parts.path.strip("/") or parts.query or parts.username:
-            raise ValueError(f"{url!r}: only the server is named here, such as http://{parts.hostname}:8080")
+            raise ValueError(f"{url!r}: give only the server, such as http://{parts.hostname}:8080")
         tls = parts.scheme == "https"
         if ca is not None and not tls:
-            raise ValueError(f"{url!r} is not https, so certificates to trust have no meaning")
+            raise ValueError(f"{url!r} is not https, so a file of trusted certificates has no effect")
         port = parts.port or (443 if tls else 80)
         return cls(host=parts.hostname, port=port, tls=tls, ca=None if ca is None else Path(ca))
 
     def __str__(self) -> str:
-        """host:port (or unix:/path), as the header `host` and gRPC want it."""
+        """Returns host:port (or unix:/path), as the header `host` and gRPC need it."""
         if self.socket is not None:
             return f"unix:{self.socket}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -1,9 +1,9 @@
-"""Asks a served model, over HTTP or gRPC.
+"""Calls a served model over HTTP or gRPC.
 
     with Client("http://127.0.0.1:8080", "flight-delays") as model:
         scores = model.predict(frame)["score"]
 
-Nothing here that any other client of the Open Inference Protocol could not do.
+Any other client of the Open Inference Protocol can do the same.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
 
 
 class Client:
-    """One model behind a gateway. May be shared by threads; connections are kept and used again.
+    """One model behind a gateway. Threads may share it; connections are reused.
 
-    `version` asks that release and no other, outside of a rollout. `api_key` is sent as a bearer token. A request that
+    `version` calls that release and no other, outside of a rollout. `api_key` is sent as a bearer token. A request that
     nobody answered, or that was answered with an overload, is sent again up to `retries` times, all within `timeout_s`.
     """
 
@@ -79,14 +79,17 @@ class Client:
     def predict(
         self, rows: pd.DataFrame | pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]]
     ) -> dict[str, Array]:
-        """The model's outputs by name, one row of each for every row given: a frame, a table, a dict of columns, a list
-        of dicts. RowsUnfit names a column that does not fit, PredictionFailed says what the server said."""
+        """Returns the model's outputs by name, one row of each for every row given.
+
+        Rows are a frame, a table, a dict of columns or a list of dicts. RowsUnfit names a column that does not fit;
+        PredictionFailed has the server's message.
+        """
         table = as_arrow(_table(rows))
         schema = self._schema(table)
         return self.predict_wire(to_wire(table, schema), schema)
 
     def predict_wire(self, columns: Mapping[str, Array], schema: Schema) -> dict[str, Array]:
-        """The same for columns that are in wire form already."""
+        """Returns the same for columns that are already in wire form."""
         batches = [
             self._try(lambda left_s, part=part: self._infer(part, schema, left_s))  # type: ignore[misc]
             for part in _batches(request_columns(columns, schema), self._batch_rows)
@@ -104,7 +107,8 @@ class Client:
         return self._transport.infer(self.model, self.version, columns, schema, left_s)
 
     def _schema(self, table: pa.Table) -> Schema:
-        """The model's tensors as its server names them; whether an INT64 is a time can only be seen in the rows."""
+        """Returns the model's tensors as its server names them; whether an INT64 is a time can only be seen in the
+        rows."""
         if self._tensors is None:
             self._tensors = self._try(
                 lambda left_s: self._transport.metadata(self.model, self.version, left_s)
@@ -125,7 +129,7 @@ class Client:
                 return ask(max(end - time.monotonic(), 0.001))
             except Unanswered as error:
                 pause_s = wait_s * random.uniform(0.5, 1.5)
-                asked_s = error.after_s * random.uniform(1.0, 1.25)  # not everybody in the same moment
+                asked_s = error.after_s * random.uniform(1.0, 1.25)  # spreads the retries of clients
                 if time.monotonic() + asked_s < end:
                     pause_s = max(pause_s, asked_s)
                 late = time.monotonic() + pause_s >= end
@@ -179,7 +183,8 @@ def _batches(columns: Mapping[str, Array], size: int) -> Iterator[dict[str, Arra
 
 
 def _table(rows: Any) -> Any:
-    """A list of dicts may leave keys out, which are nulls then; a dict holds columns, or one row of plain values."""
+    """Converts rows to a table. A list of dicts may leave keys out, which are then null; a dict has columns, or one
+    plain row."""
     try:
         if isinstance(rows, Mapping):
             one = not any(isinstance(values, (list, tuple, np.ndarray, pa.Array)) for values in rows.values())

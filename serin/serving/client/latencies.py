@@ -1,6 +1,6 @@
-"""Latencies as counts in bins 1% wide: small whatever the number of requests, added up exactly, cheap to fill.
+"""Latencies as counts in bins 1% wide: small for any number of requests, exact to add, cheap to fill.
 
-The judge of rollouts has coarser bins (evidence/histogram.py), which it keeps in its journal.
+The judge of rollouts has coarser bins (evidence/histogram.py), which it stores in its journal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BINS: Final = 2_000  # the last one begins at about 480 s
 
 
 class Latencies:
-    """A quantile is at most 1% above a latency that was counted, and never below it."""
+    """Counted latencies. A quantile is at most 1% above a latency that was counted, and never below it."""
 
     __slots__ = ("_counts", "count", "longest_s")
 
@@ -40,7 +40,7 @@ class Latencies:
         self.longest_s = max(self.longest_s, other.longest_s)
 
     def quantile_ms(self, share: float) -> float:
-        """So large a share of the requests took at most this; NaN when nothing was counted."""
+        """Returns the latency within which this share of the requests was answered; NaN when nothing was counted."""
         if not self.count:
             return math.nan
         up_to = np.cumsum(self._counts)

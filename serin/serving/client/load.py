@@ -1,9 +1,10 @@
-"""A load generator. Closed loop: each client sends its next request when the last one is answered. Open loop: requests
-arrive at a given rate, whether or not earlier ones were answered.
+"""A load generator with a closed or an open loop.
 
-In a closed loop a slow server is asked less often, so its latencies look better than those of independent users would.
-The open loop counts a request's latency from the time it was meant to be sent: while the server pauses, or every
-connection is taken, requests wait, and their waiting is part of what a user would have seen.
+Closed loop: each client sends its next request when the last one is answered. Open loop: requests arrive at a given
+rate, whether or not earlier ones were answered. In a closed loop a slow server is called less often, so its latencies
+look better than independent users would see. The open loop counts a request's latency from the time it was meant to be
+sent: while the server pauses, or every connection is in use, requests wait, and that wait is part of what a user would
+see.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from serin.serving.client.load_connections import CLOSED, REFUSED, Connection, T
 from serin.serving.client.tensors import HEADER_BYTES, encode, grpc_message, http_body
 
 GOOD = frozenset({"200", "OK"})
-UNANSWERED = "unanswered"  # not over when the generator gave up
+UNANSWERED = "unanswered"  # not complete when the generator stopped
 
 _DIFFERENT_REQUESTS = 256
 _ROUNDING_S = 1e-6
-_AGAIN_S = 0.01  # not a busy loop against a closed port
+_AGAIN_S = 0.01  # avoids a busy loop against a closed port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Evenly spaced requests over as many connections as are needed, at most `connections`; beyond that they wait."""
+    """Evenly spaced requests over as many connections as needed, at most `connections`; beyond that they wait."""
 
     requests_per_s: float
     connections: int = 64
@@ -51,8 +52,10 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What was asked after the warm-up. `outcomes` counts HTTP states, gRPC codes, and words for no answer at all;
-    `latencies` are of the good ones."""
+    """The requests after the warm-up. `outcomes` counts HTTP statuses, gRPC codes, and names for missing answers.
+
+    `latencies` are those of successful requests.
+    """
 
     seconds: float
     outcomes: dict[str, int]
@@ -72,11 +75,11 @@ class LoadResult:
 
     @property
     def requests_per_s(self) -> float:
-        """That were answered well."""
+        """Successful requests per second."""
         return self.latencies.count / self.seconds
 
     def quantile_ms(self, share: float) -> float:
-        """NaN when nothing was answered."""
+        """Returns a quantile of the latencies; NaN when nothing was answered."""
         return self.latencies.quantile_ms(share)
 
 
@@ -93,7 +96,7 @@ def model_target(
     ca: Path | str | None = None,
     timeout_s: float = 30.0,
 ) -> Target:
-    """Requests with binary tensors, made from `rows` (wire form), `rows_per_request` of them in each."""
+    """Returns requests with binary tensors, made from `rows` (wire form), `rows_per_request` of them in each."""
     columns = request_columns(rows, schema)
     count = len(next(iter(columns.values())))
     starts = range(0, max(count - rows_per_request, 0) + 1, rows_per_request)[:_DIFFERENT_REQUESTS]
@@ -118,7 +121,7 @@ def model_target(
 
 
 def json_target(url: str, path: str, bodies: Sequence[Any], *, timeout_s: float = 30.0) -> Target:
-    """The same JSON documents that any HTTP client would post."""
+    """Returns the same JSON documents that any HTTP client would post."""
     address = Address.parse(url)
     kind = {"content-type": "application/json"}
     requests = tuple(http_request(address, path, json.dumps(body).encode(), kind) for body in bodies)
@@ -139,13 +142,13 @@ def run_load(
     warm_up_s: float = 0.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> LoadResult:
-    """Asks for `seconds` after the warm-up, or until `stop` says so; requests under way are waited for."""
+    """Sends requests for `seconds` after the warm-up, or until `stop` returns true; waits for requests in flight."""
     with asyncio.Runner(loop_factory=_precise_loop if isinstance(pace, Open) else None) as runner:
         return runner.run(_Run(target, pace, seconds, warm_up_s, stop).result())
 
 
 def _precise_loop() -> asyncio.AbstractEventLoop:
-    """epoll wakes up to a millisecond late, which would be counted as the server's."""
+    """Returns a loop that polls: epoll wakes up to a millisecond late, which would count as the server's latency."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 

@@ -1,6 +1,6 @@
-"""The load generator's connections: prebuilt bytes out, the kind of the answer back.
+"""The load generator's connections: they send prebuilt bytes and return the kind of the answer.
 
-Nothing is decoded, so that what is measured is the server and not its client.
+Nothing is decoded, so that the server is measured and not its client.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Done = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where to ask and what, in turn: whole HTTP requests, or gRPC messages for ModelInfer."""
+    """The requests to send in turn, and their address: whole HTTP requests, or gRPC messages for ModelInfer."""
 
     address: Address
     requests: tuple[bytes, ...]
@@ -37,7 +37,7 @@ class Target:
 
 
 class Connection(Protocol):
-    """One client. `send` calls `done` once, later, with an HTTP status, a gRPC code or one of the words above."""
+    """One client. `send` calls `done` once, later, with an HTTP status, a gRPC code or one of the names above."""
 
     def send(self, number: int, done: Done) -> None: ...
 
@@ -80,7 +80,7 @@ class HttpConnection:
         self._drop()
 
     def finish(self, kind: str, *, keep: bool) -> None:
-        """Called by the wire. A connection that cannot be used again is left."""
+        """Completes a request, called by the wire. A connection that cannot be reused is dropped."""
         if not keep:
             self._drop()
         done, self._done = self._done, None
@@ -102,7 +102,7 @@ class HttpConnection:
             wire.leave()  # it took too long, or is closed again
 
     def _look(self) -> None:
-        """One timer for many requests: it looks again when the last one sent could be late."""
+        """Checks for late requests with one timer for many of them."""
         self._watch = None
         if self._done is None:
             return
@@ -166,7 +166,7 @@ class _Wire(asyncio.Protocol):
 
 
 def _end_of_answer(head: bytes, received: bytes, start: int) -> int | None:
-    """Where the answer ends; None when that cannot be seen yet."""
+    """Returns where the answer ends; None when that is not known yet."""
     _, found, rest = head.partition(b"\r\ncontent-length:")
     if found:
         return start + int(rest.partition(b"\r\n")[0])

@@ -26,7 +26,7 @@ _NUMPY = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`data`: little-endian, row after row; of BYTES each value behind its length (uint32)."""
+    """A tensor. `data`: little-endian, row after row; for BYTES each value after its length (uint32)."""
 
     name: str
     dtype: str

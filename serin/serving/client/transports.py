@@ -1,7 +1,7 @@
-"""How the client's tensors travel: HTTP/1.1 with binary bodies over a pool of connections, or NVIDIA's gRPC client.
+"""The client's transports: HTTP/1.1 with binary bodies over a connection pool, or NVIDIA's gRPC client.
 
-Both may be used by several threads at once. Asking again is safe: inference changes nothing. NVIDIA's HTTP client is
-not used: it is documented for one thread, has one timeout for all requests, and does not show the header retry-after.
+Several threads may use both at once. Retrying is safe: inference has no side effects. NVIDIA's HTTP client is not used:
+it is documented for one thread, has one timeout for all requests, and does not expose the header retry-after.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from serin.serving.client.tensors import HEADER_BYTES, encode, http_body, read_h
 
 
 class Unanswered(Exception):
-    """No scores. `again`: another try may get some (nobody listens, overload, a connection that was closed), best after
-    `after_s`, where the server said so."""
+    """Raised when there are no scores. `again`: a retry may succeed (nobody listens, overload, a closed connection).
+
+    `after_s`: the delay that the server requested, if any.
+    """
 
     def __init__(self, status: str, reason: str, *, again: bool = False, after_s: float = 0.0) -> None:
         super().__init__(status, reason)
@@ -63,14 +65,14 @@ class HttpTransport:
         try:
             return read_http_answer(data, int(length) if length else None)
         except ValueError as error:
-            raise Unanswered(str(answer.status), f"what cannot be read: {error}") from error
+            raise Unanswered(str(answer.status), f"an answer that cannot be read: {error}") from error
 
     def metadata(self, model: str, version: int | None, timeout_s: float) -> dict[str, Any]:
         answer, data = self._exchange("GET", _path(model, version), None, {}, timeout_s)
         try:
             found: dict[str, Any] = json.loads(data)
         except ValueError as error:
-            raise Unanswered(str(answer.status), f"what cannot be read: {error}") from error
+            raise Unanswered(str(answer.status), f"an answer that cannot be read: {error}") from error
         return found
 
     def close(self) -> None:
@@ -143,7 +145,7 @@ class GrpcTransport:
         try:
             return {output.name: answer.as_numpy(output.name) for output in answer.get_response().outputs}
         except (ValueError, TypeError, struct.error) as error:
-            raise Unanswered("OK", f"what cannot be read: {error}") from error
+            raise Unanswered("OK", f"an answer that cannot be read: {error}") from error
 
     def metadata(self, model: str, version: int | None, timeout_s: float) -> dict[str, Any]:
         found = self._call(self._client.get_model_metadata, model, version, timeout_s)
@@ -191,7 +193,7 @@ def _path(model: str, version: int | None) -> str:
 
 
 def _seconds(text: str) -> float:
-    """0 for a date, or for what is none."""
+    """Parses the seconds of a header; 0 for a date or an invalid value."""
     return float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else 0.0
 
 
@@ -200,4 +202,4 @@ def _reason(data: bytes) -> str:
     try:
         return str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
-        return text[:500] or "it says nothing more"
+        return text[:500] or "it gave no reason"

@@ -1,4 +1,4 @@
-"""Chooses the Triton backend that runs a bundle from what the server has, what the bundle holds and what was asked.
+"""Chooses the Triton backend for a bundle by the server's backends, the bundle's content and the spec.
 
 Pure. A backend that is named in the spec and cannot be used raises BackendRefused; it is never replaced. `auto` takes
 the first that can be used, and `Choice.reason` says why, for the log.
@@ -27,7 +27,7 @@ _WHOLE: tuple[Backend, ...] = ("onnxruntime", "onnx_native", "onnx_python")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """What a Triton has: its backends, and the accelerators that ONNX Runtime has in the Python of its models."""
+    """What a Triton has: its backends, and the accelerators of the ONNX Runtime in the Python of its models."""
 
     backends: frozenset[str] = frozenset({"python"})
     accelerators: frozenset[str] = frozenset()  # of cuda, tensorrt
@@ -35,8 +35,10 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What of a bundle decides. `plan_rows`: the largest batch its engine was built for. `empty`: an inner tensor, by
-    name, that has no columns, which Triton cannot carry from one model to another."""
+    """The parts of a bundle that decide. `plan_rows`: the largest batch its engine was built for.
+
+    `empty`: the name of an inner tensor without columns, which Triton cannot pass between models.
+    """
 
     model: str
     files: frozenset[str]
@@ -52,7 +54,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """`front` and `core`: who runs the parts of a model in two; None where one model is all there is."""
+    """A chosen backend. `front` and `core`: the backends of a model in two parts; None for a single model."""
 
     backend: Backend
     place: Place
@@ -67,7 +69,7 @@ class Choice:
 
 
 def choose_backend(contents: Contents, server: Server, serving: ServingSpec, gpus: int) -> Choice:
-    """`gpus`: how many this machine has."""
+    """Chooses the backend. `gpus`: how many this machine has."""
     place = _place(contents, serving, gpus)
     if serving.backend != "auto":
         return _named(contents, server, serving, serving.backend, place)
@@ -100,7 +102,7 @@ def choose_backend(contents: Contents, server: Server, serving: ServingSpec, gpu
         model=contents.model,
         asked="this Triton",
         reason="; ".join(tried),
-        instead="`serin install triton` makes one that can",
+        instead="install one that can with `serin install triton`",
     )
 
 
@@ -131,13 +133,13 @@ def _named(
     why_not = _obstacle(contents, server, serving, backend, place)
     free = place == "gpu" and serving.device == "auto" and serving.gpus == 1
     if why_not and free and not _obstacle(contents, server, serving, backend, "cpu"):
-        return _choice(server, backend, "cpu", f"named in the spec; no GPU ({why_not})")
+        return _choice(server, backend, "cpu", f"set in the spec; no GPU ({why_not})")
     if why_not:
         raise BackendRefused(
             model=contents.model,
             asked=f"serving.backend: {backend}",
             reason=why_not,
-            instead="leave serving.backend out to get what this server can do",
+            instead="remove serving.backend to use what this server supports",
         )
     return _choice(server, backend, place, "named in the spec")
 
@@ -145,7 +147,7 @@ def _named(
 def _obstacle(
     contents: Contents, server: Server, serving: ServingSpec, backend: Backend, place: Place
 ) -> str:
-    """Why `backend` cannot serve this bundle in this place; empty when it can."""
+    """Returns why `backend` cannot serve this bundle in this place; empty when it can."""
     needed: Mapping[Backend, tuple[str, ...]] = {
         "onnx_native": (MODEL,),
         "onnx_python": (MODEL,),
@@ -155,7 +157,7 @@ def _obstacle(
         "fil": (FRONT, TREES),
     }
     if missing := [name for name in needed[backend] if name not in contents.files]:
-        return f"the bundle holds no {' and no '.join(missing)} (export it with export.target: gpu)"
+        return f"the bundle has no {' and no '.join(missing)} (export it with export.target: gpu)"
     in_two = backend in ("ensemble", "tensorrt_plan", "fil")
     if in_two and _front(server) is None:
         return f"its front needs the onnxruntime or the python backend; the server has {_have(server)}"
@@ -207,7 +209,7 @@ def _fil_obstacle(contents: Contents, server: Server) -> str:
     if "fil" not in server.backends:
         return _no_backend("fil", server)
     if contents.task == "multiclass" or contents.answers > 1:
-        return "it answers with one number for a row, the model with several"
+        return "it has one output per row, but the model has several"
     return ""
 
 
@@ -229,7 +231,7 @@ def _why_cpu(contents: Contents, serving: ServingSpec, gpus: int) -> str:
     if serving.device == "cpu":
         return "named in the spec"
     if gpus == 0:
-        return "no GPU is here"
+        return "this machine has no GPU"
     return f"{contents.model} was exported for the CPU"
 
 

@@ -1,8 +1,8 @@
-"""Whether a release answers the golden rows as its bundle says, in the measure of the export gate.
+"""Checks that a release answers the golden rows as its bundle says, by the measure of the export gate.
 
-A difference of scores counts relative to the golden one where that is above 1. A release may be served on another
-device than the one it was proven on, so it may differ a few times as far as the gate saw it move, but never further
-than the gate itself would have allowed.
+A difference of scores is relative to the golden one where that is above 1. A release may run on another device than the
+one of the gate, so it may differ a few times as far as the gate saw scores vary, but never further than the gate itself
+would have allowed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from serin.formats.wire import Array
 
 _SAME_RUNTIME = 1e-5  # the same graph on the same runtime gave the golden answers
 _TIMES_SEEN = 4
-_OLDER_GATE_ALLOWED = 0.05  # between devices, where gate.json does not say it
+_OLDER_GATE_ALLOWED = 0.05  # between devices, where gate.json does not have it
 
 
 def allowed_difference(bundle: Path) -> float:
-    """How far a score may be from its golden one: some times as far as the gate saw it move with the size of the batch,
-    or between the whole graph on the CPU and its front and core, and at most what the gate allowed."""
+    """Returns how far a score may be from its golden one.
+
+    That is some times the variation that the gate saw with the batch size, or between the whole graph on the CPU and
+    its front and core, and at most what the gate allowed.
+    """
     path = bundle / GATE
     if not path.is_file():
         return _SAME_RUNTIME
@@ -42,11 +45,11 @@ def allowed_difference(bundle: Path) -> float:
 
 
 def difference_found(golden: Golden, answer: Mapping[str, Array], allowed: float) -> str | None:
-    """What differs, with the first row that does; None when all is as the bundle says."""
+    """Describes the difference, with the first row that differs; None when all answers agree with the bundle."""
     for name, given in answer.items():
         wanted = golden.outputs[name][: len(given)]
         if given.shape != wanted.shape:
-            return f"{name!r} has shape {given.shape}, its bundle says {wanted.shape}"
+            return f"{name!r} has shape {given.shape}, but its bundle has {wanted.shape}"
         if not np.issubdtype(given.dtype, np.integer):
             near = _near(given, wanted, allowed)
         elif name == "label" and "probabilities" in golden.outputs:
@@ -57,7 +60,7 @@ def difference_found(golden: Golden, answer: Mapping[str, Array], allowed: float
         if wrong.size:
             return (
                 f"{wrong.size} of {len(given)} rows differ in {name!r} by more than {allowed:.3g}; row "
-                f"{golden.row[wrong[0]]} gives {given[wrong[0]].tolist()}, its bundle says {wanted[wrong[0]].tolist()}"
+                f"{golden.row[wrong[0]]} gives {given[wrong[0]].tolist()}, its bundle has {wanted[wrong[0]].tolist()}"
             )
     return None
 
@@ -70,8 +73,8 @@ def _near(given: Array, wanted: Array, allowed: float) -> Array:
 
 
 def _near_labels(probabilities: Array, given: Array, allowed: float) -> Array:
-    """Two classes may tie within what is allowed, so a label is right when its golden probability is the largest or
-    nearly so: either one may have moved by that much."""
+    """Accepts a label when its golden probability is the largest, or nearly so: two classes may tie within the
+    tolerance."""
     known = (given >= 0) & (given < probabilities.shape[1])
     chosen = np.take_along_axis(probabilities, np.where(known, given, 0), axis=1)
     return np.asarray(known & (probabilities.max(axis=1, keepdims=True) - chosen <= 2 * allowed))

@@ -23,21 +23,21 @@ from serin.spec.serving import ServingSpec
 
 MB = 1 << 20
 CONTEXT_BYTES = 700 * MB  # CUDA's context and the handles of its libraries, for each process
-_LEAST_BYTES = 256 * MB  # for weights, activations and what libraries take while they work
-_SPARE = 2.0  # an arena is never without holes
+_LEAST_BYTES = 256 * MB  # for weights, activations and temporary memory of libraries
+_SPARE = 2.0  # an arena always has some fragmentation
 _WORKSPACE_BYTES = 1024 * MB  # TensorRT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """On each GPU. `arena_bytes`: of it, what ONNX Runtime may take for one instance."""
+    """The memory that a release needs on each GPU. `arena_bytes`: the part that ONNX Runtime may use per instance."""
 
     total_bytes: int
     arena_bytes: int
 
 
 def estimate_need(folder: Path, choice: Choice, serving: ServingSpec) -> Need:
-    """What the bundle in `folder` takes at its largest batch. `serving.gpu_memory_mb` is believed when it is given."""
+    """Estimates the memory of the bundle in `folder` at its largest batch, or takes `serving.gpu_memory_mb` if set."""
     file = _accelerated(folder, choice)
     weights = file.stat().st_size
     activations = 0
@@ -46,7 +46,7 @@ def estimate_need(folder: Path, choice: Choice, serving: ServingSpec) -> Need:
     arena = max(_LEAST_BYTES, round(_SPARE * (weights + activations)))
     if choice.backend == "tensorrt_plan" or serving.accelerator == "tensorrt":
         arena += _WORKSPACE_BYTES
-    processes = 1 + (serving.instances if _own_processes(choice) else 0)  # the server's own comes first
+    processes = 1 + (serving.instances if _own_processes(choice) else 0)  # the server itself is the first
     total = processes * CONTEXT_BYTES + serving.instances * arena
     if serving.gpu_memory_mb is not None:
         total = serving.gpu_memory_mb * MB
@@ -55,7 +55,7 @@ def estimate_need(folder: Path, choice: Choice, serving: ServingSpec) -> Need:
 
 
 def repository_need(folder: Path, serving: ServingSpec) -> Need:
-    """For a team's own repository, whose models cannot be looked into: their files, twice."""
+    """Estimates the memory of a team's own repository, which cannot be inspected: twice the size of its files."""
     sizes = sum(path.stat().st_size for path in (folder / REPOSITORY).rglob("*") if path.is_file())
     arena = max(_LEAST_BYTES, round(_SPARE * sizes))
     total = CONTEXT_BYTES + arena if serving.gpu_memory_mb is None else serving.gpu_memory_mb * MB
@@ -63,7 +63,7 @@ def repository_need(folder: Path, serving: ServingSpec) -> Need:
 
 
 def bytes_per_row(model: onnx.ModelProto) -> int:
-    """Of all tensors between a graph's inputs and its answer, none of them given back before the end."""
+    """Sums all tensors between a graph's inputs and its answer, as if none were freed before the end."""
     inferred = onnx.shape_inference.infer_shapes(model).graph
     total = 0
     for info in (*inferred.input, *inferred.value_info, *inferred.output):
@@ -77,8 +77,10 @@ def bytes_per_row(model: onnx.ModelProto) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A device, and who has what of it: trainings and stages by their leases, releases by their records. `free`: as the
-    driver sees it now, None where it cannot be asked."""
+    """A device and its users: trainings and stages by their leases, releases by their records.
+
+    `free`: as the driver reports it now, None if unknown.
+    """
 
     device: Device
     leased_bytes: int = 0
@@ -99,10 +101,10 @@ class Room:
 
 
 def look_around(devices: Sequence[Device], *, releases: Path, but: str) -> list[Room]:
-    """The room on each device for a release called `but`, whose own reservation does not count. `releases`: the folder
-    of all of them, in the home that also holds the leases.
+    """Returns the room on each device for a release called `but`, whose own reservation does not count.
 
-    Who has a device alone may use all of it but what SERIN_SERVING_MEMORY keeps for served models.
+    `releases`: the folder of all of them, in the home that also has the leases. An exclusive lease may use the whole
+    device except what SERIN_SERVING_MEMORY keeps for served models.
     """
     reserved = reserved_bytes(releases)
     held = holders(releases.parent)
@@ -124,7 +126,7 @@ def look_around(devices: Sequence[Device], *, releases: Path, but: str) -> list[
 
 
 def pick_devices(release: str, need: Need, count: int, rooms: Sequence[Room]) -> tuple[Device, ...]:
-    """The `count` devices with the most room, each with enough; GpuMemoryShort says who has the rest."""
+    """Returns the `count` devices with the most room, each with enough; GpuMemoryShort names the users of the rest."""
     fitting = sorted((room for room in rooms if room.bytes >= need.total_bytes), key=lambda room: -room.bytes)
     if len(fitting) < count:
         raise GpuMemoryShort(
@@ -134,7 +136,7 @@ def pick_devices(release: str, need: Need, count: int, rooms: Sequence[Room]) ->
 
 
 def _accelerated(folder: Path, choice: Choice) -> Path:
-    """The file that goes to the GPU."""
+    """Returns the file that is loaded on the GPU."""
     if choice.backend == "tensorrt_plan":
         return folder / PLAN
     if choice.backend == "fil":
@@ -145,5 +147,5 @@ def _accelerated(folder: Path, choice: Choice) -> Path:
 
 
 def _own_processes(choice: Choice) -> bool:
-    """Instances of the Python backend are processes, each with its own CUDA context."""
+    """Returns whether instances are processes, each with its own CUDA context, as in the Python backend."""
     return choice.backend == "onnx_python" or choice.core == "python"

@@ -1,7 +1,7 @@
-"""Where Triton is on this machine, what it can run, and how it is installed.
+"""Locates and installs Triton on this machine, and lists what it can run.
 
-Triton has its own Python (its stub breaks with numpy 2), which is put first on its PATH. Two layouts are known:
-a virtual environment that holds the nvidia-pytriton wheel, and a folder as in NVIDIA's container (/opt/tritonserver).
+Triton has its own Python (its stub breaks with numpy 2), which is put first on its PATH. Two layouts are known: a
+virtual environment with the nvidia-pytriton wheel, and a folder as in NVIDIA's container (/opt/tritonserver).
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ class TritonInstall:
     cancel_guard: Path | None = None  # for the wheel's version only (native/grpc_cancel_guard.py)
 
     def describe(self, *, gpus: bool) -> Server:
-        """What it can run. Its Python is asked for accelerators only where there are GPUs to use them on."""
+        """Returns what it can run. Its Python is asked for accelerators only where there are GPUs."""
         found = self.backends.iterdir() if self.backends.is_dir() else ()
         backends = frozenset(path.name for path in found if path.is_dir())
         if not onnx_backend.is_built(self.backends):
-            backends -= {NATIVE}  # of other sources than ours are now
+            backends -= {NATIVE}  # built from other sources than the present ones
         accelerators = _accelerators(self.python_folder) if gpus and "python" in backends else frozenset()
         return Server(backends=backends, accelerators=accelerators)
 
 
 def default_folder() -> Path:
-    """Where `install_triton` puts Triton's environment: beside the one that runs now."""
+    """Returns where `install_triton` creates Triton's environment: beside the one that runs now."""
     prefix = Path(sys.prefix)
     return prefix.with_name(f"{prefix.name}-triton")
 
 
 def find_triton() -> TritonInstall:
-    """The Triton that SERIN_TRITON names, and nothing else when it is set; else our own, else a container's."""
+    """Returns the Triton that SERIN_TRITON names, and only that if it is set; else Serin's own, else a container's."""
     named = environment.triton_environment()
     places = [named] if named else [default_folder(), CONTAINER_FOLDER]
     for place in places:
@@ -75,13 +75,14 @@ def find_triton() -> TritonInstall:
 
 
 def find_request_filter() -> Path | None:
-    """The gateway's request filter, where it was built."""
+    """Returns the gateway's request filter, if it was built."""
     path = request_filter_path(default_folder())
     return path if path.is_file() else None
 
 
 def install_request_filter() -> Path:
-    """Builds the gateway's request filter where it is missing, beside any Triton. TritonInstallFailed says why not."""
+    """Builds the gateway's request filter where it is missing, beside any Triton. Raises TritonInstallFailed with the
+    reason."""
     folder = default_folder()
     path = request_filter_path(folder)
     if not path.is_file():
@@ -93,8 +94,10 @@ def install_request_filter() -> Path:
 
 
 def install_triton() -> TritonInstall:
-    """Makes Triton's environment, or completes one that was left half made or is for another ONNX Runtime than ours.
-    About half a minute and 400 MB."""
+    """Creates Triton's environment, or completes one that is partial or has another ONNX Runtime.
+
+    Takes about half a minute and 400 MB.
+    """
     folder, runtime = default_folder(), _runtime()
     install = _from_environment(folder)
     if install is None or _stale_runtime(folder, runtime):
@@ -107,49 +110,51 @@ def install_triton() -> TritonInstall:
         )
         install = _from_environment(folder)
     if install is None:
-        raise TritonInstallFailed(step="looking at what was installed", reason=f"{folder} holds no Triton")
+        raise TritonInstallFailed(step="checking the installation", reason=f"{folder} has no Triton")
     _complete(install)
     logger.info(f"Triton is installed in {folder}")
     return install
 
 
 def _make_environment(folder: Path) -> Path:
-    """The Python of Triton's environment, which is made where it is missing."""
+    """Returns the Python of Triton's environment, which is created if it is missing."""
     python = folder / "bin" / "python3"
     if not python.exists():
         logger.info(f"making {folder}")
-        _run([_base_python(sys.version_info[:2]), "-m", "venv", str(folder)], "making a virtual environment")
+        _run(
+            [_base_python(sys.version_info[:2]), "-m", "venv", str(folder)], "creating a virtual environment"
+        )
     return python
 
 
 def shortcomings(install: TritonInstall) -> list[str]:
-    """What our own Triton lacks, for people; what another one has is its owner's business."""
+    """Lists what Serin's own Triton lacks; another Triton is not checked."""
     folder = install.python_folder.parent
     if folder != default_folder():
         return []
     found = []
     if NATIVE not in install.describe(gpus=False).backends:
         found.append(
-            f"no backend {NATIVE} of this version: models run in Python, beside Triton, and cost more"
+            f"no backend {NATIVE} of this version: models run in Triton's Python backend, which is slower"
         )
     if install.cancel_guard is None:
-        found.append("no guard against cancelled gRPC calls: a client that cancels one may end Triton")
+        found.append("no guard against cancelled gRPC calls: a client that cancels one may crash Triton")
     if stale := _stale_runtime(folder, _runtime()):
-        found.append(f"its ONNX Runtime is {stale}, ours {_runtime().rpartition('=')[2]}")
+        found.append(f"its ONNX Runtime is {stale}, but this environment has {_runtime().rpartition('=')[2]}")
     return found
 
 
 def _stale_runtime(folder: Path, wanted: str) -> str:
-    """The version of Triton's ONNX Runtime, where it is not the one that is wanted; else empty."""
+    """Returns the version of Triton's ONNX Runtime if it is not the wanted one; else empty."""
     found = next(folder.glob("lib/python3.*/site-packages/onnxruntime*.dist-info"), None)
     version = found.name.removesuffix(".dist-info").rpartition("-")[2] if found else "none"
     return "" if version == wanted.rpartition("=")[2] else version
 
 
 def _complete(install: TritonInstall) -> None:
-    """Builds what is missing of Serin's own libraries: the ONNX backend, the gRPC cancel guard, the request filter.
+    """Builds the missing ones of Serin's native libraries: the ONNX backend, the gRPC cancel guard, the request filter.
 
-    Models are served without them too, with the limits that `shortcomings` names.
+    Models are served without them too, with the limits that `shortcomings` lists.
     """
     folder = install.python_folder.parent
     packages = next(folder.glob("lib/python3.*/site-packages"))
@@ -180,7 +185,8 @@ def _complete(install: TritonInstall) -> None:
 
 
 def _accelerators(python_folder: Path) -> frozenset[str]:
-    """Which accelerators the ONNX Runtime of Triton's Python was built for; whether they start is seen at the load."""
+    """Returns the accelerators that the ONNX Runtime of Triton's Python was built for; whether they start is known at
+    load."""
     code = "import onnxruntime; print(*onnxruntime.get_available_providers())"
     try:
         done = subprocess.run(
@@ -235,10 +241,10 @@ def _from_container(folder: Path) -> TritonInstall | None:
 
 
 def _link_backend(backends: Path, files: list[Path]) -> None:
-    """The wheel keeps the backend and its stub apart; Triton wants them in one folder."""
+    """Links the backend and its stub into one folder, as Triton needs them; the wheel keeps them apart."""
     if all((backends / "python" / file.name).exists() for file in files):
         return
-    shutil.rmtree(backends, ignore_errors=True)  # links into an environment that was made again
+    shutil.rmtree(backends, ignore_errors=True)  # links into an environment that was created again
     scratch = backends.with_name(f".{backends.name}.{secrets.token_hex(6)}")
     try:
         (scratch / "python").mkdir(parents=True)
@@ -246,14 +252,14 @@ def _link_backend(backends: Path, files: list[Path]) -> None:
             (scratch / "python" / file.name).symlink_to(file)
         scratch.rename(backends)
     except OSError as error:
-        if not backends.is_dir():  # else somebody else was faster
-            raise TritonInstallFailed(step="making the backend folder", reason=str(error)) from error
+        if not backends.is_dir():  # else another process was faster
+            raise TritonInstallFailed(step="creating the backend folder", reason=str(error)) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _runtime() -> str:
-    """The ONNX Runtime that passed the gate: the one of this environment, for a GPU with CUDA's libraries."""
+    """Returns the ONNX Runtime that passed the gate: the one of this environment, for a GPU with CUDA's libraries."""
     for name, wanted in (("onnxruntime-gpu", "onnxruntime-gpu[cuda,cudnn]"), ("onnxruntime", "onnxruntime")):
         try:
             return f"{wanted}=={importlib.metadata.version(name)}"
@@ -265,7 +271,7 @@ def _runtime() -> str:
 
 
 def _base_python(running: tuple[int, int]) -> str:
-    """The Python to make Triton's environment with: numpy 1.26 is not built for 3.13."""
+    """Returns the Python for Triton's environment: numpy 1.26 is not built for 3.13."""
     if running <= _NEWEST_PYTHON:
         return sys.executable
     for name in ("python3.12", "python3.11", "python3.10"):
@@ -278,12 +284,12 @@ def _base_python(running: tuple[int, int]) -> str:
 
 
 def _base_folder(settings: Path) -> Path:
-    """Of the Python a virtual environment was made with: the stub needs its libpython."""
+    """Returns the folder of the Python that created a virtual environment: the stub needs its libpython."""
     for line in settings.read_text().splitlines():
         key, _, value = line.partition("=")
         if key.strip() == "home":
             return Path(value.strip()).parent
-    raise TritonInstallFailed(step=f"reading {settings}", reason="it names no home")
+    raise TritonInstallFailed(step=f"reading {settings}", reason="it has no entry `home`")
 
 
 def _run(command: list[str], step: str) -> None:

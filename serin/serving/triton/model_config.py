@@ -1,4 +1,4 @@
-"""Triton's config.pbtxt for each model of a release, complete: nothing is left for Triton to guess."""
+"""Writes Triton's config.pbtxt for each model of a release, complete: nothing is left for Triton to infer."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ _WORKSPACE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What every model of a release has in common. `gpus`: ids as the process sees them; none: the CPU.
-    `gpu_bytes`: what ONNX Runtime may take on each. `fp16`: TensorRT may round to it, as it did before the gate."""
+    """The common settings of every model of a release. `gpus`: ids as the process sees them; none: the CPU.
+
+    `gpu_bytes`: what ONNX Runtime may use on each. `fp16`: TensorRT may round to it, as it did before the gate.
+    """
 
     release: Release
     serving: ServingSpec
@@ -37,22 +39,22 @@ class Settings:
     gpus: tuple[int, ...] = ()
     gpu_bytes: int | None = None
     fp16: bool = False
-    engines: Path | None = None  # where TensorRT keeps what it built at the first start
+    engines: Path | None = None  # where TensorRT stores engines built at the first start
     golden: Golden | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
 
     def of_front(self) -> Settings:
-        """Texts and features stay on the CPU."""
+        """Returns the settings of the front: strings and features stay on the CPU."""
         return replace(self, gpus=(), gpu_bytes=None)
 
     def of_core(self) -> Settings:
-        """Its rows are made by the front: there are no golden ones."""
+        """Returns the settings of the core: its rows come from the front, so there are no golden ones."""
         return replace(self, golden=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configured:
-    """A configuration's text, and the files that it names beside it."""
+    """The text of a configuration, and the files that it names beside it."""
 
     text: str
     files: dict[str, bytes] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class Configured:
 def python_config(
     schema: Schema, settings: Settings, *, name: str | None = None, graphs: Sequence[str] = ("model.onnx",)
 ) -> Configured:
-    """Run by triton_models/onnx_python/1/model.py. `graphs`: one, or a front and the core behind it."""
+    """Returns the configuration of triton_models/onnx_python/1/model.py. `graphs`: one, or a front and its core."""
     config = _begun("onnx_python", settings, name)
     _add_tensors(config, schema.inputs, schema.outputs)
     _add_instances(config, settings)
@@ -80,7 +82,7 @@ def python_config(
 
 
 def native_config(schema: Schema, settings: Settings) -> Configured:
-    """For Serin's ONNX backend (serin/serving/native/onnx_backend.py)."""
+    """Returns the configuration of Serin's ONNX backend (serin/serving/native/onnx_backend.py)."""
     config = _begun("onnx_native", settings, None)
     _add_tensors(config, schema.inputs, schema.outputs)
     _add_instances(config, settings)
@@ -88,7 +90,7 @@ def native_config(schema: Schema, settings: Settings) -> Configured:
 
 
 def onnxruntime_config(schema: Schema, settings: Settings, *, name: str | None = None) -> Configured:
-    """Run by Triton's own ONNX Runtime."""
+    """Returns the configuration of Triton's own ONNX Runtime backend."""
     config = _begun("onnxruntime", settings, name)
     _add_tensors(config, schema.inputs, schema.outputs)
     _add_instances(config, settings)
@@ -100,7 +102,8 @@ def onnxruntime_config(schema: Schema, settings: Settings, *, name: str | None =
 
 
 def plan_config(schema: Schema, settings: Settings, *, name: str) -> Configured:
-    """A TensorRT engine, with all of its profiles: each is fastest at the batches it was tuned for."""
+    """Returns the configuration of a TensorRT engine with all of its profiles: each is fastest at its own batch
+    sizes."""
     config = _begun("tensorrt_plan", settings, name)
     _add_tensors(config, schema.inputs, schema.outputs)
     _add_instances(config, settings)
@@ -110,7 +113,7 @@ def plan_config(schema: Schema, settings: Settings, *, name: str) -> Configured:
 
 
 def fil_config(columns: int, settings: Settings, *, name: str) -> Configured:
-    """XGBoost's trees. The names are those that FIL insists on."""
+    """Returns the configuration of XGBoost's trees. FIL requires these names."""
     config = _begun("fil", settings, name)
     row = InputColumn(name="input__0", dtype="FP32", kind="float", null="NaN", dims=(columns,))
     _add_tensors(config, (row,), (OutputTensor(name="output__0", dtype="FP32", dims=(1,)),))
@@ -120,7 +123,7 @@ def fil_config(columns: int, settings: Settings, *, name: str) -> Configured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A model inside an ensemble: which of its tensors is which of the ensemble's."""
+    """A model inside an ensemble, with the mapping of its tensors to the ensemble's."""
 
     model: str
     inputs: Mapping[str, str]
@@ -128,7 +131,7 @@ class Step:
 
 
 def ensemble_config(schema: Schema, settings: Settings, steps: Sequence[Step]) -> Configured:
-    """The model that clients ask. It has no instances, batcher or warm-up: the models behind it have them."""
+    """Returns the configuration of the model that clients call. It has no instances, batcher or warm-up of its own."""
     config = _begun("ensemble", settings, None)
     _add_tensors(config, schema.inputs, schema.outputs)
     for step in steps:

@@ -1,7 +1,7 @@
-"""Is a release alive? Asked of Triton itself, not through the gateway, so that it leaves no trace in the request log.
+"""Checks that a release is alive by calling Triton itself, not the gateway, so that the request log has no trace of it.
 
-Triton 2.51 calls a model ready, and its server too, when the Python process that runs it is dead: only a row that comes
-back scored is proof.
+Triton 2.51 reports a model and its server as ready even when the Python process that runs it is dead: only a scored row
+is proof.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from serin.store.artifacts import Release
 
 
 def answers(address: str, release: Release, schema: Schema, *, timeout_s: float = 2.0) -> bool:
-    """The release is loaded under its version and scores a row.
+    """Returns whether the release is loaded under its version and scores a row.
 
-    A timeout is tried once more, a row that is not scored twice: busy is not dead, nor is one that fails now and then.
-    How often it may fail is for the evidence to say.
+    A timeout is retried once, a row that is not scored twice: a busy release, or one that fails now and then, is not
+    dead. The evidence judges how often it fails.
     """
     timeouts = refusals = 0
     while timeouts < 2 and refusals < 3:

@@ -1,4 +1,4 @@
-"""The Triton process that serves one release: what it has for itself, how it is started, what it may leave behind."""
+"""The Triton process of one release: its own resources, its command line, and the leftovers it may have."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from serin.serving.native.grpc_cancel_guard import cancel_guard_variables
 from serin.serving.triton.installation import TritonInstall
 from serin.store.artifacts import Endpoint, Release
 
-_SETTLE_S = 10.0  # one that dies sooner did not come up: the next try waits longer
-_EXIT_S = 3  # for requests under way; there are none when a release was drained first
+_SETTLE_S = 10.0  # one that dies sooner did not start: the next try waits longer
+_EXIT_S = 3  # for requests in flight; there are none when a release was drained first
 _CLOSED_CALLS = "model-repository,model-config,shared-memory,statistics,trace,logging"
 # Triton opens these calls to a request that has this header. No request can have it: gRPC refuses a name with a space
-# or an upper-case letter, HTTP a line break in a value. So they are closed to everybody and there is no secret, which
+# or an upper-case letter, HTTP a line break in a value. So they are closed to everybody, and there is no secret that
 # any user of the machine could read from the command line.
 _IMPOSSIBLE_HEADER = "No Header=has\nthis"
 _SHARED_MEMORY_BYTES = 1 << 20  # at start; it grows. The default of a container's /dev/shm is 64 MB for all
@@ -28,7 +28,7 @@ _SHARED_MEMORY_BYTES = 1 << 20  # at start; it grows. The default of a container
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonPorts:
-    """What one Triton process has for itself: ports on loopback, its shared memory."""
+    """The resources of one Triton process: ports on loopback, its shared memory."""
 
     http_port: int
     grpc_port: int
@@ -48,7 +48,7 @@ class TritonPorts:
 
     @classmethod
     def from_json(cls, place: Mapping[str, Any]) -> Self:
-        """A record of an older Serin may hold more."""
+        """Reads a record, ignoring unknown fields."""
         return cls(**{field.name: place[field.name] for field in fields(cls)})
 
 
@@ -69,9 +69,9 @@ def triton_process(
     log: Path,
     devices: Sequence[str] = (),
 ) -> Process:
-    """One release in its own process: loopback only; it loads its repository, and no call changes that.
+    """Returns the process of one release: loopback only; it loads its repository, and no call changes that.
 
-    It sees the GPUs that it has memory on and no other; without any, Triton takes none of their memory either.
+    It sees only the GPUs that it has memory on; without any, Triton does not use their memory either.
     """
     guard = cancel_guard_variables(install.cancel_guard, place.grpc_port) if install.cancel_guard else {}
     variables = environment.child_environment(
@@ -105,7 +105,7 @@ def _command(
         f"--id={release.name}",
         f"--model-repository={repository}",
         f"--backend-directory={install.backends}",
-        "--model-control-mode=none",  # all that the repository holds is loaded at the start, and nothing later
+        "--model-control-mode=none",  # the whole repository is loaded at the start, and nothing later
         "--disable-auto-complete-config",
         "--http-address=127.0.0.1",
         f"--http-port={place.http_port}",
@@ -122,8 +122,10 @@ def _command(
 
 
 def close_shared_memory(place: TritonPorts, folder: Path = Path("/dev/shm")) -> None:  # noqa: S108 (not a scratch file)
-    """Only the owner may read the requests that pass between Triton and its Python processes. Triton makes the regions
-    readable by everybody, whatever the umask says."""
+    """Restricts the shared memory between Triton and its Python processes to the owner.
+
+    Triton makes the regions readable by everybody, whatever the umask is.
+    """
     for path in folder.iterdir():
         if path.name.startswith(place.shared_memory_prefix):
             with contextlib.suppress(FileNotFoundError):
@@ -131,7 +133,7 @@ def close_shared_memory(place: TritonPorts, folder: Path = Path("/dev/shm")) -> 
 
 
 def reclaim_shared_memory(place: TritonPorts, folder: Path = Path("/dev/shm")) -> int:  # noqa: S108 (not a scratch file)
-    """Removes what a process that is gone left in shared memory; gives the number of regions."""
+    """Removes what a dead process left in shared memory; returns the number of regions."""
     left = [path for path in folder.iterdir() if path.name.startswith(place.shared_memory_prefix)]
     for path in left:
         path.unlink(missing_ok=True)
@@ -139,8 +141,11 @@ def reclaim_shared_memory(place: TritonPorts, folder: Path = Path("/dev/shm")) -
 
 
 def _libraries(install: TritonInstall, devices: Sequence[str]) -> list[str]:
-    """Where a release finds its libraries. On a GPU, after Triton's own, also CUDA's: from packages beside its ONNX
-    Runtime or beside ours, and from this process's LD_LIBRARY_PATH."""
+    """Returns the library path of a release.
+
+    On a GPU it includes, after Triton's own, CUDA's libraries: from packages beside its ONNX Runtime or beside this
+    process's, and from LD_LIBRARY_PATH.
+    """
     found = [str(path) for path in install.libraries]
     if not devices:
         return found

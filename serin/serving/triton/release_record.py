@@ -1,4 +1,4 @@
-"""What is known of a release after the process that started it has ended: `<releases>/<release>/release.json`."""
+"""The stored facts about a release, `<releases>/<release>/release.json`, which outlive the process that started it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ FILE = "release.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """How it is served. `devices`: the GPUs on each of which it has reserved `bytes`; none: the CPU. `arena_bytes`: of
-    these, what ONNX Runtime may take for one instance. `request_s`: how long a request may take."""
+    """How a release is served. `devices`: the GPUs on each of which it has reserved `bytes`; none: the CPU.
+
+    `arena_bytes`: the part that ONNX Runtime may use per instance. `request_s`: how long a request may take.
+    """
 
     backend: str
     reason: str = ""
@@ -40,7 +42,7 @@ class Record:
 
 
 def read_record(folder: Path) -> Record | None:
-    """The record of a release; None for one that was never started here."""
+    """Reads the record of a release; None for one that was never started here."""
     try:
         found: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -55,7 +57,7 @@ def read_record(folder: Path) -> Record | None:
 
 
 def check_records(releases: Path) -> None:
-    """FormatOutdated when a record of a release cannot be read by this version of Serin."""
+    """Raises FormatOutdated when a record of a release cannot be read by this version of Serin."""
     for path in sorted(releases.glob(f"*/{FILE}")):
         read_record(path.parent)
 
@@ -73,7 +75,7 @@ def write_record(folder: Path, release: Release, record: Record) -> None:
 
 
 def reserved_bytes(releases: Path) -> dict[str, dict[str, int]]:
-    """Device -> release -> bytes, of every release with a record."""
+    """Returns device -> release -> bytes, of every release with a record."""
     found: dict[str, dict[str, int]] = {}
     for path in sorted(releases.glob(f"*/{FILE}")):
         try:
@@ -81,5 +83,5 @@ def reserved_bytes(releases: Path) -> dict[str, dict[str, int]]:
             for device in served.get("devices", ()):
                 found.setdefault(device, {})[path.parent.name] = int(served["bytes"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # it is just being removed
+            continue  # it is being removed
     return found

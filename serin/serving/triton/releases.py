@@ -47,7 +47,8 @@ _SILENT_S, _TIMES_AS_LONG, _LONGEST_ROW_S = 2.0, 4.0, 30.0
 
 
 class Releases:
-    """Keeps one folder per release in `folder`; what runs is known from there and from the host, so it survives us."""
+    """Keeps one folder per release in `folder`; running releases are known from there and from the host, also after a
+    crash."""
 
     def __init__(
         self,
@@ -63,12 +64,13 @@ class Releases:
         self._store = store
         self._install = install
         self._devices = devices
-        self._row_s: dict[str, float] = {}  # how long one row took when it was last seen ready
+        self._row_s: dict[str, float] = {}  # how long one row took when it was last ready
 
     def start(self, release: Release) -> None:
-        """Starts the release unless it runs or is coming up. One that stopped answering is started again.
+        """Starts the release unless it runs or is starting. One that stopped answering is restarted.
 
-        GpuMemoryShort or BackendRefused before anything is loaded, when it does not fit or cannot be served as asked.
+        Raises GpuMemoryShort or BackendRefused before anything is loaded, when it does not fit or cannot be served as
+        requested.
         """
         record = self._record(release)
         if record and self._host.state(release.name) in ("starting", "running"):
@@ -85,7 +87,7 @@ class Releases:
         try:
             repository = self._build_repository(release, bundle, record.served)
         except (SerinError, OSError):
-            shutil.rmtree(self._folder / release.name, ignore_errors=True)  # it reserves nothing any more
+            shutil.rmtree(self._folder / release.name, ignore_errors=True)  # its memory reservation ends too
             raise
         self._row_s.pop(release.name, None)
         process = triton_process(
@@ -100,7 +102,8 @@ class Releases:
         return place.endpoint
 
     def state(self, release: Release) -> ReleaseState:
-        """`ready`: it answers a row. `dead`: its process failed, or it was ready and does not answer any more."""
+        """Returns the state. `ready`: it answers a row. `dead`: its process failed, or it was ready and no longer
+        answers."""
         record = self._record(release)
         process = self._host.state(release.name)
         if record is None or process == "absent":
@@ -110,16 +113,17 @@ class Releases:
         began, patience_s = time.monotonic(), self._patience_s(release, record.served)
         if answers(record.place.endpoint.http, release, self._schema(release), timeout_s=patience_s):
             self._row_s[release.name] = time.monotonic() - began
-            close_shared_memory(record.place)  # of a part that was started again, too
+            close_shared_memory(record.place)  # also of a part that was restarted
             return "ready"
         return "dead" if release.name in self._row_s else "starting"
 
     def instance(self, release: Release) -> int | None:
-        """The process that runs it. One that died and was started again by its host is another."""
+        """Returns the process that runs it; another one after its host has restarted it."""
         return self._host.pid(release.name)
 
     def verify(self, release: Release) -> None:
-        """The running release answers the golden rows as its bundle says: by HTTP and gRPC, alone and in batches."""
+        """Checks that the running release answers the golden rows as its bundle says: by HTTP and gRPC, alone and in
+        batches."""
         bundle = self._store.bundle(release.model, release.version)
         folder = Path(bundle.path)
         schema = read_schema(folder)
@@ -150,7 +154,7 @@ class Releases:
                     raise VerificationFailed(release=release.name, reason=f"{protocol}: {differs}")
 
     def stop(self, release: Release) -> None:
-        """Nothing of the release is left: process, shared memory, folder. Its log stays."""
+        """Removes the process, shared memory and folder of the release. Its log is kept."""
         place = self._place(release)
         self._host.stop(release.name)
         if place:
@@ -159,11 +163,11 @@ class Releases:
         shutil.rmtree(self._folder / release.name, ignore_errors=True)
 
     def running(self) -> list[Release]:
-        """Every release that was started and not stopped, and whose process the host still keeps."""
+        """Returns every release that was started and not stopped, and whose process the host still keeps."""
         return [release for release in self._known() if self._host.state(release.name) != "absent"]
 
     def served(self, release: Release) -> Served | None:
-        """By which backend and where, and why; None for a release that was not started."""
+        """Returns backend, device and reason; None for a release that was not started."""
         record = self._record(release)
         return record.served if record else None
 
@@ -171,8 +175,10 @@ class Releases:
         return self._folder / "logs" / f"{release.name}.log"
 
     def _patience_s(self, release: Release, served: Served) -> float:
-        """How long a row may take before the release counts as silent: at first as long as a request may take, then
-        several times as long as it took before."""
+        """Returns how long a row may take before the release counts as silent.
+
+        At first as long as a request may take, then several times as long as it took before.
+        """
         if release.name in self._row_s:
             return max(_SILENT_S, _TIMES_AS_LONG * self._row_s[release.name])
         return min(max(_SILENT_S, served.request_s), _LONGEST_ROW_S)
@@ -216,19 +222,19 @@ class Releases:
         return record
 
     def _serve(self, release: Release, bundle: Bundle) -> Served:
-        """By which backend, and on which devices with how much memory."""
-        assert self._install is not None, "asked before Triton was found"
+        """Chooses the backend, and the devices with their memory."""
+        assert self._install is not None, "called before Triton was found"
         serving, devices, folder = serving_settings(bundle), tuple(self._devices()), Path(bundle.path)
         server = self._install.describe(gpus=bool(devices))
         if (folder / REPOSITORY).is_dir():
             wanted = len(devices) if serving.device != "cpu" else 0
             asks = check_own_repository(folder, read_manifest(folder), server, wanted)
             if not asks:
-                return Served(backend="repository", reason="your own repository, taken as it is")
+                return Served(backend="repository", reason="your own repository, unchanged")
             need, count, reason = (
                 repository_need(folder, serving),
                 serving.gpus,
-                "one of its models asks for a GPU",
+                "one of its models needs a GPU",
             )
             backend = "repository"
         else:
@@ -248,7 +254,7 @@ class Releases:
         )
 
     def _build_repository(self, release: Release, bundle: Bundle, served: Served) -> Path:
-        assert self._install is not None, "asked before Triton was found"
+        assert self._install is not None, "called before Triton was found"
         serving = serving_settings(bundle)
         if not served.devices:
             serving = serving.model_copy(update={"device": "cpu"})

@@ -1,4 +1,4 @@
-"""A bundle as the model repository of one Triton process: written once, visible whole or not at all."""
+"""Writes a bundle as the model repository of one Triton process, once, completely or not at all."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def build_repository(
     gpus: tuple[int, ...] = (),
     gpu_bytes: int | None = None,
 ) -> Path:
-    """Makes `folder` the repository of `bundle` and gives it back. One that is there already is left as it is.
+    """Writes the repository of `bundle` to `folder` and returns it. An existing one is left unchanged.
 
-    folder/<model>/config.pbtxt, and files for the warm-up
-    folder/<model>/<version>/{schema.json, model.py, model.onnx, ...}
-    folder/<model>_front, folder/<model>_core: the same, where the model is served in two
+        folder/<model>/config.pbtxt, and files for the warm-up
+        folder/<model>/<version>/{schema.json, model.py, model.onnx, ...}
+        folder/<model>_front, folder/<model>_core: the same, where the model is served in two parts
 
-    `server`: what will read it (the wheel's Triton when left out). `serving`: instead of what the bundle's own spec
-    says. `gpus`: ids as the process will see them.
+    `server`: the server that will read it (default: the wheel's Triton). `serving`: settings instead of those in the
+    bundle's own spec. `gpus`: ids as the process will see them.
     """
     if folder.is_dir():
         return folder
@@ -65,7 +65,7 @@ def build_repository(
     manifest = verify_bundle(source)
     if (manifest.name, manifest.model_version) != (bundle.model, bundle.version):
         raise BundleBroken(
-            path=bundle.path, reason=f"it holds {manifest.name} version {manifest.model_version}"
+            path=bundle.path, reason=f"it contains {manifest.name} version {manifest.model_version}"
         )
     server, serving = server or Server(), serving or serving_settings(bundle)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def build_repository(
 
 
 def choose_for(bundle: Bundle, *, server: Server, serving: ServingSpec, gpus: int) -> Choice:
-    """How `bundle` would be served; BackendRefused for what cannot be."""
+    """Returns how `bundle` would be served; raises BackendRefused if that is impossible."""
     source = Path(bundle.path)
     own = serving_settings(bundle)
     contents = contents_of(source, read_manifest(source), read_schema(source), own)
@@ -95,8 +95,10 @@ def choose_for(bundle: Bundle, *, server: Server, serving: ServingSpec, gpus: in
 
 
 def check_own_repository(source: Path, manifest: Manifest, server: Server, gpus: int) -> bool:
-    """Does a team's own repository ask for a GPU? BackendRefused when this server or machine cannot run one of its
-    models."""
+    """Returns whether a team's own repository needs a GPU.
+
+    Raises BackendRefused when this server or machine cannot run one of its models.
+    """
     model = f"{manifest.name} version {manifest.model_version}"
     wants_gpu = False
     for path in sorted((source / REPOSITORY).glob("*/config.pbtxt")):
@@ -107,7 +109,7 @@ def check_own_repository(source: Path, manifest: Manifest, server: Server, gpus:
                 model=model,
                 asked=f"its model {path.parent.name!r}",
                 reason=f"the server has no {backend} backend; it has {', '.join(sorted(server.backends))}",
-                instead="serve it from a Triton that has, named with SERIN_TRITON",
+                instead="serve it with a Triton that has one, named by SERIN_TRITON",
             )
         asks = any(
             group.kind == model_config_pb2.ModelInstanceGroup.KIND_GPU for group in config.instance_group
@@ -117,8 +119,8 @@ def check_own_repository(source: Path, manifest: Manifest, server: Server, gpus:
             raise BackendRefused(
                 model=model,
                 asked=f"its model {path.parent.name!r}",
-                reason="it asks for a GPU (KIND_GPU) and gets none here",
-                instead="serve it where there is one, or give the model KIND_CPU",
+                reason="it needs a GPU (KIND_GPU), but there is none here",
+                instead="serve it where there is one, or set KIND_CPU in the model",
             )
     return wants_gpu
 
@@ -160,7 +162,7 @@ def _write_parts(bundle: Bundle, choice: Choice, settings: Settings, scratch: Pa
             shutil.copyfile(MODEL_CODE, inside / MODEL_CODE.name)
             write_schema(inside, part.schema)
         elif part.name == bundle.model:
-            shutil.copyfile(source / SCHEMA, inside / SCHEMA)  # for those who watch it
+            shutil.copyfile(source / SCHEMA, inside / SCHEMA)  # for people who inspect it
         for name, data in part.config.files.items():
             (model / name).parent.mkdir(exist_ok=True)
             (model / name).write_bytes(data)
@@ -168,8 +170,10 @@ def _write_parts(bundle: Bundle, choice: Choice, settings: Settings, scratch: Pa
 
 
 def _take_as_it_is(bundle: Bundle, entry: str, scratch: Path) -> None:
-    """A team's own repository. Only the model that clients ask gets the bundle's name and number; its newest folder of
-    files is what is served."""
+    """Copies a team's own repository. The model that clients call gets the bundle's name and number.
+
+    Its newest version folder is served.
+    """
     shutil.copytree(Path(bundle.path) / REPOSITORY, scratch)
     asked, target = scratch / entry, scratch / bundle.model
     if asked != target:
@@ -187,7 +191,7 @@ def _take_as_it_is(bundle: Bundle, entry: str, scratch: Path) -> None:
         (target / str(bundle.version)).mkdir()  # an ensemble has no files of its own
     shutil.copyfile(
         Path(bundle.path) / SCHEMA, target / str(bundle.version) / SCHEMA
-    )  # for those who watch it
+    )  # for people who inspect it
     config = text_format.Parse((target / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
     config.name = bundle.model
     config.version_policy.Clear()
@@ -196,9 +200,9 @@ def _take_as_it_is(bundle: Bundle, entry: str, scratch: Path) -> None:
 
 
 def serving_settings(bundle: Bundle) -> ServingSpec:
-    """How the bundle's spec is to be served; where it says nothing, what `serin tune` measured; else the defaults.
+    """Returns the serving settings: the bundle's spec, else what `serin tune` measured, else the defaults.
 
-    An export writes the whole spec, with every default: what was measured goes before those, too.
+    An export writes the whole spec with every default: measured values take precedence over those, too.
     """
     path = Path(bundle.path) / "spec.yaml"
     tuned = read_tuned(bundle)

@@ -1,4 +1,4 @@
-"""The models that a release has in its Triton: one, or a front, a core and the ensemble that makes one of them."""
+"""The models of a release in its Triton: one, or a front, a core and the ensemble that combines them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ class Part:
     name: str
     config: Configured
     files: Mapping[str, Path | bytes] = field(default_factory=dict)
-    schema: Schema | None = None  # for our code, where that runs it
+    schema: Schema | None = None  # for Serin's model.py, if that runs it
 
 
 def contents_of(folder: Path, manifest: Manifest, schema: Schema, serving: ServingSpec) -> Contents:
-    """`serving`: of the bundle's own spec, which its engine was built by."""
+    """Returns the contents that decide the backend. `serving`: of the bundle's own spec, by which its engine was
+    built."""
     files = frozenset(manifest.files)
     empty = None
     if CORE in files:
@@ -57,7 +58,7 @@ def contents_of(folder: Path, manifest: Manifest, schema: Schema, serving: Servi
 
 
 def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings) -> list[Part]:
-    """The model that clients ask comes first."""
+    """Builds the models of a release; the model that clients call comes first."""
     model = settings.release.model
     if choice.backend == "onnxruntime":
         return [Part(name=model, config=onnxruntime_config(schema, settings), files={MODEL: folder / MODEL})]
@@ -74,9 +75,9 @@ def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings
         return [
             Part(name=model, config=config, files={name: folder / name for name in graphs}, schema=schema)
         ]
-    assert choice.front is not None, "what is not a single model has a front ..."
+    assert choice.front is not None, "a model in two parts has a front ..."
     assert choice.core is not None, "... and a core"
-    front_name, core_name = f"{model}_front", f"{model}_core"  # no model of ours has a low line in its name
+    front_name, core_name = f"{model}_front", f"{model}_core"  # no model name of Serin contains an underscore
     inner = _inner(folder)
     if choice.backend == "fil":
         return _with_trees(folder, schema, settings, choice.front, (front_name, core_name))
@@ -135,7 +136,7 @@ def _part(name: str, runner: Runner, schema: Schema, settings: Settings, graph: 
 
 
 def front_to_one_row(front: onnx.ModelProto, taken: list[str]) -> tuple[onnx.ModelProto, OutputTensor]:
-    """The front with its numbers and codes side by side in one float32 tensor, as trees were trained on them."""
+    """Returns the front with its numbers and codes in one float32 tensor, as trees were trained on them."""
     num, cat = (_of_type(front, kind) for kind in (TensorProto.FLOAT, TensorProto.INT64))
     name = "row"
     while name in taken or any(name in (*node.input, *node.output) for node in front.graph.node):
@@ -156,7 +157,7 @@ def front_to_one_row(front: onnx.ModelProto, taken: list[str]) -> tuple[onnx.Mod
 
 
 def _inner(folder: Path) -> tuple[OutputTensor, ...]:
-    """What goes from the front to the core."""
+    """Returns the tensors between the front and the core."""
     graph = onnx.load_model(folder / CORE, load_external_data=False).graph
     return tuple(_tensor(info, str(folder / CORE)) for info in graph.input)
 
@@ -164,7 +165,7 @@ def _inner(folder: Path) -> tuple[OutputTensor, ...]:
 def _of_type(model: onnx.ModelProto, kind: int) -> OutputTensor:
     found = [info for info in model.graph.output if info.type.tensor_type.elem_type == kind]
     if len(found) != 1:
-        raise BundleBroken(path=FRONT, reason="it does not give one tensor of numbers and one of codes")
+        raise BundleBroken(path=FRONT, reason="it must output one tensor of numbers and one of codes")
     return _tensor(found[0], FRONT)
 
 

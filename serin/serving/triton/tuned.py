@@ -1,6 +1,6 @@
-"""What `serin tune` found, kept beside a model's versions: serving.yaml, with a comment for each value.
+"""Stores the result of `serin tune` beside a model's versions: serving.yaml, with a comment for each value.
 
-The values are this machine's. A release takes those that its spec does not name, and none where the machine is another.
+The values belong to this machine. A release uses those that its spec does not set, and none on another machine.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ DEVICE = "device"  # cpu, or auto: a GPU for what was exported for one, if one i
 
 
 def tuned_file(bundle: Bundle) -> Path:
-    """In the store, or in this machine's copy of one that is elsewhere."""
+    """Returns the file in the store, or in this machine's copy of a remote store."""
     return Path(bundle.path).parents[1] / FILE
 
 
 def read_tuned(bundle: Bundle) -> dict[str, int | str]:
-    """The values for this machine; none when nobody tuned the model here."""
+    """Returns the values for this machine; none when the model was not tuned here."""
     path = tuned_file(bundle)
     if not path.is_file():
         return {}
@@ -47,7 +47,7 @@ def read_tuned(bundle: Bundle) -> dict[str, int | str]:
 
 
 def write_tuned(bundle: Bundle, heading: list[str], values: dict[str, tuple[int | str, str]]) -> Path:
-    """`values`: each with the comment that says why. The file changes whole or not at all."""
+    """Writes the file atomically. `values`: each with the comment that gives the reason."""
     lines = [f"# {line}".rstrip() for line in heading]
     lines += [f"format: {FORMAT}", f"version: {VERSION}", f"machine: {{cores: {core_count()}}}", "serving:"]
     wide = max(len(f"{key}: {value}") for key, (value, _) in values.items())

@@ -1,4 +1,4 @@
-"""Golden rows as Triton's warm-up: what a release scores before it calls itself ready is what it will be asked.
+"""Uses golden rows as Triton's warm-up: a release scores realistic rows before it reports that it is ready.
 
 Triton reads the value of each input for one row from a file, `<model>/warmup/<name>`, and repeats it to fill the batch.
 """
@@ -18,7 +18,7 @@ from serin.formats.wire import Array
 
 FOLDER = "warmup"
 CPU_ROWS = (1, 64)
-GPU_ROWS = (1, 8, 64, 256)  # libraries choose their kernels by the size when they meet it first
+GPU_ROWS = (1, 8, 64, 256)  # libraries choose their kernels by the size at its first use
 
 _KINDS = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "INT8": "TYPE_INT8"}
 
@@ -26,7 +26,7 @@ _KINDS = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "I
 def add_warm_up(
     config: Any, inputs: Sequence[InputColumn], sizes: Sequence[int], golden: Golden | None
 ) -> dict[str, bytes]:
-    """One sample for each batch size, each from another golden row; zeros where there is none. Gives the files."""
+    """Adds one sample for each batch size, each from another golden row, or zeros. Returns the files."""
     files: dict[str, bytes] = {}
     rows = sorted({min(size, config.max_batch_size) for size in sizes})
     for number, size in enumerate(rows):
@@ -38,7 +38,7 @@ def add_warm_up(
             if golden is None or not len(golden):
                 tensor.zero_data = True
                 continue
-            name = f"{number}-{position}.bin"  # a column may be called anything, a file may not
+            name = f"{number}-{position}.bin"  # a column may have any name, a file may not
             files[f"{FOLDER}/{name}"] = _row(golden.inputs, column, number % len(golden))
             tensor.input_data_file = name
     return files

@@ -1,4 +1,4 @@
-"""On which devices a bundle can be served here, for a tuner that is to choose between them."""
+"""Lists the devices on which a bundle can be served here, for a tuner that chooses between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from serin.store.artifacts import Bundle
 
 
 def devices_for(bundle: Bundle) -> tuple[Place, ...]:
-    """The one in use comes first. A second only where the spec leaves the choice and this Triton can serve it there."""
+    """Returns the devices, the one in use first. A second only if the spec leaves the choice and this Triton supports
+    it."""
     gpus = len(inventory())
     return possible_devices(bundle, find_triton().describe(gpus=bool(gpus)), gpus)
 
@@ -24,11 +25,11 @@ def possible_devices(bundle: Bundle, server: Server, gpus: int) -> tuple[Place, 
     now = choose_for(bundle, server=server, serving=serving, gpus=gpus).place
     path = Path(bundle.path) / "spec.yaml"
     spec = read_yaml(path.read_text(encoding="utf-8")) if path.exists() else {}
-    named = (spec.get("serving") or {}).get("device", "auto")  # not what an earlier tuning chose
+    named = (spec.get("serving") or {}).get("device", "auto")  # not the choice of an earlier tuning
     if named != "auto" or serving.gpus > 1 or serving.backend == "tensorrt_plan":
         return (now,)
     found = []
-    for asked in ("auto", "cpu"):  # auto is a GPU only for what was exported for one
+    for asked in ("auto", "cpu"):  # auto is a GPU only for a model that was exported for one
         try:
             other = serving.model_copy(update={"device": asked})
             found.append(choose_for(bundle, server=server, serving=other, gpus=gpus).place)

@@ -1,4 +1,4 @@
-"""Writes what a tuning found: serving.yaml with a reason for each value, and the chart beside it."""
+"""Writes the result of a tuning: serving.yaml with a reason for each value, and the chart beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLOT = "serving.svg"
 
 
 def write_report(tuning: Tuning) -> tuple[Path, Path]:
-    """The settings and the plot, beside the model's versions."""
+    """Writes the settings and the chart beside the model's versions."""
     settings = write_tuned(tuning.bundle, list(heading(tuning)), values(tuning))
     plot = settings.with_name(PLOT)
     plot.write_text(tuning_chart(_chart(tuning)), encoding="utf-8")
@@ -112,7 +112,7 @@ def values(tuning: Tuning) -> dict[str, tuple[int | str, str]]:
 
 
 def _why_device(tuning: Tuning) -> str:
-    """What each device gave with the settings that suit it."""
+    """Describes the result of each device with its best settings."""
     names = {"gpu": "a GPU", "cpu": "the CPU"}
     gave = [
         f"{names[device]} {best.requests_per_s(tuning.p99_ms):,.0f}/s ({best.settings.instances} x "
@@ -124,11 +124,11 @@ def _why_device(tuning: Tuning) -> str:
 
 
 def _why(tuning: Tuning, key: str) -> str:
-    """What the other values of this key gave, everything else as chosen."""
+    """Describes the results of the other values of this key, with everything else as chosen."""
     means = {
         "instances": "that score at the same time",
         "threads": "of ONNX Runtime in each",
-        "queue_delay_us": "how long a request may wait for company",
+        "queue_delay_us": "how long a request may wait to be batched",
         "max_batch_rows": "in one run, and in one request",
     }[key]
     chosen = tuning.chosen.settings
@@ -152,7 +152,7 @@ def _why(tuning: Tuning, key: str) -> str:
 
 
 def _beside(one: Settings, chosen: Settings, key: str) -> str:
-    """Where the values were compared beside others than those that were chosen at last."""
+    """Describes where the values were compared with other settings than the final ones."""
     other = {
         name: value for name, value in as_spec(one).items() if name != key and value != as_spec(chosen)[name]
     }

@@ -1,4 +1,4 @@
-"""What the tuner asks with: requests of several sizes, in the shares in which clients send them."""
+"""The tuner's requests: several sizes, in the shares in which clients send them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from serin.serving.triton.repository import serving_settings
 from serin.spec.load import read_yaml
 from serin.store.artifacts import Bundle
 
-Mix = Mapping[int, float]  # rows in a request: share of the requests, together 1
+Mix = Mapping[int, float]  # rows in a request: share of the requests, summing to 1
 
 ONE_ROW: Mix = {1: 1.0}
 _ROUND = 100  # requests, over which the shares are kept
 
 
 def parse_mix(text: str) -> Mix:
-    """`8`, or `1:0.9,64:0.1`. Shares need not add up to 1. ValueError says what is wrong."""
+    """Parses `8`, or `1:0.9,64:0.1`. Shares need not sum to 1. Raises ValueError with what is wrong."""
     shares: dict[int, float] = {}
     for part in text.split(","):
         rows, _, share = part.partition(":")
         try:
             shares[int(rows)] = float(share or 1)
         except ValueError:
-            raise ValueError(f"{text!r}: say rows in a request and their share, as in 1:0.9,64:0.1") from None
+            raise ValueError(
+                f"{text!r}: give rows in a request and their share, such as 1:0.9,64:0.1"
+            ) from None
     if min(shares) < 1 or min(shares.values()) <= 0:
         raise ValueError(f"{text!r}: a request has one row or more, and a share above 0")
     total = sum(shares.values())
@@ -39,8 +41,10 @@ def parse_mix(text: str) -> Mix:
 
 
 def declared_mix(bundle: Bundle) -> Mix:
-    """`export.batch_mix` of the bundle's spec, by which its variant was chosen, but what a release would refuse; one
-    row where it names none."""
+    """Returns `export.batch_mix` of the bundle's spec, by which its variant was chosen; one row if it has none.
+
+    Sizes that a release would refuse are left out.
+    """
     path = Path(bundle.path) / "spec.yaml"
     spec = read_yaml(path.read_text(encoding="utf-8")) if path.exists() else {}
     mix = (spec.get("export") or {}).get("batch_mix") or ONE_ROW
@@ -58,12 +62,12 @@ def in_words(mix: Mix) -> str:
 
 
 def mixed_target(url: str, bundle: Bundle, mix: Mix) -> Target:
-    """Straight to a Triton: golden rows over and over, sizes spread evenly over every hundred requests."""
+    """Returns requests directly to a Triton: golden rows repeated, sizes spread evenly over every hundred requests."""
     folder = Path(bundle.path)
     schema = read_schema(folder)
     golden = read_golden(folder, schema)
     if not len(golden):
-        raise TuningFailed(model=bundle.model, reason="it has no golden rows to ask with")
+        raise TuningFailed(model=bundle.model, reason="it has no golden rows to send")
     targets = {}
     for rows in mix:
         times = -(-rows // len(golden))
@@ -72,7 +76,9 @@ def mixed_target(url: str, bundle: Bundle, mix: Mix) -> Target:
     requests = []
     sent = dict.fromkeys(mix, 0)
     for number in range(1, max(_ROUND, *(len(target.requests) for target in targets.values())) + 1):
-        rows = max(mix, key=lambda size: mix[size] * number - sent[size])  # the one furthest behind its share
+        rows = max(
+            mix, key=lambda size: mix[size] * number - sent[size]
+        )  # the size furthest behind its share
         own = targets[rows].requests
         requests.append(own[sent[rows] % len(own)])
         sent[rows] += 1

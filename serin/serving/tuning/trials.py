@@ -1,4 +1,4 @@
-"""What the tuner tries and finds: settings, what was measured with them, and a bundle that has them."""
+"""The tuner's trials: settings, their measurements, and a copy of the bundle that has them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FALLEN = 0.9  # of the best requests/s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """As in the section `serving` of a spec."""
+    """Settings as in the section `serving` of a spec."""
 
     instances: int
     threads: int
@@ -45,7 +45,7 @@ class Trial:
     points: tuple[LoadPoint, ...]
 
     def best(self, p99_ms: float) -> LoadPoint | None:
-        """None when even one client waits longer."""
+        """Returns the best point within the limit; None when even one client waits longer."""
         good = [point for point in self.points if point.p99_ms <= p99_ms]
         return max(good, key=lambda point: point.requests_per_s, default=None)
 
@@ -56,10 +56,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """`gain`: requests/s of `chosen` over those of `before`, measured in turns. `steady`: an open loop, where
-    latencies count from the time a request was meant to be sent, at the highest rate of STEADY that stays below.
-    `passed_over`: what was best in the search, and gave only `passed_over_gain` when measured in turns.
-    `devices`: on which it was tried, and on each the best that was found there; one alone was no question."""
+    """The result of a tuning. `gain`: requests/s of `chosen` over those of `before`, measured in turns.
+
+    `steady`: an open loop, where latencies count from the time a request was meant to be sent, at the highest rate of
+    STEADY that stays below the limit. `passed_over`: the best in the search, if it gave only `passed_over_gain` when
+    measured in turns. `devices`: the tried devices with the best of each; empty with only one device.
+    """
 
     bundle: Bundle
     p99_ms: float
@@ -82,13 +84,13 @@ class Tuning:
 
 
 def falls(points: Sequence[LoadPoint]) -> bool:
-    """Twice in a row fewer requests/s than before: more clients will not help."""
+    """Returns whether requests/s fell twice in a row: more clients will not help."""
     fastest = max(point.requests_per_s for point in points)
     return all(point.requests_per_s < _FALLEN * fastest for point in points[-2:])
 
 
 def copy_with(bundle: Bundle, store: Store, settings: Settings) -> Bundle:
-    """A copy of `bundle` in another store, with `settings` instead of its own."""
+    """Returns a copy of `bundle` in another store, with `settings` instead of its own."""
     source = Path(bundle.path)
     manifest = read_manifest(source)
     version = store.reserve_version(bundle.model)

@@ -1,9 +1,9 @@
-"""Finds how to serve a model on this machine: most requests/s whose p99 stays below a limit.
+"""Finds how to serve a model on this machine: the most requests/s whose p99 stays below a limit.
 
 Every setting is measured on a separate Triton, from a copy of the bundle; the live release is not touched. One value is
-changed at a time, from the settings in use. At the end the best settings and those in use are measured again, in
-turns: a gain that is not seen there is none. A bundle that was exported for a GPU is also tuned on the CPU, or the
-other way round, and the device that gives more requests/s for its price is taken.
+changed at a time, from the settings in use. At the end the best settings and those in use are measured again, in turns:
+a gain that does not show there does not count. A bundle that was exported for a GPU is also tuned on the CPU, or the
+other way round, and the device with more requests/s for its price is chosen.
 """
 
 from __future__ import annotations
@@ -39,26 +39,29 @@ logger = logging.getLogger(__name__)
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 DELAYS_US = (100, 500, 2_000)
-NEAR = 2  # places among CLIENTS below the best so far
+NEAR = 2  # positions in CLIENTS below the best so far
 WORTH_IT = 1.03  # a smaller gain is noise
 ROUNDS = 5
 STEADY = (0.8, 0.6, 0.4, 0.2)
 
 _START_S = 90.0
 _WARM_UP_S = 0.2
-_ENOUGH = 30  # requests for a lap to say something
+_ENOUGH = 30  # requests that make a lap meaningful
 
 
 @dataclass(slots=True)
 class Tuner:
-    """`gpu_price`: of a GPU with the cores beside it over that of the cores alone; so many times the requests/s must it
-    give. A device that cannot hold the p99 is not taken at any price, unless the other cannot either."""
+    """Tunes a bundle. `gpu_price`: the price of a GPU with its cores over that of the cores alone.
+
+    A GPU must give that many times the requests/s. A device that cannot keep the p99 is never chosen, unless the other
+    cannot either.
+    """
 
     bundle: Bundle
     p99_ms: float
     mix: Mix = field(default_factory=lambda: ONE_ROW)
     gpu_price: float = 1.0
-    largest_request_rows: int | None = None  # None: whatever the bundle allows must be allowed
+    largest_request_rows: int | None = None  # None: as large as the bundle allows
     budget_s: float = 240.0
     most_trials: int | None = None
     lap_s: float = 1.0
@@ -70,7 +73,7 @@ class Tuner:
         source = Path(self.bundle.path)
         if (source / REPOSITORY).is_dir() or not (source / GOLDEN).is_file():
             reason = (
-                "it is a team's own repository, whose config.pbtxt decides, or has no golden rows to ask with"
+                "it is a team's own repository, whose config.pbtxt decides, or has no golden rows to send"
             )
             raise TuningFailed(model=self.bundle.model, reason=reason)
         most = serving_settings(self.bundle).max_batch_rows
@@ -107,7 +110,7 @@ class Tuner:
         )
 
     def in_use(self) -> Settings:
-        """What the next release would have without us."""
+        """Returns the settings that the next release would have without a tuning."""
         serving = serving_settings(self.bundle)
         return Settings(
             instances=serving.instances,
@@ -118,7 +121,7 @@ class Tuner:
         )
 
     def _search(self, before: Trial, until: float) -> Trial:
-        """The best of the devices' bests; each device has its share of the time."""
+        """Returns the best of the devices' best settings; each device has its share of the time."""
         devices = devices_for(self.bundle)
         for number, device in enumerate(devices):
             begin = before
@@ -133,7 +136,7 @@ class Tuner:
         return max(self._devices.values(), key=self._worth)
 
     def _worth(self, trial: Trial) -> float:
-        """Requests/s for what the device costs."""
+        """Returns requests/s for the device's price."""
         return trial.requests_per_s(self.p99_ms) / self._price(trial)
 
     def _price(self, trial: Trial) -> float:
@@ -144,7 +147,7 @@ class Tuner:
         for step in (self._processors, self._delays, self._limits):
             for settings in step(best.settings):
                 if time.monotonic() > until or len(self._trials) == self.most_trials:
-                    logger.info("no time for more")
+                    logger.info("no time left for more settings")
                     return best
                 trial = self._try(settings, best.best(self.p99_ms))
                 if trial.requests_per_s(self.p99_ms) > WORTH_IT * best.requests_per_s(self.p99_ms):
@@ -152,7 +155,7 @@ class Tuner:
         return best
 
     def _processors(self, now: Settings) -> Iterator[Settings]:
-        """From one instance with all cores to one on each core, and one that shares them twice."""
+        """Returns settings from one instance with all cores to one on each core, and one with twice as many."""
         here = core_count()
         counts = sorted({1, 2, max(here // 2, 1), here})
         for instances in counts:
@@ -165,14 +168,15 @@ class Tuner:
                 yield replace(now, queue_delay_us=delay)
 
     def _limits(self, now: Settings) -> Iterator[Settings]:
-        """Never below what clients may send in one request."""
+        """Returns batch limits, never below what clients may send in one request."""
         least = self.largest_request_rows or now.max_batch_rows
         for rows in sorted({least, min(4 * least, 1024)}):
             if rows >= least:
                 yield replace(now, max_batch_rows=rows)
 
     def _try(self, settings: Settings, near: LoadPoint | None = None) -> Trial:
-        """`near`: what was best with other settings. Far fewer clients than there are not asked for first."""
+        """Measures settings. `near`: the best number of clients with other settings; far smaller ones are not tried
+        first."""
         if settings in self._trials:
             return self._trials[settings]
         first = max(CLIENTS.index(near.clients) - NEAR, 0) if near else 0
@@ -202,7 +206,7 @@ class Tuner:
         return trial
 
     def _point(self, target: Target, clients: int) -> LoadPoint | None:
-        """None when a request failed: such a setting is not usable."""
+        """Measures one point; None when a request failed: such a setting is not usable."""
         found = self._lap(target, Closed(clients=clients))
         if found.failed or not found.requests:
             logger.info(f"{clients} clients: {found.errors or 'nothing was answered'}")
@@ -215,7 +219,7 @@ class Tuner:
         )
 
     def _lap(self, target: Target, pace: Closed | Open) -> LoadResult:
-        """Longer for a model, or a machine, that answers only a few requests in the usual time."""
+        """Measures one lap, a longer one for a model or machine that answers only a few requests in the usual time."""
         for longer in (1, 4, 16, 64):
             found = run_load(target, pace, seconds=longer * self.lap_s, warm_up_s=_WARM_UP_S)
             if found.failed or found.requests >= _ENOUGH or (longer > 1 and found.requests):
@@ -233,8 +237,8 @@ class Tuner:
         return best is before or gain * self._price(before) >= WORTH_IT * self._price(best)
 
     def _steady(self, best: Trial) -> tuple[float, LoadResult]:
-        """The highest share of the closed loop's rate at which an open loop stays below the limit, too; else the lowest
-        that was tried."""
+        """Returns the highest share of the closed loop's rate at which an open loop stays below the limit; else the
+        lowest tried."""
         with self._serving(best.settings) as target:
             for share in STEADY:
                 rate = max(share * best.requests_per_s(self.p99_ms), 1.0)
@@ -244,7 +248,8 @@ class Tuner:
         return rate, found
 
     def _in_turns(self, one: Trial, other: Trial) -> float:
-        """Requests/s of the other over those of the one, median over rounds; the load is what suits each."""
+        """Returns requests/s of the second over those of the first, median over rounds; each gets the load that suits
+        it."""
         clients = {
             trial.settings: (trial.best(self.p99_ms) or trial.points[0]).clients for trial in (one, other)
         }
@@ -263,7 +268,7 @@ class Tuner:
 
     @contextmanager
     def _serving(self, settings: Settings) -> Iterator[Target]:
-        """A Triton with these settings, gone with the block, and requests for it."""
+        """Runs a Triton with these settings for the block, and yields requests for it."""
         folder = Path(tempfile.mkdtemp(dir=self._scratch))
         store = Store(str(folder / "store"))
         bundle = copy_with(self.bundle, store, settings)

@@ -177,12 +177,12 @@ REFUSALS = [
     ),
     refusal(
         SpecError,
-        "data.where: .*text is compared",
+        "data.where: .*a string is compared",
         where="x > 'a'",
     ),
     refusal(
         SpecError,
-        "data.derived.z: .*text cannot be calculated with",
+        "data.derived.z: .*strings have no arithmetic",
         derived={"z": "id * 2"},
         feature={"columns": ["z"], "steps": ["normalize"]},
     ),

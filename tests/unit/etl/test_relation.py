@@ -244,7 +244,7 @@ def test_a_derived_feature_asks_clients_for_what_it_is_made_of(tmp_path: Path) -
             "data.derived.a: is a feature, but .* goes by the order of texts",
             {"derived": {"a": "taxi > 't2'"}},
         ),
-        ("text cannot be calculated", {"derived": {"a": "taxi + 1"}}),
+        ("strings have no arithmetic", {"derived": {"a": "taxi + 1"}}),
         ("sum needs numbers, and 'taxi' is text", {"windows": [{"by": "zone", "make": {"a": "sum(taxi)"}}]}),
         ("'fare' is a float, which is no key", {"windows": [{"by": "fare", "make": {"a": "count()"}}]}),
         ("'fare' is a float, which is no key", {"unique": {"by": "fare"}, "derived": {"a": "fare"}}),

@@ -151,7 +151,7 @@ def test_columns_that_the_live_model_needs_and_the_tables_lost_stop_the_candidat
     pq.write_table(pq.read_table(path).drop_columns("weight"), path)
     spec = spec_of(home / "data").model_dump(mode="json", by_alias=True)
     spec["features"][0]["columns"] = ["distance"]
-    with pytest.raises(ChampionRefused, match=r"columns are not in the tables any more: .*'weight'"):
+    with pytest.raises(ChampionRefused, match=r"tables no longer have the live model's columns: .*'weight'"):
         meet(load_spec(spec), live[1])
 
 

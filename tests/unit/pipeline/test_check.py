@@ -37,8 +37,8 @@ MISTAKES = {
 FOUND = [
     ("data.tables.gone", "nothing at"),
     ("data.joins[0].columns", "column 'x' comes from both 'main' and 'side'"),
-    ("data.derived.ratio", "text cannot be calculated with"),
-    ("data.where", "text is compared"),
+    ("data.derived.ratio", "strings have no arithmetic"),
+    ("data.where", "a string is compared"),
     ("data.target", "column 'zz' is not in 'main'"),
     ("data.time", "'x' is a float"),
     ("data.id", "column 'nope' is not in 'main'"),

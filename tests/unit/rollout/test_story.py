@@ -194,6 +194,9 @@ def test_the_command_judges_again_and_says_both_ends(
 ) -> None:
     log = ("--log", str(bad.log))
     assert serin(bad, monkeypatch, "replay", "flights", *log) == 0
-    assert len(re.findall(r"^(then|now): +back at .* p\d", capsys.readouterr().out, flags=re.MULTILINE)) == 2
+    assert (
+        len(re.findall(r"^(then|now): +rolled back at .* p\d", capsys.readouterr().out, flags=re.MULTILINE))
+        == 2
+    )
     assert serin(bad, monkeypatch, "replay", "flights", *log, "--margin", "1.5", "--json") == 0
     assert json.loads(capsys.readouterr().out)["failed_at"] is None

@@ -120,7 +120,7 @@ def test_the_first_shape_that_can_is_taken(
         (WITH_PLAN, CONTAINER, {"backend": "tensorrt_plan"}, 1, "max_batch_rows=1024 is beyond the 256 rows"),
         (TREE, WHEEL, {"backend": "fil"}, 1, "no fil backend"),
         (TREE, WHEEL_CUDA, {"device": "gpu"}, 1, "fil: the server has no fil backend"),
-        (CLASSES, CONTAINER, {"backend": "fil"}, 1, "one number for a row"),
+        (CLASSES, CONTAINER, {"backend": "fil"}, 1, "one output per row"),
         (
             NARROW,
             CONTAINER,

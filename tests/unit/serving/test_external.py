@@ -92,7 +92,7 @@ def test_a_server_with_other_tensors_does_not_fit(tmp_path: Path, how: dict[str,
         )
         for release in alike:
             external.check_fits(release, live)
-        with pytest.raises(ReleaseNotReady, match=f"{seen}.* are not those of sentiment-v2"):
+        with pytest.raises(ReleaseNotReady, match=f"{seen}.* differ from those of sentiment-v2"):
             external.check_fits(wrong, live)
 
 

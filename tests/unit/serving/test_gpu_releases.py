@@ -157,7 +157,7 @@ def test_a_release_over_two_gpus_reserves_on_both(machine: Machine) -> None:
     [
         ("serving: {device: gpu}", (), r"serving.device: gpu: this machine has 0 GPU\(s\)"),
         ("serving: {gpus: 2}", (LARGE,), r"serving.gpus: 2: this machine has 1 GPU\(s\)"),
-        ("serving: {backend: fil}", (LARGE,), r"serving.backend: fil: the bundle holds no trees.ubj"),
+        ("serving: {backend: fil}", (LARGE,), r"serving.backend: fil: the bundle has no trees.ubj"),
         ("serving: {backend: onnxruntime}", (LARGE,), "no onnxruntime backend; it has python"),
         (
             "serving: {device: gpu, accelerator: tensorrt}",
@@ -219,7 +219,7 @@ def test_a_team_s_own_repository_that_asks_for_a_gpu_reserves_its_memory(machine
         machine.folder / "own", machine.store, 'backend: "python" instance_group { kind: KIND_GPU }'
     )
     with pytest.raises(
-        BackendRefused, match=r"its model 'theirs': it asks for a GPU \(KIND_GPU\) and gets none here"
+        BackendRefused, match=r"its model 'theirs': it needs a GPU \(KIND_GPU\), but there is none here"
     ):
         machine.releases().start(V1)
     releases = machine.releases(SMALL)

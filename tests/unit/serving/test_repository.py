@@ -103,7 +103,7 @@ def test_a_bundle_that_was_changed_becomes_no_repository(tmp_path: Path) -> None
 
 def test_a_bundle_under_another_name_becomes_no_repository(tmp_path: Path) -> None:
     bundle = bundles.publish(Store(str(tmp_path / "store")), bias=0.0)
-    with pytest.raises(BundleBroken, match="it holds delays version 1"):
+    with pytest.raises(BundleBroken, match="it contains delays version 1"):
         build_repository(replace(bundle, version=3), tmp_path / "repository")
 
 

@@ -25,7 +25,7 @@ OWN = "tests.fakes.own_operators"
         (["fill_median", "clip", "fill_mode"], "q: "),
         (["fill_median", "normalize", "fill_mode"], "nothing is null after fill_median; take fill_mode out"),
         (["log1p", {"bucketize": [1, 2]}], "take log1p out"),
-        ([{"bucketize": [2, 1]}], "must rise"),
+        ([{"bucketize": [2, 1]}], "must increase"),
         (
             [{"fill_median": {"indicator": True}}, {"group_stats": {"by": "k"}}],
             "an indicator describes the column",
@@ -37,7 +37,7 @@ OWN = "tests.fakes.own_operators"
         ),
         (["bucketize"], "give either edges"),
         ([{"cyclical": {"parts": ["hour"], "period": 3}}], "give either parts"),
-        ([{"ordinal": ["a", 1]}], "mixes text and numbers"),
+        ([{"ordinal": ["a", 1]}], "mixes strings and numbers"),
         ([{"clip": {"min": float("inf")}}], "not a finite float32"),
         ([{"target_encode": {"folds": 1}}], "greater than or equal to 2"),
         (["no_such_module:Class"], "cannot be imported: No module named 'no_such_module'"),
