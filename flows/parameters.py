@@ -9,8 +9,10 @@ from pydantic import WithJsonSchema
 from serin.spec.reference.json_schema import inlined_schema
 
 Stage = Literal["etl", "train", "export"]
-"""A stage that can be asked to do its work again."""
+"""A stage that can be run again on request."""
 
 Spec = str | Annotated[dict[str, Any], WithJsonSchema(inlined_schema())]
-"""A path (relative to the application folder) or the spec itself. Prefect shows a form for it and refuses what cannot
-be one; every other mistake is told by the run, in its own words."""
+"""A path (relative to the application folder) or the spec itself.
+
+Prefect shows a form for it and refuses a value of another type; the run reports every other mistake.
+"""

@@ -1,4 +1,4 @@
-"""The whole pipeline in one process: the laptop's default (`pipeline/inline`)."""
+"""The whole pipeline in one process: the default on a laptop (`pipeline/inline`)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tasks.train import train_model
 async def pipeline(
     spec: Spec, fresh: tuple[Stage, ...] = (), serve: bool = True, approved_by: str | None = None
 ) -> Release:
-    """Raw tables in, a served and proven model version out.
+    """From raw tables to a served, validated model version.
 
-    `spec`: a path (relative to the application folder) or the spec itself. `fresh`: stages to do again although their
-    result is known. `serve`: without it the version is published and not rolled out. `approved_by`: the person
-    who approves a version that is worse than the live one.
+    `spec`: a path (relative to the application folder) or the spec itself. `fresh`: stages to run again although their
+    result exists. `serve`: if false, the version is published and not rolled out. `approved_by`: the person who
+    approves a version that is worse than the live one.
     """
     plan = load_spec(spec)
     dataset = await build_dataset(plan.data, plan.features, plan.etl, name=plan.name, fresh="etl" in fresh)

@@ -1,6 +1,6 @@
-"""The whole pipeline with each stage on the machine that suits it (`pipeline/placed`).
+"""The whole pipeline with each stage on a suitable machine (`pipeline/placed`).
 
-This parent only looks and waits: a stage whose result is known asks for no machine at all.
+This parent only looks for results and waits: a stage whose result exists needs no machine.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tasks.roll_out import roll_out_release
 async def pipeline(
     spec: Spec, fresh: tuple[Stage, ...] = (), serve: bool = True, approved_by: str | None = None
 ) -> Release:
-    """Raw tables in, a served and proven model version out. The parameters are those of `pipeline/inline`."""
+    """From raw tables to a served, validated model version. The parameters are those of `pipeline/inline`."""
     plan = load_spec(spec)
-    # The spec as it is now: no stage reads the file again, which may have been edited.
+    # The spec's present content: no stage reads the file again, which may be edited in the meantime.
     whole = plan.model_dump(mode="json", by_alias=True)
     shared: dict[str, Any] = {"spec": whole, "attempt": str(flow_run.id)}
     dataset = None if "etl" in fresh else find_dataset(plan.data, plan.features)

@@ -1,4 +1,4 @@
-"""Every run has a process, or an end. The stack's own reconciler looks all the time; this looks once, on demand."""
+"""Settles runs whose process is gone, once and on request. The stack's own reconciler does so all the time."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tasks.reconcile import settle_runs
 @flow(persist_result=True, result_serializer="json")
 @outcome_as_state
 async def reconcile() -> list[str]:
-    """What was found and done about runs of this machine's stack whose process is gone."""
+    """Returns what was found and done about runs of this machine's stack whose process is gone."""
     return await settle_runs()

@@ -1,4 +1,4 @@
-"""Live models trained again: every night, and when an event asks for it (deployments/prefect.yaml)."""
+"""Trains live models again: every night, and on events (deployments/prefect.yaml)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from tasks.retrain import models_to_retrain, retrain_models
 async def retrain(
     why: Literal["asked", "nightly", "data", "drift"] = "asked", model: str | None = None
 ) -> list[Release]:
-    """A live model (every one, when none is named) from its own spec and today's tables, rolled out unless it is worse.
+    """Retrains a live model (all of them when none is named) from its own spec and today's tables.
 
-    `why`: what happened. Only models whose `monitoring.retrain` names it are trained; `asked` takes every one.
+    The new version is rolled out unless it is worse. `why`: what happened. Only models whose `monitoring.retrain` names
+    it are trained; `asked` trains every one.
     """
     return await retrain_models(models_to_retrain(why, model))

@@ -1,4 +1,4 @@
-"""A published version to its clients."""
+"""Rolls out a published version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POLL_S = 2
 @flow(name="roll_out", persist_result=True, result_serializer="json")
 @outcome_as_state
 async def roll_out(model: str, version: int | None = None) -> Release:
-    """A version (the newest, when none is named) rolled out as its own spec says, followed to the end."""
+    """Rolls out a version (the newest when none is named) as its own spec says, and follows it to the end."""
     release, spec = find_version(model, version)
     rollout = await begin_rollout(spec.serving, spec.rollout, release)
     while rollout and (question := await follow_rollout(release, rollout)):

@@ -1,4 +1,4 @@
-"""Better settings for a pipeline."""
+"""Searches for better settings of a pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tasks.search import search_settings
 @flow(name="search", persist_result=True, result_serializer="json")
 @outcome_as_state
 async def search(spec: Spec) -> SearchResult:
-    """What `search.space` of the spec allows, tried; the spec with the best of it lies in the result's folder."""
+    """Tries the settings that `search.space` of the spec allows; the spec with the best ones is in the result's
+    folder."""
     plan = load_search_spec(spec)
     datasets = [
         await build_dataset(data, plan.features, plan.etl, name=plan.name) for data in plan.fold_data()

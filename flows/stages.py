@@ -1,4 +1,4 @@
-"""Each stage as a flow of its own, so that Prefect can place it on the machine that suits it."""
+"""Each stage as a separate flow, so that Prefect can place it on a suitable machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tasks.train import train_model
 @flow(persist_result=True, result_serializer="json")
 @outcome_as_state
 async def etl(spec: str | dict[str, Any], fresh: bool = False, attempt: str | None = None) -> Dataset:
-    """Raw tables in, a published dataset out. `attempt`: what a fresh build belongs to, when not to this run alone."""
+    """Builds and publishes a dataset from raw tables. `attempt`: what a fresh build belongs to, when not to this run
+    alone."""
     plan = load_spec(spec)
     return await build_dataset(
         plan.data, plan.features, plan.etl, name=plan.name, fresh=fresh, attempt=attempt
@@ -29,7 +30,7 @@ async def etl(spec: str | dict[str, Any], fresh: bool = False, attempt: str | No
 async def train(
     spec: str | dict[str, Any], dataset: Dataset, fresh: bool = False, attempt: str | None = None
 ) -> Checkpoint:
-    """A dataset in, trained weights out. `attempt`: what a fresh training belongs to, when not to this run alone."""
+    """Trains weights on a dataset. `attempt`: what a fresh training belongs to, when not to this run alone."""
     plan = load_spec(spec)
     return await train_model(plan.model, plan.training, dataset, name=plan.name, fresh=fresh, attempt=attempt)
 
@@ -44,7 +45,7 @@ async def export(
     attempt: str | None = None,
     approved_by: str | None = None,
 ) -> Bundle:
-    """Trained weights in, a proven and published model version out, unless it is worse than the live one."""
+    """Exports trained weights to a validated and published model version, unless it is worse than the live one."""
     plan = load_spec(spec)
     return await export_model(
         plan, checkpoint, dataset, fresh=fresh, attempt=attempt, approved_by=approved_by

@@ -1,4 +1,4 @@
-"""How the served models do: scheduled every five minutes."""
+"""Checks the promises of served models; scheduled every five minutes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from tasks.watch import look_at_tables, watch_model
 @flow(persist_result=True, result_serializer="json")
 @outcome_as_state
 async def watch(window_s: float = 300.0) -> list[str]:
-    """The promises that live models broke in the last `window_s` seconds: a page for each model, an event for each.
+    """Reports the promises that live models broke in the last `window_s` seconds: a page for each model, an event for
+    each.
 
-    Models that ask for it (`monitoring.retrain: [data]`) get an event when their tables have changed, too.
+    Models with `monitoring.retrain: [data]` also get an event when their tables have changed.
     """
     models = live_models()
     for model in models:

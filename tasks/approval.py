@@ -1,4 +1,4 @@
-"""What a person is asked when a rollout waits for approval: the form that Prefect shows, and how long it is shown."""
+"""The approval form that Prefect shows when a rollout waits for a person, and how long it is shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from serin.store.artifacts import Release
 
 
 class Approval(RunInput):
-    approve: bool = True  # False sends all traffic back and ends the rollout
+    approve: bool = True  # False rolls back and ends the rollout
     why: str = ""  # for the journal
 
 
@@ -29,10 +29,10 @@ class Approval(RunInput):
 async def until_answered_elsewhere(
     release: Release, rollout: str, *, every_s: float = 2.0
 ) -> AsyncIterator[asyncio.Event]:
-    """Around the pause of a run: it goes on by itself once the rollout does not wait for this word any more.
+    """Ends the pause of a run once the rollout no longer waits for this approval.
 
-    Somebody has said it with `serin rollout approve`, or the candidate failed meanwhile. The event says that it is so,
-    and that no answer is to be given.
+    That is when somebody has used `serin rollout approve`, or the candidate failed in the meantime. The event reports
+    it, and no answer must be given then.
     """
     elsewhere = asyncio.Event()
     watching = asyncio.create_task(_watch(UUID(flow_run.id), release, rollout, every_s, elsewhere))
@@ -50,7 +50,7 @@ async def _watch(run: UUID, release: Release, rollout: str, every_s: float, else
         await asyncio.sleep(every_s)
         if asked is not None and _waits_at(release, rollout) == asked:
             continue
-        elsewhere.set()  # first: the run may go on, and end this, before the next call returns
+        elsewhere.set()  # first: the run may resume, and end this, before the next call returns
         try:
             await aresume_flow_run(run, run_input={"approve": True, "why": "answered elsewhere"})
         except (PrefectException, RuntimeError, httpx.HTTPError):
@@ -60,7 +60,7 @@ async def _watch(run: UUID, release: Release, rollout: str, every_s: float, else
 
 
 def _waits_at(release: Release, rollout: str) -> int | None:
-    """The step at whose end the rollout waits for approval; before the first: -1. None: it waits for none."""
+    """Returns the step at whose end the rollout waits for approval; -1 before the first; None: it does not wait."""
     status = model_status(environment.home(), release.model)
     if status is None or status.rollout.id != rollout or status.rollout.hold != Hold.APPROVAL:
         return None

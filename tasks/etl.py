@@ -21,7 +21,7 @@ from tasks.markdown import drawing, receipt_table, table
 from tasks.retry import error_is_retryable
 
 _WHY = {
-    "no_partner": "without a partner in a join",
+    "no_partner": "without a match in a join",
     "null_target": "without a target",
     "null_time": "without a time",
 }
@@ -43,8 +43,10 @@ async def build_dataset(
     fresh: bool = False,
     attempt: str | None = None,
 ) -> Dataset:
-    """The dataset the spec describes, published in the store; found when it was made before, unless `fresh`: then the
-    one that the same `attempt` (this run, when none is named) has made."""
+    """Returns the dataset that the spec describes, published in the store; finds an existing one, unless `fresh`.
+
+    A fresh build finds the one that the same `attempt` (this run, when none is named) has made.
+    """
     run = str(flow_run.id)
     done: StageResult[Dataset] = await in_thread(
         use_case.build_dataset,

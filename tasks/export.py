@@ -1,4 +1,4 @@
-"""Prefect's task for the export, and the page about what a new version has proven."""
+"""Prefect's task for the export, and the page about the checks of a new version."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ async def export_model(
     attempt: str | None = None,
     approved_by: str | None = None,
 ) -> Bundle:
-    """A version of the model; the one that was made of the same weights before, unless `fresh`: then the one that the
-    same `attempt` (this run, when none is named) has made.
+    """Exports a version of the model; finds the one from the same weights, unless `fresh`.
 
-    `approved_by`: the person who approves it although it is worse than the live version."""
+    A fresh export finds the one that the same `attempt` (this run, when none is named) has made. `approved_by`: the
+    person who approves it although it is worse than the live version.
+    """
     run = str(flow_run.id)
     done: StageResult[Bundle] = await in_thread(
         use_case.export_model,
@@ -58,7 +59,7 @@ async def export_model(
         await acreate_markdown_artifact(
             key=f"{spec.name}-gate",
             markdown=_page(bundle, done.receipt),
-            description=f"What version {bundle.version} of {spec.name} proved before it was published",
+            description=f"Checks of version {bundle.version} of {spec.name} before it was published",
         )
     return bundle
 
@@ -88,7 +89,7 @@ def _page(bundle: Bundle, receipt: Receipt | None) -> str:
     gate: dict[str, Any] = json.loads((Path(bundle.path) / "gate.json").read_text(encoding="utf-8"))
     batches = ", ".join(str(size) for size in gate["batch_rows"])
     rounded = [
-        ("logarithms and sines equal the ETL's within the last place", gate["golden_rows"], column)
+        ("logarithms and sines equal the ETL's within 1 ulp", gate["golden_rows"], column)
         for column in gate["rounded_columns"]
     ]
     proofs = table(

@@ -13,10 +13,10 @@ Result = TypeVar("Result")
 
 
 async def in_thread(use_case: Callable[..., Result], *given: Any, **named: Any) -> Result:
-    """The result of `use_case`, which takes an event `stop` that is set when this run is cancelled."""
+    """Returns the result of `use_case`, which takes an event `stop` that is set when this run is cancelled."""
     stop = threading.Event()
     try:
         with run_log():
             return await asyncio.to_thread(use_case, *given, **named, stop=stop)
     finally:
-        stop.set()  # after the end of the use case it means nothing
+        stop.set()  # no effect after the end of the use case

@@ -13,12 +13,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def drawing(svg: str, title: str) -> str:
-    """The image inside the page itself, because Prefect keeps no files; "" for none."""
+    """Returns the image embedded in the page, because Prefect stores no files; "" for none."""
     return f"![{title}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})\n" if svg else ""
 
 
 def receipt_table(receipt: Mapping[str, Any]) -> str:
-    """What a stage cost, from a receipt's JSON. What was not measured is left out, not guessed."""
+    """Returns a stage's costs from a receipt's JSON. Values that were not measured are left out."""
     rows: list[tuple[str, str]] = [("seconds", f"{receipt['seconds']:,.1f}")]
     if receipt["rows"]:
         rows.append(("rows", f"{receipt['rows']:,}"))
@@ -26,7 +26,7 @@ def receipt_table(receipt: Mapping[str, Any]) -> str:
     if receipt["data_wait_share"] is not None:
         rows.append(("waiting for data", f"{receipt['data_wait_share']:.0%}"))
     if receipt.get("mfu") is not None:
-        rows.append(("of the possible products", f"{receipt['mfu']:.1%}"))
+        rows.append(("model FLOPs utilisation (MFU)", f"{receipt['mfu']:.1%}"))
     for device in receipt["device"]:
         busy = "" if device["busy_share"] is None else f", busy {device['busy_share']:.0%}"
         energy = "" if device["joules"] is None else f", {device['joules']:,.0f} J"
@@ -35,7 +35,7 @@ def receipt_table(receipt: Mapping[str, Any]) -> str:
     if receipt.get("cost") is not None:
         rows.append(("cost", f"{receipt['cost']:,.4f}"))
     if receipt["bound"]:
-        rows.append(("held back by", receipt["bound"]))
+        rows.append(("bound by", receipt["bound"]))
     if receipt["advice"]:
         rows.append(("advice", receipt["advice"]))
     return table(("cost", ""), rows)

@@ -1,8 +1,8 @@
-"""How a run ends that Serin itself has ended: Failed with one sentence, and no traceback in its log.
+"""Ends a run that Serin itself has ended as Failed with one sentence, and no traceback in its log.
 
 A rollback, a failed gate, a lost comparison with the live version or a wrong spec is an outcome (`error.outcome`): its
-message is the whole story. Prefect would log the exception with its traceback in every task and flow that it passes.
-Every other error keeps its traceback.
+message says everything. Prefect would log the exception with its traceback in every task and flow that it passes. Every
+other error keeps its traceback.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOGGERS = (
 
 
 def outcome_as_state(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-    """For the function of a flow, below `@flow`. Callers of the flow get the error as if it had been raised."""
+    """Decorates the function of a flow, below `@flow`. Callers of the flow get the error as if it had been raised."""
 
     @wraps(function)
     async def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -41,12 +41,12 @@ def outcome_as_state(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
                 raise
             return cast("R", Failed(message=str(error), data=error))
 
-    # Prefect makes a model of the parameters, and would look for the names of their types in this module.
+    # Prefect builds a model of the parameters and would look up the names of their types in this module.
     run.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]
     return run
 
 
 def _worth_logging(record: logging.LogRecord) -> bool:
-    """Not the exception that is an outcome: the state, which Prefect logs right after it, says the same in a line."""
+    """Drops an exception that is an outcome: the state, which Prefect logs right after it, says the same in a line."""
     error = record.exc_info[1] if record.exc_info else None
     return not (isinstance(error, SerinError) and error.outcome)

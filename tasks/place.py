@@ -1,7 +1,7 @@
-"""Run a stage where Prefect places it, and get its result: paths and numbers, as JSON.
+"""Runs a stage where Prefect places it, and returns its result: paths and numbers, as JSON.
 
-The stage's run has a name that follows from what asks for it, so that a pipeline that was killed and goes on finds the
-run it began instead of beginning another. No wait is for ever: a run that gives no sign of life any more is given up.
+The stage's run has a name derived from its request, so that a pipeline that was killed and resumed finds the run it
+began instead of starting another. No wait is unbounded: a run without a sign of life is abandoned.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tasks.retry import error_is_retryable
 
 Result = TypeVar("Result")
 
-_POLL_S = (0.1, 2.0)  # as often as a fiftieth of the time that was waited, within these
+_POLL_S = (0.1, 2.0)  # a fiftieth of the time that was waited, within these
 _LOOK_S = 30.0
-_SILENT_S = 600.0  # three of the heartbeats that Prefect sends for a run
-_NO_WORKER_S = 600.0  # in which no worker of the pool has shown itself
+_SILENT_S = 600.0  # three heartbeats that Prefect sends for a run
+_NO_WORKER_S = 600.0  # without a sign of life from a worker of the pool
 _SERVER_GONE_S = 600.0
 
 
@@ -52,9 +52,10 @@ _SERVER_GONE_S = 600.0
 async def run_stage(
     stage: str, kind: type[Result], *, deployment: str = "placed", needs: str = "", **parameters: Any
 ) -> Result:
-    """What `<stage>/<deployment>` gives for `parameters`. A run that was lost, not failed, is run again.
+    """Returns the result of `<stage>/<deployment>` for `parameters`. A run that was lost, not failed, is run again.
 
-    `needs`: in words, for people who wonder why it stands where it stands."""
+    `needs`: the stage's needs as text, for people who look at the placement.
+    """
     plain = {name: _plain(value) for name, value in parameters.items()}
     where = f"placed as {stage}/{deployment}{f', needs {needs}' if needs else ''}"
     get_run_logger().info("%s %s", stage, where)
@@ -69,7 +70,7 @@ async def run_stage(
     state = run.state
     assert state is not None
     if state.is_crashed():
-        raise StageLost(stage=stage, run=run.name, reason=state.message or "no word of it")
+        raise StageLost(stage=stage, run=run.name, reason=state.message or "it disappeared without a message")
     if not state.is_completed():
         raise StageFailed(stage=stage, run=run.name, reason=state.message or f"it ended as {state.name}")
     get_run_logger().info("%s done by run %r", stage, run.name)
@@ -86,26 +87,29 @@ async def run_stage(
 
 
 async def _pass_on_the_cancelling(deployment: str, parameters: dict[str, Any]) -> None:
-    """Who cancels a pipeline means the stage that runs for it, too. One that only lost its own process (it was killed,
-    its machine is wanted) leaves the stage alone, to find it again when it goes on."""
+    """Cancels the placed stage of a cancelled pipeline.
+
+    A pipeline that only lost its own process (it was killed, or its machine was needed) leaves the stage alone, to find
+    it again when it resumes.
+    """
     async with get_client() as client:
         own = (await client.read_flow_run(UUID(str(flow_run.id)))).state
         if own is None or not (own.is_cancelling() or own.is_cancelled()):
             return
-        run = await _begin(deployment, parameters)  # the same, however far it had come
+        run = await _begin(deployment, parameters)  # the same run, whatever its state
         if run.state is None or not run.state.is_final():
-            why: State[Any] = Cancelling(message="the pipeline that asked for it was cancelled")
+            why: State[Any] = Cancelling(message="the pipeline that requested it was cancelled")
             await client.set_flow_run_state(run.id, why)
 
 
 async def _give_up(run: FlowRun, reason: str) -> None:
-    """So that the next try begins another run."""
+    """Marks a run as lost, so that the next try starts another."""
     async with get_client() as client:
         await client.set_flow_run_state(run.id, Crashed(message=reason), force=True)
 
 
 async def _begin(deployment: str, parameters: dict[str, Any]) -> FlowRun:
-    """The run that this pipeline began for the same before and that has not come to nothing; else a new one."""
+    """Returns the run that this pipeline began for the same request and that has not failed; else a new one."""
     asked = json.dumps([deployment, parameters], sort_keys=True)
     base = f"{flow_run.id}-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
     for number in itertools.count():
@@ -118,7 +122,7 @@ async def _begin(deployment: str, parameters: dict[str, Any]) -> FlowRun:
 
 
 async def _ended(client: PrefectClient, stage: str, run: FlowRun) -> FlowRun:
-    """The run, once it has ended; StageLost when nothing is to be expected of it any more."""
+    """Returns the run once it has ended; raises StageLost when no result can be expected any more."""
     began = heard = look_at = time.monotonic()
     while True:
         try:
@@ -142,8 +146,8 @@ async def _ended(client: PrefectClient, stage: str, run: FlowRun) -> FlowRun:
 
 
 async def _why_hopeless(client: PrefectClient, run: FlowRun) -> str | None:
-    """Why nothing is to be expected of a run; None while there is hope. Where our own stack runs it, the reconciler
-    is quicker."""
+    """Returns why no result can be expected from a run; None while it can. On the own stack the reconciler is
+    faster."""
     state, now = run.state, datetime.now(UTC)
     if state is None or state.is_paused():
         return None
@@ -172,7 +176,7 @@ async def _heard_since(client: PrefectClient, run: FlowRun, since: datetime) -> 
 
 
 def found_before(stage: str, what: str) -> None:
-    """Says in this run that a stage asked for no machine, and why."""
+    """Logs in this run that a stage needed no machine, and why."""
     reason = f"done before: {what}"
     get_run_logger().info("%s %s", stage, reason)
     note(environment.home(), str(flow_run.id), stage, ran=False, why=reason)

@@ -1,4 +1,4 @@
-"""Runs whose process is gone, found and settled."""
+"""Finds and settles runs whose process is gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOK_S = 2.0
 
 @task(task_run_name="settle_runs", cache_policy=NO_CACHE)
 async def settle_runs() -> list[str]:
-    """Looks until nobody is missed any more: what was done, in words."""
+    """Checks until no process is missing any more; returns what was done, as messages."""
     reconciler, said = build_reconciler(running_stack(environment.home())), list[str]()
     deadline = time.monotonic() + STARTING_S + 30.0
     while True:

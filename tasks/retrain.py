@@ -1,4 +1,4 @@
-"""Which live models are due for another training, and their pipelines, each as a run of its own."""
+"""Finds the live models that are due for retraining, and runs their pipelines, each as a separate run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from tasks.versions import find_version, live_models
 
 
 def models_to_retrain(why: str, model: str | None) -> list[PipelineSpec]:
-    """The specs of live models that want it for this reason. A model that is named must have a live version."""
+    """Returns the specs of live models to retrain for this reason. A model that is named must have a live version."""
     specs = [find_version(name, "live")[1] for name in ([model] if model else live_models())]
     return [spec for spec in specs if why == "asked" or why in spec.monitoring.retrain]
 
 
 async def retrain_models(specs: list[PipelineSpec]) -> list[Release]:
-    """The versions that are live then. All are tried; the first error is raised at the end."""
+    """Retrains the models and returns the versions that are live then. All are tried; the first error is raised at the
+    end."""
     if not specs:
         get_run_logger().info("no live model asks for this (monitoring.retrain of its spec)")
     whole = [spec.model_dump(mode="json", by_alias=True) for spec in specs]

@@ -1,4 +1,4 @@
-"""When a task is tried again: when its error says that this may help. Everything else would only fail later."""
+"""Decides when a task is retried: when its error says that this may help. Other errors would only fail later."""
 
 from __future__ import annotations
 

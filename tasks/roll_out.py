@@ -35,7 +35,7 @@ from tasks.run_log import run_log
     cache_policy=NO_CACHE,
 )
 async def roll_out_release(serving: ServingSpec, rollout: RolloutSpec, release: Release) -> Release:
-    """The release, live for all clients. RolloutFailed with the reason when it was rolled back."""
+    """Makes the release live for all clients. Raises RolloutFailed with the reason when it was rolled back."""
     with run_log():
         running = await asyncio.to_thread(use_case.begin_rollout, serving, rollout, release, by=_who())
     return release if running is None else use_case.rollout_outcome(release, await _follow(release, running))
@@ -49,14 +49,14 @@ async def roll_out_release(serving: ServingSpec, rollout: RolloutSpec, release: 
     cache_policy=NO_CACHE,
 )
 async def begin_rollout(serving: ServingSpec, rollout: RolloutSpec, release: Release) -> str | None:
-    """The rollout of the release that runs now, begun if there was none. None: the release is live already."""
+    """Returns the running rollout of the release, starting it if there is none. None: the release is already live."""
     with run_log():
         return await asyncio.to_thread(use_case.begin_rollout, serving, rollout, release, by=_who())
 
 
 @task(task_run_name="follow_rollout {release.name}", cache_policy=NO_CACHE)
 async def follow_rollout(release: Release, rollout: str) -> str | None:
-    """What a person is asked, once the rollout waits for approval; None once it has ended well."""
+    """Returns the question for a person once the rollout waits for approval; None once it has succeeded."""
     decisions = await _follow(release, rollout, until_asked=True)
     if use_case.waits_for_approval(decisions):
         return decisions[-1].reason
@@ -66,7 +66,7 @@ async def follow_rollout(release: Release, rollout: str) -> str | None:
 
 @task(task_run_name="answer_rollout {release.name}", cache_policy=NO_CACHE)
 async def answer_rollout(release: Release, rollout: str, answer: Approval) -> None:
-    """Tells the controller what a person has decided. Nothing, when it was told elsewhere in the meantime."""
+    """Sends a person's decision to the controller; nothing if it was made elsewhere in the meantime."""
     with run_log():
         await asyncio.to_thread(
             use_case.answer_rollout, release, rollout, approve=answer.approve, why=answer.why, by=_who()
@@ -74,7 +74,7 @@ async def answer_rollout(release: Release, rollout: str, answer: Approval) -> No
 
 
 async def _follow(release: Release, rollout: str, *, until_asked: bool = False) -> list[Decision]:
-    """Every decision, each as an event of Prefect, and the page about them."""
+    """Emits every decision as a Prefect event, and updates the page about them."""
     decisions: list[Decision] = await in_thread(
         use_case.follow_rollout,
         release,
@@ -95,7 +95,7 @@ def _who() -> str:
 
 
 def _emit(release: Release, decision: Decision) -> None:
-    """For automations of the Prefect server: one event for each decision, named by the phase."""
+    """Emits one event per decision, named by the phase, for automations of the Prefect server."""
     emit_event(
         event=f"serin.rollout.{decision.phase}",
         resource={

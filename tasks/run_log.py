@@ -1,7 +1,7 @@
 """The log of a run: what Serin logs while a task works, and warnings of Dask, thinned out.
 
-Prefect keeps every line in its database: of lines that differ in their numbers alone (steps of a training, parts of a
-table) one in a while is enough. What is held back is not lost: the stages write it to files.
+Prefect stores every line in its database: of lines that differ only in their numbers (steps of a training, parts of a
+table) a few are enough. Dropped lines are not lost: the stages write them to files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Thinned:
             self._say(line)
 
     def flush(self) -> None:
-        """The last line of each shape, in the order they came."""
+        """Passes on the last line of each shape, in the order they came."""
         with self._lock:
             for line in self._held.values():
                 self._say(line)
@@ -69,7 +69,7 @@ def thinned(say: Say) -> Iterator[Say]:
 
 @contextmanager
 def run_log() -> Iterator[None]:
-    """What Serin logs in this block, also in threads that it starts, are lines of the current run."""
+    """Makes what Serin logs in this block, also in threads that it starts, lines of the current run."""
     logger = get_run_logger()
     with passing(logger.info, logger.warning):
         yield
@@ -77,7 +77,7 @@ def run_log() -> Iterator[None]:
 
 @contextmanager
 def passing(info: Say, warn: Say) -> Iterator[None]:
-    """Passes on the lines of Serin and of its processes, thinned out, its warnings and those of Dask."""
+    """Passes on the lines of Serin and of its processes, thinned out, with its warnings and those of Dask."""
     with thinned(info) as less, _installed(_Passing(less, info, warn)):
         yield
 
@@ -99,8 +99,10 @@ def _installed(handler: logging.Handler) -> Iterator[None]:
 
 
 class _Passing(logging.Handler):
-    """Takes the records of the context it was installed in. A thread that a stage has started has no context of its own
-    to tell it by: its records are taken, too."""
+    """Takes the records of the context it was installed in.
+
+    A thread that a stage has started has no context to recognise it by: its records are taken, too.
+    """
 
     def __init__(self, less: Say, info: Say, warn: Say) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Prefect's task for the search, and the page about all that was tried."""
+"""Prefect's task for the search, and the page about all trials."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN = 20
     cache_policy=NO_CACHE,
 )
 async def search_settings(spec: PipelineSpec, datasets: list[Dataset]) -> SearchResult:
-    """The best settings by the valid rows, with a page about all that was tried; `chosen.yaml` in its folder."""
+    """Returns the best settings by the valid rows, with a page about all trials; `chosen.yaml` is in its folder."""
     found: SearchResult = await in_thread(use_case.search_settings, spec, datasets)
     await acreate_markdown_artifact(
         key=f"{spec.name}-search",

@@ -23,7 +23,7 @@ from tasks.in_thread import in_thread
 from tasks.markdown import drawing, receipt_table, table
 from tasks.retry import error_is_retryable
 
-_POINTS = 300  # of a curve: more cannot be seen
+_POINTS = 300  # of a curve: more would not be visible
 
 
 @task(
@@ -42,8 +42,10 @@ async def train_model(
     fresh: bool = False,
     attempt: str | None = None,
 ) -> Checkpoint:
-    """Trained weights; found when they were trained before, unless `fresh`. A fresh training continues what the same
-    `attempt` (this run, when none is named) has done of it."""
+    """Returns trained weights; finds existing ones, unless `fresh`.
+
+    A fresh training continues what the same `attempt` (this run, when none is named) has done of it.
+    """
     run = str(flow_run.id)
     done: StageResult[Checkpoint] = await in_thread(
         use_case.train_model,
@@ -85,14 +87,14 @@ def _page(checkpoint: Checkpoint, receipt: Receipt | None) -> str:
 
 
 def _curves(folder: Path, epochs: list[dict[str, Any]]) -> str:
-    """The loss as the workers told it, and what was measured after each epoch."""
+    """Returns the loss that the workers reported, and the metrics after each epoch."""
     if not epochs:
         return ""
     said = progress_file(folder)
     lines = [json.loads(line) for line in said.read_text().splitlines()] if said.exists() else []
     losses = {
         line["step"]: line["loss"] for line in lines if line["event"] == "step"
-    }  # a resumed one: the last word
+    }  # of a resumed epoch the last record counts
     losses = losses or {epoch["step"]: epoch["loss"] for epoch in epochs}
     every = max(1, len(losses) // _POINTS)
     panels = {"loss": sorted(losses.items())[::every]}

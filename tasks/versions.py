@@ -1,4 +1,4 @@
-"""Published versions and what their specs say."""
+"""Published versions and their specs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serin.store.store import Store
 
 
 def find_version(model: str, version: int | str | None = None) -> tuple[Release, PipelineSpec]:
-    """A version by number or alias, or the newest, with the spec it was made from."""
+    """Returns a version by number or alias, or the newest, with the spec it was made from."""
     store = Store.open()
     if version is None:
         versions = store.versions(model)
@@ -24,6 +24,6 @@ def find_version(model: str, version: int | str | None = None) -> tuple[Release,
 
 
 def live_models() -> list[str]:
-    """Every model that has a live version."""
+    """Returns every model that has a live version."""
     store = Store.open()
     return [model for model in store.models() if "live" in store.aliases(model)]

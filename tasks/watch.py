@@ -1,4 +1,4 @@
-"""What a model's clients saw against what its live version promises: a page, and an event for each breach."""
+"""Compares what a model's clients saw with its live version's promises: a page, and an event for each breach."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PAGES_KEPT = 288  # a day of them; a page holds a picture
 
 @task(task_run_name="watch_model {model}", cache_policy=NO_CACHE)
 async def watch_model(model: str, window_s: float) -> list[str]:
-    """The promises that were broken in the last `window_s` seconds, in words."""
+    """Returns the promises that were broken in the last `window_s` seconds, as messages."""
     logger = get_run_logger()
     now = time.time()
     log = request_log(environment.home())
@@ -59,11 +59,11 @@ async def watch_model(model: str, window_s: float) -> list[str]:
 
 @task(task_run_name="look_at_tables {model}", cache_policy=NO_CACHE)
 async def look_at_tables(model: str) -> None:
-    """An event when the live version's tables are not those it was trained on, once for each change of them."""
+    """Emits an event when the live version's tables differ from those it was trained on, once for each change."""
     release, spec = find_version(model, "live")
     if "data" not in spec.monitoring.retrain or not spec.has_data:
         return
-    from serin.etl.build import current_key  # pandas: not when nobody wants to know
+    from serin.etl.build import current_key  # imports pandas: only when needed
 
     store = Store.open()
     key = await asyncio.to_thread(current_key, spec.data, spec.features, store)
@@ -112,7 +112,7 @@ def _page(title: str, svg: str, seen: tuple[ReleaseLatency, ...], found: tuple[B
 
 
 async def _drop_old_pages(key: str) -> None:
-    """Prefect keeps every page for ever."""
+    """Deletes old pages: Prefect keeps every page forever."""
     async with get_client() as client:
         old = await client.read_artifacts(
             artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])),

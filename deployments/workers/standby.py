@@ -1,4 +1,4 @@
-"""Processes of runs: one that waits for the next run, and how a run is handed to it."""
+"""The processes of runs: one that waits for the next run, and how a run is handed to it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ class Standby:
         self._process: Process | None = None
 
     async def prepare(self) -> None:
-        """Start the process. If that fails (no memory is left, say), the next run gets a new process."""
+        """Starts the process. If that fails (for example out of memory), the next run gets a new process."""
         settings = get_current_settings().to_environment_variables(exclude_unset=True)
         variables = sanitize_subprocess_env({**environment.child_environment(), **settings})
         with contextlib.suppress(OSError):
             self._process = await _start(_WAITING, variables, stdin=subprocess.PIPE)
 
     async def take(self, run: str, variables: Mapping[str, str]) -> Process:
-        """A process that runs Prefect's engine for `run`: the waiting one, or a new one if that does not listen."""
+        """Returns a process that runs Prefect's engine for `run`: the waiting one, or a new one if that does not
+        respond."""
         waiting, self._process = self._process, None
         try:
             if waiting is not None and await _hand_over(waiting, run, variables):
@@ -68,12 +69,13 @@ async def _start(module: str, variables: Mapping[str, str], stdin: int = subproc
             stdin=stdin,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # signals reach the run with all that it starts, and not the worker
+            start_new_session=True,  # signals reach the run with all its processes, and not the worker
         )
 
 
 async def _hand_over(process: Process, run: str, variables: Mapping[str, str]) -> bool:
-    """Whether the process has received the run. It is recorded before: the worker may be killed at any time."""
+    """Hands the run over; returns whether the process received it. It is recorded first: the worker may be killed at
+    any time."""
     if process.returncode is None and process.stdin is not None:
         record_run(environment.home(), run, process.pid)
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -91,7 +93,7 @@ async def _end(process: Process) -> None:
 
 
 async def end_group(group: int, *, grace_s: float) -> None:
-    """SIGTERM for every process of a group; SIGKILL for those that are left after `grace_s`."""
+    """Sends SIGTERM to every process of a group; SIGKILL to those that are left after `grace_s`."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGTERM)
         with anyio.move_on_after(grace_s):
@@ -102,7 +104,8 @@ async def end_group(group: int, *, grace_s: float) -> None:
 
 
 def _open_log() -> IO[bytes]:
-    """Where runs print. The worker's output is a pipe that breaks when the worker dies, and would end the run."""
+    """Opens the log of runs. The worker's output is a pipe that breaks when the worker dies, which would end the
+    run."""
     path = environment.home() / "logs" / "runs.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > _LOG_BYTES:

@@ -44,12 +44,12 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, "-m", _ENGINE], wanted)
     environment.replace(wanted)
     sys.argv = [_ENGINE]
-    sys.modules.pop(_ENGINE, None)  # it was imported; now it is run
+    sys.modules.pop(_ENGINE, None)  # it was imported as a module; now it runs as a program
     runpy.run_module(_ENGINE, run_name="__main__")
 
 
 def fits(wanted: Mapping[str, str]) -> bool:
-    """Whether a run with the environment `wanted` would find the same in a new process as in this one."""
+    """Returns whether a run with the environment `wanted` would find the same in a new process as in this one."""
     own = environment.child_environment()
     differing = {name for name in own.keys() | wanted.keys() if own.get(name) != wanted.get(name)}
     return all(name.startswith(_OF_THE_RUN) for name in differing)
@@ -76,8 +76,10 @@ class Sources:
 
 
 def _identity(file: str) -> tuple[int, int, int] | None:
-    """Time of the last write, size, inode. Not the inode's time of change: package managers link the same files into
-    other environments, which changes it."""
+    """Returns the time of the last write, size and inode of a file.
+
+    The inode's change time is left out: package managers link the same files into other environments, which changes it.
+    """
     try:
         found = Path(file).stat()
     except OSError:

@@ -1,7 +1,7 @@
 """Prefect's worker type `serin`: `prefect worker start --type serin --pool cpu`.
 
 It hands each run to a process that has its imports done and waits (standby.py). It subscribes to the server's events,
-so that a run starts when it is asked for and not when the worker polls next; polling remains for missed events.
+so that a run starts when it is requested and not at the next poll; polling remains for missed events.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class WarmProcessWorker(BaseWorker[BaseJobConfiguration, BaseVariables, RunResul
         configuration: BaseJobConfiguration,
         task_status: TaskStatus[int] | None = None,
     ) -> RunResult:
-        """Returns when the run's process has ended. If the worker is stopped before, the process is, too."""
+        """Runs a flow run; returns when its process has ended. If the worker is stopped before, so is the process."""
         variables = sanitize_subprocess_env({**environment.child_environment(), **configuration.env})
         process = await self._standby.take(str(flow_run.id), variables)
         self._running[flow_run.id] = process
@@ -99,7 +99,8 @@ class WarmProcessWorker(BaseWorker[BaseJobConfiguration, BaseVariables, RunResul
         return RunResult(identifier=str(process.pid), status_code=code)
 
     async def _settle(self, run: UUID, code: int) -> int:
-        """The exit code to report: 0 if the run's state already says how it ended, or that it is queued again."""
+        """Returns the exit code to report: 0 if the run's state already says how it ended, or that it is queued
+        again."""
         cancelled = run in self._cancelled
         self._cancelled.discard(run)
         if not cancelled and code == 0:
@@ -120,7 +121,7 @@ class WarmProcessWorker(BaseWorker[BaseJobConfiguration, BaseVariables, RunResul
         configuration: BaseJobConfiguration,  # noqa: ARG002 (Prefect's signature)
         grace_seconds: int = 30,  # noqa: ARG002
     ) -> None:
-        """Prefect calls it for a run that is cancelled before it has begun."""
+        """Ends a run that is cancelled before it has begun; called by Prefect."""
         for run, process in list(self._running.items()):
             if str(process.pid) == infrastructure_pid:
                 await self._cancel(run)
@@ -138,7 +139,7 @@ class WarmProcessWorker(BaseWorker[BaseJobConfiguration, BaseVariables, RunResul
             return await super().get_and_submit_flow_runs()
 
     async def sync_with_backend(self) -> None:
-        """Also subscribes to events once the pool is known, and looks for cancelled runs whose event was missed."""
+        """Subscribes to events once the pool is known, and looks for cancelled runs whose event was missed."""
         await super().sync_with_backend()
         if not self._listens:
             self._listens = True

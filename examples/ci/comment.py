@@ -1,6 +1,7 @@
-"""One comment on a pull request, written once and then kept up to date.
+"""Writes one comment on a pull request and keeps it up to date.
 
-python comment.py REPORT --pull-request 7      needs GITHUB_TOKEN, GITHUB_REPOSITORY and, elsewhere than on github.com,
+python comment.py REPORT --pull-request 7      needs GITHUB_TOKEN, GITHUB_REPOSITORY and, elsewhere than on
+github.com,
                                                GITHUB_API_URL, as GitHub Actions sets them
 """
 
@@ -15,12 +16,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-MARK = "<!-- serin: the model of this pull request -->"  # how the comment is found again
+MARK = "<!-- serin: the model of this pull request -->"  # identifies the comment
 _PAGE = 100
 
 
 class GitHub:
-    """The two things of GitHub's interface that are needed here."""
+    """The two calls of GitHub's API that are needed here."""
 
     def __init__(self, url: str, repository: str, token: str) -> None:
         self._url = f"{url.rstrip('/')}/repos/{repository}"
@@ -49,14 +50,14 @@ class GitHub:
 
 
 def comment(github: GitHub, number: int, report: str) -> str:
-    """The comment holds the report; says what was done."""
+    """Writes the report into the comment; returns what was done."""
     body = {"body": f"{MARK}\n{report}"}
     known = github.find_comment(number)
     if known is None:
         github.call("POST", f"/issues/{number}/comments", body)
         return "written"
     github.call("PATCH", f"/issues/comments/{known}", body)
-    return "brought up to date"
+    return "updated"
 
 
 def main() -> None:

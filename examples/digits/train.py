@@ -1,6 +1,6 @@
 """Trains a small convolutional network on scikit-learn's digits. Started by `serin train examples/digits/spec.yaml`.
 
-Saves after every epoch, goes on where it was interrupted, and ends with 75 when it is told to stop.
+It saves after every epoch, resumes where it was interrupted, and exits with 75 when it is asked to stop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from serin.training.foreign.own_script import ScriptRun, this_run
 
-STOPPED = 75  # "saved; run me again"
+STOPPED = 75  # "saved; run it again"
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):
@@ -45,7 +45,7 @@ class Network(nn.Sequential):
         )  # fmt: skip
 
     def forward(self, image: Tensor) -> Tensor:
-        result: Tensor = super().forward(image / 8.0 - 1.0)  # so that clients send pixels as they are
+        result: Tensor = super().forward(image / 8.0 - 1.0)  # so that clients send raw pixels
         return result
 
 
@@ -53,10 +53,10 @@ def main() -> None:
     run = this_run()
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
-    torch.set_num_threads(1)  # images this small are done before threads have met
+    torch.set_num_threads(1)  # more threads do not pay off for images this small
     torch.manual_seed(run.seed)
     network = Network(run.options["channels"])
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)  # no state of its own to be saved
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)  # it has no state to save
     saved = run.checkpoints / "weights.safetensors"
     done = 0
     if run.resume:
@@ -67,7 +67,7 @@ def main() -> None:
         train_epoch(network, optimizer, run, epoch)
         state = {**network.state_dict(), "epochs_done": torch.tensor(epoch)}
         save_file(state, saved.with_suffix(".new"))
-        saved.with_suffix(".new").replace(saved)  # whole or not at all
+        saved.with_suffix(".new").replace(saved)  # atomic
         run.report(epoch, {"accuracy": accuracy(network)})
         if asked:
             sys.exit(STOPPED)
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def train_epoch(network: Network, optimizer: torch.optim.Optimizer, run: ScriptRun, epoch: int) -> None:
-    order = torch.Generator().manual_seed(run.seed * 1000 + epoch)  # the same when the epoch is done again
+    order = torch.Generator().manual_seed(run.seed * 1000 + epoch)  # the same when the epoch is repeated
     batches = DataLoader(Digits(test=False), run.options["batch_rows"], shuffle=True, generator=order)
     for images, labels in batches:
         optimizer.zero_grad()
@@ -91,7 +91,7 @@ def accuracy(network: Network) -> float:
 
 @torch.no_grad()
 def leave(network: Network, run: ScriptRun) -> None:
-    """The graph, the rows it must answer as it does here, and how good it is."""
+    """Writes the graph, golden rows with their answers, and the metrics."""
     network.eval()
     rows = Digits(test=True).images[:64]
     batch = torch.export.Dim("batch", min=1, max=2**20)

@@ -1,10 +1,14 @@
-"""The whole chain on this machine, in three acts. One: tables, stack, pipeline, a served model, predictions beside what
-really happened. Two: a second version, with trees, takes its place under live traffic. Three: a third one, slow on
-purpose, is sent back. Each rollout leaves its story as a page.
+"""The whole chain on this machine, in three parts.
 
-Runs the same commands a person would type. Can be run again: a stack that is up is used, what has not changed is kept.
+1. Tables, stack, pipeline, a served model, and predictions beside the real outcomes.
+2. A second version, a tree model, replaces the first under live traffic.
+3. A third version, deliberately slow, is rolled back.
+
+Each rollout writes a report. The demo runs the same commands that a person would type. It can be repeated: a running
+stack is used, and unchanged results are reused.
+
     make demo
-    .venv/bin/python examples/flights/demo.py --first      (the first act alone)
+    .venv/bin/python examples/flights/demo.py --first      (the first part alone)
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ BEGIN = time.monotonic()
 
 
 def main() -> int:
-    os.chdir(ROOT)  # where the stack's state lies, for the commands and for us
+    os.chdir(ROOT)  # the stack's state is there, for the commands and for this script
     say("the tables")
     run([sys.executable, str(HERE / "fetch.py")])
     say("the stack: Prefect, the gateway, the rollout controller")
@@ -54,7 +58,7 @@ def main() -> int:
         ):  # a rollout over a live version needs some
             run([SERIN, "run", str(SPEC)])
     else:
-        say(f"version {told} is live: the pipeline and its rollouts were run before")
+        say(f"version {told} is live: the pipeline and its rollouts have run before")
     say("predictions through the gateway, by HTTP and gRPC, with NVIDIA's own client")
     flights = newest_flights()
     scores = predict_http(address, flights)
@@ -62,14 +66,14 @@ def main() -> int:
     some = np.sort(np.concatenate([np.flatnonzero(late)[: SHOWN // 2], np.flatnonzero(~late)[: SHOWN // 2]]))
     show(flights.iloc[some], scores[some], predict_grpc(address, flights.iloc[some]))
     print(
-        f"\nAUC {auc(late, scores):.3f} on the {len(flights):,} newest flights, which were not trained on\n"
+        f"\nAUC {auc(late, scores):.3f} on the {len(flights):,} newest flights, which are not in the training data\n"
     )
     if told < 2 and "--first" not in sys.argv[1:]:
         say("a second version, with trees instead of a network, under live traffic")
         release("second", "{kind: xgboost}", flights, address, why="trees", ends="promoted")
-        say("a third version, whose network is slow on purpose")
+        say("a third version, whose network is deliberately slow")
         model = "{module: wide_network.py:Wide}"
-        release("third", model, flights, address, why="slow on purpose", ends="rolled_back")
+        release("third", model, flights, address, why="deliberately slow", ends="rolled_back")
     run([SERIN, "status"])
     say("done")
     print(
@@ -83,13 +87,13 @@ def main() -> int:
 
 
 def release(name: str, model: str, rows: pd.DataFrame, address: str, *, why: str, ends: str) -> None:
-    """The example's spec with another model, published, then rolled out while clients ask; and the story of that."""
+    """Publishes the example's spec with another model, rolls it out under traffic, and writes the report."""
     spec = re.sub(
         r"^search:.*\n(?: .*\n)+", "", SPEC.read_text(), flags=re.MULTILINE
     )  # fits the network only
     path = HERE / f"{name}.yaml"
     path.write_text(re.sub(r"^model: .*$", f"model: {model}", spec, flags=re.MULTILINE))
-    print(f"{path.relative_to(ROOT)} is spec.yaml with another model: {model}", flush=True)
+    print(f"{path.relative_to(ROOT)} is spec.yaml with another model section: {model}", flush=True)
     run([SERIN, "run", str(path), "--no-serve"])
     version = Store.open().versions(MODEL)[-1]
     with clients(address, rows) as traffic:
@@ -97,15 +101,13 @@ def release(name: str, model: str, rows: pd.DataFrame, address: str, *, why: str
         run(start, code=0 if ends == "promoted" else 1)
     now, failed = model_status(), sum(traffic.failures.values())
     if (now["rollout"]["version"], now["rollout"]["phase"]) != (version, ends):
-        sys.exit(
-            f"demo: version {version} should have been {ends}; `serin rollout status` says how it stands"
-        )
+        sys.exit(f"demo: version {version} should have been {ends}; `serin rollout status` shows its state")
     print(
         f"\nversion {version} was {ends.replace('_', ' ')}, version {now['live']} is live; "
-        f"of {traffic.answered + failed:,} requests meanwhile {failed} failed\n"
+        f"of {traffic.answered + failed:,} requests in the meantime {failed} failed\n"
     )
     if failed:
-        sys.exit(f"demo: no client should have noticed: {traffic.failures}")
+        sys.exit(f"demo: no request should have failed: {traffic.failures}")
     run([SERIN, "rollout", "report", MODEL, "--out", str(STORIES / f"{name}-rollout.html")])
 
 
@@ -114,7 +116,7 @@ def clients(address: str, rows: pd.DataFrame) -> Traffic:
 
 
 def model_status() -> dict[str, Any]:
-    """Which version is live, and how the newest rollout stands."""
+    """Returns the live version and the state of the newest rollout."""
     found = subprocess.run(
         [SERIN, "rollout", "status", "--json"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -127,7 +129,7 @@ def say(text: str) -> None:
 
 
 def run(command: list[str], code: int = 0) -> None:
-    """Shown as a person would type it; its output goes straight to the screen. It must end with `code`."""
+    """Runs a command as a person would type it, with its output on the screen. It must exit with `code`."""
     print(
         "$",
         *(str(Path(word).relative_to(ROOT)) if word.startswith(str(ROOT)) else word for word in command),
@@ -135,11 +137,11 @@ def run(command: list[str], code: int = 0) -> None:
     )
     done = subprocess.run(command, cwd=ROOT)
     if done.returncode != code:
-        sys.exit(f"demo: that ended with code {done.returncode}; the lines above say why")
+        sys.exit(f"demo: the command exited with code {done.returncode}; the lines above say why")
 
 
 def status() -> dict[str, Any] | None:
-    """The stack as it is; None when none is up."""
+    """Returns the status of the stack; None when none is up."""
     done = subprocess.run([SERIN, "status", "--json"], cwd=ROOT, capture_output=True, text=True)
     found: dict[str, Any] | None = json.loads(done.stdout) if done.returncode == 0 else None
     return found
@@ -149,21 +151,21 @@ def bring_up() -> dict[str, Any]:
     run([SERIN, "up"])
     stack = status()
     if stack is None:
-        sys.exit("demo: the stack came up but is not well; `serin status` shows it")
+        sys.exit("demo: the stack is up but not healthy; `serin status` shows it")
     return stack
 
 
 def newest_flights() -> pd.DataFrame:
-    """Flights of the last days with the weather of their hour: what a client would send, and the truth to compare."""
+    """Returns flights of the last days with the weather of their hour: what a client would send, and the truth."""
     flights = pd.read_parquet(HERE / "data" / "flights.parquet")
     weather = pd.read_parquet(HERE / "data" / "weather.parquet")
     arrived = flights[flights["arr_delay"].notna()].sort_values("time_hour", kind="stable").tail(SCORED)
-    mixed = arrived.sample(frac=1.0, random_state=1)  # so that the first few are not all of one hour
+    mixed = arrived.sample(frac=1.0, random_state=1)  # so that the first few are not all from one hour
     return mixed.merge(weather, on=["origin", "time_hour"], how="left")
 
 
 def tensors(client: Any, kinds: dict[str, str], rows: pd.DataFrame) -> list[Any]:
-    """One tensor of shape [rows, 1] per input the model names. Nulls are what the schema says: NaN, "", ..."""
+    """Returns one tensor of shape [rows, 1] per input of the model. Nulls are as in the schema: NaN, "", ..."""
     made = []
     for name, kind in kinds.items():
         tensor = client.InferInput(name, [len(rows), 1], kind)
@@ -173,7 +175,7 @@ def tensors(client: Any, kinds: dict[str, str], rows: pd.DataFrame) -> list[Any]
 
 
 def column_values(column: pd.Series, kind: str) -> np.ndarray:
-    """As the model's input of that name wants them."""
+    """Returns the values in the type of the model's input of that name."""
     if kind == "BYTES":
         return column.fillna("").to_numpy(dtype=object)
     if pd.api.types.is_datetime64_any_dtype(column):
@@ -182,7 +184,7 @@ def column_values(column: pd.Series, kind: str) -> np.ndarray:
 
 
 def request_bodies(address: str, rows: pd.DataFrame) -> list[list[dict[str, Any]]]:
-    """A request of one row for each of `rows`, in the JSON any HTTP client can send."""
+    """Returns a request of one row for each of `rows`, as JSON that any HTTP client can send."""
     with http_client.InferenceServerClient(address) as client:
         kinds = {entry["name"]: entry["datatype"] for entry in client.get_model_metadata(MODEL)["inputs"]}
     rows = rows.dropna(subset=list(kinds))  # JSON has no NaN
@@ -215,7 +217,7 @@ def predict_grpc(address: str, rows: pd.DataFrame) -> np.ndarray:
 
 
 def show(flights: pd.DataFrame, by_http: np.ndarray, by_grpc: np.ndarray) -> None:
-    print("\nsome at random, half of them late: how likely that was said to be, and what happened")
+    print("\na random sample, half of them late: the predicted probability, and what happened")
     print(f"  {'flight':<8}{'from':<5}{'to':<5}{'scheduled (UTC)':<18}{'HTTP':>7}{'gRPC':>7}   what happened")
     for flight, http, grpc in zip(flights.itertuples(), by_http, by_grpc, strict=True):
         truth = f"{flight.arr_delay:.0f} min late" if flight.arr_delay > 15 else "on time"

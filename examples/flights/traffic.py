@@ -1,4 +1,4 @@
-"""Clients for the demo: rows sent one by one at a steady rate, from several connections, and what became of them."""
+"""Clients for the demo: rows sent one by one at a steady rate over several connections, and their outcomes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_S = 24 * 3600.0
 
 @dataclass
 class Traffic:
-    """Runs between `with Traffic(...) as traffic:` and the end of that block; its figures are there after it."""
+    """Sends requests during the block `with Traffic(...) as traffic:`; the figures are available after it."""
 
     address: str
     model: str
@@ -29,7 +29,7 @@ class Traffic:
 
     @property
     def failures(self) -> dict[str, int]:
-        """How many, by kind."""
+        """Counts the failures by kind."""
         return self.result.errors if self.result else {"the clients themselves": 1}
 
     def __enter__(self) -> Traffic:

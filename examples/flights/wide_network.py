@@ -1,7 +1,7 @@
-"""A network that answers as well as the example's own, and far more slowly: for a release that has to be rolled back.
+"""A network that answers as well as the example's own, but much more slowly: for a release that must be rolled back.
 
-Its detour is wide: at each request, of one row or of a thousand, it goes through millions of weights that change the
-answer by nothing worth speaking of.
+For each request, of one row or a thousand, it computes a detour through millions of weights that changes the answer by
+a negligible amount.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ REFUSALS = [
     refusal(ColumnUnusable, "has type list", main={"x": [[1]] * ROWS}),
     refusal(
         ColumnUnusable,
-        "'x' holds no value",
+        "'x' has no value",
         main={"x": pa.nulls(ROWS, pa.float64())},
     ),
     refusal(

@@ -88,5 +88,5 @@ def test_infinite_values_take_no_part_in_a_fit() -> None:
 
 def test_a_column_without_a_value_in_training_is_refused_by_name() -> None:
     values = np.full(4, np.nan, np.float32)
-    with pytest.raises(DataError, match="'f' holds no value in the training split"):
+    with pytest.raises(DataError, match="'f' has no value in the training split"):
         fit([FeatureSpec(columns=["f"], steps=["fill_median"])], KINDS, columns_of({"f": values}, KINDS))

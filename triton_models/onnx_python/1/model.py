@@ -1,9 +1,9 @@
 """Answers a batch of requests with one run of the bundle's ONNX graph, or of its front and then its core.
 
-Runs inside Triton's Python, which has its own numpy and knows nothing of serin. All requests are read, joined, checked
-and scored at once. Only when something is wrong are they looked at one by one: a request that cannot be scored is
-answered with an error of its own and never fails those that share its batch, and what a client reads names the column
-at fault and never a path or a stack.
+It runs inside Triton's Python, which has its own numpy and does not import serin. All requests are read, joined,
+checked and scored at once. Only when something is wrong are they checked one by one: a request that cannot be scored
+gets its own error and never fails those that share its batch, and the message names the column at fault and never a
+path or a stack.
 """
 
 import json
@@ -15,7 +15,7 @@ import onnxruntime
 import triton_python_backend_utils as pb_utils
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-# ONNX Runtime's errors share no base class of their own.
+# ONNX Runtime's errors have no common base class.
 _ORT_ERRORS = tuple(
     kind for kind in vars(ort_state).values() if isinstance(kind, type) and issubclass(kind, Exception)
 )
@@ -27,12 +27,12 @@ _CPU = "CPUExecutionProvider"
 
 
 class BadRequest(Exception):
-    """What is wrong with one request, in words for its sender."""
+    """An error of one request, as a message for its sender."""
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        """Open the graphs beside this file. An error here fails the load, which is what should happen."""
+        """Opens the graphs beside this file. An error here fails the load, as it should."""
         folder = Path(args["model_repository"], args["model_version"])
         schema = json.loads((folder / "schema.json").read_text(encoding="utf-8"))
         self._inputs = [
@@ -52,7 +52,7 @@ class TritonPythonModel:
         self._outputs = self._session.outputs
 
     def execute(self, requests):
-        """One response per request, in order."""
+        """Returns one response per request, in order."""
         responses = [None] * len(requests)
         readable, batch = [], []
         for position, request in enumerate(requests):
@@ -67,7 +67,7 @@ class TritonPythonModel:
         return responses
 
     def _read(self, request):
-        """The request's arrays in the order of the columns, not looked at yet."""
+        """Returns the request's arrays in the order of the columns, unchecked."""
         tensors = request.inputs()
         if [tensor.name() for tensor in tensors] == self._names:
             return [tensor.as_numpy() for tensor in tensors]
@@ -78,7 +78,7 @@ class TritonPythonModel:
         return [known[name].as_numpy() for name in self._names]
 
     def _answer(self, batch):
-        """Responses for requests that were read; those at fault are found and answered by themselves."""
+        """Returns responses for requests that were read; those at fault are found and answered separately."""
         try:
             feed = self._join(batch)
         except (BadRequest, ValueError, TypeError):
@@ -91,7 +91,7 @@ class TritonPythonModel:
             return self._answer_halves(batch, error)
 
     def _answer_halves(self, batch, error):
-        """The others must not pay for the one at fault."""
+        """Splits the batch, so that the other requests do not fail with the one at fault."""
         if len(batch) > 1:
             half = len(batch) // 2
             return self._answer(batch[:half]) + self._answer(batch[half:])
@@ -114,8 +114,10 @@ class TritonPythonModel:
         return responses
 
     def _join(self, batch):
-        """One array for each column. BadRequest for a value that must not be; ValueError for arrays that do not fit,
-        which `_check` explains."""
+        """Returns one array for each column.
+
+        Raises BadRequest for an invalid value, and ValueError for arrays that do not fit, which `_check` explains.
+        """
         feed, texts, rows = {}, [], sum(len(arrays[0]) for arrays in batch)
         for (name, kind, dtype, dims), parts in zip(self._inputs, zip(*batch, strict=True), strict=True):
             joined = parts[0] if len(batch) == 1 else np.concatenate(parts)
@@ -133,7 +135,7 @@ class TritonPythonModel:
         return feed
 
     def _decode(self, texts, feed):
-        """All texts of all columns in one step."""
+        """Decodes all strings of all columns in one step."""
         flat = [joined.reshape(-1).tolist() for _, joined in texts]
         values = flat[0] if len(flat) == 1 else list(chain.from_iterable(flat))
         whole = b"\0".join(values)
@@ -141,7 +143,7 @@ class TritonPythonModel:
             decoded = whole.decode().split("\0")
         except UnicodeDecodeError:
             raise _no_text(texts) from None
-        if len(decoded) != len(values):  # some hold the separator themselves
+        if len(decoded) != len(values):  # some contain the separator themselves
             decoded = [value.decode() for value in values]
         if len(whole) > self._most_bytes and max(map(len, values)) > self._most_bytes:
             raise _too_long(texts, self._most_bytes)
@@ -153,7 +155,8 @@ class TritonPythonModel:
             at += joined.size
 
     def _check(self, arrays):
-        """BadRequest for arrays of another type or form than the columns'. Triton itself lets none of them pass."""
+        """Raises BadRequest for arrays of another type or shape than the columns'. Triton itself lets none of them
+        pass."""
         rows = None
         for (name, _, dtype, dims), values in zip(self._inputs, arrays, strict=True):
             if values.dtype != dtype:
@@ -188,7 +191,7 @@ class TritonPythonModel:
 
 
 class _Graph:
-    """A graph in a session of its own, on the CPU or an accelerator."""
+    """A graph in its own session, on the CPU or an accelerator."""
 
     def __init__(self, path, settings, provider, device):
         options = onnxruntime.SessionOptions()
@@ -206,7 +209,7 @@ class _Graph:
         self.inputs = [tensor.name for tensor in session.get_inputs()]
         self.outputs = [tensor.name for tensor in session.get_outputs()]
         types = {tensor.type for tensor in session.get_inputs()}
-        self._bound = provider != "cpu" and "tensor(string)" not in types  # ONNX Runtime binds no texts
+        self._bound = provider != "cpu" and "tensor(string)" not in types  # ONNX Runtime cannot bind strings
 
     def run(self, outputs, feed):
         if not self._bound:
@@ -233,7 +236,7 @@ class _FrontAndCore:
 
 
 def _open(folder, settings, device):
-    """The graphs that the configuration names: one, or a front for the CPU and a core for the accelerator."""
+    """Opens the graphs that the configuration names: one, or a front for the CPU and a core for the accelerator."""
     names = settings.get("graphs", "model.onnx").split()
     provider = settings.get("provider", "cpu")
     if len(names) == 1:
