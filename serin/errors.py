@@ -36,11 +36,11 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── ModelUnfit              a script that leaves no usable model, or an ONNX file that cannot be used
 │   ├── CodeChanged             a user's code that changed while its training waited for a GPU (retryable)
 │   ├── WorkerFailed            a training process died (retryable)
-│   ├── NotTrained              an export that was asked for before there are weights
+│   ├── NotTrained              an export that was requested before there are weights
 │   ├── Preempted               stopped from outside after saving; run again (exit code 75, retryable)
 │   ├── LossNotFinite           the loss became NaN or infinite
 │   ├── SearchFailed            a search in which nothing that was tried could be trained
-│   ├── SearchStopped           a search that was told to stop; run again (exit code 75, retryable)
+│   ├── SearchStopped           a search that was asked to stop; run again (exit code 75, retryable)
 │   └── CheckpointBroken        a checkpoint that does not match its digest
 ├── ExportError
 │   ├── ExportFailed            a network or a feature that does not become a graph
@@ -76,11 +76,11 @@ SerinError                      what happened, where, what to do next; fields fo
     ├── AlreadyUp               a stack runs in this folder
     ├── NotUp                   no stack runs in this folder
     ├── StackUnusable           a file, folder or process that keeps the stack from working
-    ├── PortTaken               a port that was asked for is in use
+    ├── PortTaken               a requested port is in use
     ├── ProcessFailed           a part of the stack did not start
     ├── PipelineFailed          a run on the stack's workers did not complete
     ├── RunNotCancellable       a run that has ended already (exit code 2)
-    ├── RunNotResumable         a run that has completed, or is still under way (exit code 2)
+    ├── RunNotResumable         a run that has completed, or is still running (exit code 2)
     ├── SupervisorGone          the stack's supervisor does not answer
     ├── SupervisorRefused       the stack's supervisor cannot do what it was asked
     ├── PrefectGone             the Prefect server does not answer

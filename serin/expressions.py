@@ -46,7 +46,7 @@ class Masked(NamedTuple):
 
 
 class ExpressionError(ValueError):
-    """The text is no expression, or the columns do not fit it. Says where and what."""
+    """The text is not a valid expression, or the columns do not fit it. The message says what and where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class _Parser:
         if kind == "number":
             number = int(value) if value.isdigit() else float(value)
             if isinstance(number, int) and number >= 2**63:
-                raise self._error(f"{value} is too large for a whole number; write {value}.0")
+                raise self._error(f"{value} is too large for an integer; write {value}.0")
             return Node("literal", number)
         if kind == "string":
             return Node("literal", value)

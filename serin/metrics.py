@@ -161,7 +161,7 @@ def _binary(target: NDArray[Any]) -> NDArray[np.bool_]:
 def _labels(target: NDArray[Any], classes: int) -> NDArray[np.int64]:
     labels = target.astype(np.int64)
     if not bool(np.all((labels == target) & (labels >= 0) & (labels < classes))):
-        raise ValueError(f"a target for {classes} classes holds whole numbers from 0 to {classes - 1}")
+        raise ValueError(f"a target for {classes} classes must have integers from 0 to {classes - 1}")
     return labels
 
 

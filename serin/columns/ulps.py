@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 def ulps_apart(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """How many float32 values lie between each two, plus 1 if they differ; NaN equals NaN and is far from the rest."""
+    """Counts the float32 values between each two, plus 1 if they differ; NaN equals NaN and is far from the rest."""
     apart: npt.NDArray[np.int64] = np.abs(_place(left) - _place(right))
     return np.where(
         np.isnan(left) | np.isnan(right), np.where(np.isnan(left) & np.isnan(right), 0, 2**32), apart

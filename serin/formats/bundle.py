@@ -51,7 +51,7 @@ class ManifestFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Who a bundle is, where it came from and what lies in it. `digest` is the sha256 of the manifest's own file."""
+    """The identity, origin and content of a bundle. `digest` is the sha256 of the manifest's own file."""
 
     name: str
     model_version: int
@@ -166,7 +166,7 @@ def check_self_contained(path: Path) -> None:
     for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             raise BundleBroken(
-                path=str(path), reason=f"tensor {tensor.name!r} lies in a file outside the model"
+                path=str(path), reason=f"tensor {tensor.name!r} is stored in a file outside the model"
             )
 
 
@@ -224,7 +224,7 @@ def _valid_path(name: str) -> str:
     parts = PurePosixPath(name).parts
     deepest = _REPOSITORY_DEPTH if parts[:1] == (REPOSITORY,) else _DEPTH
     if not 1 <= len(parts) <= deepest or "/".join(parts) != name or not all(map(_PART.fullmatch, parts)):
-        raise ValueError(f"{name!r} is no name for a bundle's file")
+        raise ValueError(f"{name!r} is not a valid name for a bundle's file")
     return name
 
 

@@ -40,7 +40,7 @@ NULL_OF_KIND: Mapping[str, str] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputColumn:
     """One column a client sends. `null` says how a missing value is written, `null_texts` which strings the model takes
-    for one as well. `dims`: of one row's value; a single one but for models with inputs of their own, such as
+    for one as well. `dims`: of one row's value; a single one but for models with custom inputs, such as
     images."""
 
     name: str

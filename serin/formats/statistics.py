@@ -20,7 +20,7 @@ FORMAT, VERSION = "serin.statistics", 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberStatistics:
-    """counts[i] rows lie in edges[i] <= value < edges[i + 1]; infinite values are in none of them."""
+    """counts[i] rows are in edges[i] <= value < edges[i + 1]; infinite values are in none of them."""
 
     kind: Kind
     rows: int

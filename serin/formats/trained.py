@@ -24,7 +24,7 @@ _TRAIN_AGAIN: Final = "train the model again (`serin train SPEC`)"
 WEIGHTS: Final = "weights.safetensors"
 TREES: Final = "trees.ubj"
 GRAPH: Final = "model.onnx"
-# How the numbers lie in a network's weights, where that has changed since the first version of it: files of an older
+# The layout of a network's weights, where that has changed since the first version of it: files of an older
 # layout load without a complaint of torch's and answer nonsense. 2 of ft_transformer: queries, keys, values by head.
 LAYOUTS: Final[Mapping[str, int]] = {"ft_transformer": 2}
 
@@ -40,7 +40,7 @@ class ShapeRecord(_Record):
 
 
 class ModelRecord(_Record):
-    """model.json. `shape` and `task` are None for a model with inputs of its own, which its schema.json describes."""
+    """model.json. `shape` and `task` are None for a model with custom inputs, which its schema.json describes."""
 
     format: Literal["serin.weights"] = "serin.weights"
     version: Literal[2] = 2
@@ -72,7 +72,7 @@ def read_record(folder: Path | str) -> ModelRecord:
         raise CheckpointBroken(path=place, reason=str(error)) from error
     if record.layout != _layout(record):
         reason = (
-            f"the weights of {record.model.kind} lie in layout {record.layout}, this version of serin reads layout "
+            f"the weights of {record.model.kind} have layout {record.layout}, this version of serin reads layout "
             f"{_layout(record)}; train it again"
         )
         raise CheckpointBroken(path=place, reason=reason)

@@ -1,7 +1,7 @@
 """A table's columns in the form in which they travel to a model: one [rows, 1] array per request column
-([rows, *dims] for a model with inputs of its own).
+([rows, *dims] for a model with custom inputs).
 
-Nulls become values of their own (schema.NULL_OF_KIND), and a column that is in wire form already passes
+Nulls become reserved values (schema.NULL_OF_KIND), and a column that is in wire form already passes
 unchanged, so the conversion may be applied twice. What cannot be carried exactly is refused, never bent;
 the one exception is float64, which becomes float32 as it does in training.
 """
@@ -124,9 +124,9 @@ def _ints(values: pa.ChunkedArray) -> Array:
     if pa.types.is_integer(values.type):
         return _filled(values.cast(pa.int64()))
     if not pa.types.is_floating(values.type):
-        raise ValueError("convert it to whole numbers first")
+        raise ValueError("convert it to integers first")
     numbers = values.cast(pa.float64()).fill_null(float("nan")).to_numpy()
-    present = ~np.isnan(numbers)  # a frame turns whole numbers into floats as soon as one is missing
+    present = ~np.isnan(numbers)  # a frame turns integers into floats as soon as one is missing
     whole = numbers[present]
     if not np.all(np.trunc(whole) == whole):
         raise ValueError("it holds numbers that are not whole")

@@ -3,12 +3,12 @@
 SERIN_HOME       where all state of the local stack lies            (./.serin)
 SERIN_STORE      datasets and model versions: a folder or fsspec URL (<home>/store)
 SERIN_TRITON     an environment or folder that holds Triton          (beside the virtual environment)
-SERIN_INVENTORY  a JSON file that stands in for the machine's GPUs   (unset: ask the driver)
+SERIN_INVENTORY  a JSON file that replaces the machine's GPUs        (unset: ask the driver)
 SERIN_SERVING_MEMORY  of each GPU's memory, what leases leave to served models, in bytes (0)
 SERIN_GATEWAY_MEMORY  the most memory that the gateway takes, in bytes (a quarter of the machine's, 256 MB to 8 GB)
 SERIN_MACHINES   how many machines train together                    (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset)
-PREFECT_API_URL  a Prefect server to use instead of our own          (unset: our own)
+PREFECT_API_URL  a Prefect server to use instead of the stack's      (unset: the stack's)
 SERIN_SEARCH_STORAGE    an SQLAlchemy URL that keeps searches         (SQLite in the search's folder)
 SERIN_PRICE_PER_HOUR    of one GPU, or of the machine without: for the cost in receipts (unset: no cost)
 MLFLOW_TRACKING_URI     where metrics of trainings are sent as well   (unset: nowhere)
@@ -31,7 +31,7 @@ _SECRET_NAME = re.compile(
 )
 _URL_PASSWORD = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 _LEAST_GATEWAY_BYTES = 64 << 20  # two requests of the largest size
-_SECRET_LENGTH = 6  # what is shorter stands in a log by chance
+_SECRET_LENGTH = 6  # a shorter one occurs in a log by chance
 
 
 def home() -> Path:
@@ -51,7 +51,7 @@ def inventory_file() -> Path | None:
 
 
 def serving_memory_bytes() -> int:
-    """Of each GPU. What is no number of bytes is an error: a typing mistake must not give the memory away."""
+    """Of each GPU. A value that is not a number of bytes is an error: a typing mistake must not release the memory."""
     return _bytes("SERIN_SERVING_MEMORY") or 0
 
 
@@ -75,7 +75,7 @@ def prefect_api_url() -> str | None:
 
 
 def prefect_credentials() -> dict[str, str]:
-    """What the caller shows to a Prefect server of his own."""
+    """The caller's credentials for their own Prefect server."""
     names = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
@@ -193,7 +193,7 @@ def runtime_folder(of: Path) -> Path:
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
         raise PermissionError(
-            f"{folder} belongs to somebody else or is open to others; remove it and try again"
+            f"{folder} belongs to another user or is open to others; remove it and try again"
         )
     return folder
 

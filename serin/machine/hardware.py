@@ -48,7 +48,7 @@ def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 def inventory() -> tuple[Device, ...]:
     """The GPUs this process may use, in the driver's order; none on a machine without.
 
-    The file named by SERIN_INVENTORY stands in for the driver when it is set. CUDA_VISIBLE_DEVICES, when a container
+    The file named by SERIN_INVENTORY replaces the driver when it is set. CUDA_VISIBLE_DEVICES, when a container
     or a scheduler has set it, narrows the result: what was not given to us is not ours to lease.
     """
     stand_in = environment.inventory_file()
@@ -59,7 +59,7 @@ def inventory() -> tuple[Device, ...]:
 def _safe(device: str) -> str:
     """A device's id as a file name; anything else would be a path."""
     if not _DEVICE_ID.fullmatch(device):
-        raise SpecError(where="inventory", problems=[("id", f"{device!r} is no device id")])
+        raise SpecError(where="inventory", problems=[("id", f"{device!r} is not a device id")])
     return device
 
 

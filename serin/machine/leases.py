@@ -2,7 +2,7 @@
 
 A lease is an flock per device: exclusive for a training, shared with a slot for a small stage. The kernel frees it when
 its holder dies, however it dies. Everybody waits in one queue, in the order of coming; a ticket of somebody who died
-counts for nothing. All of it lies in <home>/gpus:
+counts for nothing. All of it is in <home>/gpus:
 
     queue.lock            held for the moment in which a ticket is numbered; holds the last number
     queue/<number>.json   one ticket each, locked by who waits
@@ -270,7 +270,7 @@ def _wait(
 
 
 def _is_head(folder: Path, ticket: Path) -> bool:
-    """Whether no living ticket stands before ours; those of the dead are removed."""
+    """Returns whether no live ticket precedes this one; those of dead processes are removed."""
     for path in _tickets(folder):
         if path == ticket:
             return True

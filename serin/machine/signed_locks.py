@@ -1,4 +1,4 @@
-"""Files that are locked while their writer lives, and say who that is. The kernel gives the lock back at his death."""
+"""Files that are locked while their writer lives, and name it. The kernel releases the lock when the writer dies."""
 
 from __future__ import annotations
 

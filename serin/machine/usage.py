@@ -133,7 +133,7 @@ class CpuWatch:
             self._look()
 
     def _look(self) -> None:
-        resident, seen = 0, self._seen  # look_at may begin a new one meanwhile
+        resident, seen = 0, self._seen  # look_at may begin a new one in the meantime
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(self._root)
             for process in (root, *root.children(recursive=True)):

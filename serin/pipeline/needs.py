@@ -32,7 +32,7 @@ class Needs:
 
     @property
     def deployment(self) -> str:
-        """Of the stage's two, which stands in the pool that suits."""
+        """Returns the stage's deployment in the suitable pool."""
         return "placed-gpu" if self.gpus else "placed"
 
 
@@ -51,7 +51,7 @@ def etl_needs(data: DataSpec, etl: EtlSpec) -> Needs:
 
 
 def train_needs(model: ModelSpec, training: TrainingSpec) -> Needs:
-    """Whole GPUs. Its one deployment stands in the pool gpu, which queues trainings also where there is none."""
+    """Returns whole GPUs. The only deployment is in the pool gpu, which queues trainings even without a GPU."""
     count = devices_wanted(model, training)
     if not count:
         return Needs(gpus=0, why="none is here" if not inventory() else f"model.kind: {model.kind}")

@@ -60,7 +60,7 @@ def begin_rollout(
         _log.info("%s is live already", release.name)
         return None
     if status is not None and status.rollout.running and status.rollout.version == release.version:
-        _log.info("the rollout of %s is under way; following it", release.name)
+        _log.info("the rollout of %s is already running; following it", release.name)
         return status.rollout.id
     command = Command(
         kind="start",

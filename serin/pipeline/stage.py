@@ -122,7 +122,7 @@ class StageCall:
             yield held
 
     def note(self, *, ran: bool, reason: str, value: object = None) -> None:
-        """Notes for the orchestrator's run what became of the stage, and the model version that it gave."""
+        """Records for the orchestrator's run the outcome of the stage, and the model version it published."""
         if self.run is not None:
             version = (value.model, value.version) if isinstance(value, Bundle) else None
             note(self.home, self.run, self.stage, ran=ran, why=reason, version=version)

@@ -220,7 +220,7 @@ def _is_editable(distribution: str) -> bool:
 
 
 def _of_loose_files(name: str) -> str:
-    """Of a top-level module that no distribution vouches for: a finder of its own knows it, or nobody does."""
+    """Describes a top-level module that belongs to no distribution: a custom finder knows it, or nothing does."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):

@@ -98,7 +98,7 @@ class DataSpec(Section):
         return frozenset(found)
 
     def reads(self, derived: str) -> tuple[str, ...]:
-        """The columns that a derived column is made of; of derived ones, those that stand before it."""
+        """The columns that a derived column is made of; of derived ones, those defined before it."""
         names = list(self.derived)
         later = set(names[names.index(derived) :])
         return tuple(name for name in parse(self.derived[derived]).columns if name not in later)

@@ -15,7 +15,7 @@ _KNOWN_DIRECTIVES = "YymdeHIMSpbBhjaATDFR%"
 
 
 def _texts(value: Any) -> Any:
-    """A single text needs no list, and a whole number stands for its digits."""
+    """A single string needs no list, and an integer is taken as its digits."""
     if isinstance(value, dict):
         return {column: _texts(each) for column, each in value.items()}
     if isinstance(value, str | int) and not isinstance(value, bool):

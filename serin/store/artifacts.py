@@ -13,7 +13,7 @@ _RELEASE = re.compile(r"([a-z][a-z0-9-]{0,62})-v([1-9][0-9]{0,8})(-baseline)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """A published dataset folder (formats/dataset.py says what lies in it)."""
+    """A published dataset folder (formats/dataset.py describes its content)."""
 
     path: str
     digest: str
@@ -69,7 +69,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a release answers, as host:port. `elsewhere`: somebody else runs it, and counts its versions otherwise."""
+    """Where a release answers, as host:port. `elsewhere`: it is external and numbers its versions differently."""
 
     http: str
     grpc: str
@@ -78,7 +78,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRoute:
-    """What the gateway does for one model. `epoch` counts the changes of weight and stands in every log line."""
+    """What the gateway does for one model. `epoch` counts the changes of weight and is in every log line."""
 
     model: str
     epoch: int

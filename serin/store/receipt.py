@@ -106,7 +106,7 @@ def _receipt(
     stage: str, started: float, seconds: float, device: tuple[DeviceCost, ...], measured: Measurement
 ) -> Receipt:
     work_s = measured.work_s or seconds
-    # The driver is asked all the time, work is only part of it: a GPU that idles while processes start is no GPU that
+    # The driver is sampled all the time; a GPU that idles while processes start is not a GPU that
     # is fed too slowly. A CPU's busy share says nothing of the kind: a step may need one core only.
     busy = [
         min(1.0, cost.busy_share * seconds / work_s)

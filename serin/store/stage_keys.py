@@ -81,7 +81,7 @@ def key_of(stage: str, **parts: Part) -> StageKey:
 
 @functools.cache
 def sources_digest(stage: str) -> str:
-    """Of the files that do the stage's work, as they lie on disk: a process that began uses those it began with."""
+    """Returns a digest of the stage's source files on disk; a process that has begun uses those it began with."""
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in source_files(stage):
@@ -136,7 +136,7 @@ def why(home: Path, name: str, key: StageKey, *, fresh: bool = False) -> str:
 def note(
     home: Path, run: str, stage: str, *, ran: bool, why: str, version: tuple[str, int] | None = None
 ) -> None:
-    """For `serin runs`: what became of a stage in a run. `version`: the model version that it gave, if it gave one."""
+    """The outcome of a stage in a run, for `serin runs`. `version`: the model version it published, if any."""
     path = _notes(home, run)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
@@ -145,7 +145,7 @@ def note(
 
 
 def notes(home: Path, run: str) -> list[dict[str, Any]]:
-    """What became of each stage in a run, the last word on each, in the order of the first."""
+    """Returns the last outcome of each stage in a run, in the order of the first."""
     try:
         lines = _notes(home, run).read_text(encoding="utf-8").splitlines()
     except OSError:

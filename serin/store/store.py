@@ -57,7 +57,7 @@ class Store:
 
     @classmethod
     def open(cls) -> Store:
-        """The store this process was told to use."""
+        """The store that this process is configured to use."""
         return cls(environment.store_url())
 
     @contextmanager
@@ -263,7 +263,7 @@ class Store:
             return self._upload(folder, relative, marker=marker)
         target = Path(self._path(relative))
         if (target / marker).is_file():
-            return target  # the same content was published by somebody else meanwhile
+            return target  # another process published the same content in the meantime
         target.parent.mkdir(parents=True, exist_ok=True)
         rest = [path for path in folder.rglob("*") if path not in lasting]
         with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:  # a disk takes several at the price of one

@@ -42,5 +42,5 @@ def test_an_inventory_file_that_is_none_is_refused_with_its_name(
 
 def test_a_device_id_cannot_be_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(tmp_path, monkeypatch, ["../../etc/x"])
-    with pytest.raises(SpecError, match="is no device id"):
+    with pytest.raises(SpecError, match="is not a device id"):
         inventory()

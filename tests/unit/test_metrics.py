@@ -66,7 +66,7 @@ def test_log_loss_of_class_probabilities() -> None:
 
 
 def test_log_loss_refuses_a_class_that_has_no_probability() -> None:
-    with pytest.raises(ValueError, match="whole numbers from 0 to 1"):
+    with pytest.raises(ValueError, match="integers from 0 to 1"):
         log_loss([0, 2], np.full((2, 2), 0.5))
 
 

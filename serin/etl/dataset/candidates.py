@@ -145,7 +145,7 @@ class _Picker:
 
 
 def _lowest(hashes: Any, most: int) -> Places:
-    """The places of the lowest hashes, lowest first, ties by place: of those below a limit, where these suffice."""
+    """The places of the lowest hashes, lowest first, ties by place: of those below a limit, where these are enough."""
     if len(hashes) > 2 * most:
         places = np.flatnonzero(hashes < np.uint32(2**32 * 1.25 * most / len(hashes)))
         if len(places) >= most:

@@ -51,7 +51,7 @@ def score_by_values(column: Column, target: Floats, task: str) -> float:
 
 
 def _codes(column: Column, task: str) -> Codes | None:
-    """The same number for equal values; None when nearly every row has a value of its own."""
+    """The same number for equal values; None when nearly every row has a different value."""
     if column.kind == "string":
         return column.values
     if column.kind in ("int", "bool"):
@@ -83,7 +83,7 @@ def _area_of_rows(values: npt.NDArray[Any], low: int, high: int, label: npt.NDAr
         keys = values.astype(np.int64) - low
     else:
         keys = np.unique(values, return_inverse=True)[1].astype(np.int64)
-    # value and label in one number: whole numbers are sorted several times faster than positions are
+    # value and label in one integer: integers are sorted several times faster than positions are
     packed = np.sort((keys << 1) | label)
     value, label = packed >> 1, (packed & 1).astype(bool)
     last = np.append(np.flatnonzero(value[1:] != value[:-1]), len(value) - 1)

@@ -52,7 +52,7 @@ def judge_leaks(
 
 
 def collect_ids(data: DataSpec, engine: Engine, held: Held) -> list[Ids]:
-    """What data.id names in each of the divided pieces; nothing when there is no id, or it may stand where it likes."""
+    """Returns the ids (data.id) of each split piece; empty without an id, or if it may be in several splits."""
     if data.id is None or data.id in data.allow_leaks:
         return []
     return engine.collect(ids_by_split, held)

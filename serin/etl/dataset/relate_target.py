@@ -134,7 +134,7 @@ def _examples_of_id(column: Column) -> tuple[str | int, ...]:
 
 
 def _each_whole(column: Column) -> Floats | None:
-    """Edges around every whole number of the column's range, when it holds no others and the range is narrow."""
+    """Returns edges around every integer of the column's range, when it has only integers and the range is narrow."""
     few = column.of_entries()[column.places.seen()[0]] if isinstance(column, CodedColumn) else column
     numbers = few.values[~few.null].astype(np.float64)
     if not len(numbers):

@@ -32,8 +32,10 @@ _SYNCS_AT_ONCE = 4  # a disk takes several at the price of one
 
 
 class PartSeals:
-    """Digests and headers of all parts, worked on beside whatever is done until `digests` is called; meanwhile their
-    files go to the disk, so that publishing does not have to wait for it. Use as a context manager."""
+    """Computes digests and headers of all parts in the background until `digests` is called, and syncs their files.
+
+    Publishing then does not wait for the disk. Use it as a context manager.
+    """
 
     def __init__(
         self, folder: Path, splits: Mapping[str, SplitDescription], plan: FeaturePlan, *, threads: int

@@ -1,4 +1,4 @@
-"""Which row stands at a rank when all are in order of (time, row id): found in few passes, over few of the pieces.
+"""Finds the row at a rank in the order of (time, row id), in few passes over few of the pieces.
 
 First every piece says between which times its rows lie. Where tables come in order of time, as most do, that leaves
 a piece or two per rank to be looked into; else all are counted, in ranges that get narrower.
@@ -54,7 +54,7 @@ class Range(NamedTuple):
 
 
 def find_ranks(ranks: Sequence[int], engine: Engine, held: Held) -> list[tuple[int, int]]:
-    """For each rank (0 is the first) the time and the id of the row that stands there."""
+    """Returns for each rank (0 is the first) the time and the id of its row."""
     extents: list[Extent] = engine.collect(time_extent, held)
     ranges = [_first_range(rank, extents) for rank in ranks]
     asked = _Asked.of(ranges, held, extents)

@@ -65,7 +65,7 @@ def count_rows(divided: Divided, classes: int) -> tuple[list[int], npt.NDArray[n
     """Rows per split, and training rows per class (none for a regression; of several targets, [target, class])."""
     sizes = [divided.span(split).stop - divided.span(split).start for split in range(len(SPLITS))]
     target = divided.target[divided.span(0)]
-    if target.ndim == 2:  # several, each with a row of its own
+    if target.ndim == 2:  # several targets, one row each
         seen = [
             [count_true(target[:, at] == each) for each in range(classes)] for at in range(target.shape[1])
         ]

@@ -1,4 +1,4 @@
-"""A Dask cluster with one worker per GPU, in a process of its own: whatever happens there, the ETL can go on.
+"""A Dask cluster with one worker per GPU, in a separate process: the ETL continues if it fails.
 
 python -m serin.etl.engines.cuda_cluster WORKERS FOLDER     runs until its standard input ends
 """
@@ -23,8 +23,8 @@ START_S = 90.0
 _STOP_S = 15.0
 _ADDRESS = "address"
 _LOG = "log.txt"
-# A worker that died and is not back after 15 s, as on a busy machine, is given up by Dask for good: work would wait for
-# ever once that has happened to all of them.
+# Dask abandons a worker that died and is not back after 15 s, as on a busy machine. Work would wait forever once that
+# has happened to all of them.
 LOST_WORKERS_COME_BACK = {"distributed.deploy.lost-worker-timeout": "1 day"}
 _THREADS = 2  # per worker: one prepares what the GPU does next while the other waits for it
 
@@ -100,7 +100,7 @@ def main(workers: int, folder: Path) -> None:
         written = folder / f"{_ADDRESS}.new"
         written.write_text(cluster.scheduler_address, encoding="utf-8")
         written.rename(folder / _ADDRESS)
-        sys.stdin.buffer.read()  # until whoever started this lets go, or dies
+        sys.stdin.buffer.read()  # until the parent closes it or dies
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The engine of a Dask cluster: a local one that is started here, or one whose scheduler the user names.
 
 Workers and this process must see the same file system: the store, and the tables when they are local files. A worker
-that dies takes nothing with it that cannot be made again: what tasks share lies in files, not in workers.
+that dies takes nothing with it that cannot be made again: what tasks share is in files, not in workers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def local_cluster(workers: int, worker_bytes: int | str = "auto", *, closed: boo
 
 @contextmanager
 def cuda_cluster(workers: int, scratch: Path) -> Iterator[Any]:
-    """A client of one process per GPU of this machine, each with a memory pool of its own for cupy and cuDF."""
+    """A client of one process per GPU of this machine, each with its own memory pool for cupy and cuDF."""
     with (
         gpu_cluster(workers, scratch / "gpu-cluster") as address,
         _Client(address, set_as_default=False, timeout=CONNECT_S) as client,

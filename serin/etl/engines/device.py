@@ -85,7 +85,7 @@ def memory_pool() -> Iterator[None]:
 
 
 class HostColumns(Mapping[str, Column]):
-    """Columns of which each comes from the GPU when it is asked for."""
+    """Columns that are copied from the GPU on access."""
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
         self._columns = columns
@@ -101,7 +101,7 @@ class HostColumns(Mapping[str, Column]):
 
 
 def to_host(value: Any) -> Any:
-    """A piece, or a part of one, that is found in this machine's memory; its columns come when they are asked for."""
+    """A piece, or a part of one, in this machine's memory; its columns are copied on access."""
     if isinstance(value, Column):
         return value.on_host()
     if is_dataclass(value) and not isinstance(value, type):
@@ -167,9 +167,7 @@ def store_rows(split: Path, start: int, rows: Rows) -> None:
         num, cat, target, ids = (on_host(array) for array in arrays)
         write_rows(split, start, Rows(num=num, cat=cat, target=target, rows=ids))
         return
-    array_module(
-        rows.num
-    ).cuda.get_current_stream().synchronize()  # other threads may have streams of their own
+    array_module(rows.num).cuda.get_current_stream().synchronize()  # other threads may use other streams
     with ThreadPoolExecutor(_WRITERS, thread_name_prefix="from-gpu") as pool:
         for done in [pool.submit(_copy_out, *place) for place in place_rows(split, start, rows)]:
             done.result()

@@ -1,4 +1,4 @@
-"""Cuts a table into pieces that fit. A row group larger than a piece is written anew, as small ones."""
+"""Cuts a table into pieces that fit. A row group larger than a piece is rewritten as small ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cut_pieces(
 ) -> list[Piece]:
     """Pieces of about `rows` rows, in order; none has much more than twice as many, or than `fitting`.
 
-    To write a file anew costs more than the work that it would spread: half a table in one group is borne, if it fits.
+    Rewriting a file costs more than the work it would distribute: half a table in one group is accepted, if it fits.
     """
     limit = max(_GIANT * max(rows, MIN_ROWS), min(fitting, table.rows // 2))
     giant = {group.file for group in table.groups if group.rows > limit}

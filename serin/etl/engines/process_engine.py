@@ -17,7 +17,7 @@ _GPU_THREADS = 2  # one prepares what the GPU does next while the other waits fo
 
 
 class ProcessEngine:
-    """`scratch`: a folder where held values are kept instead of in memory. `gpu`: values may lie on a GPU."""
+    """`scratch`: a folder where held values are kept instead of in memory. `gpu`: values may be on a GPU."""
 
     def __init__(self, workers: int, *, scratch: Path | None = None, gpu: bool = False) -> None:
         self.workers = workers
@@ -109,7 +109,7 @@ def _call(function: Callable[..., Any], value: Any, *arguments: Any) -> Any:
 
 
 def _cancel(futures: Any) -> None:
-    """Nobody goes on with work whose result is lost."""
+    """Stops work whose result is lost."""
     pending: list[Future[Any]] = list(futures)
     for future in pending:
         future.cancel()

@@ -16,7 +16,7 @@ _HEADER = struct.Struct("<QQ")  # length of the pickle, number of buffers; then 
 
 @dataclass(frozen=True, slots=True)
 class Spilled:
-    """A value in a file of its own."""
+    """A value that is stored in a separate file."""
 
     path: str
 

@@ -132,7 +132,7 @@ def write_freshness(folder: Path, newest: Mapping[str, int]) -> None:
 
 
 def judge_freshness(checks: Sequence[CheckSpec], folder: Path) -> None:
-    """The checks on freshness, of a dataset that lies there already."""
+    """Runs the freshness checks of an existing dataset."""
     asked = [check for check in checks if check.newest_within is not None]
     if not asked:
         return
@@ -143,7 +143,7 @@ def judge_freshness(checks: Sequence[CheckSpec], folder: Path) -> None:
 
 
 def newest_times(checks: Sequence[CheckSpec], parts: Sequence[Sequence[CheckCounts]]) -> dict[str, int]:
-    """The newest moment of every column whose freshness is asked for."""
+    """Returns the newest time of every column with a freshness check."""
     newest: dict[str, int] = {}
     for index, check in enumerate(checks):
         times = [part[index].newest for part in parts]

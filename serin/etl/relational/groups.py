@@ -28,7 +28,7 @@ def group_codes(keys: Sequence[Column]) -> Int64:
     codes = np.zeros(len(keys[0]), np.int64)
     for key in keys:
         if key.kind == "float":
-            raise ValueError("a float is no key")
+            raise ValueError("a float cannot be a key")
         _, own = np.unique(key.values, return_inverse=True)
         combined = codes * (int(own.max(initial=0)) + 1) + own
         _, codes = np.unique(combined, return_inverse=True)
@@ -47,7 +47,7 @@ class Timeline:
         self._places = places[self.order]
 
     def before(self, groups: Int64, times: Int64, *, inclusive: bool = False) -> Int64:
-        """For each (group, time) how many rows of the order come before it; `inclusive`: or stand at it."""
+        """For each (group, time) how many rows of the order come before it; `inclusive`: or are at it."""
         rank = np.searchsorted(self._moments, times, side="right" if inclusive else "left")
         return np.searchsorted(self._places, groups * self._width + rank)
 
@@ -80,7 +80,7 @@ class AsOfIndex:
 def sampled(rows: Int64, share: float) -> npt.NDArray[np.intp]:
     """The places of about this share of the rows, which are in order: by row id alone, so that pieces do not show.
 
-    Of so many neighbouring ids one is chosen, by a hash of where they stand: nobody has to look at the others.
+    Of so many neighbouring ids one is chosen, by a hash of their position, without reading the others.
     """
     if share >= 1 or not len(rows):
         return beside(np.arange(len(rows)), rows)  # type: ignore[no-any-return]

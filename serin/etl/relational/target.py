@@ -134,7 +134,7 @@ def merge_classes(target: TargetSpec, parts: Sequence[Sequence[Class]]) -> tuple
             expression=target.expression,
             reason=f"has {len(seen):,} different values; at most {MAX_CLASSES} can be classes. Is it task: regression?",
         )
-    return tuple(sorted(seen))  # all text, or all whole numbers
+    return tuple(sorted(seen))  # all strings, or all integers
 
 
 def _classes(result: Masked) -> TargetPart:
@@ -142,7 +142,7 @@ def _classes(result: Masked) -> TargetPart:
     if result.values.dtype.kind == "f":
         whole = present.astype(np.int64)
         if any_true(whole != present):
-            raise ExpressionError("classes are text or whole numbers, not fractions")
+            raise ExpressionError("classes must be strings or integers, not floats")
         present = whole
     elif result.values.dtype.kind == "b":
         present = present.astype(np.int64)

@@ -65,10 +65,10 @@ def _is_unclear(field: pa.Field, form: CsvFormat) -> bool:
 
 
 def _refuse_bytes(schema: pa.Schema) -> None:
-    """Arrow takes text that is no UTF-8 for bytes, of which nothing can be made."""
+    """Refuses columns that Arrow reads as bytes because they are not UTF-8."""
     for field in schema:
         if pa.types.is_binary(field.type):
-            raise pa.ArrowInvalid(f"column {field.name!r} is no UTF-8 text")
+            raise pa.ArrowInvalid(f"column {field.name!r} is not UTF-8 text")
 
 
 def _refuse_unknown(file: SourceFile, form: CsvFormat, known: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from serin.store.stage_keys import made_by
 
 
 class FileCache:
-    """The entries in a folder; `found` and `made` count those that were asked for. `digests` remembers what was
+    """The entries in a folder; `found` and `made` count the requested ones. `digests` remembers what was
     hashed. With `again` no entry is believed: each is made once more."""
 
     def __init__(self, folder: Path, digests: Path, *, again: bool = False) -> None:

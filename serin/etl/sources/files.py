@@ -47,7 +47,7 @@ Format = Literal["parquet", "csv", "json", "arrow"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCopy(SourceFile):
-    """What a file was rewritten to, for reading; whoever speaks to people names the origin."""
+    """Returns the converted file, for reading; messages to people name the original."""
 
     origin: SourceFile
 
@@ -145,7 +145,7 @@ def open_parquet(file: SourceFile, dictionary: Iterable[str] = ()) -> pq.Parquet
         raise SourceUnreadable(
             table=file.table,
             path=file.path,
-            reason=f"it is no whole Parquet file ({error}); write it again, or give it the ending of what it is "
+            reason=f"it is not a complete Parquet file ({error}); write it again, or use the extension of its format "
             f"(.csv, .jsonl, .arrow). For CSV with another ending set data.tables.{file.table}.delimiter",
         ) from error
 

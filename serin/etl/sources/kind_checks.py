@@ -68,14 +68,14 @@ def _check_rows(
         found = list(check.misfits(kind))
         if check.compares and (check.column not in kept or kind == "timestamp"):
             found.append(
-                f"{check.column!r} is no feature (or a time): no statistics of it are kept to compare"
+                f"{check.column!r} is not a feature (or is a time), so there are no statistics to compare"
             )
         for text in found:
             problems.add(SpecError(where="data", problems=[(f"data.checks[{index}]", text)]))
 
 
 def _check_keys(data: DataSpec, kinds: Mapping[str, Kind], problems: Problems) -> None:
-    """Times are times, keys are no floats."""
+    """Checks that times are timestamps and keys are not floats."""
     found = []
     time = kinds.get(data.time) if data.time is not None else None
     if time is not None and time not in ("timestamp", "int"):
@@ -92,6 +92,8 @@ def _check_keys(data: DataSpec, kinds: Mapping[str, Kind], problems: Problems) -
         keys += [(f"data.windows[{index}].by", column) for column in window.by]
     for key, column in keys:
         if column is not None and kinds.get(column) == "float":
-            found.append((key, f"{column!r} is a float, which is no key; store it as integers or text"))
+            found.append(
+                (key, f"{column!r} is a float, which cannot be a key; store it as integers or strings")
+            )
     for problem in found:
         problems.add(SpecError(where="data does not fit the tables", problems=[problem]))

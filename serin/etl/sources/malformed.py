@@ -179,7 +179,7 @@ def _walk_json(text: io.TextIOWrapper) -> Iterator[tuple[int, str | None]]:
         try:
             found = json.loads(line)
         except ValueError as error:
-            yield number, f"row {row} (line {number}) is no JSON: {error}: {line.strip()[:_SHOWN]!r}"
+            yield number, f"row {row} (line {number}) is not JSON: {error}: {line.strip()[:_SHOWN]!r}"
         else:
             kind = None if isinstance(found, dict) else type(found).__name__
             yield (
@@ -190,7 +190,7 @@ def _walk_json(text: io.TextIOWrapper) -> Iterator[tuple[int, str | None]]:
 
 
 def _undecodable(file: SourceFile) -> int:
-    """The first line that is no UTF-8."""
+    """Returns the first line that is not UTF-8."""
     number = 1
     with unpacked(file) as lines:
         for line in lines:

@@ -14,7 +14,7 @@ _NUMBER = r"^\s*[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+|inf|nan)\s*$"
 
 
 def odd_text(file: SourceFile, column: str) -> str | None:
-    """The first value of a column of text that is no number, when most are; None when none need be."""
+    """Returns the first value that is not a number in a string column with mostly numbers; None if there is none."""
     source = open_parquet(file)
     row = 0
     for index in range(source.metadata.num_row_groups):
@@ -28,6 +28,6 @@ def odd_text(file: SourceFile, column: str) -> str | None:
             if numeric.mean() < 0.5:
                 return None
             shown = values[first].as_py()[:60]
-            return f"row {row + first} of {origin_of(file).path} holds {shown!r}, which is no number"
+            return f"row {row + first} of {origin_of(file).path} holds {shown!r}, which is not a number"
         row += len(values)
     return "its values are numbers, stored as text" if row else None

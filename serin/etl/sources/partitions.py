@@ -1,4 +1,4 @@
-"""Columns that are no part of a file but of the folders it lies in: month=07/part.parquet."""
+"""Partition columns from the names of a file's folders: month=07/part.parquet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Read:
 
 
 def partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
-    """Whole numbers when every folder's value is one, else text. All files must lie in folders with the same keys."""
+    """Returns integers if every folder's value is one, else strings. All files must have folders with the same keys."""
     keys = [key for key, _ in files[0].partition]
     for file in files:
         own = [key for key, _ in file.partition]
@@ -34,7 +34,7 @@ def partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
             raise SourceUnreadable(
                 table=file.table,
                 path=file.path,
-                reason=f"it lies in folders that name {own or 'no key'}, and {files[0].path} in ones that name "
+                reason=f"it is in folders that name {own or 'no key'}, and {files[0].path} in ones that name "
                 f"{keys or 'none'}; lay all files of a table out alike",
             )
     types = {}

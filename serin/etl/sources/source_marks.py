@@ -32,7 +32,7 @@ def content_mark(said: Mapping[str, Any]) -> str:
 
 
 def _moment(value: Any) -> float | None:
-    """Seconds since 1970; None for what is no time."""
+    """Returns seconds since 1970; None for an invalid time."""
     try:
         if isinstance(value, int | float):
             return float(value)

@@ -63,10 +63,11 @@ class Piece:
 
 
 def open_table(name: str, files: Sequence[SourceFile], scratch: Path, kept: FileCache | None = None) -> Table:
-    """The table's columns and row groups, from the files' footers. What is no Parquet is converted first: into `kept`,
-    where it is found the next time, else into `scratch`.
+    """Returns the table's columns and row groups, from the files' footers.
 
-    All files have the same columns. Where one has whole numbers and another fractions, the column is fractions; a
+    Other formats than Parquet are converted first: into `kept`, where the next build finds them, else into `scratch`.
+
+    All files have the same columns. Where one has integers and another floats, the column is float; a
     column that holds nothing in one file has its type from the others.
     """
     types: dict[str, pa.DataType] = {}
@@ -166,7 +167,7 @@ def _column(table: pa.Table, read: Read, piece: Piece) -> Column:
         path = origin_of(piece.file).path
         raise ColumnUnusable(
             column=read.column,
-            problem=f"{path} (table {piece.file.table!r}): column {read.column!r} is no {read.kind}: {error}",
+            problem=f"{path} (table {piece.file.table!r}): column {read.column!r} is not a valid {read.kind}: {error}",
         ) from error
 
 

@@ -53,7 +53,7 @@ def _uses(data: DataSpec, features: Sequence[FeatureSpec]) -> dict[str, str]:
                 uses.setdefault(column, user)
 
     def add_derived() -> None:
-        for name in reversed(data.derived):  # a derived column reads only what stands before it
+        for name in reversed(data.derived):  # a derived column reads only columns defined before it
             if name in uses:
                 add(f"data.derived.{name}", *data.reads(name))
 

@@ -94,7 +94,7 @@ class FittedDateParts:
         return made
 
     def _in_blocks(self, column: Column) -> tuple[Codes, ...]:
-        """Computes block by block, and from hours in 32 bits where these suffice."""
+        """Computes block by block, and from hours in 32 bits where these are enough."""
         made = tuple(np.empty(len(column), np.int32) for _ in self.parts)
         start = 0
         for block in column.blocks(_BLOCK):

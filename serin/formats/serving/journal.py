@@ -33,7 +33,7 @@ Keep = Callable[[Sequence["Decision"]], Collection[int]]  # the numbers of the d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One line. `evidence` is what was seen, `state` what a controller needs to go on exactly; both JSON objects."""
+    """One line. `evidence` is what was seen, `state` what a controller needs to resume exactly; both JSON objects."""
 
     t: float  # seconds
     rollout: str
@@ -245,7 +245,7 @@ def _decisions(path: Path, data: bytes) -> Iterator[Decision]:
 
 
 def _is_header(path: Path, line: bytes) -> bool:
-    """False for a first line that is no JSON (torn); JournalUnknown for another program's file or another version."""
+    """False for a first line that is not JSON (torn); JournalUnknown for another program's file or another version."""
     try:
         header = json.loads(line)
     except ValueError:

@@ -21,7 +21,7 @@ from serin.formats.serving.request import Request
 _HEAD_BYTES: Final = 256
 _MAX_BYTES: Final = 16 << 20
 _NEAR_BYTES: Final = 64 << 10  # a search by time ends when it is this close
-_LONGEST_S: Final = 30.0  # lines stand in order of completion, so one may be this much older than the next
+_LONGEST_S: Final = 30.0  # lines are in order of completion, so one may be this much older than the next
 
 _fields = itemgetter(*Request._fields)
 
@@ -63,7 +63,7 @@ def read_requests(path: Path, offset: Offset = START, *, max_bytes: int = _MAX_B
         elif (batch := _read(rotated, offset, max_bytes)).requests or batch.bad_lines:
             return Batch(requests=batch.requests, offset=batch.offset, bad_lines=batch.bad_lines, more=True)
         elif not path.exists():
-            return batch  # moved away, not opened anew yet: more lines may still be written to the old file
+            return batch  # moved away, not reopened yet: more lines may still be written to the old file
         else:
             offset = START
     return _read(path, offset, max_bytes)

@@ -119,7 +119,7 @@ class Trials:
         except Preempted:
             if pruned.is_set():
                 trial.end("pruned", seconds=time.monotonic() - began)
-                self._tell(trial, f"given up ({text})")
+                self._tell(trial, f"stopped early ({text})")
             return  # asked to stop: it stays as running, and the next search resumes it
         except _FAULTS as error:
             reason = _why(error)

@@ -40,7 +40,7 @@ def refused(path: Path, tmp_path: Path, **data: object) -> str:
         ("t.json", b'[\n {"a": 1},\n {"a": 2}\n]', "t.json cannot be read: it is one JSON array"),
         ("t.jsonl", b"", "t.jsonl holds none"),
         ("t.arrow", b"", "t.arrow cannot be read"),
-        ("t.parquet", b"", "t.parquet cannot be read: it is no whole Parquet file"),
+        ("t.parquet", b"", "t.parquet cannot be read: it is not a complete Parquet file"),
     ],
 )  # fmt: skip
 def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -82,7 +82,7 @@ def test_the_value_that_makes_a_text_of_numbers_is_named(tmp_path: Path) -> None
     frame.loc[700, "fare"] = "about 5"
     frame.to_csv(tmp_path / "t.csv", index=False)
     spec = spec_of(tmp_path, tables={"trips": str(tmp_path / "t.csv")})
-    with pytest.raises(SpecError, match=r"row 700 of .*t\.csv holds 'about 5', which is no number"):
+    with pytest.raises(SpecError, match=r"row 700 of .*t\.csv holds 'about 5', which is not a number"):
         build(spec, Store(str(tmp_path / "store")))
 
 

@@ -133,7 +133,7 @@ def test_another_pipeline_s_dataset_is_not_the_one_before(tmp_path: Path) -> Non
 
 
 def test_only_features_can_be_compared(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="'zone' is no feature"):
+    with pytest.raises(SpecError, match="'zone' is not a feature"):
         built(tmp_path, {"column": "zone", "max_shift": 0.1})
 
 

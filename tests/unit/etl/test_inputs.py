@@ -125,7 +125,7 @@ def test_a_broken_csv_line_is_named_by_row_and_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"city": ', r"row 300 \(line 301\) is no JSON"),
+        ('{"city": ', r"row 300 \(line 301\) is not JSON"),
         ("[1, 2]", r"row 300 \(line 301\) is a list"),
         ('{"size": "many"}', r"column 'size' is string in row 300 and number before"),
     ],
@@ -162,7 +162,9 @@ def test_a_truncated_parquet_file_is_named(tmp_path: Path) -> None:
     pq.write_table(TABLE, tmp_path / "t.parquet")
     content = (tmp_path / "t.parquet").read_bytes()
     (tmp_path / "t.parquet").write_bytes(content[: len(content) // 2])
-    with pytest.raises(SourceUnreadable, match=r"t\.parquet cannot be read: it is no whole Parquet file"):
+    with pytest.raises(
+        SourceUnreadable, match=r"t\.parquet cannot be read: it is not a complete Parquet file"
+    ):
         opened(tmp_path / "t.parquet", tmp_path)
 
 

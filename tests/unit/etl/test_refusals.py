@@ -83,7 +83,7 @@ REFUSALS = [
         joins=[],
     ),
     refusal(SourceMissing, r"nothing at .*\*\.parquet", tables={"main": "/x/*.parquet"}, joins=[]),
-    refusal(SourceUnreadable, "is no whole Parquet file", tables={"main": __file__}, joins=[]),
+    refusal(SourceUnreadable, "is not a complete Parquet file", tables={"main": __file__}, joins=[]),
     refusal(TableEmpty, "main.parquet holds none", main={name: pa.array([], pa.int64()) for name in MAIN}),
     refusal(TableEmpty, "60 rows without a target", main={"y": pa.nulls(ROWS, pa.int64())}),
     refusal(
@@ -147,11 +147,13 @@ REFUSALS = [
     ),
     refusal(
         TargetUnusable,
-        "not fractions",
+        "not floats",
         target={"expression": "x / 7", "task": "multiclass"},
         feature={"columns": ["size"], "steps": ["normalize"]},
     ),
-    refusal(TargetUnusable, "cannot be computed: text", target={"expression": "id > 3", "task": "binary"}),
+    refusal(
+        TargetUnusable, "cannot be computed: a string", target={"expression": "id > 3", "task": "binary"}
+    ),
     refusal(
         CheckFailed,
         "'x' breaks max: 57: 2 of 60 rows; for example 58 in row 58",

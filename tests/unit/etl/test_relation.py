@@ -246,8 +246,8 @@ def test_a_derived_feature_asks_clients_for_what_it_is_made_of(tmp_path: Path) -
         ),
         ("strings have no arithmetic", {"derived": {"a": "taxi + 1"}}),
         ("sum needs numbers, and 'taxi' is text", {"windows": [{"by": "zone", "make": {"a": "sum(taxi)"}}]}),
-        ("'fare' is a float, which is no key", {"windows": [{"by": "fare", "make": {"a": "count()"}}]}),
-        ("'fare' is a float, which is no key", {"unique": {"by": "fare"}, "derived": {"a": "fare"}}),
+        ("'fare' is a float, which cannot be a key", {"windows": [{"by": "fare", "make": {"a": "count()"}}]}),
+        ("'fare' is a float, which cannot be a key", {"unique": {"by": "fare"}, "derived": {"a": "fare"}}),
     ],
 )
 def test_what_does_not_fit_the_tables_is_refused(tmp_path: Path, says: str, data: dict[str, Any]) -> None:

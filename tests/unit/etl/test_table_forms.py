@@ -184,5 +184,5 @@ def test_the_value_that_makes_text_of_numbers_is_named_and_no_missing_value(tmp_
         "target": {"expression": "y", "task": "binary"},
     }
     spec = load_spec({"name": "t", "data": data, "features": [{"columns": ["a"], "steps": ["normalize"]}]})
-    with pytest.raises(SpecError, match=r"row 52 of .*main\.csv holds 'oops', which is no number"):
+    with pytest.raises(SpecError, match=r"row 52 of .*main\.csv holds 'oops', which is not a number"):
         build(spec, Store(str(tmp_path / "store")))

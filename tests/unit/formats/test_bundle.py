@@ -106,7 +106,7 @@ def replace_by_link(path: Path) -> None:
         (lambda b: replace_by_link(b / "lookups"), "a link"),
         (lambda b: replace_by_link(b / "manifest.json"), "a link"),
         (lambda b: os.mkfifo(b / "pipe"), "no plain file"),
-        (lambda b: (b / "a b").write_text(""), "no name for a bundle's file"),
+        (lambda b: (b / "a b").write_text(""), "not a valid name for a bundle's file"),
         (lambda b: (b / "manifest.json").unlink(), "No such file"),
         (lambda b: (b / "manifest.json").write_text("{"), "JSONDecodeError"),
         (lambda b: (b / "manifest.json").write_text("[]"), "TypeError"),
@@ -127,7 +127,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere(folder: Path, name: str) -> Non
     document = json.loads((folder / "manifest.json").read_text())
     document["files"][name] = document["files"]["card.md"]
     (folder / "manifest.json").write_text(json.dumps(document))
-    with pytest.raises(BundleBroken, match="no name for a bundle's file"):
+    with pytest.raises(BundleBroken, match="not a valid name for a bundle's file"):
         verify_bundle(folder)
 
 
@@ -150,7 +150,7 @@ def test_a_model_whose_weights_lie_elsewhere_is_refused(folder: Path, in_subgrap
     weights.external_data.add(key="location", value="../../secrets")
     (folder / "model.onnx").write_bytes(tiny_model(weights, in_subgraph=in_subgraph).SerializeToString())
     seal(folder)
-    with pytest.raises(BundleBroken, match="'w' lies in a file outside"):
+    with pytest.raises(BundleBroken, match="'w' is stored in a file outside"):
         verify_bundle(folder)
 
 

@@ -96,7 +96,7 @@ def test_no_rows_give_empty_arrays_of_the_right_type() -> None:
         ("string", pa.array([1]), "convert it to text"),
         ("string", pa.array([b"\xff"]), "UTF8"),
         ("int", pa.array([1.5]), "not whole"),
-        ("int", pa.array(["1"]), "whole numbers"),
+        ("int", pa.array(["1"]), "to integers"),
         ("int", pa.array([2**63], pa.uint64()), "int64"),
         ("float", pa.array(["1"]), "number"),
         ("bool", pa.array([2]), "other than 0 and 1"),

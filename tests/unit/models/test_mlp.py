@@ -100,6 +100,6 @@ def test_weights_that_lie_in_an_older_layout_are_refused(tmp_path: Path) -> None
     del record["layout"]  # as it was written before there were two
     file.write_text(json.dumps(record))
     with pytest.raises(
-        CheckpointBroken, match=r"ft_transformer lie in layout 1, .* reads layout 2; train it again"
+        CheckpointBroken, match=r"ft_transformer have layout 1, .* reads layout 2; train it again"
     ):
         load_model(tmp_path)

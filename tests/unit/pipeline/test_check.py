@@ -42,7 +42,7 @@ FOUND = [
     ("data.target", "column 'zz' is not in 'main'"),
     ("data.time", "'x' is a float"),
     ("data.id", "column 'nope' is not in 'main'"),
-    ("data.split.group", "'x' is a float, which is no key"),
+    ("data.split.group", "'x' is a float, which cannot be a key"),
     ("data.checks[0]", "min and max need a number"),
     ("data.checks[1]", "column 'sise' is not in 'main'; did you mean 'size'?"),
     ("features[0]", "normalize needs a number"),

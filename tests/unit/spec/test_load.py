@@ -94,7 +94,7 @@ def test_all_problems_are_reported_at_once_with_key_and_mend() -> None:
         (("with: planes", "with: plane"), "data.joins[1].with", "no table 'plane'"),
         (("{year: built}", "{year: temp}"), "data.joins[1].columns", "rename it"),
         (('"arr_delay > 15"', '"arr_delay >"'), "data.target.expression", "expected at character"),
-        (("[0.001, 0.999]", "[0.9, 0.1]"), "features[0].steps[1]", "rising"),
+        (("[0.001, 0.999]", "[0.9, 0.1]"), "features[0].steps[1]", "increasing"),
         (("step_time: 1.5h", "step_time: soon"), "rollout.step_time", "not a valid duration"),
         (("step_time: 1.5h", "steps: [5, 1]"), "rollout.steps", "must increase"),
         (("name: flight-delays", "name: ../etc"), "name", "not a valid model name"),
