@@ -116,7 +116,7 @@ def _judge(
     for index, feature in enumerate(features):
         for column in feature.columns if feature.steps[0].reads_numbers else ():
             if rows and all(each.columns[column].null.all() for each in prepared if column in each.columns):
-                problem = f"column {column!r} holds no value; take it out of the features, or fix the table"
+                problem = f"column {column!r} has no value; remove it from the features, or fix the table"
                 problems.add(ColumnUnusable(column=column, problem=problem), f"features[{index}].columns")
 
 
