@@ -10,6 +10,7 @@ from serin.store.artifacts import Release
 from tasks.etl import build_dataset
 from tasks.export import export_model
 from tasks.outcome import outcome_as_state
+from tasks.result import log_result
 from tasks.roll_out import roll_out_release
 from tasks.train import train_model
 
@@ -30,4 +31,7 @@ async def pipeline(
     checkpoint = await train_model(plan.model, plan.training, dataset, name=plan.name, fresh="train" in fresh)
     bundle = await export_model(plan, checkpoint, dataset, fresh="export" in fresh, approved_by=approved_by)
     release = Release(model=bundle.model, version=bundle.version)
-    return await roll_out_release(plan.serving, plan.rollout, release) if serve else release
+    if serve:
+        await roll_out_release(plan.serving, plan.rollout, release)
+    log_result(release, served=serve)
+    return release

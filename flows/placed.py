@@ -19,6 +19,7 @@ from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
 from tasks.outcome import outcome_as_state
 from tasks.place import found_before, run_stage
+from tasks.result import log_result
 from tasks.roll_out import roll_out_release
 
 
@@ -69,4 +70,7 @@ async def pipeline(
     else:
         found_before("export", f"{bundle.model} version {bundle.version}")
     release = Release(model=bundle.model, version=bundle.version)
-    return await roll_out_release(plan.serving, plan.rollout, release) if serve else release
+    if serve:
+        await roll_out_release(plan.serving, plan.rollout, release)
+    log_result(release, served=serve)
+    return release

@@ -114,7 +114,6 @@ class SerinError(Exception):
 
     template: ClassVar[str]
     retryable: ClassVar[bool] = False
-    outcome: ClassVar[bool] = False  # a decision, or a refusal in full: runs log it without a traceback
     exit_code: ClassVar[int] = 1
 
     def __init__(self, **fields: Any) -> None:
@@ -172,7 +171,6 @@ class SpecError(SerinError):
     """All problems at once. Each is a (key, what is wrong and how to fix it) pair."""
 
     template = "{where}: {count}{lines}"
-    outcome = True
     exit_code = 2
     where: str
     problems: Iterable[tuple[str, str]]
@@ -189,7 +187,6 @@ class SpecError(SerinError):
 
 class NameInvalid(SerinError):
     template = "{name!r} is not a valid {kind} name: {rule}"
-    outcome = True
     exit_code = 2
     kind: str
     name: str
@@ -197,7 +194,7 @@ class NameInvalid(SerinError):
 
 
 class DataError(SerinError):
-    outcome = True
+    pass
 
 
 class SourceMissing(DataError):
@@ -398,7 +395,6 @@ class StoreError(SerinError):
 
 class NotFound(StoreError):
     template = "no {kind} {name!r}{hint}"
-    outcome = True
     kind: str
     name: str
     known: Iterable[str] = ()
@@ -466,7 +462,6 @@ class TrainingError(SerinError):
 
 class TrainingRefused(TrainingError):
     template = "training in {folder} refused: {reason}"
-    outcome = True
     folder: Path | str
     reason: str
 
@@ -548,7 +543,6 @@ class LossNotFinite(TrainingError):
         "the loss became {value} at step {step}; lower training.learning_rate or look for extreme values in the "
         "features (clip them); the last good checkpoint is in {folder}"
     )
-    outcome = True
     step: int
     value: str
     folder: Path | str
@@ -574,7 +568,6 @@ class GateFailed(ExportError):
     """`column` and `row` (the id in the main table) say where the first difference is, when it has a place."""
 
     template = "export gate, {stage}: {what}: {found}; nothing was published"
-    outcome = True
     stage: str
     what: str
     found: str
@@ -589,7 +582,6 @@ class ChampionRefused(ExportError):
         "the candidate for {model!r} {why} the live version {live}: {reason}; nothing was published. To "
         "publish it anyway, a person must approve it by name: --approved-by NAME"
     )
-    outcome = True
     model: str
     live: int
     reason: str
@@ -724,7 +716,6 @@ class RolloutError(SerinError):
 
 class RolloutRefused(RolloutError):
     template = "rollout {command} of {model!r} refused: {reason}"
-    outcome = True
     model: str
     command: str
     reason: str
@@ -732,7 +723,6 @@ class RolloutRefused(RolloutError):
 
 class CommandRefused(RolloutError):
     template = "{reason}"
-    outcome = True
     model: str
     command: str
     reason: str
@@ -740,9 +730,8 @@ class CommandRefused(RolloutError):
 
 class RolloutFailed(RolloutError):
     template = (
-        "release {release} was rolled back: {reason}; `serin rollout report {model}` writes the whole story"
+        "release {release} was rolled back: {reason}; `serin rollout report {model}` writes the full report"
     )
-    outcome = True
     release: str
     model: str
     reason: str
@@ -753,7 +742,6 @@ class RolloutUnfinished(RolloutError):
         "release {release} is still {phase}; the rollout continues without this run: "
         "`serin rollout watch` shows it, `serin rollout promote` or `abort` decides it"
     )
-    outcome = True
     release: str
     phase: str
 
@@ -787,7 +775,6 @@ class JournalUnknown(RolloutError):
 
 class StageFailed(SerinError):
     template = "{stage} failed in run {run!r}: {reason}"
-    outcome = True
     stage: str
     run: str
     reason: str
@@ -803,7 +790,6 @@ class StageLost(SerinError):
 
 class StageStopped(SerinError):
     template = "{stage} was stopped with its run; `serin run --resume` does it from its beginning"
-    outcome = True
     stage: str
 
 
@@ -888,8 +874,18 @@ class RunNotCancellable(StackError):
 
 
 class PipelineFailed(StackError):
-    template = (
-        "the run of {spec} did not complete; the lines above say where it stopped, {url} shows all of it"
-    )
+    """`state`: how the run ended: failed, crashed or cancelled. `reason`: empty when nobody knows it."""
+
+    template = "the run of {spec} {ended}{why}\n{url} shows all of it"
     spec: str
     url: str
+    state: str = "failed"
+    reason: str = ""
+
+    @property
+    def ended(self) -> str:
+        return "was cancelled" if self.state == "cancelled" else self.state
+
+    @property
+    def why(self) -> str:
+        return f": {self.reason}" if self.reason else ""

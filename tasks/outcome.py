@@ -1,30 +1,35 @@
-"""Ends a run that Serin itself has ended as Failed with one sentence, and no traceback in its log.
+"""Ends a run that raised a SerinError as Failed with its message, and reduces Prefect's lines about an end to one.
 
-A rollback, a failed gate, a lost comparison with the live version or a wrong spec is an outcome (`error.outcome`): its
-message says everything. Prefect would log the exception with its traceback in every task and flow that it passes. Every
-other error keeps its traceback.
+Serin raises its errors on purpose, and their messages say what happened and what to do: a rollback, a refusal, a table
+that does not fit. Prefect would log such an error with its traceback in every task and flow that it passes, and then a
+state of its own wording. Unexpected errors keep their traceback, and with PREFECT_LOGGING_LEVEL=DEBUG Prefect's lines
+stay as they are.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar, cast
 
 from prefect.states import Failed
 
+from serin import errors
 from serin.errors import SerinError
+from serin.stack.prefect.follow import last_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LOGGERS = (
-    "prefect.flow_runs",
-    "prefect.task_runs",
-    "prefect.engine",
-)  # of flows, tasks, and a run's process
+_FLOWS, _TASKS, _ENGINE = "prefect.flow_runs", "prefect.task_runs", "prefect.engine"
+_FINISHED = re.compile(
+    r"Finished in state (?P<state>\w+)\((?P<message>'.*'|\".*\")?(?:, )?(?:type=\w+)?\)", re.DOTALL
+)
+_RAISED = re.compile(r"Task run encountered an exception:? (?P<kind>\w+)")
 
 
 def outcome_as_state(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
@@ -32,13 +37,11 @@ def outcome_as_state(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
 
     @wraps(function)
     async def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in _LOGGERS:
-            logging.getLogger(name).addFilter(_worth_logging)  # once, however often it is added
+        for name in (_FLOWS, _TASKS, _ENGINE):
+            logging.getLogger(name).addFilter(_shorten)  # once, however often it is added
         try:
             return await function(*args, **kwargs)
         except SerinError as error:
-            if not error.outcome:
-                raise
             return cast("R", Failed(message=str(error), data=error))
 
     # Prefect builds a model of the parameters and would look up the names of their types in this module.
@@ -46,7 +49,26 @@ def outcome_as_state(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
     return run
 
 
-def _worth_logging(record: logging.LogRecord) -> bool:
-    """Drops an exception that is an outcome: the state, which Prefect logs right after it, says the same in a line."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not (isinstance(error, SerinError) and error.outcome)
+def _shorten(record: logging.LogRecord) -> bool:
+    """Rewrites Prefect's lines about an end; False leaves one out."""
+    if logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+        return True
+    if record.exc_info and isinstance(record.exc_info[1], SerinError):
+        return False  # the run's last line has its message
+    if isinstance(record.args, tuple) and len(record.args) == 5 and isinstance(record.args[1], SerinError):
+        record.msg, record.args = "%s; trying again %s", (record.args[1], record.args[4])
+        return True
+    finished = _FINISHED.fullmatch(record.getMessage())
+    if finished is None:
+        return True
+    state, message = finished["state"], str(ast.literal_eval(finished["message"] or "''"))
+    if record.name == _TASKS:
+        return state != "Completed" and not _names_serin_error(message)
+    record.msg, record.args = last_line(state, message), ()
+    return True
+
+
+def _names_serin_error(message: str) -> bool:
+    raised = _RAISED.match(message)
+    kind = getattr(errors, raised["kind"], None) if raised else None
+    return isinstance(kind, type) and issubclass(kind, SerinError)

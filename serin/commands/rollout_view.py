@@ -22,6 +22,7 @@ from serin.evidence.histogram import bands_us, latency_name, quantiles_us
 from serin.formats.serving.journal import Decision
 from serin.reports.rollout_charts import EvidencePoint
 from serin.rollout.decide.evidence import Evidence
+from serin.rollout.decide.sentences import percent
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
@@ -82,16 +83,19 @@ def _head(now: Rollout, t: float) -> RenderableType:
 
 
 def _evidence(now: Rollout, seen: EvidencePoint) -> RenderableType:
-    """Draws bars on a logarithmic scale; a full bar is enough evidence."""
-    table = Table("against the candidate", "", "evidence", "enough", box=None, pad_edge=False)
+    """Draws bars on a logarithmic scale; a full bar is enough evidence. The shares say how often chance shows as much."""
+    plan = now.plan
+    table = Table("against the candidate", "", "by chance in", "rolled back at", box=None, pad_edge=False)
     rows = [("all together", seen.total), *seen.e_values.items()]
     for name, e_value in rows:
         style = "bold" if name == "all together" else ""
-        bar = _bar(e_value, now.plan.rollback_at, "red")
-        table.add_row(Text(name, style=style), bar, f"{e_value:.3g}", f"{now.plan.rollback_at:g}")
+        bar = _bar(e_value, plan.rollback_at, "red")
+        risk = f"{percent(plan.rollback_risk(e_value))} of rollouts"
+        table.add_row(Text(name, style=style), bar, risk, percent(plan.false_rollback))
     for name, e_value in seen.proofs.items():
-        table.add_row(Text(f"for it: {name}"), _bar(e_value, now.plan.promote_at, "green"), f"{e_value:.3g}",
-                      f"{now.plan.promote_at:g}")  # fmt: skip
+        bar = _bar(e_value, plan.promote_at, "green")
+        risk = f"{percent(plan.promotion_risk(e_value))} of rollouts"
+        table.add_row(Text(f"for it: {name}"), bar, risk, f"enough at {percent(plan.false_promotion)}")
     return table
 
 

@@ -19,6 +19,7 @@ BETTORS: Final = len(STAKES)
 
 _SPREAD: Final = 2.0  # a difference of this many standard deviations wins the whole stake
 _LARGEST: Final = 600.0  # of a logarithm: its exponential is still finite
+_HALVINGS: Final = 40
 
 
 def start(*shape: int) -> Array:
@@ -59,6 +60,25 @@ def e_value(log_wealth: Array) -> Array:
     """Returns the e-value: the mean wealth of the eight bettors, the evidence against the claim."""
     mean: Array = np.exp(np.minimum(log_wealth, _LARGEST)).mean(axis=-1)
     return mean
+
+
+def seconds_until(log_wealth: Array, growth: Array, target: float) -> float:
+    """How long until the e-value reaches `target` while each bettor's wealth grows by `growth` (logarithm per second).
+
+    Infinite when nothing grows. For one process: the arrays have no leading axes."""
+    if float(e_value(log_wealth)) >= target:
+        return 0.0
+    grows = growth > 0
+    if not grows.any():
+        return math.inf
+    alone = np.log(BETTORS * target) - log_wealth[grows]  # with so much one bettor is enough
+    low, high = 0.0, float((alone / growth[grows]).min())
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle) if float(e_value(log_wealth + growth * middle)) >= target else (middle, high)
+        )
+    return high
 
 
 def split_evidence(candidate: int, requests: int, share: float) -> float:

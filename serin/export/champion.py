@@ -178,7 +178,8 @@ def _report(
         overall=overall,
         segments=segments,
     )
-    return report, "; ".join(worse) or None
+    allowed = f"; champion.max_loss allows {asked.max_loss:g}"
+    return report, "; ".join(worse) + allowed if worse else None
 
 
 def _by_target(
@@ -228,7 +229,12 @@ def _value(metric: str, target: Array, scores: Array) -> float:
 
 
 def _told(metric: str, contest: Contest) -> str:
-    return (
-        f"{metric} {contest.candidate:.4f} against {contest.live:.4f}, a loss of {contest.loss:.4f} "
-        f"(between {contest.at_least:.4f} and {contest.at_most:.4f})"
-    )
+    """Both values, and the difference with its bounds; equal when nobody would see one."""
+    values = f"{metric} {contest.candidate:.4f} against {contest.live:.4f}"
+    loss, *bounds = (round(found, 4) + 0.0 for found in (contest.loss, contest.at_least, contest.at_most))
+    if not any((loss, *bounds)):
+        return f"{values}, equal"
+    low, high = sorted(-bound + 0.0 for bound in bounds) if loss < 0 else bounds
+    form = ".2%" if metric == "rmse" else ".4f"  # an rmse's loss is a share
+    by = f"{abs(loss):{form}} (between {low:{form}} and {high:{form}})"
+    return f"{values}, {'better' if loss < 0 else 'worse'} by {by}"

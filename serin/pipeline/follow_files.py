@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
+from serin.machine.hardware import inventory
+
 PROCESSES = "serin.pipeline.processes"
 """The logger of what ranks and Triton print, at DEBUG: too much for a terminal, worth keeping in a run's log."""
 _LOOK_S = 0.5
 _LONGEST = 2000  # characters of one line
+_ABOUT_GPUS = re.compile(r"CudaDriverHelper|pinned system memory|DCGM|CUDA driver")
 
 
 class Followed:
@@ -75,10 +78,14 @@ def rank_line(line: str) -> str:
 
 
 def triton_line(release: str) -> Callable[[str], str | None]:
-    """Warnings, errors and what was loaded: the rest of Triton's log is a table of its settings."""
+    """Warnings, errors and what was loaded: the rest of Triton's log is a table of its settings. Where there is no GPU,
+    Triton's complaints about that are left out, too."""
+    without_gpu = not inventory()
 
     def label(line: str) -> str | None:
         worth = re.match(r"[WEF]\d{4} ", line) or "successfully loaded" in line or "Traceback" in line
-        return f"[triton {release}] {line}" if worth else None
+        if not worth or (without_gpu and _ABOUT_GPUS.search(line)):
+            return None
+        return f"triton {release}: {line}"
 
     return label

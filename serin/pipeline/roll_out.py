@@ -145,6 +145,6 @@ def rollout_outcome(release: Release, decisions: list[Decision]) -> Release:
 
 def describe(decision: Decision) -> str:
     """One decision in a line."""
-    share = f" at {decision.weight:g}%" if decision.phase == Phase.SHIFTING else ""
+    phase = f"{decision.weight:g}%" if decision.phase == Phase.SHIFTING else decision.phase.replace("_", " ")
     held = f", held ({decision.state['hold']})" if decision.state.get("hold") else ""
-    return f"{decision.phase}{share}{held}: {decision.reason}"
+    return f"{phase}{held}: {decision.reason}"

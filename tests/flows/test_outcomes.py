@@ -1,8 +1,9 @@
-"""A run that Serin has ended says so in a line; one that broke keeps its traceback. Read from a real server's logs."""
+"""A run that a SerinError ends says so in one line; an unexpected error keeps its traceback. With a real server."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,11 @@ def test_a_rollback_ends_the_flow_failed_with_one_line_and_no_traceback(home: Pa
     assert state.is_failed()
     assert state.message is not None
     assert state.message.startswith(f"release {NAME}-v2 was rolled back: ")
-    assert state.message.endswith(f"`serin rollout report {NAME}` writes the whole story")
+    assert state.message.endswith(f"`serin rollout report {NAME}` writes the full report")
     assert "\n" not in state.message
-    assert not [line for line in log if "Traceback" in line]
-    assert [line for line in log if line.startswith("Finished in state Failed") and state.message in line]
+    assert [line for line in log if "Traceback" in line or "Finished in state" in line] == []
+    assert log[-1] == f"the run failed: {state.message}"
+    assert sum(state.message in line for line in log) == 1
     with pytest.raises(RolloutFailed, match="was rolled back"):
         asyncio.run(state.aresult())
 
@@ -81,12 +83,12 @@ def test_a_spec_that_does_not_fit_its_table_ends_the_pipeline_without_a_tracebac
     [
         (GateFailed(stage="scores", what="'score' differs", found="torch 0.1, graph 0.9"), False),
         (StageFailed(stage="export", run="wise-owl", reason="worse than the live version"), False),
-        (ControllerSilent(model="m", command="start", waited_s=1.0), True),
+        (ControllerSilent(model="m", command="start", waited_s=1.0), False),
         (TypeError("a bug"), True),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_only_what_is_no_outcome_keeps_its_traceback(error: Exception, traceback: bool) -> None:
+def test_only_unexpected_errors_keep_their_traceback(error: Exception, traceback: bool) -> None:
     @task
     async def stage() -> None:
         raise error
@@ -100,3 +102,43 @@ def test_only_what_is_no_outcome_keeps_its_traceback(error: Exception, traceback
     assert state.is_failed()
     assert str(error) in (state.message or "")
     assert any("Traceback" in line for line in log) is traceback
+
+
+def test_at_debug_level_prefects_own_lines_stay(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        caplog.set_level(logging.DEBUG, name)
+
+    @task
+    async def stage() -> None:
+        raise GateFailed(stage="scores", what="'score' differs", found="torch 0.1, graph 0.9")
+
+    @flow
+    @outcome_as_state
+    async def one() -> None:
+        await stage()
+
+    _, log = ended(lambda: one(return_state=True))
+    assert any("Traceback" in line for line in log)
+    assert any(line.startswith("Finished in state Failed") for line in log)
+
+
+def test_an_error_that_is_tried_again_is_one_line_and_a_good_end_another() -> None:
+    tries = []
+
+    @task(retries=1)
+    async def stage() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ControllerSilent(model="m", command="start", waited_s=1.0)
+
+    @flow
+    @outcome_as_state
+    async def one() -> None:
+        await stage()
+
+    _, log = ended(lambda: one(return_state=True))
+    silent = ControllerSilent(model="m", command="start", waited_s=1.0)
+    assert [line for line in log if not line.startswith(("Beginning", "View at"))] == [
+        f"{silent}; trying again immediately",
+        "the run completed",
+    ]

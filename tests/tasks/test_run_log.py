@@ -11,6 +11,7 @@ import pytest
 
 from serin.pipeline.follow_files import PROCESSES, following, rank_line, triton_line
 from tasks.run_log import Thinned, passing, thinned
+from tests.fakes.gpus import write_inventory
 
 
 def test_of_lines_that_differ_in_numbers_alone_one_in_a_while_is_told_and_the_last() -> None:
@@ -63,11 +64,28 @@ def test_a_file_that_appears_and_grows_is_followed_line_by_line(tmp_path: Path) 
         ("I1115 08:00:00.1 7 server.cc:592] +----", False),
         ("I1115 08:00:01.1 7 model_lifecycle.cc:839] successfully loaded 'flights'", True),
         ("E1115 08:00:02.1 7 model_lifecycle.cc:641] failed to load 'flights'", True),
-        ("W1115 08:00:02.1 7 pinned_memory_manager.cc:273] Unable to allocate pinned memory", True),
+        ("W1115 08:00:02.1 7 rate_limiter.cc:273] no resource is free", True),
     ],
 )
 def test_of_tritons_log_what_matters_is_told_with_the_release(line: str, worth: bool) -> None:
-    assert triton_line("flights-v2")(line) == (f"[triton flights-v2] {line}" if worth else None)
+    assert triton_line("flights-v2")(line) == (f"triton flights-v2: {line}" if worth else None)
+
+
+@pytest.mark.parametrize("gpus", [(), ("GPU-a",)], ids=["without a GPU", "with a GPU"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        'E1116 02:38:57.7 1 server.cc:241] "CudaDriverHelper has not been initialized."',
+        'W1116 02:38:57.7 1 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"',
+        'W1116 02:38:57.9 1 metrics.cc:798] "DCGM unable to start: DCGM initialization error"',
+    ],
+)
+def test_triton_missing_a_gpu_is_told_only_where_there_is_one(
+    line: str, gpus: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERIN_INVENTORY", str(write_inventory(tmp_path, gpus)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert (triton_line("flights-v2")(line) is not None) is bool(gpus)
 
 
 def test_warnings_of_dask_are_told_with_the_worker_they_came_from() -> None:

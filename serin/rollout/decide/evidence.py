@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from serin.evidence.e_process import Array, e_value, split_evidence
+from serin.evidence.e_process import Array, e_value, seconds_until, split_evidence, start
 from serin.evidence.histogram import BINS, bins_of, count
 from serin.formats.serving.request import Request
 from serin.rollout.decide.blocks import (
@@ -28,7 +28,15 @@ from serin.rollout.decide.blocks import (
     cut,
     json2counts,
 )
-from serin.rollout.decide.guards import PROMISES, STABLE_PROMISES, compare, hold_to_promises, remember
+from serin.rollout.decide.guards import (
+    PROMISES,
+    STABLE_PROMISES,
+    compare,
+    hold_to_promises,
+    proven_quantiles,
+    remember,
+    reversed_name,
+)
 from serin.rollout.decide.plan import Plan
 
 RECENT_S: Final = 30
@@ -36,6 +44,7 @@ RECENT_S: Final = 30
 _FLUSH_S: Final = 2.0  # by then the gateway has written the lines of ended requests
 _STEPPED_S: Final = 60.0  # an arrival this far behind the newest means that the clock was set back
 _EPOCHS: Final = 16
+_PACE_S: Final = 10  # fewer seconds say nothing about how fast evidence grows
 
 
 def _nothing() -> Array:
@@ -72,6 +81,8 @@ class Evidence:
     void_s: int = 0  # the other seconds
     warm_s: int = 0  # seconds in which the candidate has had requests, over all weight epochs
     split: tuple[int, int] = (0, 0)  # requests of this weight epoch's route: candidate's, all
+    pace_since: int = 0  # the first second of this weight epoch in which latencies count; 0: none so far
+    pace_from: Mapping[str, Array] = field(default_factory=dict)  # what the reversed bets owned then
     recent: tuple[tuple[int, Counts], ...] = ()  # stable's last seconds
     seen: Array = field(
         default_factory=lambda: np.zeros((2, BINS), dtype=np.int64)
@@ -83,6 +94,26 @@ class Evidence:
 
     def worths(self) -> dict[str, float]:
         return {name: float(e_value(log_wealth)) for name, log_wealth in self.log_wealth.items()}
+
+    @property
+    def paced_s(self) -> int | None:
+        """How long latencies were compared in this weight epoch; None: not long enough to tell a pace."""
+        seconds = self.closed - self.pace_since
+        return seconds if self.pace_since and seconds >= _PACE_S else None
+
+    def seconds_to_requests(self, wanted: int) -> float | None:
+        """Until so many requests are compared, at the pace of this weight epoch; None: too little was seen to tell."""
+        if self.paced_s is None or not self.compared:
+            return None
+        return max(wanted - self.compared, 0) * self.paced_s / self.compared
+
+    def seconds_to_proof(self, name: str, target: float) -> float | None:
+        """Until a reversed bet's e-value is `target`, by how it has grown in this weight epoch; infinite while it does
+        not grow. None: too little was seen to tell."""
+        if self.paced_s is None or name not in self.log_wealth:
+            return None
+        grown = self.log_wealth[name] - self.pace_from.get(name, start())
+        return seconds_until(self.log_wealth[name], grown / self.paced_s, target)
 
     @property
     def split_evidence(self) -> float:
@@ -104,6 +135,7 @@ class Evidence:
             "compared": [self.compared, self.void_s],
             "warm_s": self.warm_s,
             "split": list(self.split),
+            "pace": [self.pace_since, {name: wealth.tolist() for name, wealth in self.pace_from.items()}],
             "recent": [[second, *counts.to_json()] for second, counts in self.recent],
             "seen": [counts2json(row) for row in self.seen],
         }
@@ -115,6 +147,7 @@ class Evidence:
             return cls()
         candidate, requests = value["split"]
         compared, void_s = value.get("compared", (value["candidate"][0], 0))  # absent in older journals
+        pace_since, pace_from = value.get("pace", (0, {}))
         return cls(
             since=value["since"],
             epoch=value["epoch"],
@@ -131,6 +164,8 @@ class Evidence:
             void_s=void_s,
             warm_s=value.get("warm_s", value["blocks"]),
             split=(candidate, requests),
+            pace_since=pace_since,
+            pace_from={name: np.array(wealth) for name, wealth in pace_from.items()},
             recent=tuple((second, Counts(*counts)) for second, *counts in value["recent"]),
             seen=np.array([json2counts(row, np.int64) for row in value["seen"]]),
         )
@@ -163,11 +198,11 @@ def fold(
 
 
 def _present(evidence: Evidence, arm: Arm) -> Evidence:
-    """Resets step and split counts for a new weight epoch, and for a new `since` also the bets on promises."""
+    """Resets step, split and pace for a new weight epoch, and for a new `since` also the bets on promises."""
     if evidence.epoch != arm.epoch:
         shares = dict(sorted({**evidence.shares, arm.epoch: arm.share}.items())[-_EPOCHS:])
         fresh = replace(evidence, candidate=Counts(), stable=Counts(), compared=0, void_s=0, split=(0, 0))
-        evidence = replace(fresh, epoch=arm.epoch, shares=shares)
+        evidence = replace(fresh, epoch=arm.epoch, shares=shares, pace_since=0, pace_from={})
     if evidence.since != arm.since:
         forgotten = (*PROMISES, *STABLE_PROMISES)
         log_wealth = {
@@ -207,6 +242,10 @@ def _close(evidence: Evidence, plan: Plan, *, before: int | None) -> Evidence:
 
 def _judge(evidence: Evidence, second: int, block: Block, plan: Plan) -> Evidence:
     warm = evidence.warm_s >= plan.warmup_s
+    if warm and not evidence.pace_since:
+        reversed_bets = {reversed_name(quantile) for quantile in proven_quantiles(plan)}
+        owned = {name: wealth for name, wealth in evidence.log_wealth.items() if name in reversed_bets}
+        evidence = replace(evidence, pace_since=second, pace_from=owned)
     log_wealth = {
         **evidence.log_wealth,
         **compare(evidence.log_wealth, evidence.memory, block.arms(warm=warm), plan),

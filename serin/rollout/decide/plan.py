@@ -97,6 +97,15 @@ class Plan:
     def promote_at(self) -> float:
         return 1.0 / self.false_promotion
 
+    def rollback_risk(self, e_value: float) -> float:
+        """The largest share of rollouts of a good version that ever look as bad as this; rolled back at
+        `false_rollback`."""
+        return min(1.0, _RESERVE / max(e_value, _RESERVE))
+
+    def promotion_risk(self, e_value: float) -> float:
+        """The largest share of rollouts of a version slower by the bad margin that ever look as good as this."""
+        return 1.0 / max(e_value, 1.0)
+
     @property
     def bad_tolerance_ms(self) -> float:
         """Twice the tolerance, so that a candidate that uses all of the tolerance can still be proven."""

@@ -7,17 +7,23 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from serin.evidence.histogram import latency_name, quantiles_us
-from serin.rollout.decide.blocks import Counts
+from serin.evidence.histogram import latency_name
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.guards import (
     PROMISES,
     STABLE_PROMISES,
-    proven_quantiles,
-    reversed_name,
     weights,
 )
 from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.sentences import (
+    NOTHING_AGAINST,
+    arms,
+    doubt,
+    not_proven,
+    too_few,
+    too_slow,
+    verdict_against,
+)
 
 SPLIT_AT: Final = 1000.0  # evidence against the split: one false alarm in a thousand rollouts
 
@@ -25,7 +31,6 @@ _QUIET_S: Final = 5.0  # silence in the log for this long means that there is no
 PASS_AT: Final = 1.0  # the most evidence with which a step passes: the value at the start of a rollout
 _ROUNDING: Final = 1e-9
 _INCIDENT_AT: Final = 20.0  # evidence that stable breaks a promise
-_VOID: Final = "{} s are not counted, because one release took over more than a tenth of another's requests"
 _STABLE_REQUESTS: Final = 20  # fewer in the last seconds are not enough to judge the stable release
 
 
@@ -77,10 +82,10 @@ def judge_step(plan: Plan, evidence: Evidence, *, elapsed_s: float, last: bool) 
     """Returns the verdict on a step that began `elapsed_s` ago; `last`: the next step has all traffic."""
     weighed = weigh(plan, evidence)
     if weighed.total >= plan.rollback_at:
-        return Verdict.FAIL, _blame(plan, evidence, weighed)
+        return Verdict.FAIL, verdict_against(plan, evidence, weighed.strongest)
     worths = evidence.worths()
     if any(worths.get(name, 1.0) >= plan.rollback_at for name in weighed.excused):
-        return Verdict.INCIDENT, f"both arms break a promise: {_both(plan, evidence)}"
+        return Verdict.INCIDENT, f"both arms break a promise: {arms(plan, evidence)}"
     if evidence.split_evidence >= SPLIT_AT:
         got, of = evidence.split
         return Verdict.INVALID, (
@@ -96,9 +101,9 @@ def judge_step(plan: Plan, evidence: Evidence, *, elapsed_s: float, last: bool) 
         return Verdict.PASS, f"{plan.step_s:.0f} s; no evidence required"
     if missing := missing or _missing(plan, evidence, last=last):
         if elapsed_s >= plan.deadline_s:
-            return Verdict.INCONCLUSIVE, f"{missing} by the deadline of {plan.deadline_s:.0f} s"
+            return Verdict.INCONCLUSIVE, f"not settled by the deadline of {plan.deadline_s:.0f} s: {missing}"
         return Verdict.WAIT, missing
-    return Verdict.PASS, f"{seen} requests, {_total(plan, weighed)}; {_both(plan, evidence)}"
+    return Verdict.PASS, f"{seen} requests, {NOTHING_AGAINST}; {arms(plan, evidence)}"
 
 
 def judge_bake(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Verdict, str]:
@@ -109,16 +114,20 @@ def judge_bake(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Ver
     """
     weighed = weigh(plan, evidence)
     if weighed.total >= plan.rollback_at:
-        return Verdict.FAIL, _blame(plan, evidence, weighed)
+        return Verdict.FAIL, verdict_against(plan, evidence, weighed.strongest)
     seen = evidence.candidate
-    what = f"{seen.requests} requests, {seen.errors} failed, {_total(plan, weighed)}"
+    clear = weighed.total <= PASS_AT + _ROUNDING
+    what = (
+        f"{seen.requests} requests, {seen.errors} failed, "
+        f"{NOTHING_AGAINST if clear else doubt(plan, weighed.strongest, weighed.total)}"
+    )
     if elapsed_s < plan.bake_s:
         return Verdict.WAIT, f"baking for {elapsed_s:.0f} of {plan.bake_s:.0f} s, {what}"
     if plan.min_requests > 0 and seen.requests == 0:
         return _silent(plan, elapsed_s)
     if len(plan.steps) == 1 and seen.requests < plan.min_requests:
         return Verdict.WAIT, f"baked for {elapsed_s:.0f} s, {seen.requests} of {plan.min_requests} requests"
-    if broken := _broken(plan, seen):
+    if broken := too_slow(plan, seen):
         return Verdict.WAIT, f"baked for {elapsed_s:.0f} s, {broken}"
     return Verdict.PASS, f"baked for {elapsed_s:.0f} s, {what}"
 
@@ -128,7 +137,7 @@ def fails_by_latency_alone(plan: Plan, evidence: Evidence) -> bool:
     shares, weighed, seen = weights(plan), weigh(plan, evidence), evidence.candidate
     latency = {latency_name(quantile) for quantile in plan.quantiles}
     rest = sum(shares[name] * weighed.worths[name] for name in shares if name not in latency)
-    kept = seen.error_share <= plan.max_error_share and not _broken(plan, seen)
+    kept = seen.error_share <= plan.max_error_share and not too_slow(plan, seen)
     return weighed.total >= plan.rollback_at and rest <= PASS_AT and kept
 
 
@@ -144,43 +153,15 @@ def _against(plan: Plan, evidence: Evidence, weighed: Weighed) -> str:
     Waiting costs little: the evidence of a good candidate soon falls below its initial value.
     """
     if weighed.total > PASS_AT + _ROUNDING:
-        return (
-            f"{weighed.strongest} speaks against it: {_total(plan, weighed)}, passes at {PASS_AT:g} or less; "
-            f"{_both(plan, evidence)}"
-        )
-    return _broken(plan, evidence.candidate)
-
-
-def _broken(plan: Plan, seen: Counts) -> str:
-    """Describes the promise that the candidate's requests have not kept so far; empty: none."""
-    if seen.slow_share > plan.max_slow_share:
-        return (
-            f"{seen.slow} of {seen.requests} requests took longer than {plan.slo_ms:g} ms, "
-            f"passes at {plan.max_slow_share:.3g} of them or less"
-        )
-    return ""
+        return f"{doubt(plan, weighed.strongest, weighed.total)}; {arms(plan, evidence)}"
+    return too_slow(plan, evidence.candidate)
 
 
 def _missing(plan: Plan, evidence: Evidence, *, last: bool) -> str:
     """Describes the observations that the step still needs; empty: nothing."""
-    void = f"; {_VOID.format(evidence.void_s)}" if evidence.void_s else ""
     if evidence.compared < plan.min_requests:
-        warm = f"; it warms up for {plan.warmup_s:g} s first" if evidence.warm_s < plan.warmup_s else ""
-        return f"{evidence.compared} of {plan.min_requests} requests{warm}{void}"
-    if last:
-        worths = evidence.worths()
-        proofs = {q: worths.get(reversed_name(q), 1.0) for q in proven_quantiles(plan)}
-        if open_ := {q: e_value for q, e_value in proofs.items() if e_value < plan.promote_at}:
-            return (
-                "not proven yet: "
-                + ", ".join(
-                    f"{latency_name(q)} slower by less than {plan.bad} "
-                    f"(evidence {e_value:.3g} of {plan.promote_at:.3g})"
-                    for q, e_value in open_.items()
-                )
-                + void
-            )
-    return ""
+        return too_few(plan, evidence)
+    return not_proven(plan, evidence) if last else ""
 
 
 def _stable_breaks(plan: Plan, evidence: Evidence, promise: str) -> bool:
@@ -196,30 +177,5 @@ def _stable_breaks(plan: Plan, evidence: Evidence, promise: str) -> bool:
     return evidence.worths().get(STABLE_PROMISES[index], 1.0) >= _INCIDENT_AT
 
 
-def _blame(plan: Plan, evidence: Evidence, weighed: Weighed) -> str:
-    guard = weighed.strongest
-    return f"{guard}: {_total(plan, weighed)}; {_both(plan, evidence)}"
-
-
-def _total(plan: Plan, weighed: Weighed) -> str:
-    return f"evidence {min(weighed.total, 1e9):.3g} of {plan.rollback_at:.3g}"
-
-
 def _share(evidence: Evidence) -> float:
     return evidence.shares.get(evidence.epoch, 0.0)
-
-
-def _both(plan: Plan, evidence: Evidence) -> str:
-    """Describes both arms in numbers."""
-    names = "/".join(latency_name(quantile) for quantile in plan.quantiles)
-    stable, candidate = (quantiles_us(row, plan.quantiles) for row in evidence.seen)
-    mine, other = evidence.candidate, evidence.stable
-    refused = f"refused {mine.refused} and {other.refused}; " if mine.refused or other.refused else ""
-    return (
-        f"candidate failed {mine.errors} of {mine.requests}, stable {other.errors} of {other.requests}; "
-        f"{refused}{names} {_ms(candidate)} against {_ms(stable)} ms"
-    )
-
-
-def _ms(quantiles: list[float | None]) -> str:
-    return "/".join("-" if us is None else f"{us / 1000:.3g}" for us in quantiles)

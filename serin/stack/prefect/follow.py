@@ -30,6 +30,26 @@ _LAST_POLL_S = 0.1
 _QUEUED_AGAIN = timedelta(seconds=12)
 _LAST_LINES_S = 3.0  # a run sends its log in batches, the last one when its process ends
 _LATE = timedelta(seconds=10)  # lines of the worker and of the run arrive in any order
+_WORKER = "prefect.flow_runs.worker"  # the logger of the worker about the run
+_WARNING = 30
+_PLUMBING = (  # Prefect's lines about how it gets to the flow
+    "Running 1 deployment pull step", "Executing deployment step:", "Deployment step ",
+    "All deployment steps completed", "Beginning flow run ",
+)  # fmt: skip
+_ENDS = (
+    "the run completed",
+    "the run failed",
+    "the run ended",
+    "Finished in state",
+)  # the last is Prefect's own
+
+
+def last_line(state: str, message: str) -> str:
+    """The last line of a run's log, by the name and the message of its final state."""
+    ended = {"Completed": "the run completed", "Failed": "the run failed"}.get(
+        state, f"the run ended as {state}"
+    )
+    return f"{ended}: {message}" if message else ended
 
 
 class RunLog:
@@ -47,14 +67,14 @@ class RunLog:
         self.has_ended = False
 
     def new_lines(self) -> list[str]:
+        """What the run says about its work. The line about its end is left out: the follower's caller says that."""
         entries = [entry for entry in self._read() if entry["id"] not in self._seen]
         for entry in entries:
             self._seen.add(entry["id"])
             said = datetime.fromisoformat(entry["timestamp"])
             self._since = max(self._since or said, said)
-            own = entry.get("task_run_id") is None
-            self.has_ended = self.has_ended or (own and entry["message"].startswith("Finished in state"))
-        return [entry["message"] for entry in entries]
+        self.has_ended = self.has_ended or any(map(_is_last, entries))
+        return [entry["message"] for entry in entries if not _is_last(entry) and not _is_plumbing(entry)]
 
     def _read(self) -> list[dict[str, Any]]:
         wanted: dict[str, Any] = {"flow_run_id": {"any_": [self._run]}}
@@ -67,6 +87,16 @@ class RunLog:
             found += part
             if len(part) < _LINES:
                 return found
+
+
+def _is_last(entry: Mapping[str, Any]) -> bool:
+    return entry.get("task_run_id") is None and str(entry["message"]).startswith(_ENDS)
+
+
+def _is_plumbing(entry: Mapping[str, Any]) -> bool:
+    if entry["level"] >= _WARNING or entry.get("task_run_id") is not None:
+        return False
+    return entry["name"] == _WORKER or str(entry["message"]).startswith(_PLUMBING)
 
 
 def begin_run(api: Api, deployment: str, parameters: dict[str, Any], *, tags: list[str]) -> dict[str, Any]:
@@ -90,7 +120,7 @@ def follow_run(stack: Stack, run: str, *, what: str, log: RunLog) -> None:
     """Follows a run until it has completed. Raises PipelineFailed when it ended otherwise, NotUp when its stack is
     gone."""
     while True:
-        state = ""
+        state, found = "", dict[str, Any]()
         with suppress(PrefectGone):  # it is being restarted
             found = call(stack_api(stack), "GET", f"/flow_runs/{run}")
             state = "" if may_be_queued_again(found["state"]) else found["state_type"]
@@ -100,7 +130,9 @@ def follow_run(stack: Stack, run: str, *, what: str, log: RunLog) -> None:
             return
         if state in ENDED_BADLY and not _still_there(stack.home, run):
             _last_words(log)
-            raise PipelineFailed(spec=what, url=stack.prefect_ui_url)
+            reason = found["state"].get("message") or ""
+            url = f"{stack.prefect_ui_url}/runs/flow-run/{run}"
+            raise PipelineFailed(spec=what, url=url, state=state.lower(), reason=reason)
         if not stack.is_alive:
             raise NotUp(home=stack.home)
         time.sleep(_POLL_S)

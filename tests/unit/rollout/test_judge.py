@@ -70,7 +70,7 @@ def test_the_last_step_before_all_traffic_asks_for_proof(tmp_path: Path) -> None
     write_both(log, *(T + i / 4 for i in range(20)))
     found = LogJudge(log).judge(SHIFTING, T + 10)
     assert found.verdict is Verdict.WAIT
-    assert "not proven yet: p50" in found.reason
+    assert found.reason.startswith("waiting for evidence that p50 and p95 are slower by at most 20% (")
 
 
 def test_evidence_goes_on_exactly_from_the_journal(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_failing_candidate_fails_at_once(tmp_path: Path) -> None:
     write_both(log, *(T + i / 4 for i in range(40)), attempts=2)
     found = LogJudge(log).judge(SHIFTING, T + 10)
     assert found.verdict is Verdict.FAIL
-    assert "errors: evidence" in found.reason
+    assert found.reason.startswith("more than 10% of its requests fail; ")
 
 
 def test_a_missing_log_is_no_traffic(tmp_path: Path) -> None:

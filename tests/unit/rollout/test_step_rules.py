@@ -78,7 +78,7 @@ def test_a_step_does_not_pass_while_more_requests_are_slow_than_was_promised() -
     slow = Traffic(requests_per_s=30, share=0.5).requests(T, 60, seed=3)
     found = list(judged(wanted, arrived(slow), 0.5))[30:]
     assert Verdict.PASS not in {verdict for verdict, _ in found}
-    assert any("took longer than 4 ms, passes at 0.05" in reason for _, reason in found)
+    assert any("took longer than 4 ms, 5% of them may" in reason for _, reason in found)
 
 
 def test_a_plan_that_asks_for_no_requests_does_not_pass_a_candidate_that_looks_worse() -> None:
@@ -116,7 +116,7 @@ def test_the_tolerance_is_2_percent_of_the_promise_and_is_told() -> None:
     assert plan(latency={"tolerance_ms": 0.0}).allowed == "10%"
     few = arrived(Traffic(requests_per_s=20, share=0.5).requests(T, 40))
     reasons = [reason for _, reason in judged(plan(min_requests=20), few, 0.5, last=True)]
-    assert any("slower by less than 20% or 2 ms" in reason for reason in reasons)
+    assert any("slower by at most 20% or 2 ms" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.1, 0.5])
@@ -163,7 +163,7 @@ def test_no_request_is_compared_and_no_step_passes_before_the_candidate_is_warm(
     found = list(judged(plan(step_time=0.0, min_requests=10), good, 0.1))
     passed = next(second for second, (verdict, _) in enumerate(found, 1) if verdict is Verdict.PASS)
     assert passed > 10
-    assert "0 of 10 requests; it warms up for 10 s first" in found[8][1]
+    assert "0 of 10 requests are compared (its first 10 s with traffic do not count, " in found[8][1]
 
 
 def bake(plan: Plan, requests: list[Request], elapsed_s: float) -> tuple[Verdict, str]:

@@ -13,13 +13,13 @@ import pytest
 from serin.errors import NotUp, PipelineFailed, PrefectGone
 from serin.stack.host.state import Stack
 from serin.stack.prefect import follow
-from serin.stack.prefect.follow import RunLog, follow_run
+from serin.stack.prefect.follow import RunLog, follow_run, last_line
 from serin.stack.prefect.rest_api import Api
 from tests.logs import heard
 
 BEGAN = datetime(2026, 11, 15, tzinfo=UTC)
 API = Api("http://nowhere/api")
-LAST = "Finished in state Completed()"
+LAST = "the run completed"
 
 
 @dataclass
@@ -30,6 +30,7 @@ class Server:
     states: list[str] = field(default_factory=list)  # one after the other; "" is no answer
     lasts_s: float = 60.0  # since when it is in the state that is asked for
     happens: list[tuple[float, str, str | None]] = field(default_factory=list)  # said after the last state
+    message: str | None = None  # of the state
 
     def call(self, _: Api, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         if method == "GET":
@@ -40,7 +41,10 @@ class Server:
             if not state:
                 raise PrefectGone(url="http://nowhere/api", reason="it is being restarted")
             since = datetime.now(UTC) - timedelta(seconds=self.lasts_s)
-            return {"state_type": state, "state": {"type": state, "timestamp": since.isoformat()}}
+            return {
+                "state_type": state,
+                "state": {"type": state, "timestamp": since.isoformat(), "message": self.message},
+            }
         assert body is not None
         assert body["logs"]["flow_run_id"] == {"any_": ["7"]}
         after = datetime.fromisoformat(
@@ -52,6 +56,8 @@ class Server:
                 "timestamp": (BEGAN + timedelta(seconds=at)).isoformat(),
                 "message": text,
                 "task_run_id": task,
+                "level": 40 if "error" in text else 20,
+                "name": "prefect.flow_runs.worker" if text.startswith("Worker") else "prefect.flow_runs",
             }
             for at, text, task in sorted(self.lines)
             if BEGAN + timedelta(seconds=at) >= after
@@ -93,7 +99,7 @@ def test_a_task_that_has_finished_is_not_the_run_s_end(server: Server) -> None:
     server.lines = [(1.0, LAST, "a-task")]
     log.new_lines()
     assert not log.has_ended
-    server.lines.append((2.0, "Finished in state Failed()", None))
+    server.lines.append((2.0, last_line("Failed", "no reason"), None))
     log.new_lines()
     assert log.has_ended
 
@@ -111,16 +117,47 @@ def test_a_run_is_followed_past_a_restart_of_the_server_to_its_last_words(
 ) -> None:
     server.lines = [(1.0, "it is trained", None)]
     server.states, server.happens = ["PENDING", "RUNNING", "", "COMPLETED"], [(9.0, LAST, None)]
-    assert _follow(tmp_path) == ["it is trained", LAST]
+    assert _follow(tmp_path) == ["it is trained"]
 
 
-@pytest.mark.parametrize("end", ["FAILED", "CRASHED", "CANCELLED"])
-def test_a_run_that_ends_badly_is_an_error_after_all_it_said(
-    end: str, server: Server, tmp_path: Path
+def test_how_prefect_gets_to_the_flow_is_left_out_but_what_went_wrong_with_it_is_not(server: Server) -> None:
+    server.lines = [
+        (1.0, "Worker 'cpu' submitting flow run '7'", None),
+        (1.1, "Worker 'cpu' error: no such folder", None),
+        (1.2, "Running 1 deployment pull step(s)", None),
+        (1.3, "Executing deployment step: enter_application", None),
+        (1.4, "Beginning flow run 'calm-owl' for flow 'pipeline'", None),
+        (1.5, "Beginning flow run of another kind", "a-task"),
+    ]
+    assert RunLog(API, "7").new_lines() == [
+        "Worker 'cpu' error: no such folder",
+        "Beginning flow run of another kind",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "message", "words"),
+    [
+        (
+            "FAILED",
+            "release flights-v2 was rolled back",
+            "spec.yaml failed: release flights-v2 was rolled back\n",
+        ),
+        ("CRASHED", "its process is gone", "spec.yaml crashed: its process is gone\n"),
+        ("CANCELLED", None, "spec.yaml was cancelled\n"),
+    ],
+)
+def test_a_run_that_ends_badly_is_an_error_with_its_reason_after_all_it_said(
+    end: str, message: str | None, words: str, server: Server, tmp_path: Path
 ) -> None:
-    server.states, server.happens = ["RUNNING", end], [(9.0, f"Finished in state {end}", None)]
-    with pytest.raises(PipelineFailed, match=r"spec\.yaml"):
-        _follow(tmp_path)
+    server.message = message
+    server.states = ["RUNNING", end]
+    server.happens = [(8.0, "one more", None), (9.0, last_line(end.capitalize(), message or ""), None)]
+    said: list[str] = []
+    with heard(said.append), pytest.raises(PipelineFailed) as failed:
+        follow_run(cast("Stack", Home(home=tmp_path)), "7", what="spec.yaml", log=RunLog(API, "7"))
+    assert said == ["one more"]
+    assert str(failed.value) == f"the run of {words}http://nowhere/runs/flow-run/7 shows all of it"
 
 
 def test_a_run_whose_stack_has_gone_is_not_waited_for(server: Server, tmp_path: Path) -> None:
@@ -137,7 +174,7 @@ def test_a_run_that_has_just_crashed_is_followed_when_it_is_queued_again(
         ["RUNNING", "CRASHED", "SCHEDULED", "RUNNING", "COMPLETED"],
         [(9.0, LAST, None)],
     )
-    assert _follow(tmp_path) == [LAST]
+    assert _follow(tmp_path) == []
 
 
 def test_a_server_that_is_slow_to_answer_is_asked_again_for_the_same_run(

@@ -1,0 +1,130 @@
+"""What the evidence says, in sentences for people: what was found, how sure that is, what is missing, for how long.
+
+Pure. Shares are those of the spec: a candidate is rolled back when chance explains what was seen in at most
+`false_rollback` of rollouts, and promoted when it does so in at most `false_promotion`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from serin.evidence.histogram import latency_name, quantiles_us
+from serin.rollout.decide.blocks import Counts
+from serin.rollout.decide.evidence import Evidence
+from serin.rollout.decide.guards import ERRORS, PROMISES, REFUSED, proven_quantiles, reversed_name
+from serin.rollout.decide.plan import Plan
+
+NOTHING_AGAINST: Final = "nothing speaks against it"
+_VOID: Final = "{} s do not count: one release took over more than a tenth of another's requests"
+
+
+def finding(plan: Plan, guard: str) -> str:
+    """What the evidence of a guard means."""
+    return {
+        ERRORS: "it fails more often than the stable version",
+        REFUSED: "it refuses more requests than the stable version",
+        PROMISES[0]: f"more than {percent(plan.max_error_share)} of its requests fail",
+        PROMISES[
+            1
+        ]: f"more than {percent(plan.max_slow_share)} of its requests take longer than {plan.slo_ms} ms",
+    }.get(guard, f"its {guard} is slower than allowed ({plan.allowed})")
+
+
+def verdict_against(plan: Plan, evidence: Evidence, guard: str) -> str:
+    """Why a candidate is rolled back."""
+    return (
+        f"{finding(plan, guard)}; a good version looks like this in at most {percent(plan.false_rollback)} "
+        f"of rollouts; {arms(plan, evidence)}"
+    )
+
+
+def doubt(plan: Plan, guard: str, e_value: float) -> str:
+    """How much speaks against a candidate that is not rolled back, and from when on it would be."""
+    risk, limit = percent(plan.rollback_risk(e_value)), percent(plan.false_rollback)
+    return (
+        f"it looks as if {finding(plan, guard)}; a good version looks like this in at most {risk} of rollouts, "
+        f"it is rolled back at {limit}"
+    )
+
+
+def too_few(plan: Plan, evidence: Evidence) -> str:
+    """What a step still lacks that has not compared enough requests."""
+    if evidence.warm_s < plan.warmup_s:
+        left = f"its first {plan.warmup_s:g} s with traffic do not count, {evidence.warm_s} s are over"
+    else:
+        left = duration(evidence.seconds_to_requests(plan.min_requests))
+    return f"{evidence.compared} of {plan.min_requests} requests are compared ({left}){void(evidence)}"
+
+
+def not_proven(plan: Plan, evidence: Evidence) -> str:
+    """What is missing until the candidate may get all traffic; empty: nothing."""
+    e_values = evidence.worths()
+    open_ = {q: found for q in proven_quantiles(plan)
+             if (found := e_values.get(reversed_name(q), 1.0)) < plan.promote_at}  # fmt: skip
+    if not open_:
+        return ""
+    names = [latency_name(quantile) for quantile in open_]
+    risk = percent(plan.promotion_risk(min(open_.values())))
+    waits = [evidence.seconds_to_proof(reversed_name(quantile), plan.promote_at) for quantile in open_]
+    known = [wait for wait in waits if wait is not None]
+    left = duration(max(known) if len(known) == len(waits) else None)
+    return (
+        f"waiting for evidence that {' and '.join(names)} {'is' if len(names) == 1 else 'are'} slower by at most "
+        f"{plan.bad} ({left}; chance explains it in at most {risk} of rollouts, {percent(plan.false_promotion)} is "
+        f"allowed){void(evidence)}"
+    )
+
+
+def too_slow(plan: Plan, seen: Counts) -> str:
+    """The promise about latency that the candidate's requests have not kept so far; empty: it is kept."""
+    if seen.slow_share <= plan.max_slow_share:
+        return ""
+    return (
+        f"{seen.slow} of {seen.requests} requests took longer than {plan.slo_ms:g} ms, "
+        f"{percent(plan.max_slow_share)} of them may"
+    )
+
+
+def arms(plan: Plan, evidence: Evidence) -> str:
+    """Both arms in numbers."""
+    names = "/".join(latency_name(quantile) for quantile in plan.quantiles)
+    stable, candidate = (quantiles_us(row, plan.quantiles) for row in evidence.seen)
+    mine, other = evidence.candidate, evidence.stable
+    return (
+        f"candidate: {_failed(mine)}, {names} {_ms(candidate)} ms; stable: {_failed(other)}, {_ms(stable)} ms"
+    )
+
+
+def void(evidence: Evidence) -> str:
+    return f"; {_VOID.format(evidence.void_s)}" if evidence.void_s else ""
+
+
+def duration(seconds: float | None) -> str:
+    """A wait, as precise as it is known."""
+    if seconds is None:
+        return "not enough traffic to tell how long it takes"
+    if math.isinf(seconds):
+        return "at this traffic it does not come closer"
+    if seconds < 10:
+        about = "less than 10 s"
+    elif seconds < 90:
+        about = f"about {round(seconds, -1):.0f} s"
+    elif seconds < 5400:
+        about = f"about {seconds / 60:.0f} min"
+    else:
+        about = f"about {seconds / 3600:.0f} h"
+    return f"{about} left at this traffic"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2g}%" if share < 0.995 else "100%"
+
+
+def _failed(counts: Counts) -> str:
+    refused = f", {counts.refused} refused" if counts.refused else ""
+    return f"{counts.errors} of {counts.requests} failed{refused}"
+
+
+def _ms(quantiles: list[float | None]) -> str:
+    return "/".join("-" if us is None else f"{us / 1000:.3g}" for us in quantiles)

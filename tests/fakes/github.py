@@ -1,0 +1,66 @@
+"""A GitHub that keeps the comments of one pull request and remembers what it was asked to change."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOKEN = "t0ken"
+
+
+class FakeGitHub:
+    """Comments of one pull request, as GitHub keeps them: 100 on a page."""
+
+    def __init__(self, comments: list[dict[str, Any]]) -> None:
+        self.comments = comments
+        self.changes: list[tuple[str, str, str]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                if self.headers["Authorization"] != f"Bearer {TOKEN}":
+                    self._say(401, {"message": "Bad credentials"})
+                    return
+                if self.command == "GET":
+                    page = int(re.search(r"[?&]page=(\d+)", self.path)[1])  # type: ignore[index]
+                    self._say(200, outer.comments[(page - 1) * 100 : page * 100])
+                    return
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["body"]
+                outer.changes.append((self.command, self.path, body))
+                self._say(201, {"id": 1})
+
+            do_GET = do_POST = do_PATCH = _answer  # noqa: N815 (names that http.server looks for)
+
+            def _say(self, code: int, content: Any) -> None:
+                self.send_response(code)
+                self.end_headers()
+                self.wfile.write(json.dumps(content).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """As GitHub Actions sets it."""
+        url = f"http://127.0.0.1:{self.http.server_port}"
+        return {"GITHUB_TOKEN": TOKEN, "GITHUB_REPOSITORY": "birds/models", "GITHUB_API_URL": url}
+
+
+@contextmanager
+def running_github() -> Iterator[FakeGitHub]:
+    made = FakeGitHub([])
+    thread = threading.Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.http.shutdown()
+        made.http.server_close()
+        thread.join()
