@@ -415,7 +415,6 @@ class StoreNotWritable(StoreError):
 
 class VersionInUse(StoreError):
     template = "version {version} of {model!r} cannot be deleted: {reason}"
-    outcome = True
     model: str
     version: int
     reason: str
@@ -594,7 +593,6 @@ class ChampionRefused(ExportError):
 
 class ExplanationRefused(ExportError):
     template = "the scores of {release} cannot be explained: {reason}"
-    outcome = True
     release: str
     reason: str
 

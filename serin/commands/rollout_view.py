@@ -83,7 +83,7 @@ def _head(now: Rollout, t: float) -> RenderableType:
 
 
 def _evidence(now: Rollout, seen: EvidencePoint) -> RenderableType:
-    """Draws bars on a logarithmic scale; a full bar is enough evidence. The shares say how often chance shows as much."""
+    """Draws bars on a logarithmic scale; full is enough. The shares say how often chance shows as much."""
     plan = now.plan
     table = Table("against the candidate", "", "by chance in", "rolled back at", box=None, pad_edge=False)
     rows = [("all together", seen.total), *seen.e_values.items()]
