@@ -95,13 +95,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, dataclass_transform, get_origin, get_type_hints
 
+_CLOSE = 0.7  # share of letters in common: a swapped or missing letter in a word of four
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """'; did you mean X?' when something known is close, else what is known, ready to be put behind a message."""
     options = sorted(known)
-    close = difflib.get_close_matches(word, options, n=1, cutoff=0.6)
+    folded = {option.casefold(): option for option in options}
+    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=_CLOSE)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {folded[close[0]]!r}?"
     shown = ", ".join(options[:12]) + (", ..." if len(options) > 12 else "")
     return f"; known: {shown}" if options else ""
 

@@ -173,18 +173,22 @@ class Store:
         no alias points to it."""
         valid_model_name(model)
         if isinstance(version, str) and not version.isdigit():
-            aliases = self.aliases(model)
-            if version not in aliases:
-                raise NotFound(kind=f"version of {model!r} called", name=version, known=aliases)
+            if version not in (aliases := self.aliases(model)):
+                raise self._no_version(model, version)
             version = aliases[version]
         place = f"models/{model}/versions/{int(version)}"
         if hold:
             self._hold(place)
         folder = self._fetch(place, marker="manifest.json")
         if folder is None:
-            known = self.versions(model)
-            raise NotFound(kind=f"version of {model!r}:", name=str(version), known=map(str, known))
+            raise self._no_version(model, version)
         return bundle_at(folder, model, int(version))
+
+    def _no_version(self, model: str, version: int | str) -> NotFound:
+        if not self.versions(model):
+            return NotFound(kind="model", name=model, known=self.models())
+        known = [*map(str, self.versions(model)), *self.aliases(model)]
+        return NotFound(kind=f"version of {model!r}:", name=str(version), known=known)
 
     def models(self) -> list[str]:
         return [name for name in self._names("models") if self.versions(name)]
@@ -206,9 +210,7 @@ class Store:
         if not _ALIAS.fullmatch(alias):
             raise NameInvalid(kind="alias", name=alias, rule="one of live, candidate, previous")
         if version is not None and version not in self.versions(model):
-            raise NotFound(
-                kind=f"version of {model!r}:", name=str(version), known=map(str, self.versions(model))
-            )
+            raise self._no_version(model, version)
         with self._writing(), self._locked(f"models/{valid_model_name(model)}"):
             aliases = self.aliases(model)
             if version is None:

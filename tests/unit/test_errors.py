@@ -61,3 +61,17 @@ def test_the_nearest_known_word_is_offered() -> None:
     assert nearest("normalise", ["normalize", "clip"]) == "; did you mean 'normalize'?"
     assert nearest("zzz", ["a", "b"]) == "; known: a, b"
     assert nearest("zzz", []) == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("wieght", "; did you mean 'weight'?"),
+        ("WEIGHT", "; did you mean 'weight'?"),
+        ("sise", "; did you mean 'Size'?"),
+        ("wait", "; known: Size, carrier, weight"),
+        ("target", "; known: Size, carrier, weight"),
+    ],
+)
+def test_only_a_close_word_is_suggested_and_else_all_are_named(word: str, says: str) -> None:
+    assert nearest(word, ["weight", "Size", "carrier"]) == says

@@ -97,6 +97,13 @@ def test_a_bundle_is_read_by_number_and_by_alias(store: Store) -> None:
         store.bundle("m", "live")
 
 
+def test_a_model_name_that_is_nearly_right_is_corrected(store: Store) -> None:
+    publish_version(store, "late-parcels")
+    for version in ("live", 1):
+        with pytest.raises(NotFound, match=r"no model 'late-parcel'; did you mean 'late-parcels'\?"):
+            store.bundle("late-parcel", version)
+
+
 def test_an_alias_points_only_to_what_is_published(store: Store) -> None:
     publish_version(store)
     with pytest.raises(NotFound, match="9"):

@@ -43,7 +43,9 @@ def test_a_segment_is_a_column_that_requests_hold() -> None:
             "target": {"expression": "hours > 3", "task": "binary"},
         },
         "features": [{"columns": ["weight"], "steps": ["normalize"]}],
-        "export": {"segments": ["wait"]},
+        "export": {"segments": ["wheight"]},
     }
-    with pytest.raises(SpecError, match=r"export.segments: 'wait' is not a column of a request; .*'weight'"):
+    with pytest.raises(
+        SpecError, match=r"export.segments: 'wheight' is not a column of a request; .*'weight'"
+    ):
         load_spec(spec)
