@@ -145,7 +145,7 @@ def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixtu
         (["env"], 1, "start one with `serin up`"),
         (["down"], 1, "no stack is up"),
         (["models", "show", "flights"], 1, "no model 'flights'"),
-        (["models", "verify", "flights", "live"], 1, "no version of 'flights' called 'live'"),
+        (["models", "verify", "flights", "live"], 1, "no model 'flights'"),
         (["runs", "show", "nothing"], 1, "no run 'nothing'"),
         (["rollout", "pause", "flights"], 1, "no stack is up"),
         (["rollout", "watch", "flights"], 1, "no rollout of 'flights'"),
