@@ -244,9 +244,12 @@ class ColumnMissing(DataError):
     table: str
     used_by: str
     known: Iterable[str]
+    renamed: str | None = None
 
     @property
     def hint(self) -> str:
+        if self.renamed is not None:
+            return f": data.rename calls it {self.renamed!r}; use that name"
         return nearest(self.column, self.known)
 
 

@@ -140,6 +140,17 @@ def look_up(table: Mapping[str, Column], found: Any) -> dict[str, Column]:
     return made
 
 
+def as_sent(column: Column) -> Column:
+    """The same column; floats as a request holds them, float32."""
+    if column.kind != "float":
+        return column
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, in training as in serving
+        if isinstance(column, CodedColumn):
+            entries = column.entries.astype(np.float32)
+            return CodedColumn(kind="float", entries=entries, places=column.places)
+        return Column(kind="float", values=column.values.astype(np.float32, copy=False))
+
+
 def compact(column: Column) -> Column:
     """Returns the same column, with integers from a narrow range as positions in that range."""
     if column.kind != "int" or isinstance(column, CodedColumn) or not isinstance(column.values, np.ndarray):

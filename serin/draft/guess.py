@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from serin.draft.free_names import free_names
 from serin.draft.guess_columns import Guess, guess_columns, time_column
 from serin.draft.guess_target import GuessedTarget, guess_target
 from serin.draft.sniff_csv import sniff_table, table_lines
@@ -48,6 +49,8 @@ def draft_table(
     sniffed = sniff_table(str(table))
     sample = sample_table(sniffed.source(str(table)))
     guessed = guess_target(sample.columns, target)
+    renamed = free_names(sample.columns, kept=guessed.columns)
+    sample = sample.renamed(renamed)
     time = time_column(sample, guessed.columns)
     guesses = guess_columns(sample, guessed, time)
     if not any(guess.use in ("numeric", "categorical", "time") for guess in guesses):
@@ -60,6 +63,7 @@ def draft_table(
         target=guessed,
         time=time,
         columns=guesses,
+        renamed=renamed,
     )
     return Draft(text=spec_text(found), notices=tuple(_notices(sample, guessed, found, guesses)))
 
@@ -72,6 +76,8 @@ def _notices(
     yield target.why + (f"; {target.rare}" if target.rare else "")
     if found.time is not None:
         yield f"{found.time} is the time: the latest rows are the test rows"
+    for old, new in found.renamed.items():
+        yield f"{old} is called {new} in the spec and in requests, since answers use that name (data.rename)"
     if sample.repeated:
         yield found.repeated
     for guess in guesses:

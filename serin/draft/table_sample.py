@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,14 @@ class TableSample:
     extents: Mapping[str, Extent]
     unusable: Mapping[str, str]
     odd: Mapping[str, str]
+
+    def renamed(self, names: Mapping[str, str]) -> TableSample:
+        """The sample with columns called otherwise; `names`: old -> new."""
+
+        def called(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {names.get(name, name): value for name, value in values.items()}
+
+        return replace(self, columns=called(self.columns), extents=called(self.extents), odd=called(self.odd))
 
     @property
     def complete(self) -> bool:

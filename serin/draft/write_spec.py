@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from serin.draft.guess_columns import Guess
@@ -20,7 +20,7 @@ _MANY_ROWS = 10_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guessed:
     """Everything that goes into a drafted spec. `table`: the lines below `tables`. `seen`: how its files are
-    written."""
+    written. `renamed`: names in the file -> names in the spec, where they differ."""
 
     name: str
     table: tuple[str, ...]
@@ -29,6 +29,7 @@ class Guessed:
     target: GuessedTarget
     time: str | None
     columns: Sequence[Guess]
+    renamed: Mapping[str, str]
 
     @property
     def model(self) -> str:
@@ -67,12 +68,21 @@ def spec_text(guessed: Guessed) -> str:
         "data:",
         "  tables:",
         *guessed.table,
+        *_rename(guessed.renamed),
         *_data(guessed),
         "features:",
         *_features(guessed),
         *_model(guessed),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _rename(renamed: Mapping[str, str]) -> Iterator[str]:
+    if renamed:
+        yield "  # Answers use these names, so the columns have other ones in the spec and in requests."
+        yield "  rename:"
+        yield "    main:"
+        yield from (f"      {word(old)}: {word(new)}" for old, new in renamed.items())
 
 
 def _data(guessed: Guessed) -> Iterator[str]:

@@ -90,7 +90,7 @@ def _check_data(spec: PipelineSpec, problems: Problems) -> CheckedSpec:
             return CheckedSpec(spec=spec)
         trial = try_rows(spec.data, spec.features, layout, tables, problems)
     lookups = tuple(
-        (tuple(join.columns.values()), tuple(join.spec.on), join.spec.table) for join in layout.lookups
+        (tuple(join.columns.values()), join.spec.here, join.spec.table) for join in layout.lookups
     )
     return CheckedSpec(spec=spec, inputs=layout.inputs, lookups=lookups, trial=trial)
 

@@ -7,21 +7,20 @@ target, split.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from serin.expressions import parse
 from serin.spec.checks import CheckSpec
 from serin.spec.relation import JoinSpec, Source, UniqueSpec, WindowSpec
-from serin.spec.section import Section
+from serin.spec.rename import by_table, rename_problems
+from serin.spec.section import Section, is_empty
+from serin.spec.serving_time import known_problems
 from serin.spec.split import SplitSpec
 from serin.spec.tables import TableSource
 from serin.spec.target import TargetSpec, checked_expression
-
-RESERVED = ("score", "label", "probabilities", "row", "target")
-"""Names that answers and golden rows use. No column of a request may have one of them."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 Origin = Source | Literal["derived"]
@@ -33,6 +32,11 @@ class DataSpec(Section):
     tables: dict[str, TableSource] = Field(min_length=1)
     """Table name -> path or URL of a file, a folder or a glob (Parquet, CSV, TSV, JSON lines, Arrow), or a section with
     `path` and options. A relative path starts at the spec's folder. The first table is the main one."""
+    rename: dict[str, dict[str, str]] = Field(default_factory=dict, exclude_if=is_empty)
+    """Table -> {name of a column in its files: its name here}, such as `{loans: {score: applicant_score}}`. All other
+    keys but the options of a table, the dataset and the clients of the model use the new name. The names `score`,
+    `label`, `probabilities`, `row` and `target`, and names that begin with `num__` or `cat__`, are reserved: no column
+    of a request may have them."""
     joins: tuple[JoinSpec, ...] = ()
     """The other tables and how their rows are found."""
     derived: dict[str, str] = Field(default_factory=dict)
@@ -58,6 +62,11 @@ class DataSpec(Section):
     allow_leaks: tuple[str, ...] = ()
     """Columns that the leak check ignores."""
 
+    @field_validator("rename", mode="before", json_schema_input_type=dict[str, dict[str, str]])
+    @classmethod
+    def _renames_by_table(cls, given: Any, others: ValidationInfo) -> Any:
+        return by_table(given, others.data.get("tables", {}))
+
     @field_validator("where")
     @classmethod
     def _parses(cls, text: str | None) -> str | None:
@@ -77,7 +86,8 @@ class DataSpec(Section):
     def null_texts(self, table: str, column: str) -> tuple[str, ...]:
         """The texts that mean null in a column of a table, besides the empty one."""
         source = self.tables[table]
-        return () if isinstance(source, str) else source.nulls_of(column)
+        stored = {new: old for old, new in self.rename.get(table, {}).items()}.get(column, column)
+        return () if isinstance(source, str) else source.nulls_of(stored)
 
     @property
     def split_kind(self) -> Literal["temporal", "group", "stratified", "random"]:
@@ -90,7 +100,16 @@ class DataSpec(Section):
     @property
     def answers(self) -> frozenset[str]:
         """The columns that the target is made of, also through derived ones."""
-        found, waiting = set[str](), list(self.target.columns)
+        return self.made_of(self.target.columns)
+
+    @property
+    def hidden_answers(self) -> frozenset[str]:
+        """Those of `answers` that nobody knows when a request is made."""
+        return self.answers - set(self.target.known_at_serving)
+
+    def made_of(self, columns: Iterable[str]) -> frozenset[str]:
+        """The columns, and what the derived ones among them are made of."""
+        found, waiting = set[str](), list(columns)
         while waiting:
             column = waiting.pop()
             found.add(column)
@@ -105,7 +124,7 @@ class DataSpec(Section):
 
     def source_of(self, column: str) -> Origin:
         """Where `column` comes from at serving time."""
-        if column in self.training_only or column in self.answers:
+        if column in self.training_only or column in self.hidden_answers:
             return "training_only"
         for join in self.joins:
             if column in join.columns.values():
@@ -125,7 +144,7 @@ class DataSpec(Section):
             needed = (name for each in self.reads(column) for name in self.request_columns(each))
             return tuple(dict.fromkeys(needed))
         if source == "lookup":
-            return (next(join.on[0] for join in self.joins if column in join.columns.values()),)
+            return (next(join.here[0] for join in self.joins if column in join.columns.values()),)
         return (column,)
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -134,6 +153,8 @@ class DataSpec(Section):
             if not _FILE_NAME.fullmatch(table):
                 rule = "letters, digits, '_', '-' and '.', at most 63, not '.' or '-' first: files are called by it"
                 yield f"data.tables.{table}", f"{table!r} is not a valid table name: {rule}"
+        yield from rename_problems(self.rename, self.tables)
+        yield from known_problems(self)
         yield from self._join_problems()
         yield from self._name_problems()
         yield from self._order_problems()
@@ -149,12 +170,11 @@ class DataSpec(Section):
                 yield f"{key}.with", f"table {join.table!r} is the main table or joined already"
             seen.add(join.table)
             later = {*self.derived, *(name for window in self.windows for name in window.make)}
-            for column in (*join.on, *([join.as_of.column] if join.as_of else [])):
+            for column in (*join.here, *([join.as_of.column] if join.as_of else [])):
                 if column in later:
                     yield f"{key}.on", f"{column!r} is made after the joins; join by columns of the tables"
-            if join.source == "lookup" and self.source_of(join.on[0]) != "request":
-                source = self.source_of(join.on[0])
-                yield f"{key}.on", f"{join.on[0]!r} is {source}; a lookup's key must come with the request"
+            if join.source == "lookup" and (source := self.source_of(join.here[0])) != "request":
+                yield f"{key}.on", f"{join.here[0]!r} is {source}; a lookup's key must come with the request"
         for table in self.tables:
             if table not in seen:
                 yield f"data.tables.{table}", "is never joined; take it out or join it"

@@ -20,17 +20,19 @@ from pydantic_core import PydanticCustomError
 
 from serin.errors import NameInvalid, nearest
 from serin.spec.champion import ChampionSpec
-from serin.spec.data import RESERVED, DataSpec
+from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.export import ExportSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.model import ModelSpec
 from serin.spec.monitoring import MonitoringSpec
 from serin.spec.names import valid_model_name
+from serin.spec.rename import is_reserved
 from serin.spec.rollout import RolloutSpec
 from serin.spec.search import SearchSpec, fold_splits
 from serin.spec.section import Section
 from serin.spec.serving import ServingSpec
+from serin.spec.serving_time import why_unknown
 from serin.spec.target import TargetSpec
 from serin.spec.training import TrainingSpec
 
@@ -163,23 +165,25 @@ class PipelineSpec(Section):
         for index, feature in enumerate(self.features):
             key = f"features[{index}].columns"
             for column in feature.inputs:
-                if column in self.data.answers:
-                    yield key, f"{column!r} makes the target; a feature that knows the answer is refused"
-                elif self.data.source_of(column) == "training_only":
-                    yield (
-                        key,
-                        f"{column!r} is training_only: no request can hold it; drop it or change its source",
-                    )
+                if self.data.source_of(column) == "training_only":
+                    yield key, why_unknown(self.data, column)
                 for name in self.data.request_columns(column):
-                    if name in RESERVED or name.startswith(("num__", "cat__")):
-                        yield (
-                            key,
-                            f"no request column may be called {name!r}: rename it in its table, or in its join",
-                        )
+                    if is_reserved(name):
+                        yield key, f"no request column may be called {name!r}: {self._rename_hint(name)}"
             for makes, name in (output for column in feature.columns for output in feature.outputs(column)):
                 earlier = made.setdefault((makes, name), index)
                 if earlier != index:
                     yield key, f"{name!r} is {makes} in features[{earlier}] already; drop one"
+
+    def _rename_hint(self, name: str) -> str:
+        """How a column gets another name, by what makes it."""
+        for index, join in enumerate(self.data.joins):
+            for there, here in join.columns.items():
+                if here == name:
+                    return f"rename it in data.joins[{index}].columns: {{{there}: {join.table}_{there}}}"
+        if any(name in window.make for window in self.data.windows):
+            return "give it another name in data.windows"
+        return f"add data.rename: {{{self.data.main}: {{{name}: input_{name}}}}} and use the new name here"
 
     def _segment_problems(self) -> Iterator[tuple[str, str]]:
         inputs = (column for feature in self.features for column in feature.inputs)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from serin.spec.section import Duration, Section
+from serin.spec.section import Duration, Section, names
 
 Source = Literal["request", "lookup", "training_only"]
 """Where a column comes from at serving time: the client sends it, the bundle holds it, or it is not available."""
@@ -17,9 +17,34 @@ _CALL = re.compile(r"\s*(\w+)\s*\(\s*(?:(`[^`]+`|\w+)\s*(?:,\s*(\d+)\s*)?)?\)\s*
 FUNCTIONS = ("count", "sum", "mean", "min", "max", "lag")
 
 
-def names(value: Any) -> Any:
-    """A single name is accepted where a list is expected."""
-    return (value,) if isinstance(value, str) else value
+def join_keys(value: Any) -> Any:
+    """The keys of a join: a tuple of common names, or a mapping when a name differs. ValueError for other forms."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
+        found = dict(zip(value, value, strict=True))
+    elif isinstance(value, dict) and all(isinstance(name, str) for pair in value.items() for name in pair):
+        found = value
+    else:
+        raise ValueError(
+            f"is neither a list of names nor a mapping of names to names; write {_keys_example(value)}"
+        )
+    if len(found) < len(value) or len(set(found.values())) < len(found):
+        raise ValueError(f"names a key twice: {value}; name each key of both tables once")
+    return tuple(found) if all(here == there for here, there in found.items()) else found
+
+
+def _keys_example(value: Any) -> str:
+    """The mapping that a list with mappings in it probably means."""
+    pairs: dict[str, str] = {}
+    for part in value if isinstance(value, list | tuple) else ():
+        inner = part if isinstance(part, dict) else {part: part}
+        pairs |= {
+            here: there for here, there in inner.items() if isinstance(here, str) and isinstance(there, str)
+        }
+    if not pairs:
+        return "on: [key] when both tables have that name, or on: {name in the main table: name in the joined table}"
+    return "on: {" + ", ".join(f"{here}: {there}" for here, there in pairs.items()) + "}"
 
 
 class AsOfSpec(Section):
@@ -44,8 +69,9 @@ class JoinSpec(Section):
 
     table: str = Field(alias="with")
     """The joined table, one of `data.tables`."""
-    on: tuple[str, ...] = ()
-    """The key columns, which have the same names in both tables. A single name needs no list."""
+    on: tuple[str, ...] | dict[str, str] = ()
+    """The key columns: a list of names that both tables have, or a mapping where the names differ, such as
+    `{l_orderkey: o_orderkey}` (name in the main table: name in the joined table). A single name needs no list."""
     as_of: AsOfSpec | None = None
     """Join by time. The name of a time column is enough."""
     how: Literal["left", "inner"] = "left"
@@ -56,10 +82,10 @@ class JoinSpec(Section):
     """Where the columns come from at serving time: `request` (the client sends them), `lookup` (the table is published
     inside the bundle; one key, left join) or `training_only` (not available, so not a feature)."""
 
-    @field_validator("on", mode="before", json_schema_input_type=tuple[str, ...] | str)
+    @field_validator("on", mode="before", json_schema_input_type=tuple[str, ...] | dict[str, str] | str)
     @classmethod
-    def _one_key_may_stand_alone(cls, value: Any) -> Any:
-        return names(value)
+    def _keys_have_one_form(cls, value: Any) -> Any:
+        return join_keys(value)
 
     @field_validator("as_of", mode="before", json_schema_input_type=AsOfSpec | str | None)
     @classmethod
@@ -74,7 +100,9 @@ class JoinSpec(Section):
     @model_validator(mode="after")
     def _finds_rows_by_something(self) -> Self:
         if not self.on and self.as_of is None:
-            raise ValueError("a join needs `on: [key, ...]`, `as_of: time`, or both")
+            raise ValueError(
+                "a join needs `on: [key, ...]`, `on: {key here: key there}`, `as_of: time`, or `on` and `as_of`"
+            )
         return self
 
     @model_validator(mode="after")
@@ -88,7 +116,7 @@ class JoinSpec(Section):
             )
         if len(self.on) != 1:
             raise ValueError(
-                f"source: lookup takes one key column, not {list(self.on)}; "
+                f"source: lookup takes one key column, not {list(self.here)}; "
                 "use source: request and let the client send the values"
             )
         if self.how != "left":
@@ -96,6 +124,16 @@ class JoinSpec(Section):
                 "source: lookup needs how: left (a request whose key is unknown must still be answered)"
             )
         return self
+
+    @property
+    def here(self) -> tuple[str, ...]:
+        """The key columns by their names in the dataset."""
+        return tuple(self.on)
+
+    @property
+    def there(self) -> tuple[str, ...]:
+        """The key columns by their names in the joined table, in the same order."""
+        return tuple(self.on.values()) if isinstance(self.on, dict) else self.on
 
 
 class UniqueSpec(Section):

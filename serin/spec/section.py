@@ -12,6 +12,16 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+def names(value: Any) -> Any:
+    """A single name is accepted where a list is expected."""
+    return (value,) if isinstance(value, str) else value
+
+
+def is_empty(value: object) -> bool:
+    """For `exclude_if`: a key that was added later and is not in use leaves the digests of older specs as they are."""
+    return not value
+
+
 class Section(BaseModel):
     """A frozen part of the spec that refuses unknown keys. The docstring below a field documents its key."""
 

@@ -189,6 +189,36 @@ _VARIANTS: dict[str, dict[str, Any]] = {
             {"columns": ["kind", "name"], "steps": ["categorify"]},
         ],
     },
+    "other_names": {
+        "rename": {"main": {"third": "kind_code", "yes": "score?", "wide": "width", "seen": "looked",
+                            "word": "row_word"},
+                   "prices": {"since": "from", "price": "amount"}, "kinds": {"name": "label_of_kind"}},
+        "joins": [
+            {"with": "kinds", "on": {"kind_code": "third", "score?": "yes"}, "how": "inner",
+             "columns": {"label_of_kind": "kind"}},
+            {"with": "prices", "on": "level", "as_of": {"column": "looked", "there": "from"}, "columns": ["amount"]},
+            {"with": "levels", "on": {"small": "level"}, "columns": {"price": "cost"}, "source": "lookup"},
+        ],
+        "features": [
+            {"columns": ["amount", "cost", "width"], "steps": ["fill_median", "normalize"]},
+            {"columns": ["kind", "row_word", "score?"], "steps": ["categorify"]},
+        ],
+    },
+    "known": {
+        "target": {"expression": "y > 0.5 or wide > 1e3 or price > 3", "task": "binary",
+                   "known_at_serving": ["wide", "price"]},
+        "time": None,
+        "joins": [
+            {"with": "kinds", "on": "third", "columns": {"name": "kind"}},
+            {"with": "prices", "on": "level", "as_of": {"column": "seen", "there": "since"}, "columns": ["price"]},
+            {"with": "levels", "on": "level", "columns": {"price": "cost"}, "source": "lookup"},
+        ],
+        "derived": {"triple": "wide * 3", "dear": "price / 7"},
+        "features": [
+            {"columns": ["wide", "price", "triple", "dear"], "steps": ["fill_median", "normalize"]},
+            {"columns": ["kind"], "steps": ["categorify"]},
+        ],
+    },
     "classes": {"target": {"expression": "level", "task": "multiclass"}, "time": None,
                 "split": {"kind": "stratified"},
                 "features": [*_FEW["features"], {"columns": ["name"], "steps": ["target_encode"]}]},

@@ -52,7 +52,7 @@ all: data.split.test data.split.kind data.split.group data.split.gap data.checks
 all: data.checks.min data.checks.max data.checks.max_nulls data.checks.unique data.checks.values
 all: data.checks.newest_within data.checks.min_rows data.checks.max_rows data.checks.max_row_change
 all: data.checks.max_null_change data.checks.max_shift data.checks.otherwise data.training_only
-all: data.allow_leaks features.columns features.steps
+all: data.allow_leaks data.rename data.target.known_at_serving features.columns features.steps
 train export: model.kind model.hidden model.embedding model.dropout model.ensemble_size model.cross_layers
 train export: model.blocks model.heads model.rounds model.module model.script model.onnx model.options
 train export: model.answer model.task model.classes model.golden training.epochs training.batch_rows

@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 def family_key(pipeline: str, data: DataSpec) -> str:
     """The same for datasets that follow each other: same pipeline, same tables by name, same target."""
-    target = data.target.model_dump(mode="json")
+    target = data.target.model_dump(mode="json", exclude={"known_at_serving"})
     document = {"family": list(data.tables), "pipeline": pipeline, "target": target}
     return hashlib.sha256(canonical(document)).hexdigest()
 

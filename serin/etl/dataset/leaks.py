@@ -1,7 +1,8 @@
 """Finds features that know the answer: before anything is fitted, on a sample that does not depend on the pieces.
 
-Armed by data.time (and data.id for the same thing in two splits). Four signs: a column that orders or names the answer
-almost without fault; one whose nulls do; one that is missing just where the target is; an id in two splits.
+Armed by data.time, for the columns of data.target.known_at_serving also without it, and by data.id for the same thing
+in two splits. Four signs: a column that orders or names the answer almost without fault; one whose nulls do; one that
+is missing just where the target is; an id in two splits.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ def judge_leaks(
 ) -> None:
     """LeakFound with every leak that data.allow_leaks does not name. `ids`: of each piece."""
     names = [name for name in columns if name not in data.allow_leaks]
+    known = {name for name in names if data.made_of([name]) & set(data.target.known_at_serving)}
     leaks: list[tuple[str, str]] = []
     if data.time is not None:
         for name in names:
-            leaks += _missing_together(name, [part[name] for part in unknown], without_target)
-        known = train_sample.target.astype(np.float64).reshape(len(train_sample.target), -1)
-        for name in names:
-            told = (_tells(name, train_sample.columns[name], target, data.target.task) for target in known.T)
-            leaks += [leak for each in told for leak in each][:1]  # one target that it knows is enough
+            if name not in known:  # whose nulls make nulls of the target
+                leaks += _missing_together(name, [part[name] for part in unknown], without_target)
+    targets = train_sample.target.astype(np.float64).reshape(len(train_sample.target), -1)
+    for name in names if data.time is not None else [name for name in names if name in known]:
+        told = (_tells(name, train_sample.columns[name], target, data.target.task) for target in targets.T)
+        leaks += [leak for each in told for leak in each][:1]  # one target that it knows is enough
     if data.id is not None and data.id not in data.allow_leaks:
         leaks += _on_both_sides(data.id, ids)
     if leaks:

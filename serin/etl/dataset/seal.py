@@ -107,7 +107,7 @@ def write_lookup(
 ) -> tuple[LookupDescription, pa.Table]:
     """Puts the table into the dataset's folder. Rows without a key are left out: no request finds them."""
     spec = join.layout.spec
-    key = spec.on[0]
+    key = spec.here[0]
     assert join.index is not None, "a lookup is not an as-of join"
     columns = {key: join.index.keys[0]} | dict(join.columns)
     present = np.flatnonzero(~columns[key].null)

@@ -45,7 +45,7 @@ def _regrouped(
 ) -> list[RowGroup]:
     """The columns in use of one file, copied batch by batch into row groups of `rows` rows."""
     given = {key for key, _ in file.partition}
-    own = {read.column: read for read in reads if read.column not in given}
+    own = {read.name_in_file: read for read in reads if read.name_in_file not in given}
     names = list(own)
     texts = [name for name, read in own.items() if read.kind in ("string", "timestamp")]
     source = open_parquet(file, texts)

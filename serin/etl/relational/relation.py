@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from serin.columns.coded import compact, look_up
+from serin.columns.coded import as_sent, compact, look_up
 from serin.columns.column import Column, any_true, array_module, beside, count_true, on_host, take
 from serin.columns.derived import derive, evaluate_columns
 from serin.columns.keys import KeyIndex
@@ -20,7 +20,7 @@ from serin.errors import JoinNotManyToOne
 from serin.etl.relational.checks import CheckCounts, count_checks
 from serin.etl.relational.groups import AsOfIndex, group_hashes, joined
 from serin.etl.relational.target import TargetPart, evaluate_target
-from serin.etl.sources.layout import DerivedLayout, JoinLayout, Layout
+from serin.etl.sources.layout import JoinLayout, Layout
 from serin.etl.sources.tables import Piece, Table, cut, read_piece
 from serin.formats.schema import INT64_NULL
 from serin.spec.data import DataSpec
@@ -113,7 +113,7 @@ def relate_columns(
     read = len(rows)
     columns, rows = join_tables(columns, rows, joins)
     dropped = {"no_partner": read - len(rows)}
-    columns = with_derived(columns, len(rows), [each for each in layout.derived if not each.late])
+    columns = with_derived(columns, len(rows), layout, late=False)
     if layout.where is not None:
         truth = evaluate_columns(layout.where, columns, len(rows))
         keep = (truth.values != 0) & ~truth.null
@@ -125,7 +125,7 @@ def relate_columns(
 def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
     """Late derived columns, checks and target; rows without a target or a time are dropped."""
     rows = related.rows
-    columns = with_derived(related.columns, len(rows), [each for each in layout.derived if each.late])
+    columns = with_derived(related.columns, len(rows), layout, late=True)
     checks = count_checks(columns, rows, data.checks)
     target = evaluate_target(data.target, columns, len(rows))
     time = None if data.time is None else beside(columns[data.time].values, target.null)
@@ -140,7 +140,10 @@ def finish(related: Related, data: DataSpec, layout: Layout) -> Prepared:
             keep &= timed
     group = None if data.split.group is None else beside(group_hashes(columns[data.split.group]), target.null)
     found = Prepared(
-        columns={name: compact(columns[name]) for name in layout.kept},
+        columns={
+            name: compact(as_sent(columns[name]) if name in layout.sent else columns[name])
+            for name in layout.kept
+        },
         rows=rows,
         target=target,
         time=time,
@@ -185,12 +188,15 @@ def _only(prepared: Prepared, keep: npt.NDArray[np.bool_], time: str | None) -> 
 
 
 def with_derived(
-    columns: Mapping[str, Column], rows: int, derived: Sequence[DerivedLayout]
+    columns: Mapping[str, Column], rows: int, layout: Layout, *, late: bool
 ) -> dict[str, Column]:
-    """The columns with the derived ones beside them."""
+    """The columns with the derived ones beside them: those that read windows, or those that do not. What the target is
+    not made of reads floats as a request holds them, since the served model does so too."""
     known = dict(columns)
-    for each in derived:
-        known[each.name] = derive(each.expression, known, rows, exact=each.exact)
+    sent = {name: as_sent(columns[name]) for name in layout.sent if name in columns}
+    for each in (derived for derived in layout.derived if derived.late == late):
+        own = known if each.exact else {**known, **sent}
+        known[each.name] = derive(each.expression, own, rows, exact=each.exact)
     return known
 
 
@@ -214,13 +220,13 @@ def _find(join: LoadedJoin, columns: Mapping[str, Column]) -> Rows:
     spec = join.layout.spec
     if join.moments is None:
         assert join.index is not None
-        return join.index.find([columns[key] for key in spec.on])
+        return join.index.find([columns[key] for key in spec.here])
     assert spec.as_of is not None
     moments = columns[spec.as_of.column].values
     times = on_host(moments)  # as of a time only the host looks
     groups = np.zeros(len(times), np.int64)
     if join.index:
-        groups = on_host(join.index.find([columns[key] for key in spec.on]))
+        groups = on_host(join.index.find([columns[key] for key in spec.here]))
     within = None if spec.as_of.within is None else round(spec.as_of.within * _US)
     known = np.where(times == INT64_NULL, -1, groups)
     found: Rows = beside(join.moments.find(known, times, strict=spec.as_of.strict, within=within), moments)

@@ -48,7 +48,10 @@ def _check_kinds(features: Sequence[FeatureSpec], kinds: Mapping[str, Kind], mai
         named = dict.fromkeys(column for feature in features for column in feature.columns)
         texts = [name for name in named if kinds[name] == "string" and name in main.types]
         files = dict.fromkeys(group.file for group in main.groups)
-        reasons = {name: next(filter(None, (odd_text(file, name) for file in files)), None) for name in texts}
+        stored = {name: main.name_in_file(name) for name in texts}
+        reasons = {
+            name: next(filter(None, (odd_text(file, stored[name]) for file in files)), None) for name in texts
+        }
         problems = [(f"column {name!r}", why) for name, why in reasons.items() if why]
         raise SpecError(
             where="features do not fit the tables", problems=[*error.fields["problems"], *problems]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from serin.columns.derived import Typed
@@ -10,6 +10,7 @@ from serin.errors import ColumnUnusable, SpecError
 from serin.etl.sources.kind_checks import check_all_kinds
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.problems import Problems, Undetermined
+from serin.etl.sources.renamed import renamed_tables
 from serin.etl.sources.tables import Table
 from serin.etl.sources.uses import Kinds, Made, find_uses, kind_in
 from serin.formats.schema import DTYPE_OF_KIND, NULL_OF_KIND, InputColumn, Kind
@@ -55,6 +56,9 @@ class Layout:
     lookups: tuple[JoinLayout, ...]
     served: tuple[str, ...]  # what features are made of
     kept: tuple[str, ...]  # what features and requests are made of
+    sent: tuple[
+        str, ...
+    ] = ()  # floats that the target reads as they are stored, and features as they are sent
 
 
 def lay_out(data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str, Table]) -> Layout:
@@ -71,6 +75,7 @@ def try_lay_out(
     data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str, Table], problems: Problems
 ) -> Layout | None:
     """Collects all problems; None when there are any. `tables` may lack some that could not be opened."""
+    tables = renamed_tables(data.rename, tables, problems)
     uses, made = find_uses(data, features, tables, problems)
     known = Kinds(data, features, tables, made)
     kinds: dict[str, Kind] = {}
@@ -83,7 +88,7 @@ def try_lay_out(
             known.check_target(text)
     joins = _lay_joins(data, tables, kinds, uses, problems)
     served = tuple(dict.fromkeys(column for feature in features for column in feature.served))
-    behind = _behind(data, served)
+    behind = data.made_of(served)
     derived = _lay_derived(data, [name for name in data.derived if name in uses], known, behind, problems)
     where = None
     with problems.catching():
@@ -105,12 +110,13 @@ def try_lay_out(
         lookups=tuple(j for j in joins if j.spec.source == "lookup" and set(j.columns.values()) & behind),
         served=served,
         kept=tuple(dict.fromkeys([*served, *fitted, *(column.name for column in inputs)])),
+        sent=tuple(name for name in data.target.known_at_serving if kinds[name] == "float"),
     )
 
 
 def _reads(data: DataSpec, kinds: Mapping[str, Kind], main: Table) -> tuple[Read, ...]:
     return tuple(
-        Read(column=name, kind=kind, exact=name in data.answers)
+        main.read(name, kind, exact=name in data.answers)
         for name, kind in kinds.items()
         if name in main.types
     )
@@ -140,7 +146,7 @@ def _lay_join(
     uses: Mapping[str, str],
     exact: Collection[str],
 ) -> JoinLayout:
-    keys = [_lay_key(table, key, key, kinds) for key in join.on]
+    keys = [_lay_key(table, there, here, kinds) for here, there in zip(join.here, join.there, strict=True)]
     time = None
     if join.as_of is not None:
         time = _lay_key(table, join.as_of.partner, join.as_of.column, kinds)
@@ -152,7 +158,7 @@ def _lay_join(
     for column, name in columns.items():
         if name not in kinds:
             raise Undetermined
-        reads.setdefault(column, Read(column=column, kind=kinds[name], exact=name in exact))
+        reads.setdefault(column, table.read(column, kinds[name], exact=name in exact))
     return JoinLayout(spec=join, keys=tuple(keys), time=time, columns=columns, reads=tuple(reads.values()))
 
 
@@ -165,10 +171,10 @@ def _lay_key(table: Table, there: str, here: str, kinds: Mapping[str, Kind]) -> 
     if found != wanted or wanted == "float":
         raise ColumnUnusable(
             column=here,
-            problem=f"join with {table.name!r}: key {here!r} is a {wanted} in the main table and a {found} in "
-            f"{table.name!r}; store it in both as integers, text or timestamps",
+            problem=f"join with {table.name!r}: key {here!r} is a {wanted} in the main table, and {there!r} is a "
+            f"{found} in {table.name!r}; store both as integers, text or timestamps",
         )
-    return Read(column=there, kind=wanted)
+    return table.read(there, wanted)
 
 
 def _lay_derived(
@@ -196,16 +202,6 @@ def _lay_derived(
                 )
             )
     return tuple(made)
-
-
-def _behind(data: DataSpec, served: Iterable[str]) -> set[str]:
-    """The served columns, and what the derived ones among them are made of."""
-    found, waiting = set[str](), list(served)
-    while waiting:
-        column = waiting.pop()
-        found.add(column)
-        waiting += data.reads(column) if column in data.derived else ()
-    return found
 
 
 def _in_use(window: WindowSpec, uses: Mapping[str, str]) -> WindowSpec:

@@ -18,11 +18,17 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """A column to be read. `exact` keeps float64, for targets; features are float32."""
+    """A column to be read. `exact` keeps float64, for targets; features are float32. `stored`: its name in the files,
+    when `data.rename` gives it another."""
 
     column: str
     kind: Kind
     exact: bool = False
+    stored: str | None = None
+
+    @property
+    def name_in_file(self) -> str:
+        return self.stored or self.column
 
 
 def partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
@@ -51,11 +57,11 @@ def split_reads(
     """The columns that the file's folders give, and what is to be read from the file itself."""
     values = dict(file.partition)
     given = {
-        read.column: _constant(values[read.column], read.kind, rows)
+        read.column: _constant(values[read.name_in_file], read.kind, rows)
         for read in reads
-        if read.column in values
+        if read.name_in_file in values
     }
-    return given, tuple(read for read in reads if read.column not in values)
+    return given, tuple(read for read in reads if read.name_in_file not in values)
 
 
 def _constant(text: str, kind: Kind, rows: int) -> Column:

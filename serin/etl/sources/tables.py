@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from serin.etl.sources.odd_texts import odd_text
 from serin.etl.sources.partitions import Read, partition_types, split_reads
 from serin.etl.sources.undecided import decided, is_undecided, types_of
 from serin.formats.dataset import SourceFile
+from serin.formats.schema import Kind
 from serin.machine.hardware import core_count
 
 _CONVERTED_AT_ONCE = 4  # each with its blocks in memory
@@ -43,13 +44,22 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
+    """`stored`: the names in the files of columns that are renamed, by the names in `types`."""
+
     name: str
     types: Mapping[str, pa.DataType]
     groups: tuple[RowGroup, ...]
+    stored: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         return sum(group.rows for group in self.groups)
+
+    def name_in_file(self, column: str) -> str:
+        return self.stored.get(column, column)
+
+    def read(self, column: str, kind: Kind, *, exact: bool = False) -> Read:
+        return Read(column=column, kind=kind, exact=exact, stored=self.stored.get(column))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +149,11 @@ def spread_pieces(table: Table, rows: int) -> list[Piece]:
 def read_piece(piece: Piece, reads: Iterable[Read]) -> dict[str, Column]:
     """The columns of a piece. Text is read as codes into a dictionary; DataError names what does not fit its kind."""
     constants, wanted = split_reads(piece.file, tuple(reads), piece.rows)
-    texts = [read.column for read in wanted if read.kind in ("string", "timestamp")]
+    texts = [read.name_in_file for read in wanted if read.kind in ("string", "timestamp")]
     file = open_parquet(piece.file, texts)
     try:
         table = file.read_row_groups(
-            list(piece.groups), columns=[read.column for read in wanted], use_threads=False
+            list(piece.groups), columns=[read.name_in_file for read in wanted], use_threads=False
         )
     except remote_errors(OSError, pa.ArrowException) as error:
         rows = f"rows {piece.first_row} to {piece.first_row + piece.rows - 1} of the table: {error}"
@@ -153,8 +163,8 @@ def read_piece(piece: Piece, reads: Iterable[Read]) -> dict[str, Column]:
 
 
 def _column(table: pa.Table, read: Read, piece: Piece) -> Column:
-    values = table.column(read.column)
-    if read.kind != "string" and is_undecided(table.schema.field(read.column)):
+    values = table.column(read.name_in_file)
+    if read.kind != "string" and is_undecided(table.schema.field(read.name_in_file)):
         return column_from_arrow(pa.nulls(len(values)), read.kind)
     if read.exact and pa.types.is_float64(values.type):
         combined = values.combine_chunks() if values.num_chunks else pa.array([], pa.float64())
@@ -163,11 +173,12 @@ def _column(table: pa.Table, read: Read, piece: Piece) -> Column:
         return column_from_arrow(values, read.kind)
     except (pa.ArrowException, ValueError) as error:
         if read.kind == "timestamp":
-            raise _unparsable(values, read.column, piece) from error
+            raise _unparsable(values, read.name_in_file, piece) from error
         path = origin_of(piece.file).path
         raise ColumnUnusable(
             column=read.column,
-            problem=f"{path} (table {piece.file.table!r}): column {read.column!r} is not a valid {read.kind}: {error}",
+            problem=f"{path} (table {piece.file.table!r}): column {read.name_in_file!r} is not a valid {read.kind}: "
+            f"{error}",
         ) from error
 
 

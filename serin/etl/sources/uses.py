@@ -40,7 +40,7 @@ def find_uses(
                 problems.add(SpecError(where="data", problems=[(f"data.{key}.{name}", problem)]))
     known = [*main.types, *made, *data.derived, *windows]
     for name, user in [*uses.items(), *((name, "data.allow_leaks") for name in data.allow_leaks)]:
-        _require(name, known, main.name, user, problems)
+        _require(name, known, main, user, problems)
     return uses, made
 
 
@@ -79,7 +79,7 @@ def _named(data: DataSpec) -> Iterator[tuple[str, str | None]]:
     yield from (("data.unique.by", column) for column in (data.unique.by if data.unique else ()))
     yield from ((f"data.checks[{index}]", check.column) for index, check in enumerate(data.checks))
     for index, join in enumerate(data.joins):
-        yield from ((f"data.joins[{index}].on", column) for column in join.on)
+        yield from ((f"data.joins[{index}].on", column) for column in join.here)
         yield f"data.joins[{index}].as_of", join.as_of.column if join.as_of else None
 
 
@@ -96,19 +96,22 @@ def _joined_names(
                 problems.add(ColumnClash(column=name, tables=(main.name, join.table)), f"{key}.columns")
         if join.table not in tables:
             continue
-        there = tables[join.table].types
-        for column in join.on:
-            _require(column, there, join.table, f"{key}.on", problems)
+        there = tables[join.table]
+        for column in join.there:
+            _require(column, there.types, there, f"{key}.on", problems)
         if join.as_of is not None:
-            _require(join.as_of.partner, there, join.table, f"{key}.as_of", problems)
+            _require(join.as_of.partner, there.types, there, f"{key}.as_of", problems)
         for column in join.columns:
-            _require(column, there, join.table, f"{key}.columns", problems)
+            _require(column, there.types, there, f"{key}.columns", problems)
     return made
 
 
-def _require(column: str, known: Iterable[str], table: str, user: str, problems: Problems) -> None:
+def _require(column: str, known: Iterable[str], table: Table, user: str, problems: Problems) -> None:
     if column not in known:
-        problems.add(ColumnMissing(column=column, table=table, used_by=user, known=known))
+        renamed = next((new for new, old in table.stored.items() if old == column), None)
+        problems.add(
+            ColumnMissing(column=column, table=table.name, used_by=user, known=known, renamed=renamed)
+        )
 
 
 def text_target(expression: str, task: str) -> TargetUnusable:
@@ -191,9 +194,10 @@ class Kinds:
 
     def _is_time(self, name: str) -> bool:
         return name in self._times or any(
-            name in join.on and kind_in(self._tables[join.table], name) == "timestamp"
+            here == name and there in table.types and kind_in(table, there) == "timestamp"
             for join in self._data.joins
-            if join.table in self._tables and name in self._tables[join.table].types
+            if (table := self._tables.get(join.table)) is not None
+            for here, there in zip(join.here, join.there, strict=True)
         )
 
 

@@ -32,10 +32,10 @@ WINDOW = {"by": "k", "make": {"n": "count()"}}
             "'x' makes the target",
             {"derived": {"z": "x"}, "target": {"expression": "z", "task": "binary"}},
         ),
-        ("features[0].columns", "'a' is training_only", {"features": ["a"], "derived": {"a": "y + 1"}}),
+        ("features[0].columns", "'a' is derived from 'y'", {"features": ["a"], "derived": {"a": "y + 1"}}),
         (
             "features[0].columns",
-            "'n' is training_only",
+            "data.windows[0] has source: training_only; set that to request",
             {"features": ["n"], "time": "t", "windows": [WINDOW | {"source": "training_only"}]},
         ),
         ("data.derived", "'1 +'", {"derived": {"a": "1 +"}}),

@@ -67,7 +67,7 @@ def _partition(join: JoinLayout, table: Table, count: int, scratch: Path) -> tup
     if not folder.exists():
         folder.mkdir()
         rows = max(1, table.rows // (2 * count))
-        schema = pa.schema([(read.column, _type(read)) for read in join.reads])
+        schema = pa.schema([(read.name_in_file, _type(read)) for read in join.reads])
         with ExitStack() as stack:
             writers = [
                 stack.enter_context(pq.ParquetWriter(folder / f"{part}.parquet", schema, compression="lz4"))
@@ -84,7 +84,7 @@ def _write_parts(
     part_of = key_hashes([columns[key.column] for key in join.keys]) % len(writers)
     for part, writer in enumerate(writers):
         own = take(columns, part_of == part)
-        arrays = [own[field.name].to_arrow().cast(field.type) for field in schema]
+        arrays = [own[read.column].to_arrow().cast(_type(read)) for read in join.reads]
         if len(arrays[0]):
             writer.write_table(pa.table(arrays, schema))
 
@@ -138,8 +138,8 @@ def find_partners(
 ) -> tuple[int, Spilled]:
     """The places of the rows that have a partner in this part, and its columns, in a file; named by the first row."""
     spec = join.layout.spec
-    used = {key: related.columns[key] for key in (*spec.on, *([spec.as_of.column] if spec.as_of else []))}
-    places = np.flatnonzero(key_hashes([used[key] for key in spec.on]) % count == number)
+    used = {key: related.columns[key] for key in (*spec.here, *([spec.as_of.column] if spec.as_of else []))}
+    places = np.flatnonzero(key_hashes([used[key] for key in spec.here]) % count == number)
     inner = replace(join, layout=replace(join.layout, spec=spec.model_copy(update={"how": "inner"})))
     joined, places = join_tables(take(used, places), places, [inner])
     columns = {name: _few_texts(joined[name]) for name in join.columns}

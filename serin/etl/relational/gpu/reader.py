@@ -30,7 +30,9 @@ _HOST_ROWS = 2**18  # that a thread reads at a time
 def read_on_gpu(pieces: Sequence[Piece], reads: Sequence[Read]) -> dict[str, Column]:
     """The columns of neighbouring pieces, all on the GPU."""
     types = {each.file: _types(each) for each in pieces}
-    there = [read for read in reads if all(_decodable(own.get(read.column), read) for own in types.values())]
+    there = [
+        read for read in reads if all(_decodable(own.get(read.name_in_file), read) for own in types.values())
+    ]
     columns: dict[str, Column] = {}
     if there and importlib.util.find_spec("cudf") is not None:
         try:
@@ -71,8 +73,8 @@ def _decode(
     import cudf
     import cupy
 
-    names = [read.column for read in reads]
-    parts: dict[str, list[Any]] = {name: [] for name in names}
+    names = [read.name_in_file for read in reads]
+    parts: dict[str, list[Any]] = {read.column: [] for read in reads}
     for _, own in groupby(pieces, lambda each: [types[each.file][name] for name in names]):
         groups: dict[str, list[int]] = {}
         for each in own:
@@ -85,8 +87,8 @@ def _decode(
             dataset_kwargs={"partitioning": None},  # what folders mean is known already
         )
         for read in reads:
-            parts[read.column].append(_values(frame[read.column], read))
-            del frame[read.column]
+            parts[read.column].append(_values(frame[read.name_in_file], read))
+            del frame[read.name_in_file]
     return {
         read.column: Column(
             kind=read.kind,
