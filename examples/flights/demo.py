@@ -70,10 +70,11 @@ def main() -> int:
     )
     if told < 2 and "--first" not in sys.argv[1:]:
         say("a second version, with trees instead of a network, under live traffic")
-        release("second", "{kind: xgboost}", flights, address, why="trees", ends="promoted")
+        trees = {"model": "{kind: xgboost}", "training": "{seed: 1}"}
+        release("second", trees, flights, address, why="trees", ends="promoted")
         say("a third version, whose network is deliberately slow")
-        model = "{module: wide_network.py:Wide}"
-        release("third", model, flights, address, why="deliberately slow", ends="rolled_back")
+        wide = {"model": "{module: wide_network.py:Wide}"}
+        release("third", wide, flights, address, why="deliberately slow", ends="rolled_back")
     run([SERIN, "status"])
     say("done")
     print(
@@ -86,14 +87,20 @@ def main() -> int:
     return 0
 
 
-def release(name: str, model: str, rows: pd.DataFrame, address: str, *, why: str, ends: str) -> None:
-    """Publishes the example's spec with another model, rolls it out under traffic, and writes the report."""
+def release(
+    name: str, sections: dict[str, str], rows: pd.DataFrame, address: str, *, why: str, ends: str
+) -> None:
+    """Publishes the example's spec with other sections, rolls it out under traffic, and writes the report."""
     spec = re.sub(
         r"^search:.*\n(?: .*\n)+", "", SPEC.read_text(), flags=re.MULTILINE
     )  # fits the network only
     path = HERE / f"{name}.yaml"
-    path.write_text(re.sub(r"^model: .*$", f"model: {model}", spec, flags=re.MULTILINE))
-    print(f"{path.relative_to(ROOT)} is spec.yaml with another model section: {model}", flush=True)
+    for section, text in sections.items():
+        spec = re.sub(rf"^{section}: .*$", f"{section}: {text}", spec, flags=re.MULTILINE)
+    path.write_text(spec)
+    print(
+        f"{path.relative_to(ROOT)} is spec.yaml with another model section: {sections['model']}", flush=True
+    )
     run([SERIN, "run", str(path), "--no-serve"])
     version = Store.open().versions(MODEL)[-1]
     with clients(address, rows) as traffic:

@@ -15,6 +15,7 @@ from serin.api.progress import showing_progress
 from serin.errors import SpecError
 from serin.machine import environment
 from serin.pipeline.stage import StageResult
+from serin.spec.kind_settings import without_unused
 from serin.spec.load import load_spec, read_yaml
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
@@ -82,16 +83,16 @@ class Pipeline:
     def replace(self, **sections: Any) -> Self:
         """A copy with other settings: `pipeline.replace(model={"rounds": 200}, export={"variants": ["fp32"]})`.
 
-        A mapping changes the keys that it names and keeps the others of its section; any other value (the list of
-        features, the name) replaces what was there. SpecError lists every problem.
+        A mapping changes the keys that it names and keeps the others of its section; another kind of model keeps those
+        that it uses. Any other value (the list of features, the name) replaces what was there. SpecError lists every
+        problem.
         """
         document = self._spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        if "model" in sections:
+            document["model"] = _changed(document.get("model"), sections["model"])
+            document = without_unused(document)
         for section, value in sections.items():
-            given = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
-            known = document.get(section)
-            if isinstance(given, Mapping) and isinstance(known, Mapping):
-                given = {**known, **given}
-            document[section] = given
+            document[section] = _changed(document.get(section), value)
         return type(self)(document)
 
     def to_yaml(self, path: str | Path | None = None) -> str:
@@ -185,3 +186,12 @@ class Pipeline:
 
     def _repr_html_(self) -> str:
         return f"<div><strong>{escape(repr(self))}</strong><pre>{escape(self.to_yaml())}</pre></div>"
+
+
+def _changed(known: Any, value: Any) -> Any:
+    """A section with the keys of a mapping put in; any other value takes its place."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    if isinstance(value, Mapping) and (known is None or isinstance(known, Mapping)):
+        return {**(known or {}), **value}
+    return value

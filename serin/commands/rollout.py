@@ -226,10 +226,13 @@ def _plan_of(spec: Path | None) -> Plan | None:
 
 
 def _plan(model: str, version: int, spec: Path | None) -> Plan | None:
+    from serin.rollout.decide.plan import Plan
+    from serin.spec.load import load_spec, load_stored_spec
     from serin.store.store import Store
 
     bundle = Store.open().bundle(model, version)
-    return _plan_of(spec or Path(bundle.path) / "spec.yaml")
+    wanted = load_spec(spec) if spec else load_stored_spec(Path(bundle.path) / "spec.yaml")
+    return Plan.from_spec(wanted.rollout, wanted.serving)
 
 
 def _follow(model: str, *, returning: bool = False) -> None:

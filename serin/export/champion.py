@@ -33,7 +33,7 @@ from serin.formats.schema import Schema
 from serin.formats.wire import Array, RawRows
 from serin.metrics import paired_bootstrap
 from serin.spec.features import FeatureSpec
-from serin.spec.load import load_spec, read_yaml
+from serin.spec.load import load_stored_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
@@ -112,7 +112,7 @@ def _find_live(store: Store, model: str, version: int) -> Bundle:
 def _open_live(live: Bundle) -> tuple[Scorer, PipelineSpec]:
     try:
         scorer = Scorer(live.path)
-        before = load_spec(read_yaml((Path(live.path) / "spec.yaml").read_text(encoding="utf-8")))
+        before = load_stored_spec(Path(live.path) / "spec.yaml")
     except (BundleBroken, ExportFailed, PredictionFailed, SpecError, OSError) as error:
         raise _Incomparable(f"the live model cannot be opened: {error}") from error
     return scorer, before

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from serin.errors import SpecError, nearest
 from serin.spec.data import DataSpec
+from serin.spec.kind_settings import without_unused
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import FileTable
@@ -41,6 +42,13 @@ def spec_file(path: Path) -> Path:
         problem = f"is a folder without a {names}; name the spec's file, or write one: serin init {path}"
         raise SpecError(where=str(path), problems=[("", problem)])
     return found[0]
+
+
+def load_stored_spec(path: Path) -> PipelineSpec:
+    """The spec that is stored with a version. It has every key, and an older Serin may have written it, which did not
+    refuse settings that the model's kind does not use: these are left out."""
+    raw = without_unused(read_mapping(path))
+    return spec_from_mapping(raw, where=str(path), base=path.absolute().parent)
 
 
 def load_search_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:

@@ -17,15 +17,6 @@ SOURCES: Mapping[str, str] = {
 }
 """The keys that name your own model, each with an example. The key is the model's kind too."""
 
-_OF_NETWORKS = ("hidden", "embedding", "dropout", "ensemble_size", "cross_layers", "blocks", "heads")
-_ONLY_FOR: Mapping[str, tuple[str, ...]] = {
-    "options": ("module", "script", "xgboost"),
-    "rounds": ("xgboost",),
-    "answer": ("script", "onnx"),
-    "task": ("script", "onnx"),
-    "classes": ("script", "onnx"),
-    "golden": ("onnx",),
-}
 # XGBoost's own names. It would only warn about a misspelt one in a log.
 TREE_OPTIONS = frozenset(
     {
@@ -81,7 +72,7 @@ class ModelSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _a_source_is_a_kind(cls, given: Any) -> Any:
-        return _with_kind(given)
+        return with_kind(given)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -90,7 +81,7 @@ class ModelSpec(Section):
         return self
 
 
-def _with_kind(given: Any) -> Any:
+def with_kind(given: Any) -> Any:
     """The section with `kind` filled in from the source it names."""
     if isinstance(given, dict) and "kind" not in given:
         named = [source for source in SOURCES if given.get(source) is not None]
@@ -99,13 +90,12 @@ def _with_kind(given: Any) -> Any:
 
 
 def _problems(model: ModelSpec) -> Iterator[str]:
-    """Keys that this kind of model lacks, and keys that it would silently ignore."""
+    """Keys that this kind of model lacks, and values that do not fit together."""
     for source, example in SOURCES.items():
         if (model.kind == source) != (getattr(model, source) is not None):
             yield f"model.{source} names your own model, such as {example}; it needs no kind"
     if model.module is not None and not all(model.module.rpartition(":")[::2]):
         yield f"model.module={model.module!r} names no class; write {SOURCES['module']}"
-    yield from _idle(model)
     if model.kind == "xgboost":
         for name in sorted(model.options.keys() - TREE_OPTIONS):
             yield f"model.options.{name}: no setting of XGBoost's trees{nearest(name, TREE_OPTIONS)}"
@@ -116,15 +106,3 @@ def _problems(model: ModelSpec) -> Iterator[str]:
             f"model.embedding={model.embedding} does not divide over model.heads={model.heads}; "
             f"nearest that does: {max(model.embedding // model.heads, 1) * model.heads}"
         )
-
-
-def _idle(model: ModelSpec) -> Iterator[str]:
-    """Settings that this kind of model never looks at."""
-    ours = model.kind in ("mlp", "dcn", "ft_transformer")
-    only = {**_ONLY_FOR, **({} if ours else dict.fromkeys(_OF_NETWORKS, ()))}
-    for name, kinds in only.items():
-        field = type(model).model_fields[name]
-        if model.kind not in kinds and getattr(model, name) != field.get_default(call_default_factory=True):
-            yield f"model.{name} means nothing to {model.kind}; take it out" + (
-                f", or use it with {', '.join(kinds)}" if kinds else ""
-            )

@@ -24,6 +24,7 @@ from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.export import ExportSpec
 from serin.spec.features import FeatureSpec
+from serin.spec.kind_settings import kinds_of, unused_settings
 from serin.spec.model import ModelSpec
 from serin.spec.monitoring import MonitoringSpec
 from serin.spec.names import valid_model_name
@@ -112,8 +113,7 @@ class PipelineSpec(Section):
     def _source_problems(self) -> Iterator[tuple[str, str]]:
         """A model is given the features of the data, or defines its own inputs: exactly one of the two."""
         model = self.model
-        if self.training.prune is not None and model.kind not in ("mlp", "dcn"):
-            yield "training.prune", f"cuts hidden layers of mlp and dcn, not of {model.kind}; take it out"
+        yield from unused_settings(model, self.training, self.kinds)
         if self.training.prune is not None and model.ensemble_size > 1:
             yield (
                 "training.prune",
@@ -141,6 +141,12 @@ class PipelineSpec(Section):
             yield "features", "are made of data, which is missing; take them out or add data"
         if model.kind == "onnx" and model.golden is None:
             yield "model.golden", "is missing; without data an ONNX file needs rows (.npz) to be proven with"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of the model, and those that a search tries."""
+        tried = self.search.space.get("model.kind") if self.search is not None else None
+        return kinds_of(self.model, (tried.choice or ()) if tried is not None else ())
 
     def _several_targets_problems(self) -> Iterator[tuple[str, str]]:
         if not self.data.target.names:
@@ -195,7 +201,7 @@ class PipelineSpec(Section):
     def _search_problems(self) -> Iterator[tuple[str, str]]:
         if self.search is None:
             return
-        yield from self.search.problems(self.model, self.training)
+        yield from self.search.problems(self.model, self.training, self.kinds)
         if self.search.folds > 1:
             if self.data.split_kind != "temporal":
                 yield "search.folds", "are blocks of time: they need a split by time (data.time)"

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
 from serin.errors import nearest
+from serin.spec.kind_settings import USED_BY, unused
 from serin.spec.model import ModelSpec
 from serin.spec.section import Duration, Section
 from serin.spec.split import SplitSpec
@@ -97,12 +98,20 @@ class SearchSpec(Section):
             )
         return self
 
-    def problems(self, model: ModelSpec, training: TrainingSpec) -> Iterator[tuple[str, str]]:
-        """What of the space does not fit the sections it changes, one setting at a time."""
+    def problems(
+        self, model: ModelSpec, training: TrainingSpec, kinds: tuple[str, ...]
+    ) -> Iterator[tuple[str, str]]:
+        """What of the space does not fit the sections it changes, one setting at a time. `kinds`: of model, that are
+        tried."""
         for path, values in self.space.items():
             key = f"search.space.{path}"
             section, _, name = path.partition(".")
             if path.startswith(_OPTIONS):
+                path, name = "model.options", "options"
+            if path in USED_BY and (problem := unused(path, kinds)):
+                yield key, problem
+                continue
+            if name == "options":
                 continue
             if section not in _SECTIONS or name not in _SECTIONS[section].model_fields:
                 known = [f"{part}.{field}" for part, kind in _SECTIONS.items() for field in kind.model_fields]

@@ -10,16 +10,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from serin.spec.kind_settings import without_unused
+
 NAME = "late-parcels"
 
 
 def small_spec(folder: Path, *, rows: int = 3000, **sections: dict[str, Any]) -> dict[str, Any]:
-    """The spec as a mapping; `folder` gets its table. Keyword arguments replace whole sections."""
+    """The spec as a mapping; `folder` gets its table. Keyword arguments replace whole sections; of the training, the
+    model's kind is told what it uses."""
     path = folder / "parcels.parquet"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(_parcels(rows), path)
-    return {
+    usual: dict[str, Any] = {
         "name": NAME,
         "data": {
             "tables": {"parcels": str(path)},
@@ -41,8 +44,8 @@ def small_spec(folder: Path, *, rows: int = 3000, **sections: dict[str, Any]) ->
             "bake": "1s",
             "deadline": "30s",
         },
-        **sections,
     }
+    return {**without_unused({**usual, "model": sections.get("model", usual["model"])}), **sections}
 
 
 def write_spec(folder: Path, spec: dict[str, Any]) -> Path:

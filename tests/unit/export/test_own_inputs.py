@@ -136,8 +136,8 @@ def test_what_no_request_can_be_made_for_is_refused(
         ({"model": {"script": "t.py", "task": "binary", "classes": ["a", "b"]}}, "say task: multiclass too"),
         ({"model": {"script": "t.py", "onnx": "m.onnx"}}, "it needs no kind"),
         ({"model": {"kind": "xgboost", "options": {"max_dept": 3}}}, "no setting of XGBoost's trees; did you mean"),
-        ({"model": {"kind": "xgboost", "hidden": [3]}}, "model.hidden means nothing to xgboost"),
-        ({"model": {"kind": "mlp", "rounds": 3}}, "nothing to mlp; take it out, or use it with xgboost"),
+        ({"model": {"kind": "xgboost", "hidden": [3]}}, "model.hidden: model.kind xgboost does not use it"),
+        ({"model": {"kind": "mlp", "rounds": 3}}, "model.rounds: model.kind mlp does not use it: set training.epochs"),
     ],
 )  # fmt: skip
 def test_a_door_that_does_not_fit_its_frame_is_named(given: dict[str, object], words: str) -> None:

@@ -68,7 +68,7 @@ def test_members_learn_each_by_itself_and_answer_by_their_mean(task: str) -> Non
         ({"model": {"ensemble_size": 0}}, "model.ensemble_size: Input should be greater than or equal to 1"),
         (
             {"model": {"kind": "xgboost", "ensemble_size": 2}},
-            "model.ensemble_size means nothing to xgboost; take it out",
+            "model.ensemble_size: model.kind xgboost does not use it: set model.options.num_parallel_tree",
         ),
         (
             {"model": {"ensemble_size": 2}, "training": {"prune": {}}},
