@@ -19,7 +19,7 @@ class Report:
     cases: dict[str, dict[str, Result]]
     line: dict[str, float]  # the last line: ratios, and what is good is in docs/benchmarks.md
     notes: list[str] = field(default_factory=list)  # what was left out, and why
-    tables: list[str] = field(default_factory=list)  # of a benchmark that is no race
+    tables: list[str] = field(default_factory=list)  # of a benchmark that is not a race
     figures: dict[str, Any] = field(default_factory=dict)  # ... and what is in them
 
     def to_json(self) -> dict[str, Any]:

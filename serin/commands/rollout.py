@@ -121,7 +121,7 @@ def pause(model: Model, why: Why = "") -> None:
 
 
 def resume(model: Model, why: Why = "") -> None:
-    """Let a held rollout go on."""
+    """Let a held rollout continue."""
     tell_controller("resume", model, why=why)
 
 

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 def retire(model: Model, yes: Yes = False, why: Why = "") -> None:
     """Take a model out of service: requests get 404, its servers end. Its versions stay in the store.
 
-    Requests under way are answered first. `serin rollout start MODEL VERSION` serves a version again.
+    Requests in flight are answered first. `serin rollout start MODEL VERSION` serves a version again.
     """
     from serin.rollout.run.status import model_status
 

@@ -17,7 +17,7 @@ from serin.formats.csv_values import NULL_WORDS
 from serin.formats.dataset import SourceFile
 
 _MOST_BYTES = 64 * 2**20  # of cells that are looked at
-_ODD_TEXTS = 200_000  # of a column, that are no plain numbers
+_ODD_TEXTS = 200_000  # of a column that are not plain numbers
 _OTHER_WORDS = (
     "#NULL!",
     "(null)",
@@ -121,7 +121,7 @@ def sniff_cells(files: Sequence[SourceFile]) -> SniffedCells:
             for name, texts in zip(batch.schema.names, batch.columns, strict=True):
                 columns.setdefault(name, _Seen(name)).look_at(texts)
     except (pa.ArrowException, UnicodeDecodeError):
-        pass  # whoever reads the table next says where it is broken
+        pass  # the next reader reports where the table is broken
     seen = list(columns.values())
     dates = {column.name: formats for column in seen if (formats := _date_formats(column)) is not None}
     european = bool(files[0].csv and files[0].csv.delimiter == ";")

@@ -57,7 +57,7 @@ class DerivedDescription:
 class SourceFile:
     """A file that was read, as it was then. `modified`: ns since 1970, or what an object store says. `content`: the
     digest or mark of its content, "" when none was requested or none is reliable. `partition`: the key=value folders
-    it lies in. `csv`: how it is written, when the table's options say so."""
+    above it. `csv`: how it is written, when the table's options say so."""
 
     table: str
     path: str

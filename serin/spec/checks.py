@@ -89,7 +89,7 @@ class CheckSpec(Section):
             yield f"newest_within needs a time, and {self.column!r} is a {kind}"
         texts = [isinstance(value, str) for value in self.values or ()]
         if texts and kind != "string" and (kind not in ("int", "bool") or any(texts)):
-            yield f"column {self.column!r} is a {kind}; values must be texts or whole numbers alike"
+            yield f"column {self.column!r} is a {kind}; values must be all strings or all integers"
 
     @property
     def compares(self) -> bool:

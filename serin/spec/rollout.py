@@ -36,7 +36,7 @@ class LatencySpec(Section):
 
 
 class RolloutSpec(Section):
-    """How a new version takes over the traffic, step by step, and what sends it back."""
+    """How a new version takes over the traffic, step by step, and what rolls it back."""
 
     steps: tuple[float, ...] = (1, 5, 25, 50, 100)
     """The candidate's share of the traffic at each step, in percent. They rise to 100."""

@@ -1,7 +1,7 @@
 // A Triton backend that answers a batch of requests with one run of the bundle's ONNX graph, inside Triton's process.
 //
 // It says and refuses what onnx_python/1/model.py says and refuses, without a process and a copy in between: a request
-// that cannot be scored gets its own error and never fails those that share its batch.
+// that cannot be scored is answered with an error of its own and never fails those that share its batch.
 
 #include <chrono>
 #include <mutex>

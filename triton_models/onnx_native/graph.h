@@ -1,4 +1,4 @@
-// The bundle's ONNX graph in its own session, and one run of it for several requests.
+// The bundle's ONNX graph in a session of its own, and one run of it for several requests.
 #pragma once
 
 #include <algorithm>

@@ -33,7 +33,7 @@ _EXACT = 2.0**50  # beyond it a float is not half a unit away from its neighbour
 _UNIQUE_IS_AN_ID = 1000  # rows; among fewer, different integers may be a measurement
 _EXACT_INTEGERS = 2.0**53  # larger ones are ids even among few rows
 _EXAMPLES = 3
-_WHOLE = 80  # whole numbers within so wide a range get a bin each: years, hours, marks
+_WHOLE = 80  # integers within this range get a bin each: years, hours, marks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

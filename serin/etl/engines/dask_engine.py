@@ -44,7 +44,7 @@ def local_cluster(workers: int, worker_bytes: int | str = "auto", *, closed: boo
     """A client of a cluster of processes on this machine, one thread each, reachable from this machine only. What
     workers put on disk is in a folder that only their owner may enter; Dask's own in /tmp is open to all users.
 
-    `closed`: it takes nobody but this client, by certificates that are made for it and kept in memory. Whoever may
+    `closed`: it accepts only this client, by certificates that are created for it and kept in memory. Anyone who may
     talk to a scheduler may run code on its workers, and any user of the machine can reach its port.
 
     EngineFailed when one of them died while it was started: later Dask starts another."""

@@ -1,7 +1,7 @@
 """Reads JSON lines: one object per line. A key that a line lacks is null there.
 
-The file is read twice: types must hold all rows, and JSON names none. Whole numbers and fractions in one column are
-fractions; text that is a time in every row is a time; any other mixture is refused with its row.
+The file is read twice: types must hold all rows, and JSON names none. Integers and floats in one column are
+floats; strings that are times in every row are times; any other mixture is refused with its row.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def clusters(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) ->
     """Two clusters per running release; and between the stable release and a candidate or baseline those that fall back
     from one to the other.
 
-    These stay while the route names the candidate, also without weight: what is under way at a release that hangs is
+    These stay while the route names the candidate, also without weight: requests in flight at a release that hangs are
     tried again through them.
     """
     found = []

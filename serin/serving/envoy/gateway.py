@@ -251,7 +251,7 @@ class Gateway:
         return self._admin.ready()
 
     def close(self) -> None:
-        """Lets nobody new in; requests under way are answered. Final: only a new Envoy opens again."""
+        """Accepts no new connections and answers requests in flight. Final: only a new Envoy accepts some again."""
         self._admin.drain_listeners()
 
     def rotate_logs(self, limit_bytes: int) -> bool:

@@ -95,7 +95,7 @@ class KeyFile:
 
     @property
     def mark(self) -> Path:
-        """Says that keys are asked for, whatever became of the ring."""
+        """The file that records that keys are required, even if the ring is lost."""
         return self.path.with_name(".keys-required")
 
     def remember(self, ring: KeyRing) -> None:

@@ -2,7 +2,7 @@
 
 Triton 2.51 exits when a gRPC call is cancelled at the moment it is answered (measured: one cancelled call in a few
 hundred), and anyone who may call can cancel. sources/grpc_cancel_guard.cc says how the gateway's cancellations are kept
-from it without keeping their memory. A connection that is closed with calls under way cancels them all the same: the
+from it without keeping their memory. A connection that is closed with calls in flight still cancels them: the
 gateway does not do that, so Triton's port must be reachable from this machine alone. Where it cannot be
 built, a Triton that exited is started again.
 """

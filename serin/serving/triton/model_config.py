@@ -131,7 +131,7 @@ class Step:
 
 
 def ensemble_config(schema: Schema, settings: Settings, steps: Sequence[Step]) -> Configured:
-    """Returns the configuration of the model that clients call. It has no instances, batcher or warm-up of its own."""
+    """Returns the configuration of the model that clients call. Instances, batcher and warm-up belong to its parts."""
     config = _begun("ensemble", settings, None)
     _add_tensors(config, schema.inputs, schema.outputs)
     for step in steps:

@@ -188,7 +188,7 @@ def _take_as_it_is(bundle: Bundle, entry: str, scratch: Path) -> None:
     if numbers:
         numbers[-1].rename(target / str(bundle.version))
     else:
-        (target / str(bundle.version)).mkdir()  # an ensemble has no files of its own
+        (target / str(bundle.version)).mkdir()  # empty: an ensemble has no files
     shutil.copyfile(
         Path(bundle.path) / SCHEMA, target / str(bundle.version) / SCHEMA
     )  # for people who inspect it

@@ -90,7 +90,7 @@ def falls(points: Sequence[LoadPoint]) -> bool:
 
 
 def copy_with(bundle: Bundle, store: Store, settings: Settings) -> Bundle:
-    """Returns a copy of `bundle` in another store, with `settings` instead of its own."""
+    """Returns a copy of `bundle` in another store, with other `settings`."""
     source = Path(bundle.path)
     manifest = read_manifest(source)
     version = store.reserve_version(bundle.model)
