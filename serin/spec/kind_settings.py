@@ -1,6 +1,6 @@
 """Which kinds of models use which keys of `model` and `training`. A key that the chosen kind would ignore is refused.
 
-Only what was written counts: a section in which every key is set was written by Serin, and defaults in it are no wish.
+Only keys that a person set count: a section with every key set was written by Serin, and its defaults are not choices.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def unused(key: str, kinds: tuple[str, ...]) -> str | None:
 
 def written(section: Section) -> list[str]:
     """The keys that somebody chose. When all keys are set, the section was written by Serin: then only those that are
-    not the default. A null is no choice."""
+    not the default. A null is not a choice."""
     fields = type(section).model_fields
     always = {name for name, field in fields.items() if field.exclude_if is None}
     complete = always <= section.model_fields_set

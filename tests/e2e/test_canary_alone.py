@@ -124,7 +124,7 @@ def scene() -> Iterator[Scene]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def test_between_any_two_servers_an_equal_one_takes_over_and_a_slow_one_is_sent_back() -> None:
+def test_between_any_two_servers_an_equal_one_takes_over_and_a_slow_one_is_rolled_back() -> None:
     with (
         scene() as stack,
         serving(delay_s=0.004) as stable,

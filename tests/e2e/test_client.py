@@ -67,7 +67,7 @@ def test_a_frame_and_dicts_get_the_scores_of_the_graph(stack: Stack, wanted: Any
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_version_that_is_named_answers_and_one_that_does_not_run_is_said_so(
+def test_a_version_that_is_named_answers_and_one_that_does_not_run_is_reported(
     stack: Stack, protocol: Protocol
 ) -> None:
     own = bundles.score(stack.store.bundle(MODEL, stack.candidate.version).path, WIRE)
@@ -88,7 +88,7 @@ def test_a_column_that_does_not_fit_is_named_before_it_is_sent(stack: Stack) -> 
             model.predict(FRAME.assign(temp=["warm", "cold"]))
 
 
-def test_a_key_and_certificates_of_ones_own_open_the_guarded_door(tmp_path: Path, wanted: Any) -> None:
+def test_a_key_and_custom_certificates_open_the_guarded_gateway(tmp_path: Path, wanted: Any) -> None:
     with guarded_gateway() as endpoint:
         url, key = f"https://{endpoint.stack.url}", endpoint.make_key("client")
         ca = tmp_path / "ca.pem"

@@ -205,7 +205,7 @@ def test_a_text_that_is_far_too_long_is_refused_before_anybody_reads_it() -> Non
         wait_for("a release whose limit is not known", lambda: lets_in("x" * 1_000_000), host, PROCESS_NAME)
 
 
-def test_who_asks_while_nobody_can_answer_is_told_at_once_to_come_back() -> None:
+def test_a_client_gets_retry_after_at_once_while_no_release_can_answer() -> None:
     with lone_gateway() as (gateway, port, host):
         lead_to(gateway)
         wait_for("the route", lambda: post_ok(port), host, PROCESS_NAME)
@@ -269,7 +269,7 @@ def test_a_release_that_hangs_up_does_not_get_every_request_twice_and_a_slow_one
     silent.close()
 
 
-def test_a_door_that_closes_answers_who_is_in_and_lets_nobody_new_in() -> None:
+def test_a_gateway_that_closes_answers_open_requests_and_accepts_no_new_ones() -> None:
     asked, let_go = threading.Event(), threading.Event()
 
     class Slow(BaseHTTPRequestHandler):

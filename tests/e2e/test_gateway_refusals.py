@@ -290,7 +290,7 @@ def test_nothing_that_ended_triton_reaches_it(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"inputs": 3}'])
-def test_a_body_that_is_no_request_gets_a_400(stack: Stack, body: bytes) -> None:
+def test_a_body_that_is_not_a_request_gets_a_400(stack: Stack, body: bytes) -> None:
     assert stack.ask("POST", f"/v2/models/{MODEL}/infer", body)[0] == 400
 
 

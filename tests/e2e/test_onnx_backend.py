@@ -213,7 +213,7 @@ def test_only_the_outputs_that_are_asked_for_are_given(both: Both) -> None:
         connection.close()
 
 
-def test_it_needs_no_process_of_its_own(both: Both) -> None:
+def test_it_needs_no_separate_process(both: Both) -> None:
     children = {
         backend: _children(both.host.pid(release.name)) for backend, release in both.by_backend.items()
     }

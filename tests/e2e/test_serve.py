@@ -25,7 +25,7 @@ from tests.fakes.kserve import MODEL, KServe, serving
 from tests.signals import kill_9
 
 
-def test_serving_alone_takes_in_servers_of_others_and_leaves_nothing_when_it_is_told_to_end(
+def test_serving_alone_registers_external_servers_and_leaves_nothing_when_it_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, port = tmp_path / "home", _free_port()

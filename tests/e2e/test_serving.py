@@ -133,7 +133,7 @@ def test_bytes_that_are_not_utf_8_fail_their_own_request_alone(stack: Stack, pro
     assert sum(result.requests for result in results) > 25
 
 
-def test_malformed_requests_are_told_the_column_at_fault_and_healthy_ones_beside_them_are_answered(
+def test_malformed_requests_get_the_column_at_fault_and_healthy_ones_beside_them_are_answered(
     stack: Stack,
 ) -> None:
     stack.route(0)

@@ -87,7 +87,7 @@ def test_a_model_that_is_not_there_is_named(stages: FakeStages) -> None:
         asyncio.run(retrain(why="drift", model="eagre"))
 
 
-def test_tables_that_changed_are_told_once_for_models_that_want_to_know(home: Path, tmp_path: Path) -> None:
+def test_changed_tables_are_reported_once_for_models_that_retrain_on_data(home: Path, tmp_path: Path) -> None:
     asyncio.run(watch())
     asyncio.run(watch())
     assert asyncio.run(_told(1)) == ["serin.model.eager"]

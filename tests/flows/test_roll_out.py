@@ -114,7 +114,7 @@ async def _roll_out_while(command: Kind, home: Path) -> Release:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_run_that_asks_goes_on_when_somebody_answers_elsewhere(home: Path) -> None:
+def test_a_run_that_asks_continues_when_somebody_answers_elsewhere(home: Path) -> None:
     with running_controller(home, NAME):
         asyncio.run(roll_out(NAME, 1))
         with pytest.raises(RolloutFailed, match="by hand"):

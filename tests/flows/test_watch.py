@@ -57,7 +57,7 @@ def test_a_model_that_keeps_its_promise_gets_a_page_with_a_picture(home: Path) -
     assert f"| {NAME}-v1 | stable | 50 |" in page.data
 
 
-def test_a_broken_promise_is_returned_shown_and_told_as_an_event(home: Path) -> None:
+def test_a_broken_promise_is_returned_shown_and_sent_as_an_event(home: Path) -> None:
     log_requests(home, 50, ms=35)
     (broken,) = asyncio.run(watch())
     assert broken == f"{NAME}-v1 (stable): p99 35.0 ms, promised 20 ms"

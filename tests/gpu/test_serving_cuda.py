@@ -124,7 +124,7 @@ def latency_table(name: str, url: str, bundle: Bundle) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
-def test_a_release_answers_through_the_whole_door_as_the_trained_network_does(
+def test_a_release_answers_through_the_gateway_as_the_trained_network_does(
     tmp_path: Path, device: str
 ) -> None:
     store = Store(str(tmp_path / "store"))

@@ -261,7 +261,7 @@ def test_sharded_steps_over_nccl_are_those_of_one_alone(
     assert difference < 1e-3
 
 
-def test_out_of_memory_goes_on_in_smaller_parts(tmp_path: Path) -> None:
+def test_out_of_memory_continues_in_smaller_parts(tmp_path: Path) -> None:
     """The allocator is given so little that it really runs out."""
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 131_072, "valid": 1000, "test": 1000})
     model = ModelSpec(kind="ft_transformer", blocks=3, heads=8)

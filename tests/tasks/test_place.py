@@ -74,7 +74,7 @@ def place(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     return asyncio.run(parent())
 
 
-def test_a_stage_is_told_in_json_and_gives_an_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_gets_json_and_gives_an_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers(COMPLETED)
     assert place(workers, monkeypatch) == DATASET
     assert workers.asked == [("etl/placed", {"spec": {"name": "parcels"}, "before": PLAIN})]
@@ -122,7 +122,7 @@ def test_a_stage_that_gives_no_sign_of_life_is_given_up_and_run_again(
     assert given_up.message == "no sign of life for 0 s"
 
 
-def test_a_pipeline_that_is_run_again_goes_on_with_the_stage_it_began(
+def test_a_pipeline_that_is_run_again_continues_the_stage_it_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     workers = Workers(COMPLETED)

@@ -27,7 +27,7 @@ IN_VAIN = [
 
 
 @pytest.mark.parametrize("error", WORTH_IT, ids=lambda error: type(error).__name__)
-def test_an_error_that_says_so_is_worth_another_try(error: SerinError) -> None:
+def test_an_error_marked_as_retryable_is_retried(error: SerinError) -> None:
     assert error_is_retryable(None, None, Failed(data=error))  # type: ignore[arg-type]
 
 

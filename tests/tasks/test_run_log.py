@@ -14,7 +14,7 @@ from tasks.run_log import Thinned, passing, thinned
 from tests.fakes.gpus import write_inventory
 
 
-def test_of_lines_that_differ_in_numbers_alone_one_in_a_while_is_told_and_the_last() -> None:
+def test_of_lines_that_differ_only_in_numbers_some_and_the_last_are_logged() -> None:
     told: list[str] = []
     now = 0.0
     less = Thinned(told.append, every_s=10.0, clock=lambda: now)
@@ -32,7 +32,7 @@ def test_of_lines_that_differ_in_numbers_alone_one_in_a_while_is_told_and_the_la
     ]
 
 
-def test_a_line_of_its_own_is_always_told() -> None:
+def test_a_line_of_a_new_shape_is_always_logged() -> None:
     told: list[str] = []
     with thinned(told.append) as less:
         for line in ("reading flights", "reading weather", "fitted 3 features"):
@@ -67,7 +67,7 @@ def test_a_file_that_appears_and_grows_is_followed_line_by_line(tmp_path: Path) 
         ("W1115 08:00:02.1 7 rate_limiter.cc:273] no resource is free", True),
     ],
 )
-def test_of_tritons_log_what_matters_is_told_with_the_release(line: str, worth: bool) -> None:
+def test_important_lines_of_tritons_log_are_logged_with_the_release(line: str, worth: bool) -> None:
     assert triton_line("flights-v2")(line) == (f"triton flights-v2: {line}" if worth else None)
 
 
@@ -80,7 +80,7 @@ def test_of_tritons_log_what_matters_is_told_with_the_release(line: str, worth: 
         'W1116 02:38:57.9 1 metrics.cc:798] "DCGM unable to start: DCGM initialization error"',
     ],
 )
-def test_triton_missing_a_gpu_is_told_only_where_there_is_one(
+def test_triton_missing_a_gpu_is_logged_only_where_there_is_one(
     line: str, gpus: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERIN_INVENTORY", str(write_inventory(tmp_path, gpus)))
@@ -88,7 +88,7 @@ def test_triton_missing_a_gpu_is_told_only_where_there_is_one(
     assert (triton_line("flights-v2")(line) is not None) is bool(gpus)
 
 
-def test_warnings_of_dask_are_told_with_the_worker_they_came_from() -> None:
+def test_warnings_of_dask_are_logged_with_their_worker() -> None:
     ignored, told = list[str](), list[str]()
     logger = logging.getLogger("distributed.nanny")
     with passing(ignored.append, told.append):

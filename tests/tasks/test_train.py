@@ -96,7 +96,7 @@ def test_a_result_that_is_gone_is_not_found(home: Path, prefect_server: None, la
     assert find_checkpoint(MODEL, TRAINING, DATASET) is None
 
 
-def test_a_fresh_training_starts_in_a_folder_of_its_own_and_is_found_later(
+def test_a_fresh_training_starts_in_its_own_folder_and_is_found_later(
     prefect_server: None, launch: FakeLaunch
 ) -> None:
     first = train()

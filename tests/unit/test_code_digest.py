@@ -86,7 +86,7 @@ def test_a_changed_operator_and_what_it_imports_make_another_dataset(folder: Pat
     assert len(set(marks)) == 3
 
 
-def test_code_keeps_its_digest_where_it_lies_elsewhere_and_when_it_is_touched(
+def test_code_keeps_its_digest_in_another_folder_and_when_it_is_touched(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = tmp_path_factory.mktemp("elsewhere")

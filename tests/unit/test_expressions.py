@@ -68,7 +68,7 @@ def test_an_expression_gives_one_value_per_row(text: str, expected: list[object]
         ("(" * 100 + "a" + ")" * 100, "too deeply"),
     ],
 )
-def test_what_is_no_expression_is_refused_with_its_place(text: str, says: str) -> None:
+def test_an_invalid_expression_is_refused_with_its_position(text: str, says: str) -> None:
     with pytest.raises(ExpressionError, match=says):
         parse(text)
 

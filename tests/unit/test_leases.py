@@ -219,7 +219,9 @@ def test_what_no_device_could_ever_give_is_refused_at_once(
         pass
 
 
-def test_memory_for_serving_that_is_no_number_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_serving_that_is_not_a_number_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SERIN_SERVING_MEMORY", "2GB")
     with (
         pytest.raises(SpecError, match=r"(?s)SERIN_SERVING_MEMORY.*'2GB' is not a number of bytes"),
@@ -228,7 +230,7 @@ def test_memory_for_serving_that_is_no_number_is_refused(home: Path, monkeypatch
         pass
 
 
-def test_a_wait_ends_when_it_is_told_to(home: Path) -> None:
+def test_a_wait_ends_when_it_is_asked_to(home: Path) -> None:
     stop = threading.Event()
     with (
         lease(2, home=home),
@@ -247,7 +249,7 @@ def test_kill_9_frees_a_slot(home: Path) -> None:
             assert len(ours.ids) == 2
 
 
-def test_a_queue_whose_counter_was_damaged_goes_on(home: Path) -> None:
+def test_a_queue_whose_counter_was_damaged_continues(home: Path) -> None:
     with lease(2, home=home), child(home, 1):
         until(lambda: len(waiters(home)) == 1)
         (home / "gpus" / "queue.lock").write_text("not a number")

@@ -78,7 +78,7 @@ def test_rmse_is_in_the_unit_of_the_target() -> None:
     assert rmse([1.0, 2.0, 3.0], np.array([1.0, 2.0, 6.0], np.float32)) == pytest.approx(np.sqrt(3.0))
 
 
-def test_no_rows_is_no_measurement() -> None:
+def test_without_rows_there_is_no_measurement() -> None:
     with pytest.raises(ValueError, match="no rows"):
         rmse([], [])
 

@@ -40,7 +40,7 @@ def test_only_the_process_of_the_run_is_charged() -> None:
     assert cpu.busy_share < 0.3
 
 
-def test_the_rate_is_over_the_working_time_when_it_is_told() -> None:
+def test_the_rate_is_over_the_working_time_when_it_is_known() -> None:
     with measure("train") as stage:
         stage.rows, stage.work_s = 1000, 4.0
     assert stage.receipt is not None

@@ -20,7 +20,7 @@ def test_a_browser_that_cannot_start_says_why(tmp_path: Path) -> None:
         pass
 
 
-def test_signals_to_processes_that_have_ended_are_told_from_those_that_arrived() -> None:
+def test_signals_to_processes_that_have_ended_are_distinguished_from_those_that_arrived() -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as alive:
         with subprocess.Popen(["true"], start_new_session=True) as ended:
             ended.wait(60)

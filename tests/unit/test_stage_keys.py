@@ -84,14 +84,14 @@ def test_the_versions_that_matter_are_in_the_key() -> None:
         ),
     ],
 )
-def test_it_is_told_what_has_changed(tmp_path: Path, key: StageKey, fresh: bool, words: str) -> None:
+def test_the_reason_names_what_has_changed(tmp_path: Path, key: StageKey, fresh: bool, words: str) -> None:
     assert why(tmp_path, "flights", KEY) == "no earlier result"
     remember(tmp_path, "flights", KEY)
     assert why(tmp_path, "flights", key, fresh=fresh) == words
     assert why(tmp_path, "parcels", KEY) == "no earlier result"
 
 
-def test_the_last_word_on_each_stage_of_a_run_counts(tmp_path: Path) -> None:
+def test_the_last_outcome_of_each_stage_of_a_run_counts(tmp_path: Path) -> None:
     note(tmp_path, "run-1", "etl", ran=False, why="made before")
     note(tmp_path, "run-1", "train", ran=True, why="no earlier result")
     note(tmp_path, "run-1", "train", ran=False, why="trained before")

@@ -72,7 +72,7 @@ def test_a_second_run_of_the_same_waits_for_the_first(tmp_path: Path) -> None:
     assert said == ["another run does the same train; waiting for it"]
 
 
-def test_a_run_that_is_told_to_stop_does_not_wait_any_longer(tmp_path: Path) -> None:
+def test_a_run_that_is_asked_to_stop_does_not_wait_any_longer(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     with (

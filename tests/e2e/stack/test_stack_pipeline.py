@@ -46,7 +46,7 @@ LONG_TRAINING = {
 
 
 @pytest.mark.timeout(1500)
-def test_killed_pipelines_go_on_inline_and_placed_to_the_same_model_which_is_served(
+def test_killed_pipelines_resume_inline_and_placed_to_the_same_model_which_is_served(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sections = {"training": LONG_TRAINING, "rollout": ROLLOUT}

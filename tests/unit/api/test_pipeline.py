@@ -99,7 +99,7 @@ def test_a_result_is_shown_with_its_reason_and_its_page(frame: pd.DataFrame) -> 
     assert built.report().path.name == "report.html"
 
 
-def test_what_needs_a_stack_says_so_before_any_work(frame: pd.DataFrame) -> None:
+def test_what_needs_a_stack_fails_before_any_work(frame: pd.DataFrame) -> None:
     pipeline = serin.Pipeline.draft(frame, target="hours > 30")
     for ask in (pipeline.roll_out, pipeline.run):
         with pytest.raises(serin.StackError, match="serin up"):

@@ -33,7 +33,7 @@ DONE = {
 }
 
 
-def test_overhead_is_held_against_the_bare_stages_of_the_same_lap() -> None:
+def test_overhead_is_relative_to_the_bare_stages_of_the_same_lap() -> None:
     figures = key_figures(DONE)
     assert figures["flow_overhead"] == pytest.approx(0.02)
     assert figures["inline_overhead"] == figures["inline_cpu_overhead"] == pytest.approx(0.03)

@@ -44,7 +44,7 @@ def test_text_that_is_a_time_is_read_once_per_distinct_text() -> None:
     assert values.tolist() == [1357016400000000, INT64_NULL, INT64_NULL, 1000000] * 2
 
 
-def test_text_that_is_no_time_does_not_become_one() -> None:
+def test_text_that_is_not_a_time_does_not_become_one() -> None:
     with pytest.raises(pa.ArrowInvalid):
         column_from_arrow(pa.array(["2013-01-01", "soon"]), "timestamp")
 

@@ -237,7 +237,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
     assert [path for path in (tmp_path / "store" / "kept").rglob("*") if path.is_file()] == []
 
 
-def test_where_nothing_can_be_kept_the_build_goes_on(tmp_path: Path, converted: list[str]) -> None:
+def test_where_nothing_can_be_cached_the_build_continues(tmp_path: Path, converted: list[str]) -> None:
     for part in range(2):
         write(tmp_path / "in", f"{part}.csv", part)
     (tmp_path / "store").mkdir()

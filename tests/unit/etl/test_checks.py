@@ -98,7 +98,7 @@ def test_freshness_is_asked_again_of_a_dataset_that_is_there(tmp_path: Path) -> 
         find_dataset(spec.data, spec.features, store)
 
 
-def test_a_dataset_is_held_against_the_one_before(tmp_path: Path) -> None:
+def test_a_dataset_is_compared_with_the_one_before(tmp_path: Path) -> None:
     checks = [
         {"max_row_change": 0.2},
         {"column": "fare", "max_null_change": 0.05, "max_shift": 0.1},

@@ -63,7 +63,7 @@ def strength(share: float) -> Any:
         (np.where(TARGET, DRAW.random(ROWS), np.nan), "is null or not as the target goes"),
     ],
 )  # fmt: skip
-def test_a_column_that_is_no_feature_is_left_out_with_the_reason(
+def test_a_column_that_is_not_a_feature_is_left_out_with_the_reason(
     tmp_path: Path, column: Any, why: str
 ) -> None:
     array = pa.array(column, from_pandas=True)

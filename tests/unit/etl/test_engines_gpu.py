@@ -59,7 +59,7 @@ def test_every_kind_of_relational_work_goes_through_a_gpu_unchanged(
 
 @pytest.mark.usefixtures("one_gpu")
 @pytest.mark.parametrize("full_at", [1, 30, 60])
-def test_when_the_gpu_is_full_the_host_goes_on_and_it_is_said(
+def test_when_the_gpu_is_full_the_host_continues_and_the_log_says_why(
     few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: int
 ) -> None:
     expected = digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "host")
@@ -121,7 +121,7 @@ def test_a_gpu_that_is_asked_for_and_not_here_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_a_cluster_of_gpus_that_does_not_come_up_is_named_and_one_gpu_goes_on(
+def test_a_cluster_of_gpus_that_does_not_start_is_reported_and_one_gpu_continues(
     few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "host")
@@ -145,7 +145,7 @@ def test_a_cluster_that_takes_too_long_is_given_up_and_leaves_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize("engine", ["auto", "cuda"])
-def test_a_gpu_that_cupy_cannot_use_is_named_and_only_auto_goes_on_without_it(
+def test_a_gpu_that_cupy_cannot_use_is_reported_and_only_auto_continues_without_it(
     few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     monkeypatch.setattr("serin.etl.engines.attempts.usable_gpus", lambda: ONE_GPU)

@@ -90,7 +90,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_file_that_says_something_else_has_another_key(
+def test_a_file_with_other_content_has_another_key(
     file: Path, store: Store, change: Callable[[Path, Path], None]
 ) -> None:
     keys = {key_of(str(file), store)}

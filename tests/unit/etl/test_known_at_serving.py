@@ -90,7 +90,7 @@ def test_a_known_column_that_tells_the_target_is_refused_also_without_a_time(tmp
           Store(str(tmp_path / "store")))  # fmt: skip
 
 
-def test_its_nulls_are_no_leak_since_they_are_the_target_s(tmp_path: Path) -> None:
+def test_its_nulls_are_not_a_leak_since_they_are_the_target_s(tmp_path: Path) -> None:
     built = build(
         spec_with(tmp_path, "promised", known=["promised"], time="received"), Store(str(tmp_path / "s"))
     )

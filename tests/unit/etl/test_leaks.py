@@ -54,7 +54,7 @@ def test_without_a_time_nothing_is_armed(tmp_path: Path) -> None:
     built(tmp_path, frame(copy=TIP), "copy", time=None)
 
 
-def test_an_id_for_every_row_tells_nothing(tmp_path: Path) -> None:
+def test_a_different_id_in_every_row_predicts_nothing(tmp_path: Path) -> None:
     names = [f"trip {row}" for row in range(len(TIP))]
     built(tmp_path, frame(name=names), "name", codes=True)
 

@@ -123,7 +123,7 @@ def test_a_giant_row_group_is_cut_without_changing_its_rows(tmp_path: Path) -> N
     assert columns[5]["word"].to_wire()[0] == f"w{5 * MIN_ROWS % 7}"
 
 
-def test_a_file_is_written_anew_when_a_group_does_not_fit_and_not_for_the_sake_of_more_pieces(
+def test_a_file_is_rewritten_when_a_group_does_not_fit_and_not_for_more_pieces(
     tmp_path: Path,
 ) -> None:
     rows = 8 * MIN_ROWS

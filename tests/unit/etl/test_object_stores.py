@@ -95,7 +95,7 @@ def test_what_is_not_there_is_named(bucket: Any) -> None:
         find_files("trips", "s3://trips/none.parquet")
 
 
-def test_an_endpoint_that_does_not_answer_is_told_as_such(
+def test_an_endpoint_that_does_not_answer_is_reported_as_such(
     bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -105,7 +105,7 @@ def test_an_endpoint_that_does_not_answer_is_told_as_such(
         find_files("trips", "s3://trips/a.parquet")
 
 
-def test_credentials_that_are_missing_are_told_as_such(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported_as_such(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     s3fs.S3FileSystem.clear_instance_cache()

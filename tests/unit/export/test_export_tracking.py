@@ -53,7 +53,7 @@ def test_a_version_becomes_a_model_of_mlflow_s_with_its_metrics(
     np.testing.assert_array_equal(session.run(["score"], golden.inputs)[0], golden.outputs["score"])
 
 
-def test_an_mlflow_that_takes_nothing_is_told(
+def test_an_mlflow_that_accepts_nothing_is_reported(
     made: tuple[Bundle, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a-file").write_text("")
@@ -66,7 +66,7 @@ def test_an_mlflow_that_takes_nothing_is_told(
     assert "published nevertheless" in said[0]
 
 
-def test_a_version_with_inputs_of_its_own_is_tracked_when_it_is_published(
+def test_a_version_with_custom_inputs_is_tracked_when_it_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -146,7 +146,7 @@ def test_an_honest_graph_passes_and_its_answers_are_given_back(case: Case, task:
     }
 
 
-def test_a_module_with_other_weights_is_told_apart(case: Case) -> None:
+def test_a_module_with_other_weights_is_distinguished(case: Case) -> None:
     with pytest.raises(GateFailed, match="export gate, scores: 'score' differs from torch in"):
         check_scores(case.model, with_reference(case.network, Weighing()), case.schema, case.golden, 1e-4)
 

@@ -40,7 +40,7 @@ def test_a_layer_with_a_wrong_scale_is_refused_with_reason_and_node(network: Net
     assert "node 'first' (Gemm) differs by" in found.reason
 
 
-def test_a_quantised_layer_with_the_wrong_scale_is_told_from_one_with_the_right_one(network: Network) -> None:
+def test_a_quantised_layer_with_the_wrong_scale_is_distinguished_from_a_right_one(network: Network) -> None:
     honest = to_int8(network.graph, rows_of(512, 5))
     assert isinstance(honest, onnx.ModelProto)
     poisoned = copy_of(honest)
@@ -113,7 +113,7 @@ def test_a_segment_that_suffers_alone_is_named(network: Network) -> None:
     assert judged[1].segments["carrier=BB"] == 0
 
 
-def test_answers_that_are_no_numbers_are_refused(network: Network) -> None:
+def test_answers_that_are_not_finite_are_refused(network: Network) -> None:
     found = judge(network, Variant(name="fp16", graph=wrong_scale(network.graph, "first", np.nan)))["fp16"]
     assert "not finite" in found.reason
 

@@ -140,7 +140,7 @@ def test_what_no_request_can_be_made_for_is_refused(
         ({"model": {"kind": "mlp", "rounds": 3}}, "model.rounds: model.kind mlp does not use it: set training.epochs"),
     ],
 )  # fmt: skip
-def test_a_door_that_does_not_fit_its_frame_is_named(given: dict[str, object], words: str) -> None:
+def test_a_model_source_that_does_not_fit_is_named(given: dict[str, object], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         load_spec({"name": "pictures", **given})
 

@@ -99,7 +99,7 @@ def test_int8_embeddings_take_a_quarter_of_the_memory() -> None:
     np.testing.assert_allclose(found, wanted, atol=0.02)
 
 
-def test_a_model_without_layers_has_no_variants_and_says_so() -> None:
+def test_a_model_without_layers_has_no_variants_and_reports_it() -> None:
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Identity", ["num"], ["logits"], name="same")],
         "same",

@@ -140,7 +140,7 @@ def test_a_number_turns_with_its_period() -> None:
     assert turned["f_sin"] == pytest.approx([1, -1, -1, -1, 0], abs=1e-7)
 
 
-def test_what_holds_a_logarithm_or_a_sine_is_told_apart() -> None:
+def test_features_with_a_logarithm_or_a_sine_are_distinguished() -> None:
     assert list(plan_of("log1p", "normalize").approximate) == ["f"]
     assert list(plan_of({"cyclical": ["hour"]}, columns=("t",)).approximate) == ["t_hour_sin", "t_hour_cos"]
     assert plan_of("normalize").approximate == {}

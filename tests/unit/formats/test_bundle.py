@@ -154,7 +154,7 @@ def test_a_model_whose_weights_lie_elsewhere_is_refused(folder: Path, in_subgrap
         verify_bundle(folder)
 
 
-def test_a_model_that_is_no_onnx_is_refused(folder: Path) -> None:
+def test_a_model_that_is_not_onnx_is_refused(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(b"\xff\xff not a model")
     seal(folder)
     with pytest.raises(BundleBroken, match="not an ONNX model"):

@@ -50,6 +50,6 @@ def test_a_document_that_is_none_of_ours_is_refused(tmp_path: Path, change: dict
         read_dataset(tmp_path)
 
 
-def test_a_folder_without_a_description_is_no_dataset(tmp_path: Path) -> None:
+def test_a_folder_without_a_description_is_not_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(BundleBroken, match="FileNotFoundError"):
         read_dataset(tmp_path)

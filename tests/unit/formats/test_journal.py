@@ -66,7 +66,7 @@ def test_the_first_line_names_format_and_version(tmp_path: Path) -> None:
     assert path.read_text() == '{"format": "serin.journal", "version": 2}\n'
 
 
-def test_every_torn_end_is_mended_on_open(tmp_path: Path) -> None:
+def test_every_torn_end_is_repaired_on_open(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         journal.append(decision(weight=5.0))
@@ -81,7 +81,7 @@ def test_every_torn_end_is_mended_on_open(tmp_path: Path) -> None:
         assert [d.weight for d in read_decisions(path)] == [5.0, 30.0]
 
 
-def test_an_end_of_zeros_left_by_a_power_cut_is_mended(tmp_path: Path) -> None:
+def test_an_end_of_zeros_left_by_a_power_cut_is_repaired(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         journal.append(decision(weight=5.0))
@@ -161,7 +161,7 @@ def newest_two(decisions: Sequence[Decision]) -> set[int]:
     return {found.seq for found in decisions[-2:]}
 
 
-def test_a_compacted_journal_has_the_lines_that_were_kept_byte_for_byte_and_goes_on(tmp_path: Path) -> None:
+def test_a_compacted_journal_has_the_kept_lines_byte_for_byte_and_continues(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     follow = JournalReader(path, "r1")
     with Journal(path, compact_bytes=1000) as journal:
@@ -231,7 +231,7 @@ def patch_call(patch: pytest.MonkeyPatch, call: str, at: int, after: bool) -> No
     patch.setattr(owner, call, dying)
 
 
-def test_a_writer_killed_at_any_moment_loses_no_decision_it_was_told_is_on_disk(tmp_path: Path) -> None:
+def test_a_writer_killed_at_any_moment_loses_no_decision_that_was_confirmed(tmp_path: Path) -> None:
     """SIGKILL, thirty times over one journal, while it is appended to and compacted all the time."""
     path, draw, acknowledged, compacted = tmp_path / "journal.jsonl", random.Random(1), 0, set[str]()
     for _ in range(30):

@@ -119,7 +119,7 @@ def test_a_missing_column_is_named_with_the_nearest_one() -> None:
         to_wire(pa.table({"tail_num": ["N1"]}), schema(tailnum="string"))
 
 
-def test_two_inputs_of_one_name_and_a_kind_of_another_type_are_no_schema() -> None:
+def test_two_inputs_of_one_name_or_a_kind_of_another_type_are_not_a_schema() -> None:
     entry = {"name": "a", "kind": "int", "dtype": "INT64"}
     with pytest.raises(ValueError, match="same name"):
         input_columns([entry, entry])

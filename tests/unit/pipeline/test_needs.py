@@ -105,7 +105,7 @@ def test_a_training_needs_whole_gpus_and_says_why(two_gpus: None) -> None:
     assert str(train_needs(ModelSpec(kind="xgboost"), TrainingSpec())).startswith("1 GPU, alone")
 
 
-def test_what_a_shared_stage_needs_is_told_with_its_memory(two_gpus: None, tmp_path: Path) -> None:
+def test_the_needs_of_a_shared_stage_include_its_memory(two_gpus: None, tmp_path: Path) -> None:
     told = str(etl_needs(table_of(tmp_path / "data", 100_000_000), EtlSpec()))
     assert told == "2 GPUs, shared, 0.2 GB on each (100 MB of data)"
     assert str(etl_needs(table_of(tmp_path / "data", 1_000_000), EtlSpec())) == "no GPU (1 MB of data)"

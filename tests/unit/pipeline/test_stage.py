@@ -115,7 +115,7 @@ def test_a_stopped_stage_ends_where_it_looks(home: Path) -> None:
     check_stopped()  # its end is not everybody's
 
 
-def test_a_call_that_had_to_wait_for_another_is_told_so(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_had_to_wait_for_another_reports_it(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="serin")
     first, second = (StageCall(stage="etl", name="parcels") for _ in range(2))
     waited: list[bool] = []

@@ -86,7 +86,9 @@ def test_a_rollout_goes_forward_as_the_table_says(
         (P.DRAINING, seen(active_requests=0, candidate="dead"), "not running"),
     ],
 )
-def test_a_candidate_that_fails_is_sent_back_from_every_phase(phase: Phase, what: Seen, reason: str) -> None:
+def test_a_candidate_that_fails_is_rolled_back_from_every_phase(
+    phase: Phase, what: Seen, reason: str
+) -> None:
     then = advance(rollout(phase), what, T)
     assert (then.phase, then.verdict, then.weight_percent) == (P.ABORTING, S.FAIL, 0)
     assert reason in then.reason
@@ -149,7 +151,7 @@ def test_a_hold_that_waits_for_a_person_does_not_end_by_itself(hold: Hold) -> No
 
 
 @pytest.mark.parametrize("hold", [None, Hold.PAUSED, Hold.INCONCLUSIVE, Hold.NO_TRAFFIC])
-def test_a_failing_candidate_is_sent_back_whatever_holds_it(hold: Hold | None) -> None:
+def test_a_failing_candidate_is_rolled_back_whatever_holds_it(hold: Hold | None) -> None:
     assert advance(rollout(P.SHIFTING, hold=hold), seen(S.FAIL), T).phase is P.ABORTING
 
 
@@ -198,7 +200,7 @@ def test_a_step_that_needs_no_approval_does_not_wait() -> None:
     assert advance(rollout(P.SHIFTING, plan=ASKING), seen(S.PASS), T).step == 1
 
 
-def test_a_candidate_that_fails_while_it_waits_for_approval_is_sent_back() -> None:
+def test_a_candidate_that_fails_while_it_waits_for_approval_is_rolled_back() -> None:
     now = rollout(P.SHIFTING, step=1, plan=ASKING, hold=Hold.APPROVAL)
     assert advance(now, seen(S.FAIL), T).phase is P.ABORTING
 
@@ -229,7 +231,7 @@ def test_mode_observe_records_and_never_acts(what: Seen) -> None:
     assert then.reason.startswith("observed only: ")
 
 
-def test_a_release_that_does_not_drain_is_not_waited_for_for_ever() -> None:
+def test_the_wait_for_a_release_that_does_not_drain_is_bounded() -> None:
     then = advance(rollout(P.DRAINING, since=T - 20), seen(active_requests=2), T)
     assert then.phase is P.PROMOTED
     assert "requests in flight: 2" in then.reason
@@ -304,7 +306,7 @@ def test_a_hold_that_does_not_end_by_itself_says_what_a_person_can_do(verdict: V
     assert "resume" not in advance(rollout(Phase.SHIFTING), seen(Verdict.NO_TRAFFIC), T).reason
 
 
-def test_a_failure_while_a_person_is_asked_for_approval_is_told() -> None:
+def test_a_failure_while_a_person_is_asked_for_approval_is_reported() -> None:
     asking = rollout(Phase.SHIFTING, plan=replace(PLAN, mode="hold"), hold=Hold.APPROVAL, reason="50% waits")
     now = advance(asking, seen(Verdict.FAIL), T)
     assert (now.hold, now.reason) == (Hold.FAILED, "as judged; resume, promote or abort it")

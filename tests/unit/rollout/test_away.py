@@ -44,7 +44,7 @@ def without_stable(requests: list[Request], since: float, till: float) -> list[R
     )
 
 
-def test_what_the_candidate_answers_for_a_dead_stable_release_is_no_latency_of_either() -> None:
+def test_requests_taken_over_from_a_dead_stable_release_are_not_judged_by_latency() -> None:
     plain = Traffic().requests(T, 40)
     usual, found = folded(plain), folded(without_stable(plain, T + 20, T + 30))
     assert usual.blocks == found.blocks

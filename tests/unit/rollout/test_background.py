@@ -40,7 +40,7 @@ def background(slow: SlowFleet) -> Iterator[BackgroundFleet]:
         fleet.close()
 
 
-def test_start_returns_at_once_and_is_not_repeated_meanwhile() -> None:
+def test_start_returns_at_once_and_is_not_repeated_in_the_meantime() -> None:
     slow = SlowFleet()
     with background(slow) as fleet:
         fleet.start(V1)

@@ -40,7 +40,7 @@ def three_arms(slower: float = 1.0, baseline_slower: float = 1.0, seconds: float
     ]
 
 
-def test_its_name_is_read_back_and_is_no_model_s() -> None:
+def test_its_name_can_be_parsed_and_is_not_a_model_name() -> None:
     assert BASELINE.name == "flights-v1-baseline"
     assert Release.parse(BASELINE.name) == BASELINE != release(1)
     with pytest.raises(NameInvalid):
@@ -60,7 +60,7 @@ def test_it_has_the_candidate_s_share_below_half_and_none_from_there_on(scene: S
     assert scene.router.route("flights") == ModelRoute(model="flights", epoch=5, stable=release(2))
 
 
-def test_it_goes_with_a_candidate_that_is_sent_back(scene: Scene) -> None:
+def test_it_is_stopped_with_a_candidate_that_is_rolled_back(scene: Scene) -> None:
     scene.promote_first()
     scene.judge.verdicts[5.0] = Verdict.FAIL
     scene.command("start", 2, plan=WITH)
@@ -168,7 +168,7 @@ def test_a_candidate_is_slow_when_it_is_slower_than_the_baseline(
         ({"baseline": "perhaps"}, "baseline"),
     ],
 )
-def test_a_spec_that_asks_for_it_in_vain_is_told_why(rollout: dict[str, Any], words: str) -> None:
+def test_a_spec_that_cannot_have_it_is_refused_with_the_reason(rollout: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         RolloutSpec.model_validate(rollout)
     assert Plan.from_spec(RolloutSpec(baseline=True)).baseline

@@ -26,7 +26,7 @@ def test_changing_the_arms_changes_the_sign_and_nothing_else(candidate: int, con
     assert -1 <= one <= 1
 
 
-def test_who_has_not_bet_owns_what_he_came_with() -> None:
+def test_wealth_without_a_bet_is_the_initial_one() -> None:
     assert e_value(start()) == 1
     assert e_value(bet(start(), np.array(0.0))) == 1
 
@@ -82,7 +82,7 @@ def test_a_split_that_is_not_as_the_weights_say_is_found(candidate: int, request
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_all_or_nothing_is_no_split(share: float) -> None:
+def test_all_or_nothing_is_not_a_split(share: float) -> None:
     assert split_evidence(3, 7, share) == 1
 
 

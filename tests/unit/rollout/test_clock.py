@@ -71,7 +71,7 @@ def test_a_rollout_takes_as_long_as_planned_however_the_clock_is_set(scene: Scen
     assert scene.clock.now() == scene.clock.t - behind_s
 
 
-def test_a_controller_that_comes_back_with_its_clock_set_back_goes_on_from_its_last_decision(
+def test_a_controller_that_restarts_with_its_clock_set_back_resumes_from_its_last_decision(
     scene: Scene,
 ) -> None:
     scene.promote_first()

@@ -56,7 +56,7 @@ def test_what_was_answered_is_not_answered_again(tmp_path: Path) -> None:
         json.dumps(command().to_json() | {"id": "another"}),
     ],
 )
-def test_a_file_that_is_no_command_is_answered_and_taken_away(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_command_is_answered_and_removed(tmp_path: Path, content: str) -> None:
     inbox = Inbox(tmp_path)
     (tmp_path / "rollouts" / "inbox" / "c1.json").write_text(content)
     good = submit(tmp_path, command())

@@ -56,7 +56,7 @@ def test_the_old_release_is_kept_until_the_bake_is_over(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("weight", [5.0, 50.0, 100.0])
-def test_a_bad_candidate_is_sent_back_within_the_tick(scene: Scene, weight: float) -> None:
+def test_a_bad_candidate_is_rolled_back_within_the_tick(scene: Scene, weight: float) -> None:
     scene.promote_first()
     scene.command("start", 2)
     scene.until_true(lambda now: now.weight_percent == weight)
@@ -71,7 +71,7 @@ def test_a_bad_candidate_is_sent_back_within_the_tick(scene: Scene, weight: floa
     assert scene.versions.aliases("flights") == {"live": 1}
 
 
-def test_a_dead_candidate_is_sent_back_within_the_tick(scene: Scene) -> None:
+def test_a_dead_candidate_is_rolled_back_within_the_tick(scene: Scene) -> None:
     scene.promote_first()
     scene.command("start", 2)
     scene.until(Phase.SHIFTING)
@@ -82,7 +82,7 @@ def test_a_dead_candidate_is_sent_back_within_the_tick(scene: Scene) -> None:
     assert route.candidate_percent == 0
 
 
-def test_a_candidate_that_died_and_is_up_again_is_sent_back_all_the_same(scene: Scene) -> None:
+def test_a_candidate_that_died_and_was_restarted_is_still_rolled_back(scene: Scene) -> None:
     scene.promote_first()
     scene.command("start", 2)
     scene.until(Phase.SHIFTING)
@@ -92,7 +92,7 @@ def test_a_candidate_that_died_and_is_up_again_is_sent_back_all_the_same(scene: 
     assert scene.until(Phase.ROLLED_BACK).live == release(1)
 
 
-def test_a_candidate_that_hangs_is_sent_back_in_seconds(scene: Scene) -> None:
+def test_a_candidate_that_hangs_is_rolled_back_in_seconds(scene: Scene) -> None:
     scene.promote_first()
     scene.judge.step_s = 100.0
     scene.command("start", 2)
@@ -154,7 +154,7 @@ def test_refused_commands_are_answered_with_the_reason_and_change_nothing(scene:
     assert not (scene.home / "rollouts" / "boats").exists()
 
 
-def test_a_second_rollout_is_refused_while_the_first_one_goes_on(scene: Scene) -> None:
+def test_a_second_rollout_is_refused_while_the_first_one_runs(scene: Scene) -> None:
     scene.promote_first()
     scene.command("start", 2)
     scene.until(Phase.SHIFTING)
@@ -164,7 +164,7 @@ def test_a_second_rollout_is_refused_while_the_first_one_goes_on(scene: Scene) -
     assert now.candidate == release(2)
 
 
-def test_pause_holds_the_weights_and_resume_goes_on(scene: Scene) -> None:
+def test_pause_holds_the_weights_and_resume_continues(scene: Scene) -> None:
     scene.promote_first()
     scene.command("start", 2)
     scene.until(Phase.SHIFTING)
@@ -176,7 +176,7 @@ def test_pause_holds_the_weights_and_resume_goes_on(scene: Scene) -> None:
     scene.until(Phase.PROMOTED)
 
 
-def test_no_traffic_holds_and_goes_on_when_it_comes(scene: Scene) -> None:
+def test_no_traffic_holds_until_it_comes(scene: Scene) -> None:
     scene.promote_first()
     scene.judge.verdicts[5.0] = Verdict.NO_TRAFFIC
     scene.command("start", 2)
@@ -213,7 +213,7 @@ def test_back_after_the_end_starts_the_old_version_and_gives_it_everything(scene
     assert scene.versions.aliases("flights") == {"live": 1, "previous": 2}
 
 
-def test_a_live_release_that_is_gone_is_started_again_at_once_and_routed_anew(scene: Scene) -> None:
+def test_a_live_release_that_is_gone_is_restarted_at_once_and_routed_again(scene: Scene) -> None:
     scene.promote_first()
     pushes = len(scene.router.pushes)
     scene.fleet.stop(release(1))

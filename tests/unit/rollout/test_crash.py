@@ -157,7 +157,7 @@ def test_a_torn_journal_line_is_a_decision_that_was_not_made(scene: Scene) -> No
     scene.until(Phase.PROMOTED)
 
 
-def test_a_candidate_that_died_with_its_controller_is_sent_back_by_the_next(scene: Scene) -> None:
+def test_a_candidate_that_died_with_its_controller_is_rolled_back_by_the_next(scene: Scene) -> None:
     scene.promote_first()
     scene.command("start", 2)
     scene.until(Phase.SHIFTING)

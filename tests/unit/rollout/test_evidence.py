@@ -91,7 +91,7 @@ def test_tolerance_forgives_some_of_the_candidate_s_failures_only() -> None:
         {"epoch": 2},
     ],
 )
-def test_requests_that_nobody_drew_lots_for_are_no_evidence(other: dict[str, Any]) -> None:
+def test_requests_not_routed_by_weight_are_not_evidence(other: dict[str, Any]) -> None:
     assert folded([request(**other)], now=T + 60).candidate == Counts()
 
 
@@ -137,7 +137,7 @@ def test_a_clock_that_was_set_back_does_not_stop_the_evidence() -> None:
     assert evidence.blocks == 22
 
 
-def test_a_new_step_counts_anew_and_keeps_what_its_guards_have_won() -> None:
+def test_a_new_step_resets_its_counts_and_keeps_the_wealth_of_its_guards() -> None:
     before = folded(Traffic(slower=3).requests(T, 20), now=T + 30)
     after = folded([], before, arm=Arm(candidate=CANDIDATE, stable=STABLE, epoch=4, share=1.0, since=3))
     assert (after.candidate, after.split, after.shares) == (Counts(), (0, 0), {3: 0.5, 4: 1.0})

@@ -73,7 +73,7 @@ def test_the_last_step_before_all_traffic_asks_for_proof(tmp_path: Path) -> None
     assert found.reason.startswith("waiting for evidence that p50 and p95 are slower by at most 20% (")
 
 
-def test_evidence_goes_on_exactly_from_the_journal(tmp_path: Path) -> None:
+def test_evidence_resumes_exactly_from_the_journal(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     judge, now = LogJudge(log), SHIFTING
     for second in range(8):
@@ -96,7 +96,7 @@ def test_a_failing_candidate_fails_at_once(tmp_path: Path) -> None:
     assert found.reason.startswith("more than 10% of its requests fail; ")
 
 
-def test_a_missing_log_is_no_traffic(tmp_path: Path) -> None:
+def test_a_missing_log_means_no_traffic(tmp_path: Path) -> None:
     assert LogJudge(tmp_path / "none.jsonl").judge(SHIFTING, T + 20).verdict is Verdict.NO_TRAFFIC
 
 

@@ -88,7 +88,7 @@ def test_a_rollout_that_does_not_run_cannot_be_changed(phase: Phase | None, kind
 
 
 @pytest.mark.parametrize("kind", ["pause", "resume", "approve", "promote", "abort", "rollback"])
-def test_a_rollback_under_way_is_not_disturbed(kind: Kind) -> None:
+def test_a_running_rollback_is_not_disturbed(kind: Kind) -> None:
     with pytest.raises(RolloutRefused, match="being rolled back"):
         apply_command(rollout(Phase.ABORTING), command(kind), T)
 

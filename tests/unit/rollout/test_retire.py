@@ -30,7 +30,7 @@ def test_a_retired_model_has_no_route_no_process_and_no_live_version(scene: Scen
     assert route is not None, "another model is still served"
 
 
-def test_requests_under_way_are_finished_before_the_process_is_stopped(scene: Scene) -> None:
+def test_requests_in_flight_are_finished_before_the_process_is_stopped(scene: Scene) -> None:
     scene.promote_first()
     scene.router.active["flights-v1"] = 3
     scene.command("retire")

@@ -106,7 +106,7 @@ def test_a_slowdown_beyond_the_tolerance_is_found(slower: float) -> None:
     assert Verdict.PASS not in verdicts
 
 
-def test_the_tolerance_is_2_percent_of_the_promise_and_is_told() -> None:
+def test_the_tolerance_is_2_percent_of_the_promise_and_is_shown() -> None:
     wanted = plan()
     assert (wanted.tolerance_ms, plan(latency={"tolerance_ms": 0.0}).tolerance_ms) == (1.0, 0.0)
     assert (wanted.allowed, wanted.bad) == (

@@ -132,7 +132,7 @@ def test_what_people_wrote_is_shown_as_text(good: Course) -> None:
     assert "&lt;script&gt;" in page
 
 
-def test_a_story_without_measurements_can_be_told(good: Course) -> None:
+def test_a_rollout_without_measurements_has_a_story(good: Course) -> None:
     assert "Nothing was measured" in story2html(tell(good.decisions[:2]))
 
 
@@ -150,7 +150,7 @@ def test_a_replay_with_a_wider_margin_lets_the_candidate_pass(bad: Course) -> No
     assert found.moments[-1].verdict in (Verdict.PASS, Verdict.WAIT)
 
 
-def test_a_replay_without_the_log_says_so(bad: Course, tmp_path: Path) -> None:
+def test_a_replay_without_the_log_reports_it(bad: Course, tmp_path: Path) -> None:
     assert replay(bad.decisions, tmp_path / "none.jsonl", lambda plan: plan).requests == 0
 
 

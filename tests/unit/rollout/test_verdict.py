@@ -75,7 +75,7 @@ def test_a_candidate_that_fails_a_little_more_often_fails_in_time() -> None:
     assert step(Traffic(errors=(0.0, 0.015)).requests(T, 120))[0] is Verdict.FAIL
 
 
-def test_failures_that_both_arms_have_are_no_reason_to_go_back() -> None:
+def test_failures_of_both_arms_do_not_roll_back() -> None:
     assert step(Traffic(errors=(0.005, 0.005)).requests(T, 120))[0] is Verdict.PASS
 
 
@@ -93,7 +93,7 @@ def test_a_candidate_that_calls_its_clients_wrong_fails_though_it_is_fast() -> N
     assert re.search(r"candidate: 0 of \d+ failed, \d\d+ refused, .*; stable: 0 of \d+ failed, 2", reason)
 
 
-def test_clients_that_are_wrong_with_both_arms_are_no_reason_to_go_back() -> None:
+def test_client_errors_in_both_arms_do_not_roll_back() -> None:
     draw = np.random.default_rng(1)
     wrong = [line._replace(code=400) if draw.random() < 0.1 else line for line in EQUAL]
     assert step(wrong)[0] is Verdict.PASS
@@ -105,11 +105,11 @@ def test_both_arms_breaking_a_promise_is_an_incident() -> None:
     assert "both arms" in reason
 
 
-def test_a_candidate_much_worse_than_a_broken_stable_fails_all_the_same() -> None:
+def test_a_candidate_much_worse_than_a_broken_stable_still_fails() -> None:
     assert step(Traffic(errors=(0.05, 0.5)).requests(T, 60))[0] is Verdict.FAIL
 
 
-def test_after_an_incident_stable_is_no_excuse_any_more() -> None:
+def test_after_an_incident_stable_excuses_nothing() -> None:
     trouble = Traffic(errors=(0.2, 0.2)).requests(T, 30)
     verdict, _ = step([*trouble, *Traffic().requests(T + 30, 40, seed=1)])
     assert verdict is not Verdict.INCIDENT
@@ -131,7 +131,7 @@ def test_too_few_requests_wait_until_the_deadline_and_never_pass(elapsed_s: floa
 
 
 @pytest.mark.parametrize("elapsed_s", [30.0, 6000.0])
-def test_no_request_is_no_traffic(elapsed_s: float) -> None:
+def test_without_a_request_there_is_no_traffic(elapsed_s: float) -> None:
     assert step([], elapsed_s=elapsed_s)[0] is Verdict.NO_TRAFFIC
 
 

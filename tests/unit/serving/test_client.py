@@ -120,7 +120,7 @@ def test_addresses_are_read_as_people_write_them(url: str, wanted: Address) -> N
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:8080/v2/models", "http://user@x"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="http://"):
         Address.parse(url)
 

@@ -35,7 +35,7 @@ def test_an_address_is_read(text: str, expected: Endpoint) -> None:
 @pytest.mark.parametrize(
     "text", ["", "host", "http://host", "host:0", "host:99999", "http://host:80/v2", ":80"]
 )
-def test_what_is_no_address_is_refused_with_the_way_to_write_one(text: str) -> None:
+def test_an_invalid_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="http://host:port"):
         parse_address(text)
 
@@ -71,7 +71,7 @@ def test_a_model_that_nobody_registered_is_not_external(tmp_path: Path) -> None:
     assert not External(tmp_path).has(Release(model=MODEL, version=1))
 
 
-def test_a_server_is_ready_when_it_says_so(tmp_path: Path) -> None:
+def test_a_server_is_ready_when_it_reports_ready(tmp_path: Path) -> None:
     external = External(tmp_path)
     with serving() as server:
         release = external.register(MODEL, place(server.address))

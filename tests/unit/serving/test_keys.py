@@ -48,7 +48,7 @@ def test_a_key_is_good_until_it_expires_or_is_revoked(keys: KeyFile) -> None:
     assert keys.revoke("ada") == keys.read().keys[0], "the time of the first revocation stays"
 
 
-def test_revoking_the_last_key_does_not_open_the_door(keys: KeyFile) -> None:
+def test_revoking_the_last_key_does_not_open_the_gateway(keys: KeyFile) -> None:
     keys.create("ada")
     keys.revoke("ada")
     assert keys.read().required
@@ -57,7 +57,7 @@ def test_revoking_the_last_key_does_not_open_the_door(keys: KeyFile) -> None:
     assert not keys.read().required
 
 
-def test_every_change_has_a_signature_of_its_own(keys: KeyFile) -> None:
+def test_every_change_has_its_own_signature(keys: KeyFile) -> None:
     found = {keys.signature()}
     for name in ("ada", "bob"):
         keys.create(name)
@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_trusted_lets_nobody_in(keys: KeyFile, content: st
         keys.read()
 
 
-def test_a_name_that_would_end_its_quotes_is_no_name_in_the_file_either(keys: KeyFile) -> None:
+def test_a_name_that_would_end_its_quotes_is_refused_in_the_file_too(keys: KeyFile) -> None:
     entry, _ = keys.create("ada", models=["delays"])
     ring = json.loads(keys.path.read_text())
     ring["keys"][0]["models"] = ['x",}, os.exit()']

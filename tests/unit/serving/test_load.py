@@ -92,7 +92,7 @@ def test_grpc_on_a_closed_port_is_unavailable() -> None:
     assert set(result.outcomes) == {"UNAVAILABLE"}
 
 
-def test_it_stops_when_told_to() -> None:
+def test_it_stops_when_asked_to() -> None:
     with serving() as server:
         result = run_load(
             target(server), Open(requests_per_s=100), seconds=60, stop=lambda: server.answered >= 20

@@ -50,7 +50,7 @@ def _sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("before", ["a key", "a key that was revoked", "no key yet"])
 @pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "untouched"])
-def test_a_ring_that_is_lost_or_broken_closes_the_gateway_and_says_so(
+def test_a_ring_that_is_lost_or_broken_closes_the_gateway_and_is_reported(
     tmp_path: Path, damage: str, before: str
 ) -> None:
     keys = key_file(tmp_path)
@@ -134,7 +134,7 @@ def test_a_broken_ring_is_not_replaced_by_a_command(tmp_path: Path) -> None:
     assert len(keys.path.read_bytes()) == 40
 
 
-def test_whoever_is_interrupted_while_keys_are_turned_on_or_off_leaves_a_gateway_that_asks(
+def test_an_interruption_while_keys_are_turned_on_or_off_leaves_a_gateway_that_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = KeyFile(path=tmp_path / "keys.json")

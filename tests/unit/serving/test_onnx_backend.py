@@ -21,7 +21,7 @@ def test_it_has_one_name() -> None:
     assert f'backend: "{NATIVE}"' in (onnx_backend.SOURCES / "config.pbtxt").read_text()
 
 
-def test_it_is_told_every_column_by_kind_sizes_and_name() -> None:
+def test_its_settings_have_every_column_by_kind_sizes_and_name() -> None:
     schema = Schema(
         task="binary",
         inputs=(

@@ -115,7 +115,7 @@ def malformed(kind: str) -> InferenceRequest:
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_a_malformed_request_is_told_what_is_wrong_and_its_neighbours_are_scored_in_one_run(
+def test_a_malformed_request_gets_its_error_and_its_neighbours_are_scored_in_one_run(
     model: Any, kind: str
 ) -> None:
     good = [InferenceRequest(bundles.rows(count, seed=count)) for count in (2, 1, 3)]
@@ -126,7 +126,7 @@ def test_a_malformed_request_is_told_what_is_wrong_and_its_neighbours_are_scored
         assert np.array_equal(response.output_tensors[0].values, bundles.score(model.folder, request.columns))
 
 
-def test_every_malformed_kind_in_one_batch_is_told_its_own_fault(model: Any) -> None:
+def test_every_malformed_request_in_one_batch_gets_its_own_error(model: Any) -> None:
     good = InferenceRequest(bundles.rows(2))
     responses = model.execute([good, *map(malformed, MALFORMED), good])
     told = [response.error.message for response in responses[1:-1]]

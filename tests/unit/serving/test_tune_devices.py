@@ -57,7 +57,7 @@ def test_both_devices_are_tried_where_nothing_names_or_rules_out_one(
     assert possible_devices(bundle, server, gpus) == devices
 
 
-def test_what_an_earlier_tuning_chose_is_tried_first_and_is_no_answer(tmp_path: Path) -> None:
+def test_the_choice_of_an_earlier_tuning_is_tried_first_and_not_final(tmp_path: Path) -> None:
     bundle = publish(tmp_path)
     text = f"format: serin.tuned\nversion: 1\nmachine: {{cores: {tune.core_count()}}}\nserving: {{device: cpu}}\n"
     tuned_file(bundle).write_text(text)

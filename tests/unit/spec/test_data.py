@@ -87,7 +87,7 @@ WINDOW = {"by": "k", "make": {"n": "count()"}}
         ),
     ],
 )
-def test_a_problem_is_named_by_key_and_mend(key: str, text: str, changes: dict[str, Any]) -> None:
+def test_a_problem_is_reported_with_key_and_fix(key: str, text: str, changes: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as caught:
         spec_with(**changes)
     assert any(found == key and text in said for found, said in caught.value.fields["problems"]), str(

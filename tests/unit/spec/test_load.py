@@ -68,7 +68,7 @@ def test_sources_follow_joins_target_and_training_only() -> None:
     }
 
 
-def test_all_problems_are_reported_at_once_with_key_and_mend() -> None:
+def test_all_problems_are_reported_at_once_with_key_and_fix() -> None:
     text = (
         GOOD.replace("bake:", "bkae:")
         .replace("normalize]", "normalise]")
@@ -117,7 +117,7 @@ def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a: [1,", "- 1\n- 2", "", "name: a\nname: b"])
-def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_value_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(text)
     with pytest.raises(SpecError, match=r"spec\.yaml"):

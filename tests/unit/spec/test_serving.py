@@ -27,6 +27,6 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_key(section: dict[str, obje
         ServingSpec.model_validate(section)
 
 
-def test_without_a_word_everything_is_left_to_what_the_server_and_the_machine_have() -> None:
+def test_without_settings_server_and_machine_decide_everything() -> None:
     spec = ServingSpec()
     assert (spec.backend, spec.device, spec.threads, spec.gpu_memory_mb) == ("auto", "auto", None, None)

@@ -23,7 +23,7 @@ def test_nothing_to_end_is_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "never").exists()
 
 
-def test_whatever_a_crash_left_is_cleared_away_and_told(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_removed_and_reported(tmp_path: Path) -> None:
     orphan = subprocess.Popen(
         ["sleep", "600"], env={**os.environ, STACK_MARK: str(tmp_path)}, start_new_session=True
     )

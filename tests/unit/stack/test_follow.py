@@ -112,7 +112,7 @@ def _follow(tmp_path: Path, *, alive: bool = True) -> list[str]:
     return said
 
 
-def test_a_run_is_followed_past_a_restart_of_the_server_to_its_last_words(
+def test_a_run_is_followed_past_a_restart_of_the_server_to_its_last_line(
     server: Server, tmp_path: Path
 ) -> None:
     server.lines = [(1.0, "it is trained", None)]

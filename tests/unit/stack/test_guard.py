@@ -9,7 +9,7 @@ from serin.stack.wiring import build_gateway, key_file
 from tests.e2e.serving_certificates import Authority
 
 
-def test_a_door_without_a_guard_says_so(tmp_path: Path) -> None:
+def test_a_gateway_without_a_guard_reports_it(tmp_path: Path) -> None:
     assert read_guard(tmp_path).words == "no TLS; no API keys: anyone who can reach this port gets answers"
 
 
@@ -35,7 +35,7 @@ def test_tls_is_known_from_the_bootstrap_also_while_no_gateway_runs(tmp_path: Pa
     assert not (tmp_path / "home" / "gateway" / "tls" / "tls.json").exists(), "no copy of a key is left"
 
 
-def test_a_gateway_without_its_filter_listens_on_loopback_only_and_says_so(tmp_path: Path) -> None:
+def test_a_gateway_without_its_filter_listens_on_loopback_only_and_reports_it(tmp_path: Path) -> None:
     gateway, library = build_gateway(tmp_path), tmp_path / "filter.so"
     for request_filter, address in ((library, "0.0.0.0"), (None, "127.0.0.1")):
         document = json.loads(

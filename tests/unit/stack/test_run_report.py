@@ -42,7 +42,7 @@ def tell(monkeypatch: pytest.MonkeyPatch, server: FakeServer, run: str | None = 
     return run_report.report(API, run, **how)
 
 
-def test_a_run_is_told_with_the_last_page_of_each_stage_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_reported_with_the_last_page_of_each_stage_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     told = tell(monkeypatch, FakeServer([RUN], PAGES), "famous-bonobo")
     assert told.startswith("## Completed: late-parcels\n\nRun `famous-bonobo`, 117 s.\n")
     assert told.index("### Dataset\n\n#### Cost") < told.index("### Training")
@@ -54,7 +54,7 @@ def test_pictures_stay_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch)
     assert "![c](data:image/png" in tell(monkeypatch, FakeServer([RUN], PAGES), pictures=True)
 
 
-def test_a_run_that_failed_is_told_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_is_reported_with_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = {
         **RUN,
         "state_type": "FAILED",

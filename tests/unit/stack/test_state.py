@@ -60,7 +60,7 @@ def test_a_pid_that_was_given_to_another_process_is_not_the_stack(tmp_path: Path
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "serin.stack", "version": 99}', "null"])
-def test_a_file_that_cannot_be_understood_is_no_stack(tmp_path: Path, content: str) -> None:
+def test_an_unreadable_file_is_not_a_stack(tmp_path: Path, content: str) -> None:
     stack_file(tmp_path).write_text(content)
     assert read_stack(tmp_path) is None
 

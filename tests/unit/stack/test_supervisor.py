@@ -170,7 +170,7 @@ def test_starting_it_with_another_command_replaces_it(supervisor: Supervisor) ->
     assert after not in (before, None)
 
 
-def test_a_command_that_does_not_exist_has_failed_and_says_so_in_its_log(supervisor: Supervisor) -> None:
+def test_a_command_that_does_not_exist_fails_and_its_log_says_why(supervisor: Supervisor) -> None:
     process = sleeper(supervisor)
     missing = Process(
         name="missing",

@@ -66,7 +66,7 @@ def test_every_epoch_has_its_own_order_and_the_seed_decides_it() -> None:
     assert rows_of_epoch(loader(), 1) != rows_of_epoch(loader(seed=8), 1)
 
 
-def test_a_run_taken_up_at_any_step_gets_the_batches_it_would_have_got() -> None:
+def test_a_run_resumed_at_any_step_gets_the_batches_it_would_have_got() -> None:
     through = [batch.num for batch in loader().batches(0, 25)]
     resumed = [batch.num for batch in loader().batches(13, 25)]
     assert all(torch.equal(a, b) for a, b in zip(through[13:], resumed, strict=True))
@@ -84,7 +84,7 @@ def test_a_streamed_epoch_takes_each_row_at_most_once_and_leaves_out_less_than_a
         assert len(rows) == len(set(rows)) == 20_500
 
 
-def test_a_stream_mixes_blocks_and_rows_and_does_so_anew_each_epoch() -> None:
+def test_a_stream_shuffles_blocks_and_rows_differently_each_epoch() -> None:
     first, second = ids(stream(), 0, 205), ids(stream(), 205, 410)
     assert first != second
     assert sorted(first) == sorted(second)
@@ -93,7 +93,7 @@ def test_a_stream_mixes_blocks_and_rows_and_does_so_anew_each_epoch() -> None:
     assert first[:100] != sorted(first[:100])
 
 
-def test_a_stream_taken_up_at_any_step_gives_the_batches_it_would_have_given() -> None:
+def test_a_stream_resumed_at_any_step_gives_the_batches_it_would_have_given() -> None:
     assert ids(stream(), 0, 410)[277 * 100 :] == ids(stream(), 277, 410)
     assert ids(stream(), 5, 5) == []
 

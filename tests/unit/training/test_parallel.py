@@ -178,7 +178,7 @@ def test_ranks_of_fsdp_that_were_stopped_end_with_the_same_weights(tmp_path: Pat
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_run_goes_on_with_other_ranks_and_another_strategy_and_its_batch(
+def test_a_run_resumes_with_other_ranks_and_another_strategy_and_its_batch(
     tmp_path: Path, dataset: Dataset, trained: Path
 ) -> None:
     """Tensor parallel, stopped; then a pipeline, stopped; then one process to the end."""
@@ -195,7 +195,7 @@ def test_a_run_goes_on_with_other_ranks_and_another_strategy_and_its_batch(
     assert resumed == [(2, "tensor"), (2, "pipeline"), (1, "ddp")]
 
 
-def test_out_of_memory_of_several_ranks_is_taken_up_with_smaller_parts(
+def test_out_of_memory_of_several_ranks_is_resumed_with_smaller_parts(
     tmp_path: Path, dataset: Dataset
 ) -> None:
     """What one rank cannot hold ends all; the next start has the same batch in smaller parts."""

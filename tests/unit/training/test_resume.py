@@ -85,7 +85,7 @@ def test_killed_at_three_random_steps_it_ends_with_the_same_weights(tmp_path: Pa
     assert_same_bits(folder, tmp_path / "reference")
 
 
-def test_one_process_that_was_told_to_stop_and_then_killed_ends_with_the_same_weights(
+def test_one_process_that_was_asked_to_stop_and_then_killed_ends_with_the_same_weights(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """SIGTERM to the launcher, then kill -9 of its worker, then left alone."""
@@ -109,7 +109,7 @@ def test_one_process_that_was_told_to_stop_and_then_killed_ends_with_the_same_we
     assert receipt["rows_per_s"] > 0
 
 
-def test_a_disk_that_fills_up_while_saving_leaves_the_last_checkpoint_and_the_run_goes_on(
+def test_a_disk_that_fills_up_while_saving_leaves_the_last_checkpoint_and_the_run_resumes(
     tmp_path: Path,
 ) -> None:
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 1000, "valid": 200, "test": 200})

@@ -60,7 +60,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("text", "error", "words"), ENDINGS, ids=[words[:24] for _, _, words in ENDINGS])
-def test_a_script_that_leaves_no_model_is_told_what_is_missing(
+def test_a_script_without_a_model_is_refused_with_what_is_missing(
     tmp_path: Path, dataset: Dataset, text: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -68,9 +68,7 @@ def test_a_script_that_leaves_no_model_is_told_what_is_missing(
     assert not (tmp_path / "run" / "result").exists()
 
 
-def test_a_script_is_stopped_killed_and_taken_up_again_with_what_it_saved(
-    tmp_path: Path, dataset: Dataset
-) -> None:
+def test_a_script_is_stopped_killed_and_resumed_with_what_it_saved(tmp_path: Path, dataset: Dataset) -> None:
     """One run, four attempts: told to stop, killed, ended by itself with 75, done."""
     model = script(
         tmp_path / "own",

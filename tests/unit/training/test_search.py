@@ -75,7 +75,7 @@ search(ModelSpec(hidden=(8,)), TrainingSpec(epochs=4000, batch_rows=500, checkpo
 
 
 @pytest.mark.usefixtures("warm")  # the second search; the one that is killed starts everything anew
-def test_a_trial_of_a_search_that_was_killed_is_taken_up_with_its_settings_and_checkpoints(
+def test_a_trial_of_a_killed_search_is_resumed_with_its_settings_and_checkpoints(
     tmp_path: Path,
 ) -> None:
     dataset = make_dataset(tmp_path / "data", rows=SMALL)
@@ -128,7 +128,7 @@ def test_trials_that_fall_behind_are_given_up_and_failing_ones_do_not_end_the_se
     assert "loss" in trials[2]["reason"]
 
 
-def test_a_forked_process_that_has_ended_can_be_told_to_stop_like_any_other(tmp_path: Path) -> None:
+def test_a_forked_process_that_has_ended_can_be_asked_to_stop_like_any_other(tmp_path: Path) -> None:
     """A launcher may tell it between its last look and its end."""
     log = tmp_path / "log"
     log.touch()

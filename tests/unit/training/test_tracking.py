@@ -44,7 +44,7 @@ def test_epochs_settings_and_the_receipt_reach_mlflow(
     assert [point.step for point in curve] == [4, 8]
 
 
-def test_an_mlflow_that_takes_nothing_is_told_once_and_holds_nothing_up(
+def test_an_mlflow_that_accepts_nothing_is_reported_once_and_delays_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)

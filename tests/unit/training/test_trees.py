@@ -59,7 +59,7 @@ def trees_of(folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize(("model", "stops"), [(SAMPLED, (70, 30)), (PLAIN, (7, 9))], ids=["sampled", "plain"])
-def test_trees_that_were_told_to_stop_end_as_those_that_were_left_alone(
+def test_trees_that_were_asked_to_stop_end_as_those_that_were_left_alone(
     tmp_path: Path, model: ModelSpec, stops: tuple[int, ...]
 ) -> None:
     dataset, reference, folder = make_dataset(tmp_path / "dataset"), tmp_path / "reference", tmp_path / "run"
@@ -81,7 +81,7 @@ def test_trees_that_were_told_to_stop_end_as_those_that_were_left_alone(
     assert trees_of(folder) == trees_of(reference)
 
 
-def test_a_killed_training_goes_on_before_a_damaged_checkpoint_and_ends_with_the_same_trees(
+def test_a_killed_training_resumes_before_a_damaged_checkpoint_and_ends_with_the_same_trees(
     tmp_path: Path,
 ) -> None:
     dataset, reference, folder = make_dataset(tmp_path / "dataset"), tmp_path / "reference", tmp_path / "run"
