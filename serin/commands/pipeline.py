@@ -28,6 +28,13 @@ ApprovedBy = Annotated[
     ),
 ]
 
+AsOf = Annotated[
+    str | None,
+    typer.Option(
+        help="Read Delta tables as they were at this time, such as 2026-01-31T12:00:00Z.", metavar="TIME"
+    ),
+]
+
 _TABLES = (".parquet", ".csv")
 
 
@@ -105,6 +112,7 @@ def run(
     ] = None,
     approved_by: ApprovedBy = None,
     follow: Annotated[bool, typer.Option(help="Show progress until the run has ended.")] = True,
+    as_of: AsOf = None,
 ) -> None:
     """Run the pipeline on the stack. With --follow (the default), exit code 0 means that it completed."""
     from serin.stack.prefect.flow_run import resume_run, run_pipeline
@@ -119,11 +127,11 @@ def run(
         raise SpecError(
             where="serin run", problems=[("SPEC", "name the pipeline's file, or a run: --resume RUN")]
         )
-    _load(spec)  # a bad spec is reported here, not in a worker's log
+    loaded = _load(spec, as_of)  # a bad spec is reported here, not in a worker's log
     again = [stage.value for stage in fresh or []]
     run_pipeline(
         environment.home(),
-        spec.absolute(),
+        spec.absolute() if as_of is None else loaded,
         placed=placed,
         fresh=again,
         serve=serve,
@@ -137,12 +145,13 @@ def etl(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Build it again from the tables, even if it exists.")
     ] = False,
+    as_of: AsOf = None,
     as_json: Json = False,
 ) -> None:
     """Build a dataset from raw tables. An existing one from the same tables is reused."""
     from serin.pipeline.run_stage import run_etl
 
-    loaded = _load(spec)
+    loaded = _load(spec, as_of)
     with showing_progress(f"dataset of {loaded.name}"):
         dataset = run_etl(loaded, fresh=fresh).value
     if as_json:
@@ -169,13 +178,14 @@ def train(
             help="The rendezvous of the machines: host:port of one of them. [default: SERIN_RENDEZVOUS]"
         ),
     ] = None,
+    as_of: AsOf = None,
     as_json: Json = False,
 ) -> None:
     """Train weights on a dataset. Resumes an interrupted training; exit code 75 means: run it again."""
     from serin.pipeline.run_stage import run_trace, run_train
     from serin.training.launch.machines import machines_told
 
-    loaded = _load(spec)
+    loaded = _load(spec, as_of)
     if profile:
         with showing_progress(f"trace of {loaded.name}"):
             trace = run_trace(loaded)
@@ -197,6 +207,7 @@ def export(
         bool, typer.Option("--fresh", help="Publish another version even if one exists.")
     ] = False,
     approved_by: ApprovedBy = None,
+    as_of: AsOf = None,
     as_json: Json = False,
 ) -> None:
     """Export trained weights to a validated model version that is not worse than the live one, and publish it.
@@ -205,7 +216,7 @@ def export(
     """
     from serin.pipeline.run_stage import run_export
 
-    loaded = _load(spec)
+    loaded = _load(spec, as_of)
     with showing_progress(f"export of {loaded.name}"):
         bundle = run_export(loaded, fresh=fresh, approved_by=approved_by).value
     if as_json:
@@ -217,10 +228,10 @@ def export(
     show(f"next: serin rollout start {bundle.model} {bundle.version}")
 
 
-def _load(path: Path) -> PipelineSpec:
-    from serin.spec.load import load_spec
+def _load(path: Path, as_of: str | None = None) -> PipelineSpec:
+    from serin.spec.load import load_spec_as_of
 
-    return load_spec(path)
+    return load_spec_as_of(path, as_of)
 
 
 def _only_table(folder: Path) -> Path:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from serin.draft.sniff_cells import sniff_cells
+from serin.etl.sources.delta import is_delta
 from serin.etl.sources.files import find_files, format_of
 from serin.etl.sources.malformed import unpacked
 from serin.formats.csv_format import csv_format
 from serin.formats.dataset import SourceFile
-from serin.spec.tables import FileTable
+from serin.spec.tables import DeltaTable, FileTable, TableSource
 
 _HEAD_BYTES = 2**20
 _HEAD_ROWS = 500
@@ -34,23 +35,27 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+([.,]\d+)*|[.,]\d+)([eE][+-]?\d+)?\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SniffedTable:
-    """`options`: keys of `data.tables.NAME` besides the path. `seen`: sentences that say why."""
+    """`options`: keys of `data.tables.NAME` besides the path. `seen`: sentences that say why. `key`: the one that takes
+    the path; None when the path is the whole entry."""
 
     options: dict[str, Any] = field(default_factory=dict)
     seen: tuple[str, ...] = ()
+    key: str | None = None
 
-    def source(self, path: str) -> str | FileTable:
+    def source(self, path: str) -> TableSource:
         """The entry of `data.tables` for the table at this path."""
+        if self.key == "delta":
+            return DeltaTable(delta=path)
         return FileTable(path=path, **self.options) if self.options else path
 
 
 def table_lines(path: str, sniffed: SniffedTable) -> list[str]:
     """The lines of a spec that name the main table, with what was seen as comments."""
     lines = [f"    # {sentence}" for sentence in sniffed.seen]
-    if not sniffed.options:
+    if not sniffed.options and sniffed.key is None:
         return [*lines, f"    main: {_flow(path)}"]
     options = [f"      {key}: {_flow(value)}" for key, value in sniffed.options.items()]
-    return [*lines, "    main:", f"      path: {_flow(path)}", *options]
+    return [*lines, "    main:", f"      {sniffed.key or 'path'}: {_flow(path)}", *options]
 
 
 def _flow(value: Any) -> str:
@@ -67,6 +72,9 @@ def _flow(value: Any) -> str:
 
 def sniff_table(path: str) -> SniffedTable:
     """How the CSV files at this path or URL are written; nothing for files in other formats."""
+    if is_delta(path):
+        said = "a Delta table: its newest version is read; `version` or `as_of` name another"
+        return SniffedTable(seen=(said,), key="delta")
     files = find_files("main", path)
     if format_of(files[0].path) not in ("csv", None):
         return SniffedTable()

@@ -24,7 +24,7 @@ from serin.etl.relational.checks import judge_freshness
 from serin.etl.relational.piece_cache import PieceCache
 from serin.etl.relational.prepare import Preparation, prepare_pieces
 from serin.etl.sources.file_cache import FileCache, digests_in
-from serin.etl.sources.find import find_table
+from serin.etl.sources.find import SQL, find_all_again, find_table
 from serin.etl.sources.layout import Layout, lay_out
 from serin.etl.sources.tables import Piece, Table, open_table, refuse_changed
 from serin.formats.canonical import canonical
@@ -57,7 +57,22 @@ def build_dataset(
     `name`: of the pipeline; some checks compare with its previous dataset. `fresh`: uses nothing of earlier builds and
     replaces what they kept.
     """
-    sources = _sources(data, store)
+    with store.using_kept() as kept:
+        return _find_or_build(data, features, etl, store, kept, name, piece_rows, fresh=fresh)
+
+
+def _find_or_build(
+    data: DataSpec,
+    features: Sequence[FeatureSpec],
+    etl: EtlSpec,
+    store: Store,
+    kept: Path,
+    name: str,
+    piece_rows: int | None,
+    *,
+    fresh: bool,
+) -> Dataset:
+    sources = _sources(data, store, rows=kept / SQL)
     files = [file for found in sources.values() for file in found]
     _log_unreliable(files)
     key = dataset_key(data, features, files) or secrets.token_hex(32)  # a random key is never looked up again
@@ -66,7 +81,7 @@ def build_dataset(
         logger.info(f"dataset {known.digest[:12]} is there already, from the same spec and files")
         judge_freshness(data.checks, Path(known.path))
         return known
-    with store.workspace() as folder, store.using_kept() as kept:
+    with store.workspace() as folder:
         scratch, result = folder / "scratch", folder / "dataset"
         scratch.mkdir()
         result.mkdir()
@@ -79,7 +94,7 @@ def build_dataset(
             fresh=fresh,
         )
         digest = _compute(data, features, etl, sources, earlier, scratch, result, piece_rows)
-        refuse_changed(files, [file for found in _sources(data, store).values() for file in found])
+        refuse_changed(files, find_all_again(data.tables, files, kept / SQL, digests_in(kept)))
         edition = _edition(digest, features)
         check_stopped()
         published = store.publish_dataset(key, edition, result, lasting=set(row_files(result)))
@@ -182,9 +197,9 @@ def current_key(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -
     return dataset_key(data, features, [file for found in _sources(data, store).values() for file in found])
 
 
-def _sources(data: DataSpec, store: Store) -> dict[str, tuple[SourceFile, ...]]:
+def _sources(data: DataSpec, store: Store, *, rows: Path | None = None) -> dict[str, tuple[SourceFile, ...]]:
     digests = digests_in(store.kept_folder())
-    return {name: find_table(name, table, digests) for name, table in data.tables.items()}
+    return {name: find_table(name, table, digests, rows=rows) for name, table in data.tables.items()}
 
 
 def _log_unreliable(files: Sequence[SourceFile]) -> None:

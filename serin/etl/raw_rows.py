@@ -18,9 +18,10 @@ from serin.etl.engines.attempts import run_within_memory
 from serin.etl.engines.engine import Engine
 from serin.etl.relational.prepare import Preparation, prepare_pieces
 from serin.etl.relational.relation import Prepared
-from serin.etl.sources.find import find_table
+from serin.etl.sources.find import find_again
 from serin.etl.sources.layout import lay_out
 from serin.etl.sources.tables import Piece, open_table
+from serin.formats.dataset import read_dataset
 from serin.formats.schema import InputColumn, Kind
 from serin.formats.shards import read_split
 from serin.formats.wire import RawRows
@@ -43,8 +44,10 @@ def read_test_rows(
     split = read_split(dataset.path, "test").whole()
     with tempfile.TemporaryDirectory(prefix="serin-rows-") as folder:
         scratch = Path(folder)
+        sources = read_dataset(dataset.path).sources
         tables = {
-            name: open_table(name, find_table(name, table), scratch) for name, table in data.tables.items()
+            name: open_table(name, find_again(name, table, sources, scratch), scratch)
+            for name, table in data.tables.items()
         }
         layout = lay_out(data, features, tables)
         work = Preparation(data=data, features=features, layout=layout, tables=tables, scratch=scratch)

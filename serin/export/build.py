@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def _lineage(given: Mapping[str, Any], data: DatasetDescription, checkpoint: Che
     """Where the version comes from. The store keeps a dataset that a manifest names."""
     sources = [
         {"table": file.table, "path": file.path, "bytes": file.size, "modified": file.modified}
+        | ({} if file.snapshot is None else {"snapshot": asdict(file.snapshot)})
         for file in data.sources[:_SOURCES]
     ]
     return {**given, "dataset": data.digest, "training_step": checkpoint.step, "sources": sources}

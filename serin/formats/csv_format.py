@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from serin.spec.tables import FileTable
+from serin.spec.tables import FileTable, LongForm
 
 _TABS = re.compile(r"\.tsv(\.\w+)?$")
 Texts = tuple[tuple[str, tuple[str, ...]], ...]
@@ -62,9 +62,9 @@ class CsvFormat:
 PLAIN = CsvFormat()
 
 
-def csv_format(table: str | FileTable) -> CsvFormat | None:
+def csv_format(table: str | LongForm) -> CsvFormat | None:
     """The format that the table's entry names; None when it names no option."""
-    if isinstance(table, str):
+    if not isinstance(table, FileTable):
         return None
     nulls, dates = table.null_values, table.date_formats
     form = CsvFormat(

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from serin.errors import BundleBroken
 from serin.formats.csv_format import CsvFormat
@@ -18,6 +18,7 @@ from serin.formats.schema import DType, InputColumn, Kind, Task, input_columns
 FORMAT, VERSION = "serin.dataset", 1
 FILE, FEATURES, STATISTICS, GOLDEN = "dataset.json", "features.json", "statistics.json", "golden.parquet"
 SPLITS = ("train", "valid", "test")
+_RARE = ("csv", "snapshot")  # keys of sources that are left out when they say nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +55,21 @@ class DerivedDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What a file is a part of: a version of the Delta table at `source`, or the rows of a query whose digest is
+    `version`, read through the connection that `source` refers to."""
+
+    kind: Literal["delta", "sql"]
+    source: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
     """A file that was read, as it was then. `modified`: ns since 1970, or what an object store says. `content`: the
-    digest or mark of its content, "" when none was requested or none is reliable. `partition`: the key=value folders
-    above it. `csv`: how it is written, when the table's options say so."""
+    digest or mark of its content, "" when none was requested or none is reliable. `partition`: columns that the file
+    has by the key=value folders it is in, or by the snapshot. `csv`: how it is written, when the table's options say
+    so. `declared`: the table's columns with their kinds, where a snapshot lists them; not in dataset.json."""
 
     table: str
     path: str
@@ -66,6 +78,8 @@ class SourceFile:
     partition: tuple[tuple[str, str], ...] = ()
     content: str = ""
     csv: CsvFormat | None = None
+    snapshot: Snapshot | None = None
+    declared: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +113,10 @@ class DatasetDescription:
     def to_json(self) -> dict[str, Any]:
         document = asdict(self)
         document["inputs"] = [column.to_json() for column in self.inputs]
-        for source in document["sources"]:
-            if source["csv"] is None:
-                del source["csv"]
+        document["sources"] = [
+            {key: value for key, value in source.items() if key != "declared" and (value or key not in _RARE)}
+            for source in document["sources"]
+        ]
         return {"format": FORMAT, "version": VERSION, **document}
 
     @classmethod
@@ -132,10 +147,13 @@ class DatasetDescription:
 
 def _source(entry: Mapping[str, Any]) -> SourceFile:
     partition = tuple((str(key), str(value)) for key, value in entry.get("partition", ()))
-    csv = entry.get("csv")
-    return SourceFile(
-        **{**entry, "partition": partition, "csv": None if csv is None else CsvFormat.from_json(csv)}
-    )
+    csv, snapshot = entry.get("csv"), entry.get("snapshot")
+    known = {
+        "partition": partition,
+        "csv": None if csv is None else CsvFormat.from_json(csv),
+        "snapshot": None if snapshot is None else Snapshot(**snapshot),
+    }
+    return SourceFile(**{**entry, **known})
 
 
 def write_dataset(folder: Path, description: DatasetDescription) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from serin.etl.trial import Trial
     from serin.formats.schema import InputColumn
 
+_QUERIED_ROWS = 1000  # of a SQL query: enough to know its columns
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckedSpec:
@@ -138,6 +140,7 @@ def _opened(data: DataSpec, problems: Problems) -> Iterator[dict[str, Table]]:
         tables = {}
         for name, table in data.tables.items():
             with problems.catching(f"data.tables.{name}"):
-                found = find_table(name, table, converted.digests)
+                rows = Path(scratch) / "sql"
+                found = find_table(name, table, converted.digests, rows=rows, most_rows=_QUERIED_ROWS)
                 tables[name] = open_table(name, found, Path(scratch), converted)
         yield tables

@@ -19,7 +19,7 @@ from serin.spec.rename import by_table, rename_problems
 from serin.spec.section import Section, is_empty
 from serin.spec.serving_time import known_problems
 from serin.spec.split import SplitSpec
-from serin.spec.tables import TableSource
+from serin.spec.tables import FileTable, TableSource
 from serin.spec.target import TargetSpec, checked_expression
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
@@ -30,8 +30,9 @@ class DataSpec(Section):
     """The first table is the main one: its rows are the rows of the dataset."""
 
     tables: dict[str, TableSource] = Field(min_length=1)
-    """Table name -> path or URL of a file, a folder or a glob (Parquet, CSV, TSV, JSON lines, Arrow), or a section with
-    `path` and options. A relative path starts at the spec's folder. The first table is the main one."""
+    """Table name -> path or URL of a file, a folder or a glob (Parquet, CSV, TSV, JSON lines, Arrow), or a section:
+    `path` with options for CSV, `delta` for a Delta table, `sql` for a query. A relative path starts at the spec's
+    folder. The first table is the main one."""
     rename: dict[str, dict[str, str]] = Field(default_factory=dict, exclude_if=is_empty)
     """Table -> {name of a column in its files: its name here}, such as `{loans: {score: applicant_score}}`. All other
     keys but the options of a table, the dataset and the clients of the model use the new name. The names `score`,
@@ -87,7 +88,7 @@ class DataSpec(Section):
         """The texts that mean null in a column of a table, besides the empty one."""
         source = self.tables[table]
         stored = {new: old for old, new in self.rename.get(table, {}).items()}.get(column, column)
-        return () if isinstance(source, str) else source.nulls_of(stored)
+        return source.nulls_of(stored) if isinstance(source, FileTable) else ()
 
     @property
     def split_kind(self) -> Literal["temporal", "group", "stratified", "random"]:

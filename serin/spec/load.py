@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -15,7 +16,7 @@ from serin.spec.data import DataSpec
 from serin.spec.kind_settings import without_unused
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.tables import FileTable
+from serin.spec.tables import as_of, located
 
 _FILE_NAMES = ("pipeline.yaml", "spec.yaml")
 
@@ -51,6 +52,22 @@ def load_stored_spec(path: Path) -> PipelineSpec:
     return spec_from_mapping(raw, where=str(path), base=path.absolute().parent)
 
 
+def load_spec_as_of(path: Path, moment: str | None) -> PipelineSpec:
+    """A spec from its file, with its Delta tables as they were at a moment (ISO 8601); None: as the spec says."""
+    spec = load_spec(path)
+    if moment is None:
+        return spec
+    try:
+        tables = as_of(spec.data.tables, datetime.fromisoformat(moment))
+    except ValueError:
+        problem = f"{moment!r} is not a valid time: use for example 2026-01-31 or 2026-01-31T12:00:00Z"
+        raise SpecError(where=str(path), problems=[("--as-of", problem)]) from None
+    if tables == spec.data.tables:
+        problem = "is for Delta tables, and data.tables has none whose version is open"
+        raise SpecError(where=str(path), problems=[("--as-of", problem)])
+    return spec.model_copy(update={"data": spec.data.model_copy(update={"tables": tables})})
+
+
 def load_search_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:
     """A spec with a `search` section; SpecError for one without."""
     spec = load_spec(source)
@@ -73,7 +90,7 @@ def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> Pipe
 
 def absolute_tables(data: DataSpec, base: Path) -> DataSpec:
     """The section with absolute paths; relative ones start at `base`."""
-    tables = {name: _located(table, base) for name, table in data.tables.items()}
+    tables = {name: located(table, lambda path: _absolute(path, base)) for name, table in data.tables.items()}
     return data.model_copy(update={"tables": tables})
 
 
@@ -141,12 +158,6 @@ def _absolute(path: str, base: Path) -> str:
         return path
     expanded = Path(path).expanduser()
     return str(expanded if expanded.is_absolute() else base / expanded)
-
-
-def _located(table: str | FileTable, base: Path) -> str | FileTable:
-    if isinstance(table, str):
-        return _absolute(table, base)
-    return table.model_copy(update={"path": _absolute(table.path, base)})
 
 
 def _problems(error: ValidationError) -> list[tuple[str, str]]:

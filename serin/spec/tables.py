@@ -1,9 +1,11 @@
-"""The long forms of an entry of `data.tables`: files with options for reading them."""
+"""The long forms of an entry of `data.tables`: files with options, a Delta table, a SQL query."""
 
 from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -123,16 +125,106 @@ class FileTable(Section):
         return named.get(column, ()) if isinstance(named, dict) else named
 
 
+class DeltaTable(Section):
+    """A Delta table. Its files are those of one snapshot, in the order in which they were written."""
+
+    delta: str
+    """Path or URL of the table's folder."""
+    version: int | None = Field(default=None, ge=0)
+    """The version to read. By default the newest."""
+    as_of: datetime | None = None
+    """Read the version that was the newest at this time, such as `2026-01-31T12:00:00Z`. Without a zone: UTC."""
+
+    @field_validator("as_of")
+    @classmethod
+    def _in_utc(cls, value: datetime | None) -> datetime | None:
+        return value if value is None or value.tzinfo is not None else value.replace(tzinfo=UTC)
+
+    @model_validator(mode="after")
+    def _one_snapshot(self) -> Self:
+        if self.version is not None and self.as_of is not None:
+            raise ValueError("set `version` or `as_of`, not both")
+        return self
+
+
+class SqlTable(Section):
+    """The rows of a SQL query, read through ADBC. They are read once for each dataset and kept with it."""
+
+    sql: str
+    """The query, without ORDER BY."""
+    connection: str
+    """Where the database's URI is kept: `env:NAME` for an environment variable, `file:PATH` for a file. The URI itself
+    (`postgresql://...`, `sqlite:///...`) must not be in the spec."""
+    order_by: tuple[str, ...] = Field(min_length=1)
+    """Columns of the query that order its rows completely: the position of a row is its id. A single name needs no
+    list."""
+
+    @field_validator("order_by", mode="before", json_schema_input_type=tuple[str, ...] | str)
+    @classmethod
+    def _one_column_may_stand_alone(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("sql")
+    @classmethod
+    def _without_end(cls, value: str) -> str:
+        return value.strip().rstrip(";").rstrip()
+
+    @field_validator("connection")
+    @classmethod
+    def _a_reference(cls, value: str) -> str:
+        kind, _, name = value.partition(":")
+        if kind not in ("env", "file") or not name or "://" in value:
+            raise ValueError(
+                "must not hold the connection itself, since specs are stored with versions; put the URI into an "
+                "environment variable and write env:NAME, or into a file and write file:PATH"
+            )
+        return value
+
+
+LongForm = FileTable | DeltaTable | SqlTable
+_TAGS = {"delta": "<delta>", "sql": "<sql>"}
+
+
 def _tag(value: Any) -> str:
-    return "<path>" if isinstance(value, str) else "<file>"
+    if isinstance(value, str):
+        return "<path>"
+    known = (
+        value if isinstance(value, dict) else type(value).model_fields if isinstance(value, Section) else {}
+    )
+    return next((tag for key, tag in _TAGS.items() if key in known), "<file>")
 
 
 TableSource = Annotated[
-    Annotated[str, Tag("<path>")] | Annotated[FileTable, Tag("<file>")], Discriminator(_tag)
+    Annotated[str, Tag("<path>")]
+    | Annotated[FileTable, Tag("<file>")]
+    | Annotated[DeltaTable, Tag("<delta>")]
+    | Annotated[SqlTable, Tag("<sql>")],
+    Discriminator(_tag),
 ]
-"""A path or URL, or its long form."""
+"""A path or URL, or a long form."""
 
 
-def path_of(table: str | FileTable) -> str:
-    """The path or URL behind an entry of `data.tables`."""
-    return table if isinstance(table, str) else table.path
+def located(table: str | LongForm, absolute: Callable[[str], str]) -> str | LongForm:
+    """The entry with an absolute path."""
+    match table:
+        case str():
+            return absolute(table)
+        case FileTable():
+            return table.model_copy(update={"path": absolute(table.path)})
+        case DeltaTable():
+            return table.model_copy(update={"delta": absolute(table.delta)})
+        case SqlTable() if table.connection.startswith("file:"):
+            path = absolute(table.connection.removeprefix("file:"))
+            return table.model_copy(update={"connection": f"file:{path}"})
+    return table
+
+
+def as_of(tables: Mapping[str, str | LongForm], moment: datetime) -> dict[str, str | LongForm]:
+    """The tables with their Delta tables as they were at a moment, but for those whose version is given."""
+    known = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return {
+        name: table.model_copy(update={"as_of": known})
+        if isinstance(table, DeltaTable) and table.version is None
+        else table
+        for name, table in tables.items()
+    }

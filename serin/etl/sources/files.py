@@ -79,13 +79,13 @@ def find_files(table: str, url: str, digests: Path | None = None) -> tuple[Sourc
             system.invalidate_cache()  # a listing of an earlier call
         root, paths = _expand(system, path)
 
-        def describe(each: str) -> SourceFile:
-            return _describe(table, system, each, _partition(each.removeprefix(root)), digests)
+        def find(each: str) -> SourceFile:
+            return describe(table, system, each, _partition(each.removeprefix(root)), digests)
 
         if digests is None or not isinstance(system, LocalFileSystem):
-            return tuple(map(describe, paths))
+            return tuple(map(find, paths))
         with ThreadPoolExecutor(min(_HASHED_AT_ONCE, core_count())) as threads:
-            return tuple(threads.map(describe, paths))
+            return tuple(threads.map(find, paths))
     except FileNotFoundError:
         raise SourceMissing(table=table, path=url) from None
     except ImportError as error:
@@ -176,6 +176,8 @@ def _expand(system: Any, path: str) -> tuple[str, list[str]]:
         found = [each for each in system.glob(path) if not system.isdir(each)]
         root = re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0]
     elif system.isdir(path):
+        if system.isdir(f"{path.rstrip('/')}/_delta_log"):
+            raise ValueError("it is a Delta table, whose folder also holds removed rows; write {delta: PATH}")
         found = [
             each for each in system.find(path) if format_of(each) and not _hidden(each.removeprefix(path))
         ]
@@ -197,9 +199,10 @@ def _partition(path: str) -> tuple[tuple[str, str], ...]:
     return tuple((unquote(match[1]), unquote(match[2])) for match in matches if match)
 
 
-def _describe(
+def describe(
     table: str, system: Any, path: str, partition: tuple[tuple[str, str], ...], digests: Path | None
 ) -> SourceFile:
+    """A file of a table as it is now. `digests`: see `find_files`."""
     if isinstance(system, LocalFileSystem):
         status = Path(path).stat()
         return SourceFile(

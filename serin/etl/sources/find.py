@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from serin.errors import SourceUnreadable
+from serin.etl.sources.delta import find_delta
 from serin.etl.sources.files import find_files, format_of
+from serin.etl.sources.sql import read_sql, unread
 from serin.formats.csv_format import csv_format
 from serin.formats.dataset import SourceFile
-from serin.spec.tables import TableSource, path_of
+from serin.spec.tables import DeltaTable, FileTable, SqlTable, TableSource
+
+SQL = "sql"  # the folder of query results among what builds keep
 
 
-def find_table(name: str, table: TableSource, digests: Path | None = None) -> tuple[SourceFile, ...]:
-    """The files behind an entry of `data.tables`, as `find_files` gives them, with the options for reading them."""
-    files, form = find_files(name, path_of(table), digests), csv_format(table)
+def find_table(
+    name: str,
+    table: TableSource,
+    digests: Path | None = None,
+    *,
+    rows: Path | None = None,
+    most_rows: int | None = None,
+) -> tuple[SourceFile, ...]:
+    """The files behind an entry of `data.tables`, as `find_files` gives them, with what is known of them.
+
+    A query is asked only when there is a folder for its `rows`; then at most `most_rows` of them are read. Without the
+    folder its entry has no content and cannot be opened.
+    """
+    match table:
+        case SqlTable():
+            found = unread(name, table) if rows is None else read_sql(name, table, rows, most_rows=most_rows)
+            return (found,)
+        case DeltaTable():
+            return find_delta(name, table, digests)
+        case FileTable():
+            return _with_options(name, table, find_files(name, table.path, digests))
+    return find_files(name, table, digests)
+
+
+def _with_options(name: str, table: FileTable, files: tuple[SourceFile, ...]) -> tuple[SourceFile, ...]:
+    form = csv_format(table)
     if form is None:
         return files
     for file in files:
@@ -22,3 +50,36 @@ def find_table(name: str, table: TableSource, digests: Path | None = None) -> tu
             reason = f"it is {format_of(file.path)}, and the table has options for CSV files; remove them"
             raise SourceUnreadable(table=name, path=file.path, reason=reason)
     return tuple(replace(file, csv=form) for file in files)
+
+
+def find_again(
+    name: str, table: TableSource, before: Iterable[SourceFile], rows: Path, digests: Path | None = None
+) -> tuple[SourceFile, ...]:
+    """The files that a dataset was made from: of the same snapshot where the table has any."""
+    known = [file for file in before if file.table == name and file.snapshot is not None]
+    if isinstance(table, DeltaTable) and known:
+        return find_table(name, at_version(table, known[0]), digests)
+    if not isinstance(table, SqlTable) or not known:
+        return find_table(name, table, digests, rows=rows)
+    if Path(known[0].path).is_file():
+        return (known[0],)
+    now = read_sql(name, table, rows)
+    if now.content != known[0].content:
+        reason = (
+            "its rows have changed since the dataset was built, and the old ones are gone; build it again"
+        )
+        raise SourceUnreadable(table=name, path=table.connection, reason=reason)
+    return (now,)
+
+
+def find_all_again(
+    tables: Mapping[str, TableSource], before: Sequence[SourceFile], rows: Path, digests: Path
+) -> list[SourceFile]:
+    """`find_again` for all tables."""
+    return [file for name, table in tables.items() for file in find_again(name, table, before, rows, digests)]
+
+
+def at_version(table: DeltaTable, file: SourceFile) -> DeltaTable:
+    """The table at the version that the file is of."""
+    assert file.snapshot is not None
+    return table.model_copy(update={"version": int(file.snapshot.version), "as_of": None})

@@ -1,9 +1,9 @@
-"""Partition columns from the names of a file's folders: month=07/part.parquet."""
+"""Columns that are not in a file but belong to its folders (month=07/part.parquet) or to its snapshot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,16 @@ from serin.errors import SourceUnreadable
 from serin.formats.dataset import SourceFile
 from serin.formats.schema import Kind
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"
+OTHER = "other"  # the kind of a declared column that nothing can be made of
+NULL = "__HIVE_DEFAULT_PARTITION__"
+_TYPE_OF_KIND = {
+    "string": pa.string(),
+    "float": pa.float64(),
+    "int": pa.int64(),
+    "timestamp": pa.timestamp("us"),
+    "bool": pa.bool_(),
+    OTHER: pa.binary(),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +41,10 @@ class Read:
 
 
 def partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
-    """Returns integers if every folder's value is one, else strings. All files must have folders with the same keys."""
+    """Returns integers if every folder's value is one, else strings. All files must have folders with the same keys.
+    Nothing for the files of a snapshot, which declares its types."""
+    if files[0].declared:
+        return {}
     keys = [key for key, _ in files[0].partition]
     for file in files:
         own = [key for key, _ in file.partition]
@@ -46,9 +58,23 @@ def partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
     types = {}
     for place, key in enumerate(keys):
         values = [file.partition[place][1] for file in files]
-        whole = all(value == _NULL or value.lstrip("-").isdigit() for value in values)
+        whole = all(value == NULL or value.lstrip("-").isdigit() for value in values)
         types[key] = pa.int64() if whole else pa.string()
     return types
+
+
+def with_declared(file: SourceFile, known: Iterable[str]) -> SourceFile:
+    """The file, with nulls for the columns that its table has and neither it (`known`) nor its partition does: it was
+    written before they were added."""
+    has = {*known, *(key for key, _ in file.partition)}
+    lacking = tuple((name, NULL) for name, _ in file.declared if name not in has)
+    return replace(file, partition=(*file.partition, *lacking)) if lacking else file
+
+
+def declared_types(file: SourceFile, stored: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """The columns of a file whose table lists its columns: as they are stored, else as they are declared."""
+    constant = dict(file.partition)
+    return {name: _TYPE_OF_KIND[kind] if name in constant else stored[name] for name, kind in file.declared}
 
 
 def split_reads(
@@ -65,7 +91,7 @@ def split_reads(
 
 
 def _constant(text: str, kind: Kind, rows: int) -> Column:
-    value = pa.array([None if text == _NULL else text], pa.string())
+    value = pa.array([None if text == NULL else text], pa.string())
     if kind in ("int", "float", "bool"):
         value = value.cast({"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}[kind])
     return column_from_arrow(value, kind)[np.zeros(rows, np.intp)]

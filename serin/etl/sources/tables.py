@@ -24,7 +24,7 @@ from serin.etl.sources.files import (
     remote_errors,
 )
 from serin.etl.sources.odd_texts import odd_text
-from serin.etl.sources.partitions import Read, partition_types, split_reads
+from serin.etl.sources.partitions import Read, declared_types, partition_types, split_reads, with_declared
 from serin.etl.sources.undecided import decided, is_undecided, types_of
 from serin.formats.dataset import SourceFile
 from serin.formats.schema import Kind
@@ -93,7 +93,8 @@ def open_table(name: str, files: Sequence[SourceFile], scratch: Path, kept: File
             reason = f"two columns are called {twice[0]!r}; rename one of them"
             raise SourceUnreadable(table=name, path=given.path, reason=reason)
         undecided |= {field.name for field in schema if is_undecided(field)}
-        own = types_of(schema) | folders
+        file = with_declared(file, schema.names)
+        own = types_of(schema) | folders if not file.declared else declared_types(file, types_of(schema))
         types = _common(types, own, file, files[number - 1].path if number else "")
         for index in range(footer.metadata.num_row_groups):
             group = footer.metadata.row_group(index)

@@ -1,0 +1,138 @@
+"""Finds the files of a snapshot of a Delta table, with the columns that its log gives them.
+
+Parquet files are read as those of any other table. What only Delta's own readers understand is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import fsspec
+import pyarrow as pa
+
+from serin.columns.column import kind_of_type
+from serin.errors import SourceMissing, SourceUnreadable
+from serin.etl.sources.files import describe, remote_errors
+from serin.etl.sources.partitions import NULL, OTHER
+from serin.formats.dataset import Snapshot, SourceFile
+from serin.spec.tables import DeltaTable
+
+_HONOURED = {
+    "columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint",
+    "vacuumProtocolCheck", "variantType", "variantType-preview",
+}  # fmt: skip
+"""Features of readers that change nothing for a reader of Parquet, or are refused only where the table uses them."""
+
+
+def find_delta(name: str, table: DeltaTable, digests: Path | None = None) -> tuple[SourceFile, ...]:
+    """The files of the snapshot that the entry asks for, in the order in which they were written."""
+    opened = _opened(name, table)
+    _refuse_features(name, table, opened)
+    actions = pa.table(opened.get_add_actions(flatten=True)).to_pylist()
+    if not actions:
+        raise SourceUnreadable(
+            table=name, path=table.delta, reason=f"version {opened.version()} holds no files"
+        )
+    declared = tuple((field.name, kind_of_type(field.type) or OTHER) for field in pa.schema(opened.schema()))
+    snapshot = Snapshot(kind="delta", source=table.delta, version=str(opened.version()))
+    keys = opened.metadata().partition_columns
+    try:
+        system, root = fsspec.core.url_to_fs(table.delta)
+        files = []
+        for action in sorted(actions, key=lambda each: (each["modification_time"], each["path"])):
+            partition = tuple((key, _text(action[f"partition.{key}"])) for key in keys)
+            path = _path(root, unquote(action["path"]))
+            found = describe(name, system, path, partition, digests)
+            files.append(replace(found, snapshot=snapshot, declared=declared))
+    except FileNotFoundError as error:
+        raise _refusal(
+            name, table, f"version {opened.version()} names a file that is gone ({error}); it was vacuumed"
+        ) from error
+    except remote_errors(OSError, ValueError) as error:
+        raise _refusal(name, table, str(error)) from error
+    return tuple(files)
+
+
+def is_delta(path: str) -> bool:
+    """Whether there is a Delta table at this path or URL."""
+    try:
+        system, root = fsspec.core.url_to_fs(path)
+        return bool(system.isdir(f"{root.rstrip('/')}/_delta_log"))
+    except remote_errors(OSError, ValueError, ImportError):
+        return False  # whoever looks for the table's files says why
+
+
+def _opened(name: str, table: DeltaTable) -> Any:
+    try:
+        import deltalake
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+    except ImportError as error:
+        reason = "the package deltalake is missing; pip install 'serin[delta]' where tables are read"
+        raise _refusal(name, table, reason) from error
+    try:
+        if table.as_of is None:
+            return deltalake.DeltaTable(table.delta, version=table.version)
+        commits = deltalake.DeltaTable(table.delta).history()
+        return deltalake.DeltaTable(table.delta, version=_version_at(name, table, commits))
+    except TableNotFoundError:
+        raise SourceMissing(table=name, path=table.delta) from None
+    except (DeltaError, OSError, ValueError) as error:
+        raise _refusal(name, table, str(error).splitlines()[0]) from error
+
+
+def _version_at(name: str, table: DeltaTable, commits: Sequence[Mapping[str, Any]]) -> int:
+    """The newest version at the time that is asked for; SourceUnreadable when the log knows none."""
+    assert table.as_of is not None
+    times = {
+        int(commit["version"]): datetime.fromtimestamp(commit["timestamp"] / 1000, UTC)
+        for commit in commits
+        if "timestamp" in commit
+    }
+    known = [version for version, written in times.items() if written <= table.as_of]
+    if not known:
+        oldest = min(times.values()).isoformat(timespec="seconds") if times else "unknown"
+        reason = f"it has no version as of {table.as_of.isoformat()}: the oldest in its log is of {oldest}"
+        raise _refusal(name, table, reason)
+    return max(known)
+
+
+def _refuse_features(name: str, table: DeltaTable, opened: Any) -> None:
+    """SourceUnreadable for what the files alone do not show."""
+    features = set(opened.protocol().reader_features or ())
+    unknown = sorted(features - _HONOURED)
+    if unknown:
+        raise _refusal(name, table, f"it needs the reader feature {unknown[0]!r}, which is not supported")
+    mapping = opened.metadata().configuration.get("delta.columnMapping.mode", "none")
+    if mapping != "none":
+        reason = f"it uses column mapping (mode {mapping}), which is not supported; rewrite it without"
+        raise _refusal(name, table, reason)
+    if "deletionVectors" in features and any(len(batch) for batch in opened.deletion_vectors()):
+        reason = (
+            "it has deletion vectors, which are not supported; rewrite its files (OPTIMIZE, REORG ... PURGE)"
+        )
+        raise _refusal(name, table, reason)
+
+
+def _refusal(name: str, table: DeltaTable, reason: str) -> SourceUnreadable:
+    return SourceUnreadable(table=name, path=table.delta, reason=reason)
+
+
+def _path(root: str, path: str) -> str:
+    """Where a file is: beside the log, or elsewhere for a shallow clone."""
+    if "://" in path or path.startswith("/"):
+        return str(fsspec.core.url_to_fs(path)[1])
+    return f"{root.rstrip('/')}/{path}"
+
+
+def _text(value: Any) -> str:
+    """A partition's value as folders write it."""
+    if value is None:
+        return NULL
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value.isoformat() if isinstance(value, date) else str(value)

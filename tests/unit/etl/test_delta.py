@@ -1,0 +1,182 @@
+"""Delta tables: the files of a snapshot are read as the same rows in Parquet are."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from serin.draft.guess import guess_spec
+from serin.errors import SourceMissing, SourceUnreadable, SpecError
+from serin.etl.raw_rows import read_test_rows
+from serin.etl.sources.files import find_files
+from serin.etl.sources.find import find_table
+from serin.formats.dataset import read_dataset
+from serin.spec.pipeline import PipelineSpec
+from serin.spec.tables import DeltaTable, as_of
+from serin.store.store import Store
+from tests.unit.etl.trips import build, spec_of, trips
+
+GROUPS = [
+    {"columns": ["fare", "people"], "steps": ["fill_median", "normalize"]},
+    {"columns": ["taxi", "zone"], "steps": ["categorify"]},
+]
+
+
+def rows(first: int, last: int) -> pa.Table:
+    return pa.Table.from_pandas(trips().iloc[first:last], preserve_index=False)
+
+
+def write(folder: Path, *parts: pa.Table, **options: Any) -> str:
+    for part in parts:
+        deltalake.write_deltalake(folder / "delta", part, mode="append", **options)
+    return str(folder / "delta")
+
+
+def spec_over(folder: Path, **table: Any) -> PipelineSpec:
+    return spec_of(folder, tables={"trips": {"delta": str(folder / "delta"), **table}}, features=GROUPS)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def test_a_delta_table_gives_the_dataset_of_the_same_rows_in_parquet(tmp_path: Path, store: Store) -> None:
+    write(tmp_path, rows(0, 400), rows(400, 500), rows(500, 900))
+    dataset = build(spec_over(tmp_path), store, piece_rows=200)
+    parquet = spec_of(tmp_path, features=GROUPS)
+    assert dataset.digest == build(parquet, Store(str(tmp_path / "other"))).digest
+    sources = read_dataset(dataset.path).sources
+    assert [(file.snapshot.kind, file.snapshot.version) for file in sources if file.snapshot] == [
+        ("delta", "2")
+    ] * 3
+    assert build(spec_over(tmp_path), store) == dataset
+
+
+def test_partition_columns_are_real_columns_of_their_declared_type(tmp_path: Path) -> None:
+    frame = trips().assign(code=[f"{zone:02d} a/b" for zone in trips()["zone"]], day=trips()["start"].dt.date)
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    write(tmp_path, table, partition_by=["zone", "code"])
+    groups = [*GROUPS, {"columns": ["code"], "steps": ["categorify"]}]
+    spec = spec_over(tmp_path).model_dump(mode="json", by_alias=True)
+    spec = spec_of(tmp_path, tables=spec["data"]["tables"], features=groups)
+    dataset = build(spec, Store(str(tmp_path / "store")))
+    files = find_table("trips", spec.data.tables["trips"])
+    in_order = pd.concat(pd.read_parquet(file.path, partitioning=None, dtype_backend="numpy_nullable").assign(**{
+        key: int(value) if key == "zone" else value for key, value in file.partition}) for file in files)  # fmt: skip
+    parquet = spec_of(tmp_path, frame=in_order.reset_index(drop=True), features=groups)
+    assert dataset.digest == build(parquet, Store(str(tmp_path / "other"))).digest
+    assert {kind for file in files for name, kind in file.declared if name in ("zone", "code")} == {
+        "int",
+        "string",
+    }
+
+
+def test_rows_that_were_removed_are_not_read_and_versions_are(tmp_path: Path, store: Store) -> None:
+    path = write(tmp_path, rows(0, 900))
+    deltalake.DeltaTable(path).delete("zone = 3")
+    kept = (trips()["zone"] != 3).sum()
+    assert sum(build(spec_over(tmp_path), store).rows.values()) == kept
+    assert sum(build(spec_over(tmp_path, version=0), store).rows.values()) == 900
+    with pytest.raises(SourceUnreadable, match=r"it is a Delta table.*write \{delta: PATH\}"):
+        find_files("trips", path)
+
+
+def test_a_table_is_read_as_of_a_time(tmp_path: Path) -> None:
+    path = write(tmp_path, rows(0, 500))
+    written = datetime.fromtimestamp(deltalake.DeltaTable(path).history(1)[0]["timestamp"] / 1000, UTC)
+    write(tmp_path, rows(500, 900))
+    spec = spec_over(tmp_path)
+    earlier = as_of(spec.data.tables, written)
+    assert len(find_table("trips", earlier["trips"])) == 1
+    assert len(find_table("trips", as_of(spec.data.tables, datetime.now(UTC))["trips"])) == 2
+    assert as_of({"trips": DeltaTable(delta=path, version=1)}, written) == {
+        "trips": DeltaTable(delta=path, version=1)
+    }
+    too_early = DeltaTable(delta=path, as_of=written - timedelta(days=1))
+    with pytest.raises(SourceUnreadable, match=r"it has no version as of .*: the oldest in its log is of"):
+        find_table("trips", too_early)
+
+
+def test_columns_that_were_added_later_are_null_in_older_files(tmp_path: Path, store: Store) -> None:
+    before = rows(0, 500).drop_columns(["people"])
+    write(tmp_path, before, rows(500, 900), schema_mode="merge")
+    dataset = build(spec_over(tmp_path), store)
+    frame = trips()
+    frame.loc[:499, "people"] = None
+    parquet = spec_of(tmp_path, frame=frame, features=GROUPS)
+    assert dataset.digest == build(parquet, Store(str(tmp_path / "other"))).digest
+
+
+def test_the_test_rows_are_those_of_the_version_that_was_built(tmp_path: Path, store: Store) -> None:
+    write(tmp_path, rows(0, 900))
+    spec = spec_over(tmp_path)
+    dataset = build(spec, store)
+    before = read_test_rows(spec.data, spec.features, dataset, max_rows=50)
+    deltalake.DeltaTable(tmp_path / "delta").delete("zone <> 2")
+    after = read_test_rows(spec.data, spec.features, dataset, max_rows=50)
+    assert after.table.to_pandas().equals(before.table.to_pandas())
+    assert build(spec, store).digest != dataset.digest
+
+
+@pytest.mark.parametrize(
+    ("configuration", "features", "says"),
+    [
+        ({"delta.columnMapping.mode": "name"}, [], "column mapping (mode name), which is not supported"),
+        ({}, ["somethingNew"], "omethingNew"),
+    ],
+)
+def test_what_only_delta_can_read_is_refused_by_name(
+    tmp_path: Path, configuration: dict[str, str], features: list[str], says: str
+) -> None:
+    path = write(tmp_path, pa.table({"a": [1, 2]}))
+    log = tmp_path / "delta" / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"] |= configuration
+            schema = json.loads(action["metaData"]["schemaString"])
+            schema["fields"][0]["metadata"] |= {
+                "delta.columnMapping.id": 1,
+                "delta.columnMapping.physicalName": "a",
+            }
+            action["metaData"]["schemaString"] = json.dumps(schema)
+        if "protocol" in action:
+            names = ["columnMapping", *features]
+            action["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names,
+                                  "writerFeatures": names}  # fmt: skip
+    log.write_text("\n".join(map(json.dumps, actions)))
+    with pytest.raises(SourceUnreadable) as caught:
+        find_table("trips", DeltaTable(delta=path))
+    assert says in str(caught.value)
+
+
+def test_deletion_vectors_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, rows(0, 50), configuration={"delta.enableDeletionVectors": "true"})
+    assert "deletionVectors" in (deltalake.DeltaTable(path).protocol().reader_features or [])
+    assert len(find_table("trips", DeltaTable(delta=path))) == 1  # the feature alone hides no row
+    batch = pa.record_batch({"filepath": ["part.parquet"], "selection_vector": [[True, False]]})
+    monkeypatch.setattr(deltalake.DeltaTable, "deletion_vectors", lambda _: iter([batch]))
+    with pytest.raises(SourceUnreadable, match="it has deletion vectors, which are not supported"):
+        find_table("trips", DeltaTable(delta=path))
+
+
+def test_a_missing_table_or_version_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceMissing, match="nothing at"):
+        find_table("trips", DeltaTable(delta=str(tmp_path / "none")))
+    path = write(tmp_path, rows(0, 50))
+    with pytest.raises(SourceUnreadable, match="version"):
+        find_table("trips", DeltaTable(delta=path, version=7))
+    with pytest.raises(SpecError, match="set `version` or `as_of`, not both"):
+        spec_over(tmp_path, version=1, as_of="2026-01-01")
+
+
+def test_a_drafted_spec_names_the_table(tmp_path: Path) -> None:
+    path = write(tmp_path, rows(0, 500))
+    text = guess_spec(path, "tip > 2", path_in_spec="delta")
+    assert "    main:\n      delta: 'delta'\n" in text
