@@ -94,6 +94,7 @@ NOT_DECIDING: Mapping[str, str] = {
     "yaml": "reads specs", "ruamel": "writes a search's spec", "google": "protobuf, for ONNX",
     "mlflow": "is told metrics",
     "optuna": "searches settings, which are in the key", "cupyx": "is cupy",
+    "deltalake": "lists files, which are in the key",
     "tritonclient": "configurations of imported repositories", "pylibcudf": "is cudf", "numba": "is cudf's",
 }  # fmt: skip
 """Libraries that a stage imports and that decide none of its numbers."""

@@ -16,6 +16,7 @@ from serin.etl.raw_rows import read_test_rows
 from serin.etl.sources.files import find_files
 from serin.etl.sources.find import find_table
 from serin.formats.dataset import read_dataset
+from serin.spec.load import load_spec, load_spec_as_of
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import DeltaTable, as_of
 from serin.store.store import Store
@@ -101,6 +102,31 @@ def test_a_table_is_read_as_of_a_time(tmp_path: Path) -> None:
     too_early = DeltaTable(delta=path, as_of=written - timedelta(days=1))
     with pytest.raises(SourceUnreadable, match=r"it has no version as of .*: the oldest in its log is of"):
         find_table("trips", too_early)
+
+
+def test_a_time_on_the_command_line_sets_the_tables_without_a_version(tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    tables = {"trips": {"delta": "delta"}, "rates": {"delta": "rates", "version": 3}}
+    content = {
+        "name": "trips",
+        "data": {"tables": tables, "target": {"expression": "tip > 2", "task": "binary"},
+                 "joins": [{"with": "rates", "on": "zone", "columns": ["rate"]}]},
+        "features": [{"columns": ["fare"], "steps": ["normalize"]}],
+    }  # fmt: skip
+    file.write_text(json.dumps(content))
+    found = load_spec_as_of(file, "2026-01-31").data.tables
+    assert found["trips"] == DeltaTable(
+        delta=str(tmp_path / "delta"), as_of=datetime(2026, 1, 31, tzinfo=UTC)
+    )
+    assert found["rates"] == DeltaTable(delta=str(tmp_path / "rates"), version=3)
+    assert load_spec_as_of(file, None) == load_spec(file)
+    with pytest.raises(SpecError, match="'yesterday' is not a valid time"):
+        load_spec_as_of(file, "yesterday")
+    file.write_text(
+        json.dumps(content | {"data": content["data"] | {"tables": {"trips": "t.csv", "rates": "r.csv"}}})
+    )
+    with pytest.raises(SpecError, match="is for Delta tables"):
+        load_spec_as_of(file, "2026-01-31")
 
 
 def test_columns_that_were_added_later_are_null_in_older_files(tmp_path: Path, store: Store) -> None:
