@@ -24,7 +24,9 @@ COMMAND_LINE = {
     "init": "[FOLDER] [--table] [--target] [--force]",
     "check": "[SPEC] [--json]",
     "schema": "[--out] [--markdown]",
-    "run": "[SPEC] [--placed] [--fresh] [--no-serve --serve] [--resume] [--approved-by] [--follow --no-follow] [--as-of]",
+    "run": (
+        "[SPEC] [--placed] [--fresh] [--no-serve --serve] [--resume] [--approved-by] [--follow --no-follow] [--as-of]"
+    ),
     "etl": "[SPEC] [--fresh] [--as-of] [--json]",
     "train": "[SPEC] [--profile] [--machines] [--rendezvous] [--as-of] [--json]",
     "search": "[SPEC] [--out] [--trials] [--json]",

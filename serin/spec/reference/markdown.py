@@ -51,7 +51,8 @@ def _section(place: str, field: Schema, known: Mapping[str, Schema], *, depth: i
     """The heading, the summary and the keys of the section that `field` holds, then those inside it."""
     found = _sections_in(field, known)
     for suffix, section in found:
-        yield f"{'#' * depth} `{place}{suffix}`"
+        kind = f" with `{next(iter(section['properties']))}`" if len(found) > 1 else ""
+        yield f"{'#' * depth} `{place}{suffix}`{kind}"
         yield section.get("description", "")
         yield _table(section, known)
         for key, inner in section["properties"].items():
