@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from serin.store.store import Store
 
 Model = Annotated[str, typer.Argument(help="The model's name.")]
+_SHOWN_COLUMNS = 10
 Version = Annotated[str, typer.Argument(help="A number, or live, candidate, previous.")]
 
 
@@ -57,16 +58,19 @@ def list_models(as_json: Json = False) -> None:
 def show_model(model: Model, version: Version = "", as_json: Json = False) -> None:
     """Show one version: its origin, request columns and metrics. [default: the newest]"""
     from serin.formats.bundle import read_manifest
+    from serin.formats.importance import read_importance
     from serin.formats.schema import read_schema
     from serin.store.store import Store
 
     bundle = _bundle(Store.open(), model, version)
-    manifest, schema = read_manifest(Path(bundle.path)), read_schema(Path(bundle.path))
+    folder = Path(bundle.path)
+    manifest, schema, importance = read_manifest(folder), read_schema(folder), read_importance(folder)
     if as_json:
         show_json(
             {
                 "manifest": dataclasses.asdict(manifest),
                 "schema": dataclasses.asdict(schema),
+                "importance": None if importance is None else dataclasses.asdict(importance),
                 "path": bundle.path,
             }
         )
@@ -83,6 +87,12 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
     show("  answers with")
     for output in schema.outputs:
         show(f"    {output.name:<20} {output.dtype} {list(output.dims)}")
+    if importance is not None:
+        show(
+            f"  loses so much {importance.metric} when a column is shuffled (range of {importance.repeats} repeats)"
+        )
+        for each in importance.columns[:_SHOWN_COLUMNS]:
+            show(f"    {each.column:<20} {each.loss:+.4f}  ({each.low:+.4f} to {each.high:+.4f})")
 
 
 def _form(column: InputColumn) -> str:

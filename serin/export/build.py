@@ -13,15 +13,20 @@ import pyarrow as pa
 
 from serin.export.champion import ReadRows, meet_champion
 from serin.export.convert.fuse import name_model
+from serin.export.explain.feature_columns import trace_features
 from serin.export.explain.keep import keep_for_explanations
 from serin.export.gate.golden import write_golden
+from serin.export.importance import measure_importance
 from serin.export.own_inputs import export_own_inputs
 from serin.export.publish import publish_version
 from serin.export.score.predict import BATCH_ROWS
 from serin.export.session import open_session, run_in_batches
 from serin.export.validate import Proven, prove_model
-from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES
+from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES, write_document
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
+from serin.formats.explain import FeatureColumns
+from serin.formats.importance import FILE as IMPORTANCE
+from serin.formats.importance import Importance
 from serin.formats.trained import read_record, read_trained
 from serin.formats.wire import Array, to_wire
 from serin.machine.stopping import check_stopped
@@ -53,6 +58,10 @@ def export_model(
     folder = Path(dataset.path)
     description = read_dataset(folder)
     proven = prove_model(spec, checkpoint, description, folder, read_rows=read_rows)
+    columns = trace_features(proven.plan, description)
+    importance = measure_importance(
+        proven.logits, folder, columns, description.task, spec.export.budget.metric
+    )
     champion = meet_champion(
         spec, _scores(proven), proven.schema, store=store, read_rows=read_rows, approved_by=approved_by
     )
@@ -60,7 +69,8 @@ def export_model(
     release = Release(model=spec.name, version=store.reserve_version(spec.name))
     facts = _lineage(lineage, description, checkpoint)
     known = (description, proven.plan, proven.schema, proven.report, champion)
-    card = model_card(spec, release, *known, metrics=checkpoint.metrics, lineage=facts)
+    card = model_card(spec, release, *known, metrics=checkpoint.metrics, lineage=facts, importance=importance)
+    names = {"name": release.model, "version": str(release.version), "spec_digest": spec.digest()}
     return publish_version(
         spec,
         release,
@@ -71,7 +81,7 @@ def export_model(
         report=proven.report,
         champion=champion,
         card=card,
-        fill=lambda work: _fill(work, spec, release, proven, description, folder, checkpoint),
+        fill=lambda work: _fill(work, names, proven, description, folder, checkpoint, columns, importance),
     )
 
 
@@ -87,20 +97,17 @@ def _lineage(given: Mapping[str, Any], data: DatasetDescription, checkpoint: Che
 
 def _fill(
     work: Path,
-    spec: PipelineSpec,
-    release: Release,
+    names: Mapping[str, str],
     proven: Proven,
     data: DatasetDescription,
     folder: Path,
     checkpoint: Checkpoint,
+    columns: FeatureColumns,
+    importance: Importance | None,
 ) -> None:
-    """The graphs, golden rows, fitted features and lookup tables of a bundle."""
-    properties = {
-        "name": release.model,
-        "version": str(release.version),
-        "spec_digest": spec.digest(),
-        "variant": proven.report.chosen,
-    }
+    """The graphs, golden rows, fitted features and lookup tables of a bundle, and what explains its scores."""
+    chosen, trained = proven.report.chosen, Path(checkpoint.path)
+    properties = {**names, "variant": chosen}
     graphs = {MODEL: proven.model}
     if proven.core is not None:
         graphs |= {FRONT: proven.features.model, CORE: proven.core}
@@ -109,16 +116,14 @@ def _fill(
         (work / name).write_bytes(graph.SerializeToString(deterministic=True))
     if proven.plan_file is not None:
         (work / PLAN).write_bytes(proven.plan_file)
-    if proven.core is not None and read_record(checkpoint.path).file == TREES:
-        (work / TREES).write_bytes(
-            read_trained(checkpoint.path)[1]
-        )  # a GPU runs trees from XGBoost's own file
+    if proven.core is not None and read_record(trained).file == TREES:
+        (work / TREES).write_bytes(read_trained(trained)[1])  # a GPU runs trees from XGBoost's own file
     write_golden(work, proven.golden, proven.outputs)
-    keep_for_explanations(
-        work, Path(checkpoint.path), folder, data, proven.plan, proven.features, variant=proven.report.chosen
-    )
     shutil.copyfile(folder / FEATURES, work / FEATURES)
     _copy_lookups(work, data, folder)
+    keep_for_explanations(work, trained, folder, columns, proven.features, variant=chosen)
+    if importance is not None:
+        write_document(work / IMPORTANCE, importance.to_json())
 
 
 def _scores(proven: Proven) -> Callable[[pa.Table], dict[str, Array]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -60,6 +60,7 @@ class Proven:
     golden: GoldenRows
     outputs: dict[str, Array]
     report: GateReport
+    logits: Callable[[Array, Array], Array]  # of num and cat, as the chosen variant computes them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,12 +185,21 @@ def _with_best_variant(
         schema=schema,
         golden=golden,
         outputs=outputs,
+        logits=_logits(chosen),
         report=replace(
             report,
             engine_key=engine[1] if engine else None,
             allowed_difference=export.tolerance if plain else export.variant_tolerance,
         ).with_variants(chosen.variant.name, judged, apart, runtime),
     )
+
+
+def _logits(chosen: Runnable) -> Callable[[Array, Array], Array]:
+    """Returns the chosen variant as a function of the features."""
+    session = open_session(chosen.variant.graph, device=chosen.variant.device)
+    return lambda num, cat: run_in_batches(session, {"num": num, "cat": cat}, ["logits"], _METRIC_BATCH_ROWS)[
+        "logits"
+    ]
 
 
 def _spread(context: VariantContext, chosen: Runnable, outputs: Mapping[str, Array]) -> float:

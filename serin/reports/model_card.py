@@ -10,11 +10,13 @@ from serin.features.plan import FeaturePlan
 from serin.formats.champion import ChampionReport
 from serin.formats.dataset import DatasetDescription
 from serin.formats.gate import GateReport
+from serin.formats.importance import Importance
 from serin.formats.schema import Schema
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
 
+_SHOWN_COLUMNS = 30
 _ANSWER = {
     "binary": "`score`: the probability that the target is true, between 0 and 1.",
     "regression": "`score`: the predicted value, in the target's own unit.",
@@ -33,6 +35,7 @@ def model_card(
     *,
     metrics: Mapping[str, float],
     lineage: Mapping[str, Any],
+    importance: Importance | None = None,
 ) -> str:
     """Returns the text of card.md."""
     sections = [
@@ -41,6 +44,7 @@ def model_card(
         _inputs(dataset, schema),
         _features(plan),
         _metrics(metrics),
+        *([] if importance is None else [_importance(importance)]),
         _gate(report, schema),
         variants_table(report),
         _champion(champion),
@@ -141,6 +145,27 @@ def _features(plan: FeaturePlan) -> str:
 def _metrics(metrics: Mapping[str, float]) -> str:
     rows = [(name, f"{value:.6g}") for name, value in sorted(metrics.items())]
     return "## Metrics\n\n" + _table(("metric", "value"), rows)
+
+
+def _importance(importance: Importance) -> str:
+    rows = [
+        (
+            _code(each.column),
+            _escape(each.source),
+            f"{each.loss:+.5f}",
+            f"{each.low:+.5f} to {each.high:+.5f}",
+        )
+        for each in importance.columns[:_SHOWN_COLUMNS]
+    ]
+    left = len(importance.columns) - len(rows)
+    more = f" {left} more columns are in importance.json." if left else ""
+    return (
+        "## Importance of columns\n\n"
+        + _table(("column", "from", "loss", "smallest to largest"), rows)
+        + "\n\n"
+        f"The loss of {importance.metric} ({importance.value:.5f}) when a column is shuffled among {importance.rows:,} "
+        f"test rows: the mean and the range of {importance.repeats} repeats.{more}"
+    )
 
 
 def _gate(report: GateReport, schema: Schema) -> str:

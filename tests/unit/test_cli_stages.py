@@ -91,7 +91,10 @@ def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> 
     assert asked(serin, "export", "spec.yaml") == bundle, "found, not published again"
     (listed,) = asked(serin, "models", "list")
     assert listed["path"] == bundle["path"]
-    assert "carrier" in serin("models", "show", NAME)
+    shown = serin("models", "show", NAME)
+    assert "carrier" in shown
+    assert "loses so much auc when a column is shuffled (range of 5 repeats)" in shown
+    assert len(asked(serin, "models", "show", NAME)["importance"]["columns"]) == 3
     assert "files match its manifest" in serin("models", "verify", NAME, "1")
 
     rows = tmp_path / "parcels.parquet"

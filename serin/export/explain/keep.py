@@ -12,10 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from serin.export.convert.features2onnx import FeatureGraph
-from serin.export.explain.feature_columns import trace_features
-from serin.features.plan import FeaturePlan
-from serin.formats.dataset import DatasetDescription
-from serin.formats.explain import FOLDER, ExplainRecord, write_explain
+from serin.formats.explain import FOLDER, ExplainRecord, FeatureColumns, write_explain
 from serin.formats.shards import read_split
 from serin.formats.trained import GRAPH, RECORD, read_trained
 from serin.formats.wire import Array
@@ -27,8 +24,7 @@ def keep_for_explanations(
     work: Path,
     checkpoint: Path,
     dataset: Path,
-    data: DatasetDescription,
-    plan: FeaturePlan,
+    columns: FeatureColumns,
     features: FeatureGraph,
     *,
     variant: str,
@@ -49,7 +45,7 @@ def keep_for_explanations(
         ExplainRecord(
             num_tensor=features.num,
             cat_tensor=features.cat,
-            columns=trace_features(plan, data),
+            columns=columns,
             baseline_num=tuple(_means(num)),
             baseline_cat=tuple(int(np.bincount(codes).argmax()) for codes in cat.T),
         ),

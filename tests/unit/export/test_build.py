@@ -135,7 +135,7 @@ def test_the_bundle_holds_what_it_promises_and_nothing_else(trained: Trained, bu
     manifest = verify_bundle(Path(bundle.path))
     assert sorted(manifest.files) == [
         "card.md", "champion.json", "explain/columns.json", "explain/model.json", "explain/weights.safetensors",
-        "features.json", "gate.json", "golden.parquet", "lookups/planes.parquet",
+        "features.json", "gate.json", "golden.parquet", "importance.json", "lookups/planes.parquet",
         "metrics.json", "model.onnx", "schema.json", "spec.yaml",
     ]  # fmt: skip
     assert manifest.lineage == {
@@ -172,7 +172,7 @@ def test_the_card_tells_a_person_what_to_send_and_what_was_proven(bundle: Bundle
     for text in (
         "# flights, version 1", "`arr_delay > 15` (binary)", "| `night` | bool | INT8 | `-1` |",
         "`seats`, `maker` by `tailnum`", "carrier (categorical)", "| valid_auc | 0.5 |", "3 (target is null)",
-        "10 feature columns are bit-identical to training", r"`r\|1`",
+        "10 feature columns are bit-identical to training", "## Importance of columns", r"`r\|1`",
     ):  # fmt: skip
         assert text in card
 
