@@ -68,7 +68,7 @@ def _differs(folder: Path, name: str, spec: PipelineSpec, engine: str, piece_row
     word = "equal" if found == expected else f"DIFFERENT: {found[:300]}"
     seconds = time.perf_counter() - begin
     print(f"{name:>9}, {_named(engine):<10} pieces {piece_rows!s:>6}: {word} ({seconds:.2f} s)", flush=True)
-    notes = [line for line in said if "no cluster" in line or "did not suffice" in line or "full" in line]
+    notes = [line for line in said if "no cluster" in line or "memory ran out" in line or "full" in line]
     for line in notes:
         print(f"    {line[:400]}")
     if found != expected and len(found) == 64:

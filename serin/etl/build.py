@@ -104,8 +104,11 @@ def _find_or_build(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """What is left of earlier builds of this pipeline: whether there was one (`known`), its last dataset (None when no
-    check compares with it), and the folder of what was kept, which a `fresh` build replaces."""
+    """What earlier builds of this pipeline left: whether there was one (`known`), its last dataset, and the cache
+    folder.
+
+    The dataset is None when no check compares with it; a `fresh` build replaces the cache.
+    """
 
     family: str
     known: bool
@@ -166,9 +169,7 @@ def _open_tables(
     tables = {name: open_table(name, found, scratch, converted) for name, found in sources.items()}
     if converted.found:
         asked = converted.found + converted.made
-        logger.info(
-            f"{converted.found} of {asked} files to be converted were found as they were converted before"
-        )
+        logger.info(f"{converted.found} of {asked} files to convert were found in the cache")
     return tables
 
 
@@ -206,7 +207,7 @@ def _log_unreliable(files: Sequence[SourceFile]) -> None:
     unknown = [file.path for file in files if not file.content]
     if unknown:
         logger.info(
-            f"no reliable mark of {unknown[0]} (of {len(unknown)} files): the dataset is built every time"
+            f"no reliable digest of {unknown[0]} (of {len(unknown)} files): the dataset is built every time"
         )
 
 

@@ -1,6 +1,6 @@
-"""The newest rows of a dataset's test split as requests would bring them: read and joined again from the tables.
+"""Reads the newest rows of a dataset's test split as requests: read and joined again from the tables.
 
-A dataset keeps features, not requests, and a model that was made by another spec takes requests only.
+A dataset stores features, not requests, and a model of another spec can only score requests.
 """
 
 from __future__ import annotations

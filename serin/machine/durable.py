@@ -1,4 +1,4 @@
-"""What is on the disk stays there, also after a power cut: the one place that calls fsync for files and folders."""
+"""Makes files durable, also after a power cut: the only module that calls fsync for files and folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if _SYNC_RANGE is not None:
 
 
 def sync(path: Path) -> None:
-    """A file's bytes, or the names in a folder (new ones, renamed ones), are on the disk when this returns."""
+    """Syncs a file's bytes, or the names in a folder (new ones, renamed ones), to disk before it returns."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -26,14 +26,16 @@ def sync(path: Path) -> None:
 
 
 def begin_sync(descriptor: int, begin: int, end: int) -> None:
-    """Lets the system bring these bytes of an open file to the disk, and waits for nothing: a `sync` that follows has
-    less to wait for. Few bytes are left to it."""
+    """Starts writing these bytes of an open file to disk without waiting: a later `sync` has less to wait for.
+
+    Few bytes are left to it.
+    """
     if _SYNC_RANGE is not None and end - begin >= _WORTH_BYTES:
         _SYNC_RANGE(descriptor, begin, end - begin, _WRITE)
 
 
 def write_whole(path: Path, data: str | bytes) -> None:
-    """`path` holds either what it held before or all of `data`, and all of it once this returns."""
+    """Writes a file atomically: `path` has either its old content or all of `data`, durably once this returns."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")  # several machines may write the same
     try:
         scratch.write_bytes(data.encode() if isinstance(data, str) else data)
@@ -45,14 +47,14 @@ def write_whole(path: Path, data: str | bytes) -> None:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """As `write_whole`, and never readable by others, not for a moment."""
+    """Writes like `write_whole`, and never readable by others, not for a moment."""
     with _secret_scratch(path, text) as scratch:
         scratch.rename(path)
     sync(path.parent)
 
 
 def create_secret(path: Path, text: str) -> None:
-    """As `write_secret`, but one that is there already is left: of two who create it at once, both find the same."""
+    """Writes like `write_secret`, but keeps an existing file: two concurrent callers find the same content."""
     with _secret_scratch(path, text) as scratch, contextlib.suppress(FileExistsError):
         os.link(scratch, path)
     sync(path.parent)

@@ -81,7 +81,7 @@ def prefect_credentials() -> dict[str, str]:
 
 
 def secrets() -> frozenset[str]:
-    """The values of variables whose names say that they are secret: no log may show them."""
+    """Returns the values of variables whose names mark them as secret: no log may show them."""
     found = {value for name, value in os.environ.items() if _SECRET_NAME.search(name)}
     passwords = {match[1] for value in os.environ.values() if (match := _URL_PASSWORD.search(value))}
     whole = found | passwords
@@ -95,7 +95,7 @@ def search_storage() -> str | None:
 
 
 def price_per_hour() -> float | None:
-    """None when it is not set, or no number: a cost that nobody can trust is none."""
+    """Returns the price; None when it is not set or invalid, because a wrong cost is worse than none."""
     try:
         return float(os.environ["SERIN_PRICE_PER_HOUR"])
     except (KeyError, ValueError):
@@ -133,7 +133,7 @@ def showing_devices(ids: Sequence[str]) -> Iterator[None]:
 
 
 def user() -> str:
-    """Who acts, for journals and leases."""
+    """Returns the name of the acting user, for journals and leases."""
     return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
 
 

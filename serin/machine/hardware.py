@@ -1,7 +1,7 @@
-"""Which GPUs are here, and what the driver measures on them. Who may use them is leases.py's matter.
+"""Lists the GPUs of this machine and reads the driver's measurements. leases.py decides who may use them.
 
-NVML is spoken to directly (the library comes with the driver), so that nothing has to be installed for it. Nothing here
-imports torch.
+It calls NVML directly (the library comes with the driver), so that nothing has to be installed for it. It does not
+import torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who uses a file or a folder: a shared lock on a lock file that belongs to it.
+"""Tracks who uses a file or a folder: a shared lock on its lock file.
 
-The kernel frees a lock when its holder ends, however it ends, and shows it to every container and pid namespace that
-has the volume; a pid says nothing there. Something is removed only under the exclusive lock (`unused`).
+The kernel frees a lock when its holder ends, for any reason, and shows it to every container and pid namespace that has
+the volume; a pid is meaningless there. Things are removed only under the exclusive lock (`unused`).
 """
 
 from __future__ import annotations

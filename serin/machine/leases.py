@@ -1,13 +1,13 @@
 """Leases on GPUs: who may use which device now, and who is next.
 
 A lease is an flock per device: exclusive for a training, shared with a slot for a small stage. The kernel frees it when
-its holder dies, however it dies. Everybody waits in one queue, in the order of coming; a ticket of somebody who died
-counts for nothing. All of it is in <home>/gpus:
+its holder dies, for any reason. All requests wait in one queue, in the order of arrival; tickets of dead processes are
+ignored. All of it is in <home>/gpus:
 
-    queue.lock            held for the moment in which a ticket is numbered; holds the last number
-    queue/<number>.json   one ticket each, locked by who waits
-    <device>.lock         locked by who has the whole device; shared by those who have a slot of it
-    <device>.slot-<n>     locked by who has the slot
+    queue.lock            held while a ticket is numbered; contains the last number
+    queue/<number>.json   one ticket each, locked by the process that waits
+    <device>.lock         locked by the holder of the whole device; shared by those who have a slot of it
+    <device>.slot-<n>     locked by the holder of the slot
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Lease:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For child processes. Empty on purpose when nothing is leased: what is not leased is not to be seen."""
+        """Returns the environment for child processes. Deliberately empty without a lease: other GPUs must not be
+        visible."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.ids)}
 
 

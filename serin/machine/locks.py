@@ -1,6 +1,6 @@
-"""Locks on files (flock). The kernel frees them when their holder ends, for whatever reason.
+"""Locks on files (flock). The kernel frees them when their holder ends, for any reason.
 
-The one module that calls flock; it knows nothing of what a lock protects.
+This is the only module that calls flock; it does not know what a lock protects.
 """
 
 from __future__ import annotations

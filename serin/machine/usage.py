@@ -1,7 +1,7 @@
-"""How busy devices are while a stage runs: GPUs as the driver sees them, the CPU as the kernel counts it.
+"""Measures how busy devices are while a stage runs: GPUs by the driver, the CPU by the kernel's counters.
 
-Only what belongs to the run is watched: the GPUs it has leased, or the processes it has started. What cannot be
-measured is None, never a guess.
+Only the run's own resources are measured: the GPUs it has leased, or the processes it has started. A value that cannot
+be measured is None, never a guess.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Watch(Protocol):
     def start(self) -> None: ...
 
     def look_at(self, pid: int) -> None:
-        """From now on that process and its children are the run."""
+        """Attributes that process and its children to the run from now on."""
 
     def stop(self, seconds: float, peak_bytes: dict[str, int]) -> tuple[DeviceCost, ...]:
         """What the run cost; `peak_bytes` by device where the run knows it itself."""

@@ -1,4 +1,4 @@
-"""A spec compared with its tables, before anything is built: all that is wrong, at once."""
+"""Compares a spec with its tables before anything is built, and reports all problems at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage needs, from the spec and the size of its data: how many GPUs, with how much memory, alone or shared."""
+"""Computes what a stage needs from the spec and the size of its data: GPUs, memory, exclusive or shared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serin.spec.pipeline import PipelineSpec
 from serin.spec.training import TrainingSpec
 from serin.training.launch.run_dir import devices_wanted
 
-_GROWS = 4  # times its size on disk, a table takes on a GPU while it is worked on
+_GROWS = 4  # a table takes this many times its size on disk on a GPU
 _EXPORT_BYTES = 2_000_000_000  # a network, its variants and their workspaces
 
 
@@ -40,7 +40,7 @@ def etl_needs(data: DataSpec, etl: EtlSpec) -> Needs:
     """A GPU for much data, where cupy could use one and the spec allows it. Shared: it does not train."""
     devices = inventory() if importlib.util.find_spec("cupy") is not None else ()
     if not devices or not data.tables:
-        return Needs(gpus=0, why="no GPU is here that it could use")
+        return Needs(gpus=0, why="there is no usable GPU here")
     size = _data_bytes(data)
     count = gpus_wanted(etl.engine, data_bytes=size, usable=len(devices))
     why = f"{size / 1e6:,.0f} MB of data" if etl.engine == "auto" else f"etl.engine: {etl.engine}"
@@ -54,7 +54,7 @@ def train_needs(model: ModelSpec, training: TrainingSpec) -> Needs:
     """Returns whole GPUs. The only deployment is in the pool gpu, which queues trainings even without a GPU."""
     count = devices_wanted(model, training)
     if not count:
-        return Needs(gpus=0, why="none is here" if not inventory() else f"model.kind: {model.kind}")
+        return Needs(gpus=0, why="there is no GPU here" if not inventory() else f"model.kind: {model.kind}")
     return Needs(gpus=count, why=f"model.kind: {model.kind}, training.processes: {training.processes}")
 
 
@@ -62,7 +62,7 @@ def export_needs(spec: PipelineSpec) -> Needs:
     """A GPU for what is built or measured on one: a model whose target is a GPU, and TensorRT. Shared."""
     devices = inventory()
     if not devices or not spec.has_data:
-        return Needs(gpus=0, why="no GPU is here" if not devices else "a model with its own inputs")
+        return Needs(gpus=0, why="there is no GPU here" if not devices else "a model with its own inputs")
     from serin.export.session import has_device  # ONNX Runtime: only where there is a GPU
 
     if spec.export.target != "cpu" and has_device("cuda"):

@@ -1,7 +1,6 @@
-"""A published version to its clients: submit it to the controller, follow its decisions, report how it ended.
+"""Rolls out a published version: submits it to the controller, follows its decisions, reports the outcome.
 
-The controller does the rollout and owns it. A caller that dies does no harm: the rollout continues, and the next call
-follows it.
+The controller owns the rollout. If the caller dies, the rollout continues, and the next call follows it.
 """
 
 from __future__ import annotations

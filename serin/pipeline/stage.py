@@ -1,4 +1,4 @@
-"""What all stages share: the result of a stage, and the lock, lease, receipt and reason that belong to its work."""
+"""The common part of all stages: the result of a stage, and the lock, lease, receipt and reason of its work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What stages hand each other: small frozen values with paths, ids and numbers. Never frames, tensors or secrets."""
+"""The values that stages pass to each other: small, frozen, with paths, ids and numbers. Never frames, tensors or
+secrets."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Release:
-    """A model version as something that runs. `baseline`: a second process of it, to hold a candidate against."""
+    """A model version as a running process. `baseline`: a second process of it, with which a candidate is compared."""
 
     model: str
     version: int

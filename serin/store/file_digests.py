@@ -1,8 +1,8 @@
-"""Content digests of local files. What stat says only decides whether a file has to be read again.
+"""Content digests of local files. stat only decides whether a file has to be read again.
 
-Each file has an entry in a folder, which is replaced whole: any number of processes may use it, and one that is
-damaged or lost costs a reading. An entry is made only for a file that had not changed for a while when it was read: a
-file that changes twice within a tick of its file system's clock looks the same after the second time.
+Each file has an entry in a folder, which is replaced atomically: any number of processes may use it, and a damaged or
+lost one costs one more read. An entry is made only for a file that had not changed for a while when it was read: a file
+that changes twice within a tick of its file system's clock looks the same after the second time.
 """
 
 from __future__ import annotations

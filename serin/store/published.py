@@ -1,4 +1,4 @@
-"""What a published folder says of itself, and the folders around it."""
+"""Reads the metadata of published folders, and manages the folders around them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def checked_digest(digest: str) -> str:
 
 
 def touch(marker: Path) -> None:
-    """As good as new to `serin gc`."""
+    """Marks it as recently used for `serin gc`."""
     with suppress(OSError):  # a store that is only read
         os.utime(marker)
 

@@ -1,7 +1,7 @@
-"""What a stage cost: seconds, devices booked and busy, memory, energy, money; what held it back; one line of advice.
+"""The receipt of a stage: seconds, devices booked and busy, memory, energy, cost; the bottleneck; one line of advice.
 
 Numbers that were not measured are None, never a guess: a GPU's busy share and energy come from the driver (NVML), the
-CPU's from the kernel, and how far the work is from what the device could do from the stage itself (`Work`).
+CPU's from the kernel, and the distance to the device's best from the stage itself (`Work`).
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def judge(
     product_share: float | None = None,
     memory_share: float | None = None,
 ) -> tuple[Bound | None, str]:
-    """What held the stage back, and the one thing to do about it. None: nothing was measured that could tell.
+    """Returns the bottleneck of the stage and one line of advice. None: nothing was measured that could show it.
 
     `work_share` is of the whole time, all others are of the time of work. The last two are the roofline: how much of
     that time the device would need at best for its products, and for moving bytes.

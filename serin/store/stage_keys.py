@@ -1,8 +1,8 @@
-"""What a stage depends on, by name: so that what was done is found again, and it can be said why something is done.
+"""The dependencies of a stage, by name: they identify its result, and explain why a stage runs.
 
-The sections of the spec, what stages before it gave, the user's code, the sources of Serin that it uses, and the
-versions of Python and of the libraries that decide its result. Where and over how many processes it runs decides
-nothing and is not in a key. tests/unit/key_walk.py holds the two tables below to what the sources import.
+They are the sections of the spec, the results of earlier stages, the user's code, the sources of Serin that it uses,
+and the versions of Python and of the libraries that decide its result. Where and over how many processes it runs has no
+effect and is not in a key. tests/unit/key_walk.py compares the two tables below with the sources' imports.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ def made_by(stage: str) -> str:
 
 
 def remember(home: Path, name: str, key: StageKey) -> None:
-    """That the stage was done for the pipeline `name`, so that `why` can compare."""
+    """Records that the stage was done for the pipeline `name`, so that `why` can compare."""
     path = _last(home, name, key.stage)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(dict(key.parts)))
 
 
 def why(home: Path, name: str, key: StageKey, *, fresh: bool = False) -> str:
-    """Why the stage has to be done, in words."""
+    """Returns why the stage has to run."""
     if fresh:
         return "asked for by --fresh"
     try:

@@ -1,8 +1,7 @@
-"""What a stage gave for what it was given: one small JSON file each, so that a pipeline run again does nothing twice.
+"""Stores the result of a stage by its key: one small JSON file each, so that nothing is computed twice.
 
 <home>/stages/<stage>/<key>.json; the key is a digest of everything the stage may depend on (stage_keys.py). Prefect's
-own cache is not used: its entries know nothing of a checkpoint that was removed, and it would take a GPU's slot to find
-out.
+own cache is not used: its entries do not notice a checkpoint that was removed, and finding out would take a GPU's slot.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where things live: datasets by their content, model versions by number. Published whole or not at all, never changed.
+"""The store: datasets by their content, model versions by number. Published completely or not at all, never changed.
 
     datasets/<digest>/          a dataset, by its content and what made it; dataset.json is its marker
     keys/<key>                  the digest of the dataset that was computed for a key (spec sections and inputs)
@@ -9,8 +9,8 @@
     kept/<key>                  what a build made of a single file, for the next build
     locks/                      who uses what: a process that has found something holds it (in_use.py)
 
-On a local file system a folder is filled in work/ and renamed into place. On an object store (any fsspec URL) its
-files are uploaded with the marker last, and a reader that finds no marker finds nothing.
+On a local file system a folder is filled in work/ and renamed into place. On an object store (any fsspec URL) its files
+are uploaded with the marker last, and a reader that finds no marker finds nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Which rows of a piece may become golden: for each reason the best of them, so that a choice among all pieces'
-candidates is one among all rows."""
+"""Selects the rows of a piece that may become golden: the best for each reason.
+
+A choice among all pieces' candidates is then a choice among all rows.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from serin.features.plan import FeaturePlan
 from serin.formats.schema import InputColumn, Kind
 
 MOST_ROWS = 256
-_LOW = 4096  # rows with the smallest hashes: among them most reasons find what they look for
+_LOW = 4096  # rows with the smallest hashes: most reasons find a row among them
 ARROW: Mapping[Kind, pa.DataType] = {
     "string": pa.string(), "float": pa.float32(), "int": pa.int64(), "timestamp": pa.int64(), "bool": pa.int8(),
 }  # fmt: skip

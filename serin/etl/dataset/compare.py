@@ -1,4 +1,4 @@
-"""Checks that hold this dataset against the one before it: rows, nulls, and how far a distribution has moved."""
+"""Checks that compare this dataset with the one before it: rows, nulls, and how far a distribution has moved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def family_key(pipeline: str, data: DataSpec) -> str:
-    """The same for datasets that follow each other: same pipeline, same tables by name, same target."""
+    """Returns the same key for consecutive datasets: same pipeline, same tables by name, same target."""
     target = data.target.model_dump(mode="json", exclude={"known_at_serving"})
     document = {"family": list(data.tables), "pipeline": pipeline, "target": target}
     return hashlib.sha256(canonical(document)).hexdigest()
@@ -50,7 +50,7 @@ def judge_against(
     if not asked:
         return []
     if previous is None:
-        logger.info("no earlier dataset to compare with; checks that compare are left out")
+        logger.info("no earlier dataset to compare with; comparing checks are skipped")
         return []
     before = read_statistics(Path(previous.path) / STATISTICS)
     failures = []
@@ -86,7 +86,7 @@ def _column_changed(
         failures.append(CheckFailed(column=check.column, rule=rule, found=found))
     moved = distance(before, now)
     if check.max_shift is not None and moved is not None and moved > check.max_shift:
-        found = f"{moved:.1%} of the rows lie elsewhere than in the dataset before"
+        found = f"{moved:.1%} of the rows are distributed differently than in the dataset before"
         failures.append(CheckFailed(column=check.column, rule=f"max_shift: {check.max_shift:g}", found=found))
     return failures
 

@@ -1,8 +1,8 @@
-"""Golden rows: a few hundred requests with the features they must become, chosen for what tends to go wrong.
+"""Golden rows: a few hundred requests with their expected features, chosen for what tends to go wrong.
 
-Most are rows of the test split: nulls, unseen values, extremes, every class, then others by a hash of the row id.
-Some are such rows with one value taken away or made unseen. Their features are made as serving makes them: from the
-request, through the lookups; for a real row the result must equal what the ETL made.
+Most are rows of the test split: nulls, unseen values, extremes, every class, then others by a hash of the row id. Some
+are such rows with one value removed or replaced by an unseen one. Their features are computed as in serving, from the
+request through the lookups; for a real row the result must equal the ETL's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNSEEN_TEXT, _UNSEEN_INT = "serin-unseen-välue-鳥", 9_007_199_254_740_993
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Made:
-    """What the model makes of a request before its features: columns from lookup tables, then from expressions."""
+    """What the model computes from a request before its features: columns from lookup tables, then from expressions."""
 
     lookups: Sequence[tuple[LookupDescription, pa.Table]]
     derived: Sequence[DerivedDescription] = ()
@@ -68,7 +68,8 @@ def features_of_requests(
     made: Made,
     requests: pa.Table,
 ) -> tuple[dict[str, Column], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    """What serving makes of requests in wire form: the columns after lookups and expressions, and the features."""
+    """Returns what serving computes from requests in wire form: the columns after lookups and expressions, and the
+    features."""
     columns: dict[str, Column] = {}
     for column in inputs:
         values = requests.column(column.name)

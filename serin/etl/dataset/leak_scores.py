@@ -1,7 +1,7 @@
-"""How well one column alone tells the target: 1 is without fault, 0 when nothing can be said. Pure.
+"""Scores how well one column alone predicts the target: 1 is perfect, 0 when it cannot be judged. Pure.
 
-By its order (of numbers), and by its values: what each one's rows have for a target, learnt on every other row and
-looked at on the rest, so that ids tell nothing.
+A column is scored by its order (of numbers) and by its values: the targets of each value's rows, learned on every other
+row and evaluated on the rest, so that ids predict nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from serin.columns.column import Column
 from serin.etl.relational.groups import group_codes
 
 LEAK_SCORE = 0.99
-"""A column that tells the target better than this by its values is a leak: for the leak check and for drafts."""
+"""The score by values above which a column is a leak, for the leak check and for drafts."""
 NULL_LEAK_SCORE = 0.95
 """The same for whether a column is null."""
-FEWEST = 100  # rows below which nothing can be said
+FEWEST = 100  # rows below which nothing can be judged
 _BINS = 64
 _WIDEST = 2**62
 
@@ -28,7 +28,7 @@ Codes = npt.NDArray[np.integer[Any]]
 
 
 def score_by_nulls(null: npt.NDArray[np.bool_], target: Floats, task: str) -> float:
-    """By whether it is null, alone."""
+    """Scores whether the value is null, alone."""
     codes = null.astype(np.int64)
     if task != "binary" or len(target) < FEWEST or target.min() == target.max():
         return max(_by_order(codes, target, task), _by_value(codes, target, task))
@@ -38,7 +38,7 @@ def score_by_nulls(null: npt.NDArray[np.bool_], target: Floats, task: str) -> fl
 
 
 def score_by_values(column: Column, target: Floats, task: str) -> float:
-    """By a column without nulls."""
+    """Scores a column without nulls."""
     if len(column) < FEWEST:
         return 0.0
     found = [0.0]

@@ -1,7 +1,7 @@
-"""Finds features that know the answer: before anything is fitted, on a sample that does not depend on the pieces.
+"""Finds features that reveal the target, before anything is fitted, on a sample that does not depend on the pieces.
 
-Armed by data.time, for the columns of data.target.known_at_serving also without it, and by data.id for the same thing
-in two splits. Four signs: a column that orders or names the answer almost without fault; one whose nulls do; one that
+Enabled by data.time, for the columns of data.target.known_at_serving also without it, and by data.id for the same id in
+two splits. Four signs: a column that orders or identifies the target almost without error; one whose nulls do; one that
 is missing just where the target is; an id in two splits.
 """
 
@@ -106,10 +106,10 @@ def _tells(name: str, column: Column, target: Floats, task: str) -> Iterator[tup
     if null.any():
         strength = 0.0 if null.all() else score_by_nulls(null, target, task)
         if strength > NULL_LEAK_SCORE:
-            why = f"is null or not as the target goes ({strength:.3f}): it seems to be filled after the event"
+            why = f"has nulls that predict the target ({strength:.3f} of 1): it seems to be filled after the event"
             yield name, why
             return
         column, target = column[~null], target[~null]
     strength = score_by_values(column, target, task)
     if strength > LEAK_SCORE:
-        yield name, f"alone gives the target almost without fault ({strength:.3f} of 1)"
+        yield name, f"alone predicts the target almost without error ({strength:.3f} of 1)"

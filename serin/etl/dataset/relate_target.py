@@ -1,4 +1,4 @@
-"""How the target goes with each column, bin by bin over the training rows: what the data report shows."""
+"""Relates the target to each column, bin by bin over the training rows, for the data report."""
 
 from __future__ import annotations
 

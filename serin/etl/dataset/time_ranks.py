@@ -1,7 +1,7 @@
 """Finds the row at a rank in the order of (time, row id), in few passes over few of the pieces.
 
-First every piece says between which times its rows lie. Where tables come in order of time, as most do, that leaves
-a piece or two per rank to be looked into; else all are counted, in ranges that get narrower.
+First every piece reports its earliest and latest time. Where tables are in order of time, as most are, that leaves a
+piece or two per rank to read; else all are counted, in ranges that get narrower.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from serin.etl.relational.relation import Prepared
 
 Int64 = npt.NDArray[np.int64]
 _BINS = 2**16
-FEW_ROWS = 2**21  # that are brought here and looked at; more are counted first
+FEW_ROWS = 2**21  # that are collected here; more are counted first
 
 
 class Extent(NamedTuple):

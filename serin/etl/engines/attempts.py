@@ -47,9 +47,11 @@ def run_within_memory(
     scratch: Path,
     piece_rows: int | None = None,
 ) -> T:
-    """`run` on the engine that suits spec, machine and table; again, with smaller pieces, whenever memory runs out.
-    It is given the engine, the pieces, and how many rows may be worked on at once. `data_bytes`: the size of all
-    tables' files, by which a GPU is used."""
+    """Runs `run` on an engine that suits spec, machine and table; again, with smaller pieces, whenever memory runs out.
+
+    It gets the engine, the pieces, and how many rows may be processed at once. `data_bytes`: the size of all tables'
+    files, by which a GPU is chosen.
+    """
     choose = partial(_choose, etl, layout, table, data_bytes)
     none = Gpus(count=0, memory_bytes=0)
     choice = choose(usable_gpus() if etl.engine in ("auto", "cuda", "dask-cuda") else none)
@@ -75,12 +77,10 @@ def run_within_memory(
             choice = choose(none)
         except ClusterNotUp as error:
             logger.info(f"{error}; continuing with one GPU")
-            why = "no cluster came up"
+            why = "no cluster started"
             choice = replace(choice, kind="cuda", workers=core_count(), why=why)
         except MemoryError as error:
-            logger.info(
-                f"memory did not suffice for pieces of {rows:,} rows ({type(error).__name__}: {error})"
-            )
+            logger.info(f"memory ran out with pieces of {rows:,} rows ({type(error).__name__}: {error})")
             choice, halvings = _smaller(choice, rows, halvings, error)
         finally:
             shutil.rmtree(held)

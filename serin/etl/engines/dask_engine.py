@@ -122,7 +122,7 @@ class DaskEngine:
         self._client = client
         client.forward_logging(
             "distributed", level=logging.WARNING
-        )  # told here, not in a file of a worker's machine
+        )  # reported here, not in a file on a worker's machine
         self.tell: Callable[[int, int], None] = ignore_progress
         self._scratch = str(scratch)
         self._keep = keep

@@ -1,4 +1,4 @@
-"""The GPU as the engines see it: its memory, the way back from it, and what is done when it is full."""
+"""The GPU as the engines use it: its memory, copies to the host, and the fallback when it is full."""
 
 from __future__ import annotations
 
@@ -129,14 +129,14 @@ def _is_gpu_array(value: Any) -> bool:
 
 
 def gpu_aware(function: F) -> F:
-    """Marks a function that works on arrays wherever they are; all others are given the host's."""
+    """Marks a function that works on arrays on any device; all others get host arrays."""
     function.on_gpu = True  # type: ignore[attr-defined]
     return function
 
 
 @dataclass(frozen=True, slots=True)
 class OnGpu:
-    """A function of a piece; what is not aware of GPUs, and what a full GPU cannot do, the host does."""
+    """A function of a piece; the host runs what is not aware of GPUs, and what a full GPU cannot do."""
 
     function: Callable[..., Any]
 

@@ -1,6 +1,6 @@
-"""Where the pieces of a table are worked on. An engine maps and merges; it never knows what is computed.
+"""The engine interface: an engine maps and merges over the pieces of a table and never knows what is computed.
 
-What `hold` computed stays where it was computed, and only small results travel. The order of pieces is kept.
+Values that `hold` computed stay where they were computed, and only small results are sent. The order of pieces is kept.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from serin.etl.engines.process_engine import ProcessEngine
 from serin.machine.hardware import core_count
 from serin.spec.etl import EtlSpec, gpus_wanted
 
-Held = Sequence[Any]  # one handle per piece; what it is, is the engine's own matter
+Held = Sequence[Any]  # one handle per piece, opaque to callers
 _GPU_THREADS = 16  # that read for one GPU
 
 
 class Engine(Protocol):
-    """MemoryError when a piece is too large for it: cut smaller and come again."""
+    """An engine raises MemoryError when a piece is too large for it: retry with smaller pieces."""
 
     workers: int
     gpu: bool  # pieces go to a GPU
@@ -72,7 +72,7 @@ def choose_engine(etl: EtlSpec, *, data_bytes: int, needed_bytes: int, free_byte
     cores = core_count() if etl.workers == "auto" else etl.workers
     roomy = needed_bytes < free_bytes // 2
     size = f"{needed_bytes / 1e6:,.0f} MB for the pieces, {free_bytes / 1e6:,.0f} MB free"
-    kind, why = etl.engine, "as the spec says"
+    kind, why = etl.engine, "set in the spec"
     if kind == "auto":
         if wanted:
             kind, why = "cuda", f"{wanted} GPU(s), {data_bytes / 1e6:,.0f} MB of tables"

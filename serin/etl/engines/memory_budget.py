@@ -1,4 +1,5 @@
-"""How much memory there is, and how many rows a piece may have so that every worker keeps well within its share."""
+"""Plans the memory: how much is available, and how many rows a piece may have so that every worker stays within its
+share."""
 
 from __future__ import annotations
 
@@ -51,11 +52,12 @@ def shared_budget(budget_bytes: int) -> int:
 
 
 def plan_rows(layout: Layout, table: Table, *, budget_bytes: int, workers: int, least: int, most: int) -> int:
-    """Rows per piece: enough pieces for all workers, `least` to `most` rows each, and none too large for its room.
+    """Returns rows per piece: enough pieces for all workers, `least` to `most` rows each, and none too large for its
+    budget.
 
-    Doubled where a table has grown enough, not little by little: a table that grows is cut as before, and its old
-    pieces are found again. A small table in one file is one piece for each worker: there, what a piece costs however
-    few rows it has is worth saving.
+    The size doubles where a table has grown enough, not little by little: a growing table is cut as before, and its old
+    pieces are found again. A small table in one file is one piece per worker, because the fixed cost of a piece matters
+    there.
     """
     even = max(least, min(most, 1 << (-(-table.rows // (2 * workers))).bit_length() - 1))
     share = -(-table.rows // workers)

@@ -1,4 +1,4 @@
-"""Rows that belong together by key, and rows of another table as of a time. Positions only; nothing is read here."""
+"""Groups rows by key, and finds rows of another table as of a time. It works on positions and reads nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def joined(parts: Sequence[Column]) -> Column:
 
 
 def group_codes(keys: Sequence[Column]) -> Int64:
-    """The same number for rows with equal keys; a null is a value like another. Numbers are below the rows' count."""
+    """Returns the same number for rows with equal keys; a null is a value like any other. Numbers are below the row
+    count."""
     codes = np.zeros(len(keys[0]), np.int64)
     for key in keys:
         if key.kind == "float":
@@ -78,7 +79,8 @@ class AsOfIndex:
 
 
 def sampled(rows: Int64, share: float) -> npt.NDArray[np.intp]:
-    """The places of about this share of the rows, which are in order: by row id alone, so that pieces do not show.
+    """Returns the positions of about this share of the sorted rows, by row id alone, so that it does not depend on
+    pieces.
 
     Of so many neighbouring ids one is chosen, by a hash of their position, without reading the others.
     """

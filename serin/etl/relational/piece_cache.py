@@ -90,7 +90,7 @@ class PieceCache:
     def log_found(self, pieces: Sequence[Piece]) -> None:
         found = sum(self.path(piece).exists() for piece in pieces)
         if found:
-            logger.info(f"{found} of {len(pieces)} pieces were found as an earlier build left them")
+            logger.info(f"{found} of {len(pieces)} pieces were found in the cache of an earlier build")
 
 
 def prepare_or_find(

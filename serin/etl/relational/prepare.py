@@ -74,10 +74,10 @@ def prepare_pieces(
 def _prepare_across_pieces(
     work: Preparation, engine: Engine, pieces: Sequence[Piece], joins: Sequence[Join]
 ) -> Held:
-    """The relational work on the CPU: the joins, then what rows decide about each other."""
+    """Runs the relational work on the CPU: the joins, then the operations that need rows of several pieces."""
     if engine.gpu:
         why = "data.unique, data.windows and joined tables larger than memory need the rows of all pieces"
-        logger.info(f"on the host: relational work, since {why}")
+        logger.info(f"on the host: relational work, because {why}")
         pieces = [part for piece in pieces for part in host_parts(piece)]
     held = _relate(work, engine, pieces, joins)
     if work.compares_rows:

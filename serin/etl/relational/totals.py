@@ -1,4 +1,5 @@
-"""What is known of all rows after the relational half: how many are left, why others are not, and what checks found."""
+"""Totals over all rows after the relational work: how many are left, why others were dropped, and the results of
+checks."""
 
 from __future__ import annotations
 

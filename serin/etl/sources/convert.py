@@ -1,4 +1,4 @@
-"""Turns CSV, JSON lines and Arrow files into Parquet files of ours: what comes after reads one format, in pieces."""
+"""Converts CSV, JSON lines and Arrow files to Parquet, so that later steps read one format, in pieces."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reads CSV files, packed or not.
+"""Reads CSV files, compressed or not.
 
-Types are inferred from the file's beginning. From all of it when the beginning says nothing about a column, when a
+Types are inferred from the beginning of the file; from all of it when the beginning is not enough for a column, when a
 later value does not fit, or when options of the table say how the column's cells are written.
 """
 

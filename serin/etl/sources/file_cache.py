@@ -1,7 +1,7 @@
-"""Work on single files that the next build finds again: a file's own content decides it, and nothing else does.
+"""Caches work on single files for the next build; the content of a file alone decides its entry.
 
-An entry is named by what it was made from, appears whole or not at all, and is never changed; so a build that finds it
-makes what a build without it makes. `serin gc` removes what no build has asked for in a while.
+An entry is named by what it was made from, appears completely or not at all, and never changes; so a build with it
+gives the same result as one without. `serin gc` removes entries that no build has used in a while.
 """
 
 from __future__ import annotations

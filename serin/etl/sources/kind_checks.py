@@ -1,4 +1,4 @@
-"""Whether what a spec asks of its columns fits their kinds: steps of features, keys, times and checks."""
+"""Checks that a spec's use of its columns fits their kinds: steps of features, keys, times and checks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _with_known_columns(features: Sequence[FeatureSpec], kinds: Mapping[str, Kin
 
 
 def _check_kinds(features: Sequence[FeatureSpec], kinds: Mapping[str, Kind], main: Table | None) -> None:
-    """SpecError, with the value that makes a text of a column, where there is one."""
+    """Raises SpecError, with the value that makes a column a string, where there is one."""
     try:
         check_kinds(features, kinds)
     except SpecError as error:

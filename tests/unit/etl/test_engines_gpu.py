@@ -67,7 +67,7 @@ def test_when_the_gpu_is_full_the_host_continues_and_the_log_says_why(
     said: list[str] = []
     with heard(said.append):
         assert digest(spec_of(few_flights), EtlSpec(engine="cuda"), tmp_path / "gpu", 3000) == expected
-    assert any("the GPU was full" in line or "memory did not suffice" in line for line in said)
+    assert any("the GPU was full" in line or "memory ran out" in line for line in said)
 
 
 @pytest.mark.usefixtures("one_gpu")

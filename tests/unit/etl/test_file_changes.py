@@ -246,7 +246,7 @@ def test_a_served_file_without_a_reliable_mark_is_never_taken_for_known(
     engine = EtlSpec(engine="process", workers=1)
     with heard(said.append):
         first = build_dataset(spec.data, spec.features, engine, store=store)
-    assert any("no reliable mark" in line for line in said)
+    assert any("no reliable digest" in line for line in said)
     assert find_dataset(spec.data, spec.features, store) is None
     assert key_of(server, store) is None
     _Served.content = SECOND.encode()

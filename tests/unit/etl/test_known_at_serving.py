@@ -77,7 +77,7 @@ def test_a_known_column_that_tells_the_target_is_refused_also_without_a_time(tmp
     frame_says = "spent > 9 or limit > 0.5"  # spent never is: limit alone decides
     spec = spec_with(tmp_path, "limit", "size", known=["limit"], expression=frame_says)
     with pytest.raises(
-        LeakFound, match=r"'limit' alone gives the target almost without fault \(1\.000 of 1\)"
+        LeakFound, match=r"'limit' alone predicts the target almost without error \(1\.000 of 1\)"
     ):
         build(spec, Store(str(tmp_path / "store")))
     derived = spec_with(

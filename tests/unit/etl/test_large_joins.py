@@ -83,7 +83,7 @@ def test_a_key_that_stands_twice_is_found_in_its_part(
     [
         ({"with": "taxis", "on": "name", "columns": ["load"], "source": "lookup"}, "a lookup travels inside the model"),
         ({"with": "rates", "as_of": {"column": "start", "there": "since"}, "columns": ["rate"], "source": "request"},
-         "joined by time alone it cannot be cut: give the join a key"),
+         "a join by time alone cannot be partitioned: give the join a key"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_cut_is_refused_with_a_way_out(

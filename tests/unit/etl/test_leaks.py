@@ -33,10 +33,10 @@ def test_a_table_without_leaks_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "values", "codes", "says"),
     [
-        ("copy", TIP + NOISE, False, "alone gives the target almost without fault"),
-        ("against", -TIP, False, "alone gives the target almost without fault"),
-        ("word", np.where(TIP > 2, "good", "bad"), True, "alone gives the target almost without fault"),
-        ("thanks", np.where(TIP > 2, 1.0, np.nan), False, "is null or not as the target goes"),
+        ("copy", TIP + NOISE, False, "alone predicts the target almost without error"),
+        ("against", -TIP, False, "alone predicts the target almost without error"),
+        ("word", np.where(TIP > 2, "good", "bad"), True, "alone predicts the target almost without error"),
+        ("thanks", np.where(TIP > 2, 1.0, np.nan), False, "has nulls that predict the target"),
     ],
 )
 def test_a_column_that_tells_the_target_is_named_and_may_pass_by_name(
@@ -67,12 +67,12 @@ def test_a_column_that_is_missing_with_the_target_is_named(tmp_path: Path) -> No
 
 
 def test_a_regression_and_a_multiclass_target_are_watched_too(tmp_path: Path) -> None:
-    with pytest.raises(LeakFound, match="'copy' alone gives"):
+    with pytest.raises(LeakFound, match="'copy' alone predicts"):
         built(tmp_path, frame(copy=TIP + NOISE), "copy", target={"expression": "tip", "task": "regression"})
     table = frame(
         kind=np.digitize(TIP, [1, 2, 4]), word=np.asarray(list("abcd"))[np.digitize(TIP, [1, 2, 4])]
     )
-    with pytest.raises(LeakFound, match="'word' alone gives"):
+    with pytest.raises(LeakFound, match="'word' alone predicts"):
         built(tmp_path, table, "word", codes=True, target={"expression": "kind", "task": "multiclass"})
 
 

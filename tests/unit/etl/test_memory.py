@@ -84,7 +84,7 @@ def test_when_memory_runs_out_pieces_are_halved_and_it_is_said(
     said: list[str] = []
     with heard(said.append):
         assert digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path, 8000) == expected
-    assert sum("memory did not suffice" in line for line in said) == fails
+    assert sum("memory ran out" in line for line in said) == fails
     assert any(f"pieces of {8000 >> fails - 1:,} rows" in line for line in said)
 
 

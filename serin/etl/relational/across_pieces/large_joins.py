@@ -54,11 +54,13 @@ def partition_join(
     if lookup:
         advice = "a lookup travels inside the model, whole: name fewer columns, or use source: request"
     elif not join.keys:
-        advice = "joined by time alone it cannot be cut: give the join a key (`on`), or name fewer columns"
+        advice = (
+            "a join by time alone cannot be partitioned: give the join a key (`on`), or name fewer columns"
+        )
     if advice is not None:
         raise TableTooLarge(table=table.name, needed=needed, room=budget_bytes, advice=advice)
     parts = _partition(join, table, -(-needed // max(budget_bytes, 1)), scratch)
-    logger.info(f"{table.name} is joined in {len(parts)} parts, since memory does not hold it")
+    logger.info(f"{table.name} is joined in {len(parts)} partitions, because it does not fit into memory")
     return PartitionedJoin(layout=join, parts=parts)
 
 

@@ -74,7 +74,7 @@ def _host_work(features: Sequence[FeatureSpec], layout: Layout) -> Iterator[str]
     """What the host does although the rows are on a GPU."""
     own = host_columns(features)
     if own:
-        yield f"the own steps of {', '.join(own)}"
+        yield f"your own operators of {', '.join(own)}"
     as_of = [join.spec.table for join in layout.joins if join.time is not None]
     if as_of:
         yield f"finding the rows of {', '.join(as_of)} as of a time"
