@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from serin.spec.model import ModelSpec, with_kind
 from serin.spec.section import Section
 from serin.spec.training import TrainingSpec
@@ -123,15 +125,30 @@ def written(section: Section) -> list[str]:
 
 def without_unused(document: Mapping[str, Any]) -> dict[str, Any]:
     """A spec as a plain mapping, without the settings of `model` and `training` that its kind does not use."""
-    kind = with_kind(document.get("model") or {}).get("kind", "mlp")
-    space = ((document.get("search") or {}).get("space") or {}).get("model.kind") or {}
-    kinds = (kind, *(space.get("choice") or ()))
+    kinds = _kinds_in(document)
     found = dict(document)
     for section in ("model", "training"):
         if isinstance(document.get(section), Mapping):
             found[section] = {
                 name: value
                 for name, value in document[section].items()
-                if (users := USED_BY.get(f"{section}.{name}")) is None or any(each in users for each in kinds)
+                if f"{section}.{name}" not in USED_BY or unused(f"{section}.{name}", kinds) is None
             }
     return found
+
+
+def unused_in(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The unused settings of a spec as a plain mapping, as far as the two sections can be read."""
+    try:
+        model = ModelSpec.model_validate(document.get("model") or {})
+        training = TrainingSpec.model_validate(document.get("training") or {})
+    except ValidationError:
+        return
+    yield from unused_settings(model, training, _kinds_in(document))
+
+
+def _kinds_in(document: Mapping[str, Any]) -> tuple[str, ...]:
+    kind = with_kind(document.get("model") or {}).get("kind", "mlp")
+    space = document.get("search") or {}
+    tried = ((space.get("space") or {}).get("model.kind") or {}).get("choice") or ()
+    return tuple(dict.fromkeys([kind, *(each for each in tried if each in _ALL)]))

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
+from serin.spec.kind_settings import unused_in
 from serin.spec.load import absolute_tables, read_mapping
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.steps.parse import parse_step
@@ -36,9 +37,11 @@ class PartialSpec:
     data: DataSpec
     features: tuple[FeatureSpec, ...]
     names_known: bool
+    unused: tuple[tuple[str, str], ...] = ()
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """What does not fit together in these sections."""
+        """What does not fit together in these sections, and settings that the model's kind does not use."""
+        yield from self.unused
         if self.names_known:
             yield from self.data.problems()
             spec = PipelineSpec.model_construct(name="partial", data=self.data, features=self.features)
@@ -60,6 +63,7 @@ def read_partial(source: Path | Mapping[str, Any]) -> PartialSpec | None:
         data=absolute_tables(data, base),
         features=tuple(_readable_feature(each) for each in (features if isinstance(features, list) else ())),
         names_known=all(location[0] in _MAKES_NO_NAMES for location in removed),
+        unused=tuple(unused_in(raw)),
     )
 
 

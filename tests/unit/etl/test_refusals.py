@@ -119,7 +119,11 @@ REFUSALS = [
         r"key \(id='k2'\) occurs 2 times in 'side'",
         side={"id": ["k0", "k1", "k2", "k3", "k4", "k2", "k6"]},
     ),
-    refusal(ColumnUnusable, "key 'id' is a string in the main table and a int", side={"id": list(range(7))}),
+    refusal(
+        ColumnUnusable,
+        "key 'id' is a string in the main table, and 'id' is a int",
+        side={"id": list(range(7))},
+    ),
     refusal(
         ColumnUnusable,
         "'x' is a float in the main table",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import serin
 from serin.draft.guess import guess_spec
 from serin.errors import ColumnMissing, SpecError
 from serin.etl.raw_rows import read_test_rows
@@ -168,3 +169,22 @@ def test_a_draft_renames_reserved_columns_but_not_those_of_the_target(tmp_path: 
     assert [
         column.name for column in read_dataset(build(spec, Store(str(tmp_path / "s"))).path).inputs
     ] == asked
+
+
+def test_a_table_of_reserved_names_goes_from_a_draft_to_a_version_that_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+    frame = trips()[["fare", "people"]].assign(paid=trips()["tip"] + trips()["people"].astype(float))
+    for number, name in enumerate((*RESERVED, *PREFIXED, "prediction", "id")):
+        frame[name] = frame["fare"].sample(frac=1.0, random_state=number).to_numpy()
+    frame.to_parquet(tmp_path / "trips.parquet")
+    pipeline = serin.Pipeline.draft(tmp_path / "trips.parquet", target="paid > 4", name="trips")
+    pipeline.check()
+    pipeline.train()
+    model = pipeline.export()
+    sent = frame.rename(columns=pipeline.spec.data.rename["main"]).drop(columns="paid")
+    assert model.predict(sent).columns.tolist() == ["score"]
+    assert {f"input_{name}" for name in (*RESERVED, *PREFIXED)} <= set(
+        model.explain(sent.head(3)).frame.columns
+    )

@@ -16,26 +16,29 @@ from tests.unit.etl.trips import build, spec_of
 
 
 def test_derived_features_have_the_same_bits_in_the_graph(tmp_path: Path) -> None:
-    pd.DataFrame({"taxi": ["t1", "t2", "ü4"], "seats": [4, 6, None]}).to_parquet(tmp_path / "taxis.parquet")
+    """The lookup's key has another name in its table, a column is renamed, and the target reads a served one."""
+    pd.DataFrame({"plate": ["t1", "t2", "ü4"], "seats": [4, 6, None]}).to_parquet(tmp_path / "taxis.parquet")
     spec = spec_of(
         tmp_path,
         tables={"trips": str(tmp_path / "trips.parquet"), "taxis": str(tmp_path / "taxis.parquet")},
-        joins=[{"with": "taxis", "on": "taxi", "columns": ["seats"], "source": "lookup"}],
-        windows=[{"by": "zone", "rows": 5, "make": {"usual": "mean(fare)"}}],
+        joins=[{"with": "taxis", "on": {"taxi": "plate"}, "columns": ["seats"], "source": "lookup"}],
+        rename={"trips": {"people": "heads"}},
+        target={"expression": "tip > 2 and fare < 12", "task": "binary", "known_at_serving": ["tip"]},
+        windows=[{"by": "zone", "rows": 5, "make": {"usual": "mean(tip)", "last": "lag(tip)"}}],
         derived={
-            "per_head": "fare / people",
-            "full": "people >= seats or taxi in ('t3', 'ü4')",
-            "unusual": "(fare - usual) / max(usual, 1)",
+            "per_head": "tip / heads",
+            "full": "heads >= seats or taxi in ('t3', 'ü4')",
+            "unusual": "(tip - usual) / max(usual, 1)",
             "both": "per_head * unusual",
         },
         features=[
-            {"columns": ["per_head", "unusual", "both"], "steps": ["fill_median", "normalize"]},
+            {"columns": ["per_head", "unusual", "both", "last"], "steps": ["fill_median", "normalize"]},
             {"columns": ["full"], "steps": ["categorify"]},
         ],
     )
     dataset = build(spec, Store(str(tmp_path / "store")))
     described, folder = read_dataset(dataset.path), Path(dataset.path)
-    assert [column.name for column in described.inputs] == ["fare", "people", "usual", "taxi"]
+    assert [column.name for column in described.inputs] == ["tip", "heads", "usual", "last", "taxi"]
     golden = pq.read_table(folder / GOLDEN)
     plan = FeaturePlan.from_json(json.loads((folder / FEATURES).read_text(encoding="utf-8")))
     graph = features2onnx(plan, described, folder)

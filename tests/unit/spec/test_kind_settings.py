@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import serin
 from serin.errors import SpecError
+from serin.pipeline.check import check_spec
 from serin.spec.kind_settings import USED_BY, unused_settings
 from serin.spec.load import load_spec, load_stored_spec
 from serin.spec.model import ModelSpec
@@ -106,6 +107,16 @@ def test_all_unused_settings_are_named_at_once_with_what_to_set_instead(tmp_path
     }
     expected = {key: f"model.kind xgboost does not use it: {text}" for key, text in instead.items()}
     assert dict(caught.value.fields["problems"]) == expected
+
+
+def test_check_names_unused_settings_beside_what_is_wrong_with_the_data(tmp_path: Path) -> None:
+    given = small_spec(tmp_path, rows=200, model={"kind": "xgboost"}, training={"epochs": 3})
+    given["data"]["split"] = {"train": 2.0}
+    with pytest.raises(SpecError) as caught:
+        check_spec(given)
+    keys = [key for key, _ in caught.value.fields["problems"]]
+    assert "data.split.train" in keys
+    assert keys.count("training.epochs") == 1
 
 
 def test_a_version_of_an_older_serin_is_read_without_what_it_ignored(tmp_path: Path) -> None:
