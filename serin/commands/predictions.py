@@ -12,7 +12,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from serin.errors import RowsUnfit
+from serin.errors import PredictionFailed, RowsUnfit
 from serin.formats.bundle import output_column
 from serin.formats.rows import RowWriter, read_rows, write_rows
 from serin.formats.schema import Schema, read_schema
@@ -31,23 +31,26 @@ def predict_through_gateway(
     """Scores rows as clients do; `pinned` calls the bundle's version, else the gateway chooses. Returns the number of
     rows."""
     from serin.serving.client.client import predict
+    from serin.serving.triton.installation import NO_FILTER
     from serin.serving.triton.repository import serving_settings
     from serin.stack.guard import read_guard
     from serin.stack.host.state import running_stack
     from serin.stack.wiring import build_gateway
 
     home = environment.home()
-    url, wire = running_stack(home).gateway_url, protocol
+    url = running_stack(home).gateway_url
     guard = read_guard(home)
-    if guard.tls or guard.keys_required is not False:  # the owner's own socket needs neither, and uses gRPC
-        url, wire = f"unix:{build_gateway(home).inside}", "grpc"
+    if guard.tls or guard.keys_required is not False:  # the owner's own socket needs neither
+        url = f"unix:{build_gateway(home).inside}"
+    if protocol == "grpc" and guard.lacks_filter:
+        raise PredictionFailed(model=bundle.model, status="UNIMPLEMENTED", reason=NO_FILTER)
     schema = read_schema(Path(bundle.path))
     patience_s = max(10.0, serving_settings(bundle).request_timeout + 1.0)  # the gateway answers before that
 
     def ask(piece: pa.Table) -> pa.Table:
         version = bundle.version if pinned else None
         asked = to_wire(piece, schema)
-        answer = predict(url, bundle.model, asked, schema, wire, version, timeout_s=patience_s)
+        answer = predict(url, bundle.model, asked, schema, protocol, version, timeout_s=patience_s)
         for name, values in answer.items():
             piece = piece.append_column(name, output_column(values))
         return piece

@@ -31,7 +31,10 @@ def up(
         int | None, typer.Option(min=1, max=65535, help="Prefect's port. [default: a free one, 4200 first]")
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option(help="Use TLS at the gateway: PEM file of the certificate and its chain.")
+        Path | None,
+        typer.Option(
+            help="Use TLS at the gateway, also at one that is up: PEM file of the certificate and its chain."
+        ),
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's private key.")] = None,
     envoy: Annotated[

@@ -125,8 +125,8 @@ def run(home: Path, stop: threading.Event) -> None:
 
 
 def _follow(gateway: Gateway) -> None:
-    """Applies keys and certificates that were changed on disk, also while Envoy was away."""
-    for follow in (gateway.follow_keys, gateway.follow_tls):
+    """Applies keys and certificates that were changed on disk, also while Envoy was away; opens its port again."""
+    for follow in (gateway.follow_listener, gateway.follow_keys, gateway.tls.follow):
         try:
             follow()
         except (OSError, SerinError) as error:

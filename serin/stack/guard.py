@@ -55,7 +55,7 @@ def read_guard(home: Path) -> Guard:
     gateway = build_gateway(home)
     days: int | None = None
     refused: dict[str, int] = {}
-    tls, lacks_filter = gateway.speaks_tls(), gateway.lacks_filter()
+    tls, lacks_filter = gateway.tls.is_on, gateway.lacks_filter()
     with contextlib.suppress(GatewayRejected):
         refused = gateway.refused()
         days = gateway.certificate_days() if tls else None

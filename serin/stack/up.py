@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from serin.errors import AlreadyUp, ExtraMissing, PrefectGone, ProcessFailed, St
 from serin.machine import environment
 from serin.machine.private import make_private
 from serin.machine.process import Process
+from serin.serving.envoy.gateway import DRAIN_S
 from serin.serving.envoy.tls import TlsFiles
 from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
 from serin.serving.triton.release_record import check_records
@@ -25,7 +27,7 @@ from serin.stack.down import clear_away
 from serin.stack.guard import key_trouble
 from serin.stack.host.logs import log_says, log_size, log_tail
 from serin.stack.host.ports import choose_port, port_claims
-from serin.stack.host.state import Stack, changing_stack, read_stack
+from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes, rest_api
 from serin.stack.prefect.deploy import apply_deployments, make_pools, pool_template
@@ -49,14 +51,17 @@ def bring_up(
 ) -> Stack:
     """Starts a stack in `home` and waits until everything is ready. On any failure everything is ended again.
 
-    `tls` and `envoy_file` are for the gateway (serving/gateway.py).
+    `tls` and `envoy_file` are for the gateway (serving/gateway.py). With `tls` and no other option, the gateway of a
+    stack that is up switches to TLS, or to other files.
     """
     _check_installation()
     make_private(home)
     with changing_stack(home), port_claims() as claims:
         last = read_stack(home)
         if last is not None and last.is_alive:
-            raise AlreadyUp(home=home, pid=last.supervisor_pid)
+            if tls is None or port or ui_port or envoy_file:
+                raise AlreadyUp(home=home, pid=last.supervisor_pid)
+            return _switch_tls_on(last, tls)
         check_records(home / "releases")
         leftovers = clear_away(home)
         if leftovers:
@@ -75,19 +80,29 @@ def bring_up(
                 claims, asked=ui_port, option="--ui-port", preferred=(*sticky, *_PREFECT_PORTS)
             )
         with _down_on_failure(home):
-            request_filter = find_request_filter()
-            build_gateway(home).write_bootstrap(
-                gateway_port, tls=tls, expert=envoy_file, request_filter=request_filter
-            )
-            if request_filter is None:
-                logger.info(NO_FILTER)
-            if trouble := key_trouble(home):
-                logger.info(trouble)
+            _prepare_gateway(home, gateway_port, tls, envoy_file)
             if last is not None and last.tls and tls is None:
                 logger.info(
                     "the last gateway here used TLS, this one does not: pass --tls-cert and --tls-key to keep it"
                 )
             return _start(home, gateway_port, prefect_port, foreign, tls=tls is not None)
+
+
+def _prepare_gateway(home: Path, port: int, tls: TlsFiles | None, envoy_file: Path | None) -> None:
+    request_filter = find_request_filter()
+    build_gateway(home).write_bootstrap(port, tls=tls, expert=envoy_file, request_filter=request_filter)
+    if request_filter is None:
+        logger.info(NO_FILTER)
+    if trouble := key_trouble(home):
+        logger.info(trouble)
+
+
+def _switch_tls_on(stack: Stack, tls: TlsFiles) -> Stack:
+    build_gateway(stack.home).tls.switch_on(tls)
+    switched = replace(stack, tls=True)
+    write_stack(switched)
+    logger.info(f"the gateway uses TLS now; open connections without TLS end within {DRAIN_S} s")
+    return switched
 
 
 def _check_installation() -> None:

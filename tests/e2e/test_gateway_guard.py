@@ -67,14 +67,14 @@ def test_the_certificate_is_changed_under_load_without_a_dropped_request(endpoin
     def half_and_half(pair: Any) -> None:
         files.certificate.write_bytes(pair.certificate)
         with pytest.raises(TlsUnfit, match="they do not belong together"):
-            gateway.follow_tls()
+            gateway.tls.follow()
         files.key.write_bytes(pair.key)
 
     with Clients(endpoint) as clients:
         for change in (by_rename, in_place, half_and_half):
             pair, before = endpoint.authority.pair(), dict(clients.answered)
             change(pair)
-            gateway.follow_tls()  # as the controller does every half second
+            gateway.tls.follow()  # as the controller does every half second
             wait_for(
                 "the new certificate",
                 lambda pair=pair: endpoint.shown_serial() == pair.serial,
@@ -100,7 +100,7 @@ def test_the_certificate_is_changed_under_load_without_a_dropped_request(endpoin
 
 def test_a_pair_that_cannot_be_used_is_said_once_and_the_old_one_stays(endpoint: GuardedGateway) -> None:
     gateway, files = endpoint.stack.gateway, endpoint.files
-    gateway.follow_tls()
+    gateway.tls.follow()
     serial, good = endpoint.shown_serial(), files.key.read_bytes()
     for bad, words in (
         (endpoint.authority.pair(passphrase=b"secret").key, "has a passphrase"),
@@ -108,11 +108,11 @@ def test_a_pair_that_cannot_be_used_is_said_once_and_the_old_one_stays(endpoint:
     ):
         files.key.write_bytes(bad)
         with pytest.raises(TlsUnfit, match=words):
-            gateway.follow_tls()
-        gateway.follow_tls()
+            gateway.tls.follow()
+        gateway.tls.follow()
     assert endpoint.shown_serial() == serial
     files.key.write_bytes(good)
-    gateway.follow_tls()
+    gateway.tls.follow()
     assert gateway.certificate_days() in (1, 2)
 
 

@@ -40,7 +40,7 @@ def ask(port: int, authority: Authority | None, key: str | None = None) -> int |
 def follow(gateway: Gateway) -> list[str]:
     """As the controller does; what it says about it."""
     said = []
-    for each in (gateway.follow_keys, gateway.follow_tls):
+    for each in (gateway.follow_keys, gateway.tls.follow):
         try:
             each()
         except SerinError as error:

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from serin.errors import PredictionFailed
+from serin.serving.client.client import Client, Protocol
+from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.stack.host.process_scan import stack_processes
 from serin.stack.host.supervisor import Supervisor
+from serin.stack.wiring import build_gateway
 from serin.store.store import Store
 from tests.e2e.serving_alone import Alone, serin, serving_alone
+from tests.e2e.serving_certificates import Authority
 from tests.e2e.serving_stack import good_inputs
 from tests.unit.serving.bundles import MODEL
 
 PUBLISH = """
+from serin.stack.wiring import build_gateway
 from serin.store.store import Store
 from tests.unit.serving.bundles import publish
 for bias in (-1.0, 1.0):
     publish(Store.open(), bias=bias)
 """
+ROWS = {"carrier": ["AA"], "temp": [0.5], "distance": [1], "night": [False]}
 INFER = f"/v2/models/{MODEL}/infer"
 
 
@@ -38,6 +47,52 @@ def post(port: int, path: str = INFER) -> tuple[int, str]:
 
 def releases(alone: Alone) -> list[str]:
     return [child.name for child in Supervisor(alone.home).children() if child.name.startswith(MODEL)]
+
+
+def switch_on_tls_and_keys(alone: Alone, folder: Path) -> tuple[str, str, Path]:
+    """By the commands, in the stack that is up; then everybody asks as before, with and without the request filter."""
+    authority, files = Authority(), [folder / "cert.pem", folder / "key.pem"]
+    authority.pair().write(*files)
+    (trusted := folder / "ca.pem").write_bytes(authority.certificate)
+    rows, scores = folder / "rows.csv", folder / "scores.csv"
+    rows.write_text(",".join(ROWS) + "\n" + ",".join(str(values[0]) for values in ROWS.values()) + "\n")
+    serin("up", "--tls-cert", str(files[0]), "--tls-key", str(files[1]))
+    key = json.loads(serin("keys", "create", "ada", "--json"))["key"]
+    url = f"https://localhost:{alone.port}"
+    shown = json.loads(serin("status", "--json"))["gateway"]
+    guard = shown["guard"]
+    assert (shown["url"], guard["tls"], guard["keys_required"]) == (
+        f"https://127.0.0.1:{alone.port}", True, True,
+    )  # fmt: skip
+
+    def ask(protocol: Protocol) -> float:
+        with Client(url, MODEL, protocol=protocol, api_key=key, ca=trusted) as model:
+            return float(model.predict(ROWS)["score"][0, 0])
+
+    def command(*options: str) -> float:
+        serin("predict", MODEL, str(rows), "--out", str(scores), *options)
+        return float(scores.read_text().splitlines()[1].rpartition(",")[2])
+
+    expected = ask("http")
+    with Client(url, MODEL, ca=trusted) as model, pytest.raises(PredictionFailed, match="answered 401"):
+        model.predict(ROWS)
+    for found in (ask("grpc"), command(), command("--grpc")):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+    gateway = build_gateway(alone.home)
+    gateway.write_bootstrap(alone.port, tls=gateway.tls.files(), request_filter=None)
+    before = gateway_pid(alone)
+    assert before is not None
+    os.kill(before, signal.SIGKILL)  # the supervisor starts another one
+    alone.until("a gateway without the filter", lambda: gateway_pid(alone) != before and gateway.ready())
+    assert [ask("http"), command()] == pytest.approx([expected, expected], rel=1e-5)
+    assert "no request filter" in serin("predict", MODEL, str(rows), "--grpc", code=1)
+    return url, key, trusted
+
+
+def gateway_pid(alone: Alone) -> int | None:
+    (found,) = [child.pid for child in Supervisor(alone.home).children() if child.name == PROCESS_NAME]
+    return found
 
 
 def test_a_model_is_retired_stays_so_after_a_restart_and_is_deleted(
@@ -59,11 +114,15 @@ def test_a_model_is_retired_stays_so_after_a_restart_and_is_deleted(
         for words in (f"==> {MODEL}-v1", "==> controller", f"{MODEL}-v1: promoted", "==> gateway"):
             assert words in said, said
 
+        url, key, trusted = switch_on_tls_and_keys(alone, tmp_path)
+
         assert "it is live; run `serin retire delays` first" in serin("models", "delete", MODEL, "-y", code=1)
         assert "Add --yes" in serin("retire", MODEL, code=2)
         assert alone.live(MODEL) == 1
         assert "`serin rollout start delays 1` serves it again" in serin("retire", MODEL, "--yes")
-        assert post(alone.port) == (404, '{"error":"no such model or version is served here"}\n')
+        gone = pytest.raises(PredictionFailed, match="no such model or version is served here")
+        with Client(url, MODEL, api_key=key, ca=trusted) as model, gone:
+            model.predict(ROWS)
         alone.until("the end of its process", lambda: releases(alone) == [])
         assert f"{MODEL}: retired" in serin("status")
         assert "no version of it is served" in serin("retire", MODEL, "--yes", code=1)
@@ -71,7 +130,7 @@ def test_a_model_is_retired_stays_so_after_a_restart_and_is_deleted(
     assert stack_processes(home) == []
 
     with serving_alone(home) as alone:
-        assert (post(alone.port)[0], releases(alone)) == (404, [])
+        assert releases(alone) == []
         assert "version 1 is deleted" in serin("models", "delete", f"{MODEL}:1", "--yes")
         assert store.versions(MODEL) == versions[1:]
         assert "no log of model 'none'" in serin("logs", "none", code=1)

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """An address. `ca`: a file with the certificates to trust instead of the system's; for https only. `socket`: gRPC
-    only."""
+    """An address. `ca`: a file with the certificates to trust instead of the system's; for https only. `socket`: a unix
+    socket, which is used instead of host and port."""
 
     host: str
     port: int

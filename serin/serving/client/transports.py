@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
+from serin.machine.unix_http import UnixConnection
 from serin.serving.client.address import Address
 from serin.serving.client.tensors import HEADER_BYTES, encode, http_body, read_http_answer
 
@@ -108,6 +109,8 @@ class HttpTransport:
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         if connection is None:
+            if self._address.socket is not None:
+                return UnixConnection(self._address.socket, timeout_s)
             host, port = self._address.host, self._address.port
             if self._ssl is not None:
                 return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._ssl)

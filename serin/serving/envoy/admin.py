@@ -16,6 +16,7 @@ from serin.serving.envoy.guard import KEYS_NAME, TLS_NAME
 from serin.serving.envoy.routes import ROUTES_NAME
 
 SCOPES = {
+    "listener": "listener_manager.lds",
     "clusters": "cluster_manager.cds",
     "routes": f"http.{STAT_PREFIX}.rds.{ROUTES_NAME}",
     "keys": f"extension_config_discovery.http_filter.{KEYS_NAME}",
@@ -37,8 +38,9 @@ class Admin:
         self._timeout_s = timeout_s
 
     def ready(self) -> bool:
+        """Also the public port is open: Envoy itself is ready without it."""
         try:
-            return self._ask("GET", "/ready")[0] == 200
+            return self._ask("GET", "/ready")[0] == 200 and bool(self.taken("listener").version)
         except GatewayRejected:
             return False
 

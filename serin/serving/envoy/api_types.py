@@ -36,6 +36,7 @@ SECRET = f"{_V3}.transport_sockets.tls.v3.Secret"
 LOG_BUCKET = "type.googleapis.com/envoy.type.v3.TokenBucket"
 RESOURCE = "type.googleapis.com/envoy.service.discovery.v3.Resource"
 EXTENSION = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
+LISTENER = "type.googleapis.com/envoy.config.listener.v3.Listener"
 CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 ROUTE_CONFIGURATION = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 

@@ -1,6 +1,7 @@
-"""Envoy's start-up document: the public listener, the log, the filters. It never changes while Envoy runs. Pure.
+"""Envoy's start-up document: the listeners, the logs, the filters. Pure.
 
-Models come and go through CDS and RDS files only (a change of the listener would drain its connections).
+Models come and go through CDS and RDS files only: a change of a listener drains its connections. The public listener,
+the first one, is a file that Envoy follows (LDS), too, so that TLS can be switched on while Envoy runs.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def bootstrap(
     refusals: Path,
     refusal_rate: Path,
     inside: Path,
+    listener: Path,
     clusters: Path,
     routes: Path,
     keys: Path,
@@ -60,8 +62,9 @@ def bootstrap(
     request_filter: Path | None = None,
     http_filters: Sequence[Document] = (),
 ) -> Document:
-    """`clusters`, `routes`, `keys`, `tls` and `refusal_rate` are files, each in its own folder, whose renames Envoy
-    follows. `log` and `refusals` are the two logs it writes (access_logs.py).
+    """`listener`, `clusters`, `routes`, `keys`, `tls` and `refusal_rate` are files, each in its own folder, whose
+    renames Envoy follows. `log` and `refusals` are the two logs it writes (access_logs.py). The caller moves the first
+    listener of the document to `listener`.
 
     `request_filter`: the library that reads requests before they are routed (native/request_filter.py). Without it the
     gateway listens on loopback whatever `address` says, and gRPC calls find no route: the filter reads their model.
@@ -78,7 +81,7 @@ def bootstrap(
         "node": {"id": "gateway", "cluster": "serin"},
         "admin": {"address": _socket(admin)},
         "overload_manager": overload_manager(max_heap_bytes=max_heap_bytes, max_connections=max_connections),
-        "dynamic_resources": {"cds_config": followed(clusters)},
+        "dynamic_resources": {"cds_config": followed(clusters), "lds_config": followed(listener)},
         "static_resources": {
             "listeners": [public, private, _health_listener(health)],
             "clusters": [_health_cluster(health)],

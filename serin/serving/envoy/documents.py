@@ -11,12 +11,13 @@ from typing import Any, Literal
 from serin.errors import GatewayRejected
 from serin.machine.durable import write_secret
 from serin.serving.envoy.admin import Admin
-from serin.serving.envoy.api_types import CLUSTER, EXTENSION, RESOURCE, ROUTE_CONFIGURATION, SECRET
+from serin.serving.envoy.api_types import CLUSTER, EXTENSION, LISTENER, RESOURCE, ROUTE_CONFIGURATION, SECRET
 
 Document = dict[str, Any]
-Kind = Literal["clusters", "routes", "keys", "tls", "refusal-rate"]
+Kind = Literal["listener", "clusters", "routes", "keys", "tls", "refusal-rate"]
 
 _TYPES: dict[Kind, str] = {
+    "listener": LISTENER,
     "clusters": CLUSTER,
     "routes": ROUTE_CONFIGURATION,
     "keys": EXTENSION,

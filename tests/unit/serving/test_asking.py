@@ -60,4 +60,4 @@ def test_a_push_to_an_envoy_that_does_not_run_is_refused_and_leaves_the_files_al
     gateway.write_bootstrap(int(closed().split(":")[1]))
     after = {path: path.read_text() for path in tmp_path.rglob("*.json")}
     changed = {path.name for path in after if after[path] != before.get(path)}
-    assert changed == {"bootstrap.json"}
+    assert changed == {"listener.json"}

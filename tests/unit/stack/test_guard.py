@@ -38,9 +38,8 @@ def test_tls_is_known_from_the_bootstrap_also_while_no_gateway_runs(tmp_path: Pa
 def test_a_gateway_without_its_filter_listens_on_loopback_only_and_reports_it(tmp_path: Path) -> None:
     gateway, library = build_gateway(tmp_path), tmp_path / "filter.so"
     for request_filter, address in ((library, "0.0.0.0"), (None, "127.0.0.1")):
-        document = json.loads(
-            gateway.write_bootstrap(1, "0.0.0.0", request_filter=request_filter).read_text()
-        )
-        public = document["static_resources"]["listeners"][0]
+        gateway.write_bootstrap(1, "0.0.0.0", request_filter=request_filter)
+        listener = tmp_path / "gateway" / "listener" / "listener.json"
+        (public,) = json.loads(listener.read_text())["resources"]
         assert public["address"]["socket_address"]["address"] == address
         assert ("no request filter" in read_guard(tmp_path).words) == (request_filter is None)
