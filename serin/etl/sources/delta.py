@@ -64,7 +64,7 @@ def is_delta(path: str) -> bool:
         system, root = fsspec.core.url_to_fs(path)
         return bool(system.isdir(f"{root.rstrip('/')}/_delta_log"))
     except remote_errors(OSError, ValueError, ImportError):
-        return False  # whoever looks for the table's files says why
+        return False  # the search for the table's files reports why
 
 
 def _opened(name: str, table: DeltaTable) -> Any:

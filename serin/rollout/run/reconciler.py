@@ -81,7 +81,7 @@ class Reconciler:
         self._told: dict[str, str] = {}
 
     def look_again(self) -> None:
-        """Discards cached states: each is asked for once per call of this."""
+        """Discards cached states, so that each release is asked again once."""
         self._states.clear()
 
     # observing

@@ -148,7 +148,7 @@ def run_load(
 
 
 def _precise_loop() -> asyncio.AbstractEventLoop:
-    """Returns a loop that polls: epoll wakes up to a millisecond late, which would count as the server's latency."""
+    """Returns a loop on select(): epoll wakes up to a millisecond late, which would count as latency of the server."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 

@@ -60,7 +60,7 @@ class Tuning:
 
     `steady`: an open loop, where latencies count from the time a request was meant to be sent, at the highest rate of
     STEADY that stays below the limit. `passed_over`: the best in the search, if it gave only `passed_over_gain` when
-    measured in turns. `devices`: the tried devices with the best of each; empty with only one device.
+    measured in turns. `devices`: the tried devices with the best settings of each.
     """
 
     bundle: Bundle

@@ -155,7 +155,7 @@ class Tuner:
         return best
 
     def _processors(self, now: Settings) -> Iterator[Settings]:
-        """Returns settings from one instance with all cores to one on each core, and one with twice as many."""
+        """Yields instances and threads, from one instance with all cores to one instance per core."""
         here = core_count()
         counts = sorted({1, 2, max(here // 2, 1), here})
         for instances in counts:
