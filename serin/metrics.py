@@ -40,6 +40,23 @@ def auc(target: ArrayLike, score: ArrayLike) -> float:
     return half_pairs / (2 * positives * negatives)
 
 
+def average_precision(target: ArrayLike, score: ArrayLike) -> float:
+    """The mean precision over the positive rows, each at its own score: for positives that are rare.
+
+    Rows with equal scores count together, as one threshold; the row order does not matter.
+    """
+    positive, ranked = _pair(target, score)
+    truth = _binary(positive)
+    if not truth.any():
+        raise ValueError("average precision needs a positive row; the target has none")
+    rank, truth = _sorted_by_score(ranked, truth)
+    first_of_group = np.flatnonzero(np.append(True, rank[1:] != rank[:-1]))
+    positives_from = np.cumsum(truth[::-1], dtype=np.int64)[::-1][first_of_group]
+    positives_in = -np.diff(positives_from, append=0)
+    precision = positives_from / (truth.size - first_of_group)
+    return float(positives_in @ precision / positives_from[0])
+
+
 def log_loss(target: ArrayLike, probability: ArrayLike) -> float:
     """Mean negative log likelihood, in nats, of the positive class [n] or of all classes [n, k]."""
     truth, chance = _pair(target, probability)
@@ -64,7 +81,7 @@ def rmse(target: ArrayLike, prediction: ArrayLike) -> float:
 
 
 def paired_bootstrap(
-    metric: Literal["auc", "logloss", "accuracy", "rmse"],
+    metric: Literal["auc", "average_precision", "logloss", "accuracy", "rmse"],
     target: ArrayLike,
     ours: ArrayLike,
     theirs: ArrayLike,
@@ -96,6 +113,8 @@ def _resampled(
     """The metric as a function of how often each row was drawn; NaN where it has no value."""
     if metric == "auc":
         return _resampled_auc(_binary(truth), scores)
+    if metric == "average_precision":
+        return _resampled_precision(_binary(truth), scores)
     if metric == "rmse":
         squares = (scores.astype(np.float64) - truth) ** 2
         return lambda weights: float(np.sqrt(weights @ squares / len(squares)))
@@ -126,6 +145,26 @@ def _resampled_auc(truth: NDArray[np.bool_], scores: NDArray[Any]) -> Callable[[
             return float("nan")
         below = np.cumsum(negatives) - negatives
         return float(positives @ (below + 0.5 * negatives) / pairs)
+
+    return measure
+
+
+def _resampled_precision(
+    truth: NDArray[np.bool_], scores: NDArray[Any]
+) -> Callable[[NDArray[np.float64]], float]:
+    """Sorted once, the highest score first; a resample is then two sums along the order."""
+    order = np.argsort(scores, kind="stable")[::-1]
+    ranked, positive = scores[order], truth[order]
+    starts = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
+
+    def measure(weights: NDArray[np.float64]) -> float:
+        drawn = weights[order]
+        positives = np.add.reduceat(np.where(positive, drawn, 0.0), starts)
+        rows = np.cumsum(np.add.reduceat(drawn, starts))
+        if not positives.any():
+            return float("nan")
+        precision = np.cumsum(positives) / np.maximum(rows, 1.0)
+        return float(positives @ precision / positives.sum())
 
     return measure
 

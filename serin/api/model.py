@@ -29,7 +29,7 @@ class Checkpoint(Result):
     Examples:
         >>> checkpoint = pipeline.train()
         >>> sorted(checkpoint.metrics)
-        ['test_auc', 'test_logloss', 'valid_auc', 'valid_logloss']
+        ['test_auc', 'test_average_precision', 'test_logloss', 'valid_auc', 'valid_average_precision', 'valid_logloss']
     """
 
     metrics: dict[str, float]

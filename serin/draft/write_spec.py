@@ -150,6 +150,8 @@ def _model(guessed: Guessed) -> Iterator[str]:
         yield f"# {rare[0].upper()}{rare[1:]}. With class weights they count more in training,"
         yield "# and the scores are no longer probabilities:"
         yield "# training: {class_weights: balanced}"
+        yield "# A new version is compared with the live one by the precision among its highest scores."
+        yield "champion: {metric: average_precision}"
 
 
 def word(text: str) -> str:

@@ -224,7 +224,12 @@ def _value(metric: str, target: Array, scores: Array) -> float:
     if metric == "accuracy":
         guess = scores > 0.5 if scores.ndim == 1 else scores.argmax(axis=1)
         return metrics.accuracy(target, guess.astype(np.int64))
-    compute = {"auc": metrics.auc, "logloss": metrics.log_loss, "rmse": metrics.rmse}
+    compute = {
+        "auc": metrics.auc,
+        "average_precision": metrics.average_precision,
+        "logloss": metrics.log_loss,
+        "rmse": metrics.rmse,
+    }
     return compute[metric](target, scores)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serin.metrics import accuracy, auc, log_loss, paired_bootstrap, rmse
+from serin.metrics import accuracy, auc, average_precision, log_loss, paired_bootstrap, rmse
 
 
 def pairwise_auc(target: np.ndarray, score: np.ndarray) -> float:
@@ -32,6 +32,24 @@ def test_auc_is_the_share_of_rightly_ordered_pairs_with_ties_as_half(rows: list,
             auc(target, score)
     else:
         assert auc(target, score) == pytest.approx(pairwise_auc(target, score), abs=1e-15)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.sampled_from([-3.5, -0.0, 0.0, 0.25, 1.0, 7e30])), min_size=1, max_size=60
+    ),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_average_precision_is_the_mean_precision_at_each_positive(rows: list, dtype: type) -> None:
+    target = np.array([positive for positive, _ in rows], np.float32)
+    score = np.array([value for _, value in rows], dtype)
+    if not target.any():
+        with pytest.raises(ValueError, match="needs a positive row"):
+            average_precision(target, score)
+        return
+    at_each = [target[score >= own].mean() for own in score[target == 1]]
+    assert average_precision(target, score) == pytest.approx(float(np.mean(at_each)), rel=1e-6)
 
 
 def test_auc_does_not_depend_on_row_order() -> None:
@@ -89,7 +107,7 @@ def resamples_of(rows: int, count: int) -> list[np.ndarray]:
     return [random.integers(0, rows, rows) for _ in range(count)]
 
 
-@pytest.mark.parametrize("metric", ["auc", "logloss", "accuracy", "rmse"])
+@pytest.mark.parametrize("metric", ["auc", "average_precision", "logloss", "accuracy", "rmse"])
 def test_a_bootstrap_gives_the_metric_s_difference_in_every_resample(metric: str) -> None:
     random = np.random.default_rng(4)
     target = (random.random(80) < 0.4).astype(np.float32)
@@ -97,6 +115,7 @@ def test_a_bootstrap_gives_the_metric_s_difference_in_every_resample(metric: str
     theirs = np.clip(random.random(80), 0.01, 0.99)
     compute = {
         "auc": auc,
+        "average_precision": average_precision,
         "logloss": log_loss,
         "rmse": rmse,
         "accuracy": lambda truth, score: accuracy(truth, score > 0.5),

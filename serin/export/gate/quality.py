@@ -17,7 +17,7 @@ METRICS: Mapping[Task, tuple[str, ...]] = {
     "multiclass": ("accuracy", "logloss"),
     "regression": ("rmse",),
 }
-HIGHER_IS_BETTER = ("auc", "accuracy")
+HIGHER_IS_BETTER = ("auc", "average_precision", "accuracy")
 
 
 def answers(logits: Array, task: Task) -> dict[str, Array]:

@@ -12,7 +12,7 @@ from serin.formats.shards import Array
 
 
 def judge_scores(target: Array, scores: Array, task: Task, targets: Sequence[str] = ()) -> dict[str, float]:
-    """Returns metrics by name. AUC is left out where only one class is present: it cannot be measured.
+    """Returns metrics by name. AUC and average precision are left out where only one class is present.
 
     With several targets: the mean of each metric, and the metric of each as auc_<name>.
     """
@@ -23,7 +23,10 @@ def judge_scores(target: Array, scores: Array, task: Task, targets: Sequence[str
         case "binary":
             chance = np.ascontiguousarray(scores[:, 0])
             known = {"logloss": metrics.log_loss(target, chance)}
-            return {"auc": metrics.auc(target, chance), **known} if target.min() != target.max() else known
+            if target.min() == target.max():
+                return known
+            precision = metrics.average_precision(target, chance)
+            return {"auc": metrics.auc(target, chance), "average_precision": precision, **known}
         case "multiclass":
             return {
                 "logloss": metrics.log_loss(target, scores),

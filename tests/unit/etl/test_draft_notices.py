@@ -120,6 +120,7 @@ def test_rare_positives_get_a_stratified_split_and_advice(tmp_path: Path) -> Non
     assert any("only 0.40% of the rows are positive" in notice for notice in draft.notices)
     advised = yaml.safe_load(draft.text.replace("# training: {class", "training: {class"))
     assert load_spec(advised).training.class_weights == "balanced"
+    assert spec.champion.metric == "average_precision"
 
 
 def test_a_draft_is_for_trees_and_holds_nothing_that_they_do_not_use(tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     with heard(said.append):
         checkpoint = launcher.train(MODEL, training, dataset, folder=folder)
     assert said == [f"already trained: {folder / 'result'}"]
-    assert set(checkpoint.metrics) == {"valid_auc", "valid_logloss", "test_auc", "test_logloss"}
+    names = ("auc", "average_precision", "logloss")
+    assert set(checkpoint.metrics) == {f"{split}_{name}" for split in ("valid", "test") for name in names}
 
 
 def test_the_best_epoch_is_the_result(tmp_path: Path) -> None:
