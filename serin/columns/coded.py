@@ -146,7 +146,7 @@ def as_sent(column: Column) -> Column:
         return column
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, in training as in serving
         if isinstance(column, CodedColumn):
-            entries = column.entries.astype(np.float32)
+            entries = column.entries.astype(np.float32, copy=False)
             return CodedColumn(kind="float", entries=entries, places=column.places)
         return Column(kind="float", values=column.values.astype(np.float32, copy=False))
 

@@ -56,9 +56,7 @@ class Layout:
     lookups: tuple[JoinLayout, ...]
     served: tuple[str, ...]  # what features are made of
     kept: tuple[str, ...]  # what features and requests are made of
-    sent: tuple[
-        str, ...
-    ] = ()  # floats that the target reads as they are stored, and features as they are sent
+    sent: tuple[str, ...] = ()  # floats that may be stored with more bits than a request holds
 
 
 def lay_out(data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str, Table]) -> Layout:
@@ -110,8 +108,14 @@ def try_lay_out(
         lookups=tuple(j for j in joins if j.spec.source == "lookup" and set(j.columns.values()) & behind),
         served=served,
         kept=tuple(dict.fromkeys([*served, *fitted, *(column.name for column in inputs)])),
-        sent=tuple(name for name in data.target.known_at_serving if kinds[name] == "float"),
+        sent=_sent(data, kinds),
     )
+
+
+def _sent(data: DataSpec, kinds: Mapping[str, Kind]) -> tuple[str, ...]:
+    """Floats that clients send although the target reads them as they are stored, and windows over such columns."""
+    made = [name for window in data.windows for name in window.make if name not in data.answers]
+    return tuple(name for name in (*data.target.known_at_serving, *made) if kinds.get(name) == "float")
 
 
 def _reads(data: DataSpec, kinds: Mapping[str, Kind], main: Table) -> tuple[Read, ...]:

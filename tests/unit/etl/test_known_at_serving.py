@@ -73,6 +73,19 @@ def test_the_target_reads_stored_floats_and_features_read_sent_ones(tmp_path: Pa
         assert np.array_equal(num[:, one].view(np.int32), num[:, other].view(np.int32))
 
 
+def test_windows_over_columns_of_the_target_are_as_clients_send_them(tmp_path: Path) -> None:
+    """Also where the target alone reads the column, and through a derived one."""
+    windows = [{"by": "spent", "make": {"last": "lag(limit)"}}]
+    spec = spec_with(
+        tmp_path, "last", "tripled", expression="limit > 0.5", time="received", windows=windows,
+        derived={"tripled": "last * 3"},
+    )  # fmt: skip
+    frame = orders()
+    frame["spent"] = frame["spent"].round().astype(int)
+    frame.to_parquet(tmp_path / "trips.parquet")
+    assert build(spec, Store(str(tmp_path / "store"))).digest
+
+
 def test_a_known_column_that_tells_the_target_is_refused_also_without_a_time(tmp_path: Path) -> None:
     frame_says = "spent > 9 or limit > 0.5"  # spent never is: limit alone decides
     spec = spec_with(tmp_path, "limit", "size", known=["limit"], expression=frame_says)
