@@ -206,7 +206,7 @@ REFUSALS = [
         feature={"columns": ["past"], "steps": ["fill_median"]},
     ),
     refusal(SpecError, "newest_within needs a time", checks=[{"column": "id", "newest_within": "1d"}]),
-    refusal(SpecError, "values must be texts or", checks=[{"column": "x", "values": [1]}]),
+    refusal(SpecError, "values must be all strings or all integers", checks=[{"column": "x", "values": [1]}]),
     refusal(CheckFailed, "breaks type: int: it is a float", checks=[{"column": "x", "type": "int"}]),
     refusal(CheckFailed, "breaks min_rows", checks=[{"min_rows": 61}]),
     refusal(
