@@ -14,7 +14,8 @@ from serin.etl.relational.checks import failures_of
 from serin.etl.relational.relation import LoadedJoin, Prepared, finish, load_join, relate_columns
 from serin.etl.relational.target import check_classes, check_varies, evaluate_target, merge_classes
 from serin.etl.relational.totals import added, refuse_empty
-from serin.etl.sources.layout import Layout
+from serin.etl.sources.layout import LaidOut, Layout
+from serin.etl.sources.partitions import Read
 from serin.etl.sources.problems import Problems
 from serin.etl.sources.tables import Piece, Table, read_piece, spread_pieces
 from serin.spec.data import DataSpec
@@ -37,66 +38,71 @@ class Trial:
 def try_rows(
     data: DataSpec,
     features: Sequence[FeatureSpec],
-    layout: Layout,
+    laid: LaidOut,
     tables: Mapping[str, Table],
     problems: Problems,
 ) -> Trial:
     """Collects what the values of up to MAX_ROWS rows, spread over the main table, and the keys of the joined tables
-    show to be wrong. What only all rows can show is judged when all of them were read."""
-    joins, unread = _load_joins(layout, tables, problems)
+    show to be wrong, as far as the spec fits the tables. What only all rows can show is judged when all were read."""
+    joins, unread = _load_joins(data, laid, tables, problems)
+    if data.main not in tables:
+        return Trial(rows=0, total=0, unread=unread)
     main = tables[data.main]
     pieces = spread_pieces(main, MAX_ROWS)
-    alone = data.unique is None and not layout.windows  # no row depends on others
+    found = Problems()
     prepared = []
     for piece in pieces:
-        found = _try_piece(piece, data, layout, None if unread else joins, problems, alone=alone)
-        if problems:
+        columns = _read_columns(piece, laid.reads, found)
+        if laid.layout is not None and not found and len(joins) == len(data.joins):
+            prepared += _prepare(piece, data, laid.layout, columns, joins, found)
+        if found:
             break  # the other pieces would show the same
-        prepared += [found] if found else []
     rows = sum(piece.rows for piece in pieces)
-    if not problems and rows == main.rows and len(prepared) == len(pieces):
-        _judge(data, features, prepared, problems)
+    if not found and rows == main.rows and len(prepared) == len(pieces):
+        _judge(data, features, prepared, found)
+    problems.include(found)
     return Trial(rows=rows, total=main.rows, unread=unread)
 
 
 def _load_joins(
-    layout: Layout, tables: Mapping[str, Table], problems: Problems
+    data: DataSpec, laid: LaidOut, tables: Mapping[str, Table], problems: Problems
 ) -> tuple[list[LoadedJoin], tuple[str, ...]]:
     joins, unread = [], []
-    for index, join in enumerate(layout.joins):
+    for join in laid.joins:
         table = tables[join.spec.table]
         if partner_bytes(join, table) > _JOIN_BYTES:
             unread.append(table.name)
             continue
-        with problems.catching(f"data.joins[{index}].on"):
+        with problems.catching(f"data.joins[{data.joins.index(join.spec)}].on"):
             joins.append(load_join(join, table))
     return joins, tuple(unread)
 
 
-def _try_piece(
+def _read_columns(piece: Piece, reads: Sequence[Read], problems: Problems) -> dict[str, Column]:
+    columns: dict[str, Column] = {}
+    for read in reads:
+        with problems.catching():
+            columns |= read_piece(piece, [read])
+    return columns
+
+
+def _prepare(
     piece: Piece,
     data: DataSpec,
     layout: Layout,
-    joins: Sequence[LoadedJoin] | None,
+    columns: Mapping[str, Column],
+    joins: Sequence[LoadedJoin],
     problems: Problems,
-    *,
-    alone: bool,
-) -> Prepared | None:
-    """The rows of a piece that are left; None when that cannot be known from this piece alone."""
-    columns: dict[str, Column] = {}
-    for read in layout.reads:
-        with problems.catching():
-            columns |= read_piece(piece, [read])
-    if problems or joins is None:
-        return None
+) -> list[Prepared]:
+    """The rows of a piece that are left; nothing when other pieces decide about them too."""
     rows = np.arange(piece.first_row, piece.first_row + piece.rows, dtype=np.int64)
     with problems.catching("data"):
         related = relate_columns(columns, rows, layout, joins)
-        if alone:
-            return finish(related, data, layout)
+        if data.unique is None and not layout.windows:
+            return [finish(related, data, layout)]
         if set(data.target.columns) <= related.columns.keys():
             evaluate_target(data.target, related.columns, len(related.rows))
-    return None
+    return []
 
 
 def _judge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +87,11 @@ def _check_data(spec: PipelineSpec, problems: Problems) -> CheckedSpec:
     from serin.etl.trial import try_rows
 
     with _opened(spec.data, problems) as tables:
-        layout = try_lay_out(spec.data, spec.features, tables, problems)
-        if layout is None:
-            return CheckedSpec(spec=spec)
-        trial = try_rows(spec.data, spec.features, layout, tables, problems)
+        laid = try_lay_out(spec.data, spec.features, tables, problems)
+        trial = try_rows(spec.data, spec.features, laid, tables, problems)
+    layout = laid.layout
+    if layout is None:
+        return CheckedSpec(spec=spec)
     lookups = tuple(
         (tuple(join.columns.values()), join.spec.here, join.spec.table) for join in layout.lookups
     )
@@ -101,6 +102,7 @@ def _with_table_problems(error: SpecError, source: Mapping[str, Any] | Path) -> 
     """The error with what the readable part of the spec shows beside it."""
     from serin.etl.sources.layout import try_lay_out
     from serin.etl.sources.problems import Problems
+    from serin.etl.trial import try_rows
     from serin.spec.partial import read_partial
 
     problems = Problems()
@@ -113,10 +115,14 @@ def _with_table_problems(error: SpecError, source: Mapping[str, Any] | Path) -> 
         return error
     for problem in part.problems():
         problems.add(SpecError(where="spec", problems=[problem]))
-    with _opened(part.data, problems) as tables:
-        try_lay_out(part.data, part.features, tables, problems)
+    found = Problems()
+    with _opened(part.data, found) as tables:
+        laid = try_lay_out(part.data, part.features, tables, found)
+        readable = replace(laid, layout=None)  # a spec with mistakes is not computed with
+        try_rows(part.data, part.features, readable, tables, found)
     if not part.names_known:
-        problems.forget(lambda each: isinstance(each, ColumnMissing) and each.table == part.data.main)
+        found.forget(lambda each: isinstance(each, ColumnMissing) and each.table == part.data.main)
+    problems.include(found)
     return SpecError(where=error.fields["where"], problems=problems.lines())
 
 

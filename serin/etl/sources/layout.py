@@ -59,20 +59,30 @@ class Layout:
     sent: tuple[str, ...] = ()  # floats that may be stored with more bits than a request holds
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOut:
+    """What can be read although there are problems: columns of the main table and joins. `layout`: None when there are
+    any."""
+
+    reads: tuple[Read, ...]
+    joins: tuple[JoinLayout, ...]
+    layout: Layout | None = None
+
+
 def lay_out(data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str, Table]) -> Layout:
     """Checks every name and kind the spec uses against the tables; one problem is raised as it is, several as one
     SpecError."""
     problems = Problems()
-    layout = try_lay_out(data, features, tables, problems)
+    laid = try_lay_out(data, features, tables, problems)
     problems.raise_found("the spec does not fit the tables")
-    assert layout is not None
-    return layout
+    assert laid.layout is not None
+    return laid.layout
 
 
 def try_lay_out(
     data: DataSpec, features: Sequence[FeatureSpec], tables: Mapping[str, Table], problems: Problems
-) -> Layout | None:
-    """Collects all problems; None when there are any. `tables` may lack some that could not be opened."""
+) -> LaidOut:
+    """Collects all problems. `tables` may lack some that could not be opened."""
     tables = renamed_tables(data.rename, tables, problems)
     uses, made = find_uses(data, features, tables, problems)
     known = Kinds(data, features, tables, made)
@@ -91,14 +101,15 @@ def try_lay_out(
     where = None
     with problems.catching():
         where = None if data.where is None else known.typed("data.where", data.where)
+    reads = _reads(data, kinds, tables[data.main]) if data.main in tables else ()
     if problems:
-        return None
+        return LaidOut(reads=reads, joins=joins)
     fitted = [column for feature in features for column in feature.inputs]
     inputs = _inputs(
         data, served, kinds, {**{name: (data.main, name) for name in tables[data.main].types}, **made}
     )
-    return Layout(
-        reads=_reads(data, kinds, tables[data.main]),
+    layout = Layout(
+        reads=reads,
         joins=joins,
         derived=derived,
         where=where,
@@ -110,6 +121,7 @@ def try_lay_out(
         kept=tuple(dict.fromkeys([*served, *fitted, *(column.name for column in inputs)])),
         sent=_sent(data, kinds),
     )
+    return LaidOut(reads=reads, joins=joins, layout=layout)
 
 
 def _sent(data: DataSpec, kinds: Mapping[str, Kind]) -> tuple[str, ...]:

@@ -28,6 +28,10 @@ class Problems:
         if all(str(error) != str(known) for _, known in self._found):
             self._found.append((key, error))
 
+    def include(self, others: Problems) -> None:
+        for key, error in others._found:
+            self.add(error, key)
+
     def forget(self, unwanted: Callable[[SerinError], bool]) -> None:
         self._found = [(key, error) for key, error in self._found if not unwanted(error)]
 

@@ -57,6 +57,7 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "id": [f"k{row % 7}" for row in range(ROWS)],
         "x": [float(row) for row in range(ROWS)],
         "y": [row % 2 for row in range(ROWS)],
+        "note": ["soon"] * ROWS,
     }
     pq.write_table(pa.table(main), tmp_path / "main.parquet", row_group_size=10)
     side = {"id": [f"k{row}" for row in range(7)], "size": list(range(7)), "x": [0.5] * 7}
@@ -105,6 +106,23 @@ def test_columns_that_an_unreadable_entry_may_make_are_not_called_missing(tmp_pa
     spec["features"] = [{"columns": ["twice", "half"], "steps": ["normalize"]}]
     problems = problems_of(tmp_path, spec)
     assert [key for key, _ in problems] == ["data.derived"]
+
+
+def test_what_only_the_values_show_is_found_beside_other_mistakes(tmp_path: Path) -> None:
+    twice = {"id": ["k0", *(f"k{row}" for row in range(6))], "size": list(range(7))}
+    pq.write_table(pa.table(twice), tmp_path / "side.parquet")
+    expected = [
+        ("data.joins[0].on", "key (id='k0') occurs 2 times"),
+        ("data.time", "does not parse as a time"),
+    ]
+    missing = ("data.split.group", "column 'nope' is not in 'main'")
+    spec = good(time="note", split={"group": "nope"})
+    assert not unfound(found := problems_of(tmp_path, spec), [*expected, missing])
+    assert len(found) == 3
+    assert not unfound(
+        found := problems_of(tmp_path, {**spec, "etl": {"engin": "cpu"}}), [*expected, missing]
+    )
+    assert len(found) == 4
 
 
 def test_a_wrong_target_does_not_hide_the_other_mistakes(tmp_path: Path) -> None:
