@@ -55,11 +55,12 @@ def logs(
         from serin.rollout.run.status import status
 
         raise NotFound(kind="log of model", name=model, known=[entry.name for entry in status(home)])
+    new_lines = follow_logs(home, model)
     for source in found:
         recent = last_lines(source, lines)
         say(f"==> {source.name} ({source.path})")
         for line in recent:
             show(line)
     if follow:
-        for name, line in follow_logs(home, model):
+        for name, line in new_lines:
             show(f"{name}: {line}")

@@ -54,8 +54,12 @@ def last_lines(source: LogSource, count: int) -> list[str]:
 
 
 def follow_logs(home: Path, model: str) -> Iterator[tuple[str, str]]:
-    """Each new line with the name of its source, forever. Releases that are started later are found."""
-    offsets = {source.path: _size(source.path) for source in find_logs(home, model)}
+    """Yields each line that is written after this call with the name of its source, forever. Releases that are started
+    later are included."""
+    return _follow(home, model, {source.path: _size(source.path) for source in find_logs(home, model)})
+
+
+def _follow(home: Path, model: str, offsets: dict[Path, int]) -> Iterator[tuple[str, str]]:
     while True:
         for source in find_logs(home, model):
             text, offsets[source.path] = _read(source.path, offsets.get(source.path, 0))

@@ -14,13 +14,14 @@ from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.rollout.run.status import ModelStatus, ReleaseStatus
 from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
-from serin.stack.combined_fleet import CombinedFleet
+from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
 from serin.stack.guard import Guard, read_guard
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.host.supervisor import Child, Supervisor
 from serin.stack.prefect import rest_api
 from serin.stack.wiring import build_gateway, build_releases, request_log
 from serin.store.artifacts import Release
+from serin.store.store import Store
 
 WINDOW_S = 60.0
 
@@ -134,8 +135,9 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
         children = tuple(Supervisor(home).children())
     except SupervisorGone:
         return Status(home=home, up=False)
-    models = tuple(rollout_statuses(home))
     external = External(home)
+    known = CombinedVersions(Store.open(), external)
+    models = tuple(model for model in rollout_statuses(home) if model.live or known.versions(model.name))
     fleet = CombinedFleet(build_releases(home), external)
     named = [_named(model, entry) for model in models for entry in model.releases]
     return Status(
@@ -173,7 +175,7 @@ def _live_words(model: ModelStatus) -> str:
     if model.live:
         return f"version {model.live} is live"
     if model.rollout.phase == "retired":
-        return f"retired; `serin rollout start {model.name} {model.rollout.version}` serves it again"
+        return f"retired; `serin rollout start {model.name} VERSION` serves a version again"
     return "no version is live yet"
 
 
