@@ -50,7 +50,7 @@ LINES_PER_S, LINES_AT_ONCE = 5, 50
 
 
 def request_log(path: Path) -> Document:
-    """One JSON line per inference that was sent to a release, whatever came of it."""
+    """Returns the log with one JSON line per inference that was sent to a release, whatever its outcome."""
     return {
         "name": "requests",
         "filter": _header(ARM_HEADER),
@@ -59,7 +59,8 @@ def request_log(path: Path) -> Document:
 
 
 def refusal_logs(path: Path, rate: Path) -> list[Document]:
-    """Lines of some refusals, and counters of all of them by status. `rate`: the file with `rate_document`."""
+    """Returns the logs of refusals: lines of some, and counters of all by status. `rate`: the file with
+    `rate_document`."""
     bucket = {"resource_name": RATE_NAME, "config_source": followed(rate)}
     limit = {"name": "rate", "typed_config": {"@type": LOG_RATE, "dynamic_config": bucket}}
     codes = (("code", "%RESPONSE_CODE%"), ("grpc", "%GRPC_STATUS_NUMBER%"))
@@ -82,13 +83,13 @@ def refusal_logs(path: Path, rate: Path) -> list[Document]:
 
 
 def rate_document() -> Document:
-    """The token bucket of the log of refusals, as a resource that has a name."""
+    """Returns the token bucket of the refusal log as a named resource."""
     bucket = {"max_tokens": LINES_AT_ONCE, "tokens_per_fill": LINES_PER_S, "fill_interval": "1s"}
     return {"name": RATE_NAME, "resource": {"@type": LOG_BUCKET, **bucket}}
 
 
 def _refused() -> list[Document]:
-    """Not sent to a release, and answered with an error of HTTP or gRPC."""
+    """Matches requests that were not sent to a release and were answered with an error of HTTP or gRPC."""
     sent = {"name": ARM_HEADER, "present_match": True, "invert_match": True}
     error = {"op": "GE", "value": {"default_value": 400, "runtime_key": "serin.refused_from"}}
     call = {"name": "content-type", "string_match": {"prefix": "application/grpc"}}

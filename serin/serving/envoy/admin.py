@@ -1,4 +1,4 @@
-"""Envoy's admin interface over its unix socket: what it has taken, what it is doing."""
+"""Envoy's admin interface over its unix socket: accepted documents, statistics, draining."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCOPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """The version of a document that is in force, and how many Envoy has refused so far."""
+    """The version of a document that is in force, and how many documents Envoy has refused so far."""
 
     version: str
     refused: int
@@ -45,7 +45,7 @@ class Admin:
             return False
 
     def taken(self, kind: str) -> Taken:
-        """Of one of SCOPES."""
+        """Returns the state of one of SCOPES."""
         scope = SCOPES[kind]
         stats = self.stats(rf"^{re.escape(scope)}\.(version_text|update_rejected|update_failure)$")
         refused = int(stats.get(f"{scope}.update_rejected", "0")) + int(
@@ -54,7 +54,7 @@ class Admin:
         return Taken(version=stats.get(f"{scope}.version_text", "").strip('"'), refused=refused)
 
     def stats(self, pattern: str) -> dict[str, str]:
-        """Every statistic whose name matches; Envoy's patterns are RE2."""
+        """Returns every statistic whose name matches; Envoy's patterns are RE2."""
         status, text = self._ask("GET", f"/stats?filter={quote(pattern)}")
         if status != 200:
             raise GatewayRejected(what="a question about its statistics", reason=text.strip())
@@ -62,7 +62,7 @@ class Admin:
         return {name: value for name, _, value in pairs if value}
 
     def certificate_days(self) -> int | None:
-        """Until the first of the certificates in force ends; None when there is none."""
+        """Returns the days until the first certificate in force expires; None when there is none."""
         found = json.loads(self._ask("GET", "/certs")[1]).get("certificates", [])
         days = [int(link["days_until_expiration"]) for entry in found for link in entry.get("cert_chain", [])]
         return min(days, default=None)

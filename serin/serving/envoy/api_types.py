@@ -1,4 +1,4 @@
-"""Names of Envoy's extension types, and the pieces that bootstrap and routes share."""
+"""Names of Envoy's extension types, and the parts that bootstrap and routes share."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ JSON_HEADER = {
 
 
 def script_filter(name: str, file: str, *, unless: dict[str, Any]) -> dict[str, Any]:
-    """A Lua filter that is not even called where the predicate `unless` holds."""
+    """Returns a Lua filter that is skipped where the predicate `unless` holds."""
     script = {"@type": LUA, "default_source_code": {"inline_string": (SOURCES / file).read_text()}}
     skip = {"action": {"name": "skip", "typed_config": {"@type": SKIP}}}
     config = {
@@ -64,14 +64,14 @@ def script_filter(name: str, file: str, *, unless: dict[str, Any]) -> dict[str, 
 
 
 def module_filter(name: str, library: Path) -> dict[str, Any]:
-    """A filter in a shared library, which Envoy loads when it starts."""
+    """Returns a filter in a shared library, which Envoy loads when it starts."""
     module = {"module": {"local": {"filename": str(library)}}}
     config = {"@type": DYNAMIC_MODULE, "dynamic_module_config": module, "filter_name": name}
     return {"name": name, "typed_config": config}
 
 
 def followed(path: Path) -> dict[str, Any]:
-    """A file that Envoy reads again when something is renamed into its folder."""
+    """Returns a file that Envoy reads again when something is renamed into its folder."""
     return {
         "resource_api_version": "V3",
         "path_config_source": {"path": str(path), "watched_directory": {"path": str(path.parent)}},

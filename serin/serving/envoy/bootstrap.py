@@ -131,8 +131,8 @@ def _connection_manager(logs: list[Document], routes: Path, http_filters: list[D
 
 
 def _own_headers() -> Document:
-    """What a client sets of the gateway's own headers is removed first; and binary ones, which end a gRPC call when
-    they are not base64."""
+    """Removes the gateway's own headers that a client sets, and binary ones, which end a gRPC call if they are not
+    base64."""
     kinds = ({"prefix": "x-serin-"}, {"prefix": "x-envoy-"}, {"suffix": "-bin"})
     removals = [{"remove_on_match": {"key_matcher": kind}} for kind in kinds]
     config = {"@type": HEADER_MUTATION, "mutations": {"request_mutations": removals}}

@@ -1,4 +1,4 @@
-"""Envoy's clusters (CDS): where the running releases are. Pure."""
+"""Envoy's clusters (CDS): the addresses of the running releases. Pure."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ def aggregate_name(first: Release, then: Release, protocol: Protocol) -> str:
 
 
 def clusters(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> list[Document]:
-    """Two clusters per running release; and between the stable release and a candidate or baseline those that fall back
-    from one to the other.
+    """Returns two clusters per running release, and those that fall back between the stable release and a candidate.
 
-    These stay while the route names the candidate, also without weight: requests in flight at a release that hangs are
-    tried again through them.
+    A baseline has fallbacks like a candidate. These stay while the route names the candidate, also without weight:
+    requests in flight at a release that hangs are retried through them.
     """
     found = []
     for name, endpoint in sorted(endpoints.items()):
@@ -78,8 +77,10 @@ def _release_cluster(release: Release, protocol: Protocol, place: Endpoint) -> D
 
 
 def _found_by(host: str) -> Document:
-    """A host name is looked up repeatedly. If it has both kinds of address, Envoy would use IPv6 only, even if nothing
-    listens there."""
+    """Returns how a host is resolved: a host name is looked up repeatedly.
+
+    If it has both kinds of address, Envoy would use IPv6 only, even if nothing listens there.
+    """
     try:
         ip_address(host)
     except ValueError:
@@ -115,7 +116,7 @@ def _protocol_options(protocol: Protocol) -> Document:
 
 
 def _bad_request() -> Document:
-    """The script is called for an answer with status 500, and for no other: good ones are not to pay for it."""
+    """Returns the script for answers with status 500 only, so that good ones do not pay for it."""
     failed = {
         "input": {"name": "header", "typed_config": {"@type": RESPONSE_HEADER, "header_name": ":status"}},
         "value_match": {"exact": "500"},
@@ -126,6 +127,7 @@ def _bad_request() -> Document:
 
 
 def _circuit(retries: Document) -> Document:
-    """What is more than this at once is refused with 503: Triton's own queue has no bound."""
+    """Returns the circuit breaker: requests beyond the limit are refused with 503, because Triton's queue is
+    unbounded."""
     limits = {"max_connections": 1024, "max_pending_requests": 1024, "max_requests": 1024, **retries}
     return {"thresholds": [{"priority": "DEFAULT", **limits}]}

@@ -24,7 +24,7 @@ _TYPES: dict[Kind, str] = {
     "tls": SECRET,
     "refusal-rate": RESOURCE,
 }
-_TAKE_S = 5.0  # a push that Envoy has not taken by then is refused; it is repeated once on the way
+_TAKE_S = 5.0  # a push that Envoy has not accepted by then is refused; it is repeated once before
 
 
 class Documents:
@@ -41,18 +41,19 @@ class Documents:
             self.file(kind).parent.mkdir(parents=True, exist_ok=True)
 
     def place(self, kind: Kind, documents: list[Document]) -> None:
-        """For an Envoy that is not running."""
+        """Writes documents for an Envoy that is not running."""
         self._write(kind, _response(kind, documents)[1])
 
     def present(self, kind: Kind) -> list[Document]:
         try:
             resources = json.loads(self.file(kind).read_bytes())["resources"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return []  # none yet, or damaged: what is wanted is written again
+            return []  # none yet, or damaged: the wanted ones are written again
         return [{key: value for key, value in resource.items() if key != "@type"} for resource in resources]
 
     def push(self, kind: Kind, documents: list[Document]) -> None:
-        """GatewayRejected when Envoy does not take them: then it has, and reads when it is restarted, those before."""
+        """Pushes documents. Raises GatewayRejected when Envoy does not accept them; then the earlier ones stay in
+        force."""
         version, text = _response(kind, documents)
         file = self.file(kind)
         before = self._admin.taken(kind)
@@ -67,7 +68,9 @@ class Documents:
                 if old is not None:
                     self._write(kind, old)
                 reason = (
-                    "refused, see its log" if now.refused > before.refused else f"not taken in {_TAKE_S:g} s"
+                    "refused, see its log"
+                    if now.refused > before.refused
+                    else f"not accepted within {_TAKE_S:g} s"
                 )
                 raise GatewayRejected(what=f"new {kind}", reason=f"{reason} ({self._folder / 'envoy.log'})")
             if time.monotonic() > again:
@@ -76,12 +79,13 @@ class Documents:
             time.sleep(0.01)
 
     def _write(self, kind: Kind, text: str) -> None:
-        """By rename: Envoy does not see an edit in place. For its owner's eyes only: some hold secrets."""
+        """Writes by rename, because Envoy does not see an edit in place, and readable by the owner only: some hold
+        secrets."""
         write_secret(self.file(kind), text)
 
 
 def _response(kind: Kind, documents: list[Document]) -> tuple[str, str]:
-    """Version and text of a discovery response; equal documents have equal versions."""
+    """Returns version and text of a discovery response; equal documents have equal versions."""
     resources = [{"@type": _TYPES[kind], **document} for document in documents]
     version = hashlib.sha256(json.dumps(resources, sort_keys=True).encode()).hexdigest()[:16]
     return version, json.dumps({"version_info": version, "resources": resources})

@@ -1,7 +1,7 @@
-"""Refused requests whose body is read to its end and dropped before they are answered. Pure.
+"""Reads the body of refused requests to its end and drops it before they are answered. Pure.
 
 An answer that is sent while the body still arrives makes Envoy reset an HTTP/2 stream and close an HTTP/1.1 connection,
-and some clients report that instead of the answer. The filter is a script that runs on the routes that ask for it.
+and some clients report that instead of the answer. The filter is a script that runs on the routes that enable it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _NAME = "drain"
 
 
 def longest_read(max_request_bytes: int) -> int:
-    """The length of a body that is still read when a request with a larger one than allowed is refused."""
+    """Returns the length up to which a body is still read when it is refused as too large."""
     return 2 * max_request_bytes
 
 
 def drain_script() -> str:
-    """Defines the function drain."""
+    """Returns the script that defines the function drain."""
     return (SOURCES / "drain.lua").read_text()
 
 
 def drain_filter() -> Document:
-    """Its place in the chain, before the buffer that waits for the body. It runs on the routes that ask for it."""
+    """Returns the filter, placed before the buffer that waits for the body. It runs on the routes that enable it."""
     lines = (
         drain_script(),
         "function envoy_on_request(handle)",
@@ -39,5 +39,5 @@ def drain_filter() -> Document:
 
 
 def drained() -> Document:
-    """Settings of a route that refuses: the body is dropped, and the buffer waits for its end."""
+    """Returns the settings of a route that refuses: the body is dropped, and the buffer waits for its end."""
     return {_NAME: {"@type": LUA_PER_ROUTE, "name": _NAME}}

@@ -1,4 +1,4 @@
-"""The routes that are the same whatever is served (RDS): the gateway's own health, and every refusal. Pure."""
+"""The routes that do not depend on what is served (RDS): the gateway's own health, and every refusal. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEALTH_CLUSTER = "health"
 
 
 def server_routes() -> list[Document]:
-    """Health of the server is the gateway's own."""
+    """Returns the routes of the server's health, which is the gateway's own."""
     live = {"match": {"safe_regex": {"regex": "/v2/health/(live|ready)"}}, "direct_response": {"status": 200}}
     body = '{"name":"serin","version":"2","extensions":["binary_tensor_data"]}'
     about = {
@@ -34,7 +34,7 @@ def server_routes() -> list[Document]:
 
 
 def too_large(max_request_bytes: int) -> list[Document]:
-    """Bodies whose declared length is above the limit. Others are counted by the buffer as they come."""
+    """Refuses bodies whose declared length is above the limit. The buffer counts others as they arrive."""
     text, most = "Payload Too Large", longest_read(max_request_bytes)
     ranges: tuple[tuple[Body, int, int], ...] = (
         ("drained", max_request_bytes + 1, most + 1),

@@ -1,6 +1,6 @@
-"""API keys: who may ask for which model, until when. One file that only its owner reads, with hashes instead of keys.
+"""API keys: who may call which model, until when. One file that only its owner reads, with hashes instead of keys.
 
-A key is 256 random bits, so that a plain SHA-256 of it tells nobody anything; it is shown once, when it is made.
+A key is 256 random bits, so that its plain SHA-256 reveals nothing; it is shown once, when it is created.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KeyState = Literal["good", "expired", "revoked"]
 
 
 class ApiKey(BaseModel):
-    """What is kept of a key. `models` None: all of them. Times are seconds since 1970."""
+    """The stored part of a key. `models` None: all of them. Times are seconds since 1970."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,22 +61,23 @@ class KeyRing(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFile:
-    """The ring at `path`. Changes are whole or not made, and made one after another.
+    """The ring at `path`. Changes are atomic and serialised.
 
-    That keys are asked for is remembered in a second file beside it, and in what the gateway was given last
-    (`published`): a ring that is lost or broken closes the gateway. Only `require(False)` stops asking.
+    That keys are required is also recorded in a second file beside it, and in the gateway's last documents
+    (`published`): a ring that is lost or broken closes the gateway. Only `require(False)` stops requiring keys.
     """
 
     path: Path
     published: Path | None = None
 
     def read(self) -> KeyRing:
-        """An empty ring where keys were never asked for; KeyFileBroken when the file is lost or cannot be trusted."""
+        """Returns an empty ring where keys were never required; raises KeyFileBroken when the file is lost or cannot be
+        trusted."""
         ring = self._read()
         if ring is not None:
             return ring
         if self._asked_before():
-            raise KeyFileBroken(path=self.path, reason="is lost, and keys are asked for")
+            raise KeyFileBroken(path=self.path, reason="is lost, and keys are required")
         return KeyRing()
 
     def _read(self) -> KeyRing | None:
@@ -99,9 +100,9 @@ class KeyFile:
         return self.path.with_name(".keys-required")
 
     def remember(self, ring: KeyRing) -> None:
-        """Of one who holds the lock. Rings of an older Serin have no mark yet."""
+        """Records that keys are required; call it with the lock held. Rings of an older Serin have no mark yet."""
         if ring.required and self._mark_signature() is None:
-            write_secret(self.mark, "keys are asked for; `serin keys require --off` ends it\n")
+            write_secret(self.mark, "keys are required; `serin keys require --off` ends it\n")
 
     def _mark_signature(self) -> tuple[int, ...] | None:
         return file_signature(self.mark)
@@ -119,7 +120,8 @@ class KeyFile:
     def create(
         self, name: str, *, models: Sequence[str] | None = None, lasts_s: float | None = None
     ) -> tuple[ApiKey, str]:
-        """A new key and its secret, which is kept nowhere. From the first one on, the gateway asks for a key."""
+        """Returns a new key and its secret, which is stored nowhere. From the first one on, the gateway requires a
+        key."""
         now = time.time()
         key = PREFIX + secrets.token_urlsafe(32)
         with self._changing(even_lost=True) as ring:
@@ -140,7 +142,7 @@ class KeyFile:
         return entry, key
 
     def revoke(self, name: str) -> ApiKey:
-        """It opens nothing any more. The entry stays, with the time. Revoking the last key opens nothing either."""
+        """Revokes a key. The entry stays, with the time. Revoking the last key does not open the gateway."""
         with self._changing() as ring:
             found = [entry for entry in ring.keys if entry.name == name]
             if not found:
@@ -160,19 +162,19 @@ class KeyFile:
                 sync(self.path.parent)
 
     def signature(self) -> tuple[object, ...]:
-        """Another one after every change, also of what was published."""
+        """Returns a value that changes with every change, also of what was published."""
         published = file_signature(self.published) if self.published else None
         return file_signature(self.path), self._mark_signature(), published
 
     @contextlib.contextmanager
     def _changing(self, *, even_lost: bool = False) -> Iterator[KeyRing]:
-        """The ring as it is. `even_lost`: one that is lost is begun again; one that is broken stays as it is."""
+        """Yields the ring for a change. `even_lost`: a lost one is started again; a broken one is left unchanged."""
         with self.locked():
             yield (self._read() or KeyRing(required=self._asked_before())) if even_lost else self.read()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else changes or publishes the ring in the meantime."""
+        """Prevents other processes from changing or publishing the ring in the meantime."""
         make_private(self.path.parent)
         with locked(self.path.with_name(f".{self.path.name}.lock"), mode=0o600):
             yield
@@ -187,7 +189,7 @@ CLOSED = 'local KEYS = setmetatable({}, {__index = function() error("the file of
 
 
 def lua_table(ring: KeyRing) -> str:
-    """The ring as keys.lua reads it. Every value has been validated: none can end its quotes."""
+    """Returns the ring as keys.lua reads it. Every value has been validated: none can end its quotes."""
     lines = []
     for entry in ring.keys:
         if entry.revoked is not None:

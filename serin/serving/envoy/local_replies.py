@@ -1,4 +1,4 @@
-"""How the gateway's own answers look: the status, the JSON text, and the advice to come back later. Pure."""
+"""The form of the gateway's own answers: the status, the JSON text, and the advice to retry later. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ Document = dict[str, Any]
 
 
 def local_replies() -> Document:
-    """The connection manager's `local_reply_config`; the first mapper that fits is used."""
+    """Returns the connection manager's `local_reply_config`; the first mapper that matches is used."""
     return {"mappers": [_not_implemented(), _overloaded(), _come_back(), _json_errors()]}
 
 
 def _not_implemented() -> Document:
-    """A framing that Envoy does not know is the client's fault, not a server's."""
+    """Maps a transfer encoding that Envoy does not know to a client error."""
     status = {
         "comparison": {"op": "EQ", "value": {"default_value": 501, "runtime_key": "serin.not_implemented"}}
     }
@@ -25,7 +25,7 @@ def _not_implemented() -> Document:
 
 
 def _overloaded() -> Document:
-    """Envoy itself says 500 of a request that it gives up for want of memory."""
+    """Maps the 500 that Envoy gives for a request it drops for lack of memory."""
     status = {"comparison": {"op": "EQ", "value": {"default_value": 500, "runtime_key": "serin.overloaded"}}}
     text = {
         "json_format": {"error": "the gateway has no room for this request now; send it again"},
@@ -36,7 +36,7 @@ def _overloaded() -> Document:
 
 
 def _json_errors(first_status: int = 400) -> Document:
-    """What Envoy itself answers looks as Triton's errors do. In gRPC the text is the status message as it is."""
+    """Formats Envoy's own answers like Triton's errors. In gRPC the text is the plain status message."""
     key = f"serin.json_errors_from_{first_status}"
     status = {"comparison": {"op": "GE", "value": {"default_value": first_status, "runtime_key": key}}}
     grpc = {
@@ -54,7 +54,7 @@ def _json_errors(first_status: int = 400) -> Document:
 
 
 def _come_back() -> Document:
-    """Overload, or a release that is restarting. gRPC has its own status for this."""
+    """Adds retry-after for overload or a release that is restarting. gRPC has its own status for this."""
     header = {
         "header": {"key": "retry-after", "value": "1"},
         "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",

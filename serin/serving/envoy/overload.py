@@ -1,8 +1,8 @@
-"""What Envoy does before it runs out of memory or connections (its overload manager). Pure.
+"""Configures what Envoy does before it runs out of memory or connections (its overload manager). Pure.
 
 A request body is held whole until it is forwarded, 32 MB at most, and a client can send many at once: without a limit
-they end in the kernel's out-of-memory killer. Near the limit the largest requests are given up first, then every new
-one is refused with 503; what is answered stays small.
+they end in the kernel's out-of-memory killer. Near the limit the largest requests are dropped first, then every new one
+is refused with 503; answers stay small.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOK_S = 0.1  # what comes in the meantime is on top of the limit: some 100 MB 
 _LEAST_BYTES, _MOST_BYTES = 256 << 20, 8 << 30
 _MOST_CONNECTIONS = 20_000
 CONNECTION_BUFFER_BYTES = 128 << 10  # of what a slow peer has not taken yet, on each side of the gateway
-_TRACKED = 20  # streams that hold at least 2**20 bytes can be given up
+_TRACKED = 20  # streams that hold at least 2**20 bytes can be dropped
 
 _STALLED = {
     "@type": SCALED_TIMERS,
@@ -30,17 +30,17 @@ _STALLED = {
 
 
 def default_heap_bytes(memory_bytes: int) -> int:
-    """Of a machine or container with `memory_bytes`: the releases need the rest."""
+    """Returns the heap limit for a machine or container with `memory_bytes`: the releases need the rest."""
     return min(max(memory_bytes // 4, _LEAST_BYTES), _MOST_BYTES)
 
 
 def default_connections(heap_bytes: int) -> int:
-    """As many as can be slow at once."""
+    """Returns as many connections as can be slow at once."""
     return min(_MOST_CONNECTIONS, heap_bytes // (2 * CONNECTION_BUFFER_BYTES))
 
 
 def overload_manager(*, max_heap_bytes: int, max_connections: int) -> Document:
-    """More than `max_connections` are closed as soon as they come."""
+    """Returns the overload manager. Connections beyond `max_connections` are closed as soon as they arrive."""
     return {
         "refresh_interval": f"{_LOOK_S:g}s",
         "resource_monitors": [

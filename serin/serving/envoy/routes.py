@@ -49,11 +49,11 @@ _FAILED, _FAILED_GRPC = "5xx", "internal,resource-exhausted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """How long a request may take, and when another release is asked as well, where there is one with traffic.
+    """How long a request may take, and when another release is tried as well, if there is one with traffic.
 
-    One release alone has the whole time. Of two, the first answer counts: a candidate that hangs costs a client
-    `ask_another_s` and not the request, and a slow answer that comes in time is not lost.
-    `max_text_bytes`: a longer text is refused at the gateway; None: not known.
+    A single release has the whole time. Of two, the first answer counts: a candidate that hangs costs a client
+    `ask_another_s` and not the request, and a slow answer that comes in time is not lost. `max_text_bytes`: a longer
+    string is refused at the gateway; None: unknown.
     """
 
     request_s: float = 5.0
@@ -62,7 +62,8 @@ class Timeouts:
 
     @property
     def ask_another_s(self) -> float:
-        """Far above the promised p99, for no slow moment may look like a hang; at the latest after half of the time."""
+        """Returns a time far above the promised p99, so that no slow moment looks like a hang; at most half of the
+        time."""
         half_s = self.request_s / 2
         return half_s if self.promised_p99_s is None else min(max(20 * self.promised_p99_s, 1.0), half_s)
 
@@ -81,7 +82,7 @@ def route_configuration(
     timeouts: Mapping[str, Timeouts],
     max_request_bytes: int,
 ) -> Document:
-    """The whole route table. What cannot be honoured is refused here, before Envoy sees it."""
+    """Returns the whole route table. Impossible routes are refused here, before Envoy sees them."""
     _check(routes, endpoints)
     found: list[Document] = []
     for route in routes:
@@ -135,9 +136,9 @@ def _check(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> N
 def _weighted(
     route: ModelRoute, stable: Release, protocol: Protocol, limits: Timeouts, *, elsewhere: bool
 ) -> list[Document]:
-    """Inference by weight; readiness and metadata follow the stable release.
+    """Routes inference by weight; readiness and metadata follow the stable release.
 
-    Another release answers for the stable one only where that gives no answer: what it says, also a failure, holds.
+    Another release answers for the stable one only where that gives no answer: its answer, also a failure, is final.
     """
     refuge = _refuge(route)
     first = aggregate_name(stable, refuge, protocol) if refuge else cluster_name(stable, protocol)
@@ -163,7 +164,8 @@ def _weighted(
 
 
 def _refuge(route: ModelRoute) -> Release | None:
-    """The release that answers when the stable one does not: one that gets traffic, preferably of the same version."""
+    """Returns the release that answers when the stable one does not: one with traffic, preferably of the same
+    version."""
     shares = ((route.baseline, route.baseline_percent), (route.candidate, route.candidate_percent))
     return next((release for release, percent in shares if release and percent), None)
 
@@ -186,7 +188,7 @@ def _pinned(
 
 
 def _by_its_own_name(elsewhere: bool) -> Document:
-    """An external server may be one of several behind one address, which the host name in the request distinguishes."""
+    """Keeps the host name for an external server, which may be one of several behind one address."""
     return {"auto_host_rewrite": True} if elsewhere else {}
 
 
@@ -206,7 +208,7 @@ def _branch(
 
 
 def _also(answers_hold: bool) -> Mapping[str, str]:
-    """What is tried again besides: a route has one policy, and Envoy adds what these headers say."""
+    """Returns headers that add retry conditions: a route has one policy, and Envoy adds what these headers say."""
     return {"x-envoy-retry-on": _FAILED, "x-envoy-retry-grpc-on": _FAILED_GRPC} if answers_hold else {}
 
 
@@ -237,7 +239,7 @@ def _is(header: str, value: str) -> Document:
 
 
 def _limits(limits: Timeouts, *, refuge: bool = False) -> Document:
-    """A second try goes to a priority that was not tried: from the candidate to the stable release, and back."""
+    """Sends a retry to a priority that was not tried: from the candidate to the stable release, and back."""
     again: Document = {
         "retry_on": ",".join([_UNANSWERED] if refuge else [_UNANSWERED, _FAILED, _FAILED_GRPC]),
         "retriable_status_codes": _UNAVAILABLE,
@@ -255,7 +257,7 @@ def _limits(limits: Timeouts, *, refuge: bool = False) -> Document:
     }
     if refuge:
         again["per_try_timeout"] = _seconds(limits.ask_another_s)
-        policy["hedge_policy"] = {"hedge_on_per_try_timeout": True}  # the first try is not given up
+        policy["hedge_policy"] = {"hedge_on_per_try_timeout": True}  # the first try continues
     return policy
 
 

@@ -31,7 +31,7 @@ def answers_tls(address: str, port: int) -> bool:
 
 
 def tls_pair(certificate: Path | None, key: Path | None) -> TlsFiles | None:
-    """What two options say together: TLS with both, none with neither."""
+    """Combines the two options: TLS with both, none with neither."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
@@ -47,7 +47,7 @@ class TlsFiles:
     key: Path
 
     def read(self) -> tuple[bytes, bytes]:
-        """Both, when they belong together. TlsUnfit says what is wrong, without a byte of the key."""
+        """Reads both if they belong together. TlsUnfit says what is wrong, without a byte of the key."""
         try:
             pair = self.certificate.read_bytes(), self.key.read_bytes()
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
@@ -65,7 +65,7 @@ class TlsFiles:
         return pair
 
     def signature(self) -> tuple[object, object]:
-        """Another one after every change of either file, in place or by rename."""
+        """Returns a value that changes with every change of either file, in place or by rename."""
         return file_signature(self.certificate), file_signature(self.key)
 
     def _no_passphrase(self) -> NoReturn:

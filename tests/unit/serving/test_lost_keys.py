@@ -145,7 +145,7 @@ def test_an_interruption_while_keys_are_turned_on_or_off_leaves_a_gateway_that_a
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(json, "dumps", stop)  # the ring is not written
         keys.create("ada")
-    with pytest.raises(KeyFileBroken, match="is lost, and keys are asked for"):
+    with pytest.raises(KeyFileBroken, match="is lost, and keys are required"):
         keys.read()
     keys.create("ada")
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
