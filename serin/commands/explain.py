@@ -45,8 +45,8 @@ def explain(
     from serin.export.explain.explainer import Explainer
 
     name, _, version = model.partition(":")
-    explainer = Explainer(open_bundle(name, version).path)
-    pieces = _explain_file(explainer, rows)
+    bundle = open_bundle(name, version).path
+    pieces = _explain_file(Explainer(bundle), rows, Path(bundle))
     if out is not None:
         count = _write(pieces, out)
         show(f"{count:,} rows explained by {model} into {out}")
@@ -56,14 +56,14 @@ def explain(
         _show(pieces)
 
 
-def _explain_file(explainer: Explainer, rows: Path) -> Iterator[Explanation]:
+def _explain_file(explainer: Explainer, rows: Path, bundle: Path) -> Iterator[Explanation]:
     """A piece of the file at a time; the index counts the rows of the file from 0."""
     from serin.api.explanation import Explanation
     from serin.errors import RowsUnfit
     from serin.formats.rows import read_rows
 
     done = 0
-    for table in read_rows(rows, explainer.schema):
+    for table in read_rows(rows, explainer.schema, bundle):
         frame = table.to_pandas()
         frame.index += done
         done += len(frame)

@@ -55,7 +55,7 @@ def predict_through_gateway(
             piece = piece.append_column(name, output_column(values))
         return piece
 
-    return _score(ask, rows, schema, out)
+    return _score(ask, rows, schema, out, Path(bundle.path))
 
 
 def predict_in_bulk(
@@ -86,10 +86,12 @@ def open_bundle(model: str, version: str) -> Bundle:
     return store.bundle(model, live or (versions[-1] if versions else "live"))
 
 
-def _score(score: Callable[[pa.Table], pa.Table], rows: Path, schema: Schema, out: Path | None) -> int:
+def _score(
+    score: Callable[[pa.Table], pa.Table], rows: Path, schema: Schema, out: Path | None, bundle: Path
+) -> int:
     done = 0
     with _writer(out) as writer:
-        for piece in read_rows(rows, schema):
+        for piece in read_rows(rows, schema, bundle):
             clash = {output.name for output in schema.outputs} & set(piece.column_names)
             if clash:
                 reason = "has the name of the model's answer; rename or drop it"

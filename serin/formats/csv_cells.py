@@ -43,13 +43,17 @@ class CellRules:
         """Which cells are null in a column that is not text."""
         return pc.is_in(texts, value_set=pa.array(["", *NULL_WORDS, *self.null_values]))
 
+    def without_nulls(self, texts: pa.Array) -> pa.Array:
+        """The cells with nulls where they are null in a column that is not text."""
+        return _without(texts, self.is_null(texts))
+
     def converted(self, texts: pa.Array, kind: pa.DataType) -> pa.Array:
         """The cells as values of a type; ArrowInvalid when one of them is not."""
         if pa.types.is_null(kind):
             return pa.nulls(len(texts))
         if pa.types.is_string(kind):
             return _without(texts, self.is_named_null(texts)) if self.null_values else texts
-        values = _without(texts, self.is_null(texts))
+        values = self.without_nulls(texts)
         if pa.types.is_boolean(kind):
             return _booleans(values)
         if pa.types.is_timestamp(kind):

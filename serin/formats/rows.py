@@ -21,6 +21,7 @@ import pyarrow.json as pajson
 import pyarrow.parquet as pq
 
 from serin.errors import RowsUnfit
+from serin.formats.csv_rows import read_like_training, training_csv
 from serin.formats.csv_values import convert_options, parse_options, without_null_words
 from serin.formats.schema import InputColumn, Schema
 
@@ -39,8 +40,9 @@ class RowWriter(Protocol):
     def write_table(self, table: pa.Table) -> None: ...
 
 
-def read_rows(path: Path, schema: Schema) -> Iterator[pa.Table]:
-    """The file's rows, a piece at a time; RowsUnfit when the file is missing, unreadable or of no known kind."""
+def read_rows(path: Path, schema: Schema, bundle: Path | None = None) -> Iterator[pa.Table]:
+    """The file's rows, a piece at a time; RowsUnfit when the file is missing, unreadable or of no known kind. `bundle`:
+    a CSV file may be written like the table that this one was trained on."""
     try:
         match path.suffix.lower():
             case ".parquet" | ".pq":
@@ -48,7 +50,7 @@ def read_rows(path: Path, schema: Schema) -> Iterator[pa.Table]:
                     for batch in file.iter_batches(PIECE_ROWS):
                         yield pa.Table.from_batches([batch])
             case ".csv":
-                yield from _read_csv(path, schema)
+                yield from _read_csv(path, schema, bundle)
             case ".json" | ".jsonl" | ".ndjson":
                 options = pajson.ParseOptions(explicit_schema=_explicit(path, schema))
                 read = pajson.ReadOptions(block_size=_BLOCK_BYTES)
@@ -80,7 +82,12 @@ def write_rows(path: Path) -> Iterator[RowWriter]:
         temporary.unlink(missing_ok=True)
 
 
-def _read_csv(path: Path, schema: Schema) -> Iterator[pa.Table]:
+def _read_csv(path: Path, schema: Schema, bundle: Path | None) -> Iterator[pa.Table]:
+    training = None if bundle is None else training_csv(bundle)
+    alike = None if training is None else read_like_training(path, schema, training)
+    if alike is not None:
+        yield from alike
+        return
     with pacsv.open_csv(path, parse_options=parse_options()) as reader:
         types = dict.fromkeys(reader.schema.names, pa.string())  # what only passes through stays as it is
     types |= {column.name: _arrow_type(column) for column in schema.inputs}

@@ -94,6 +94,11 @@ def search_storage() -> str | None:
     return os.environ.get("SERIN_SEARCH_STORAGE") or None
 
 
+def named_by_spec(variable: str) -> str | None:
+    """The value of a variable that a spec names, such as a database's URI. It may be a secret."""
+    return os.environ.get(variable) or None
+
+
 def price_per_hour() -> float | None:
     """Returns the price; None when it is not set or invalid, because a wrong cost is worse than none."""
     try:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import os
 import re
 import secrets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from serin.errors import SourceUnreadable
 from serin.formats.dataset import Snapshot, SourceFile
+from serin.machine import environment
 from serin.machine.durable import sync
 from serin.spec.tables import SqlTable
 
@@ -54,7 +55,7 @@ def read_sql(name: str, table: SqlTable, folder: Path, *, most_rows: int | None 
         path = half.rename(folder / f"{digest}.parquet")
     except SourceUnreadable:
         raise
-    except Exception as error:  # noqa: BLE001 (drivers raise what they like, with the URI in it)
+    except _driver_errors() as error:  # which may hold the URI
         raise _refusal(name, table, _without_secrets(str(error), uri)) from None
     finally:
         half.unlink(missing_ok=True)
@@ -154,10 +155,15 @@ def _connect(name: str, table: SqlTable, uri: str) -> Any:
     return driver.connect(f"{path.absolute().as_uri()}?mode=ro")
 
 
+def _driver_errors() -> tuple[type[Exception], ...]:
+    own = sys.modules.get("adbc_driver_manager")
+    return (OSError, ValueError, pa.ArrowException, *([own.Error] if own else []))
+
+
 def _uri(name: str, table: SqlTable) -> str:
     kind, _, where = table.connection.partition(":")
     if kind == "env":
-        uri = os.environ.get(where, "")
+        uri = environment.named_by_spec(where) or ""
         problem = f"the environment variable {where} is not set here; set it where tables are read"
     else:
         path = Path(where).expanduser()

@@ -111,7 +111,8 @@ def score_piece(bundle: str, piece: Piece) -> pa.Table:
     """Scores one piece on a worker, which keeps the verified bundle open for the next."""
     scorer = _scorer(bundle)
     if piece.groups is None:
-        return pa.concat_tables([scorer.score(part) for part in read_rows(Path(piece.path), scorer.schema)])
+        rows = read_rows(Path(piece.path), scorer.schema, Path(bundle))
+        return pa.concat_tables([scorer.score(part) for part in rows])
     with pq.ParquetFile(piece.path) as file:
         return scorer.score(file.read_row_groups(list(piece.groups), use_threads=False))
 
