@@ -35,8 +35,6 @@ AsOf = Annotated[
     ),
 ]
 
-_TABLES = (".parquet", ".csv")
-
 
 class Stage(StrEnum):
     ETL = "etl"
@@ -235,9 +233,15 @@ def _load(path: Path, as_of: str | None = None) -> PipelineSpec:
 
 
 def _only_table(folder: Path) -> Path:
+    from serin.etl.sources.files import format_of
+
     places = [folder, folder / "data"]
     found = sorted(
-        path for place in places if place.is_dir() for path in place.iterdir() if path.suffix in _TABLES
+        path
+        for place in places
+        if place.is_dir()
+        for path in place.iterdir()
+        if format_of(path.name) and not path.name.endswith(".schema.json")
     )
     if len(found) == 1:
         return found[0]

@@ -60,9 +60,9 @@ def test_a_guessed_spec_is_good_and_names_its_schema_for_editors(serin: Serin, t
 
 def test_init_asks_which_of_several_tables(serin: Serin, tmp_path: Path) -> None:
     assert "holds no table; name one with --table" in serin("init", code=2)
-    for name in ("a.csv", "b.parquet"):
+    for name in ("a.csv", "b.parquet", "c.jsonl.gz", "spec.schema.json"):
         (tmp_path / name).touch()
-    assert "holds 2 tables (a.csv, b.parquet)" in serin("init", code=2)
+    assert "holds 3 tables (a.csv, b.parquet, c.jsonl.gz)" in serin("init", code=2)
 
 
 def test_a_column_that_is_not_there_is_a_wrong_spec_for_every_command(serin: Serin, tmp_path: Path) -> None:

@@ -120,7 +120,8 @@ def _examples_of_id(column: Column) -> tuple[str | int, ...]:
     """Some values of a column whose values are all different integers or strings; nothing for any other column."""
     if column.kind not in ("int", "string"):
         return ()
-    known = column.on_host()[~column.null]
+    host = column.on_host()
+    known = host[~host.null]
     fewest = _UNIQUE_IS_AN_ID
     if (
         column.kind == "int"
@@ -128,9 +129,13 @@ def _examples_of_id(column: Column) -> tuple[str | int, ...]:
         and np.abs(known.values.astype(np.float64)).max() > _EXACT_INTEGERS
     ):
         fewest = 2
-    if len(known) < fewest or len(np.unique(known.values)) < len(known):
+    if len(known) < fewest or not all(_differ(values) for values in (known.values[:fewest], known.values)):
         return ()
     return tuple(known[:_EXAMPLES].to_arrow().to_pylist())
+
+
+def _differ(values: npt.NDArray[np.generic]) -> bool:
+    return len(np.unique(values)) == len(values)
 
 
 def _each_whole(column: Column) -> Floats | None:
