@@ -244,13 +244,11 @@ class ColumnMissing(DataError):
     table: str
     used_by: str
     known: Iterable[str]
-    renamed: str | None = None
+    advice: str | None = None
 
     @property
     def hint(self) -> str:
-        if self.renamed is not None:
-            return f": data.rename calls it {self.renamed!r}; use that name"
-        return nearest(self.column, self.known)
+        return nearest(self.column, self.known) if self.advice is None else f"; {self.advice}"
 
 
 class ColumnUnusable(DataError):

@@ -92,6 +92,9 @@ def _data(guessed: Guessed) -> Iterator[str]:
         if guessed.key is not None:
             yield f"  unique: {{by: {word(guessed.key)}}}"
     yield f"  # {target.why}"
+    if len(target.columns) > 1:
+        yield f"  # Its columns ({', '.join(target.columns)}) cannot be features. If clients know one of them"
+        yield "  # when they ask, name it here: known_at_serving: [COLUMN]"
     yield f"  target: {{{_expressions(target)}, task: {target.task}}}"
     kind = ""
     if time is not None:

@@ -189,6 +189,8 @@ class PipelineSpec(Section):
                     return f"rename it in data.joins[{index}].columns: {{{there}: {join.table}_{there}}}"
         if any(name in window.make for window in self.data.windows):
             return "give it another name in data.windows"
+        if new := self.data.rename.get(self.data.main, {}).get(name):
+            return f"data.rename calls it {new!r}; use that name"
         return f"add data.rename: {{{self.data.main}: {{{name}: input_{name}}}}} and use the new name here"
 
     def _segment_problems(self) -> Iterator[tuple[str, str]]:

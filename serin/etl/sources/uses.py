@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from serin.expressions import ExpressionError, parse
 from serin.formats.schema import Kind
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
-from serin.spec.relation import WindowColumn
+from serin.spec.relation import JoinSpec, WindowColumn
 
 Made = Mapping[str, tuple[str, str]]  # name after the joins -> (table, column there)
 
@@ -98,7 +99,7 @@ def _joined_names(
             continue
         there = tables[join.table]
         for column in join.there:
-            _require(column, there.types, there, f"{key}.on", problems)
+            _require(column, there.types, there, f"{key}.on", problems, _mapping(join, there))
         if join.as_of is not None:
             _require(join.as_of.partner, there.types, there, f"{key}.as_of", problems)
         for column in join.columns:
@@ -106,12 +107,26 @@ def _joined_names(
     return made
 
 
-def _require(column: str, known: Iterable[str], table: Table, user: str, problems: Problems) -> None:
+def _require(
+    column: str, known: Iterable[str], table: Table, user: str, problems: Problems, advice: str | None = None
+) -> None:
     if column not in known:
         renamed = next((new for new, old in table.stored.items() if old == column), None)
-        problems.add(
-            ColumnMissing(column=column, table=table.name, used_by=user, known=known, renamed=renamed)
-        )
+        if renamed is not None:
+            advice = f"data.rename calls it {renamed!r}"
+        problems.add(ColumnMissing(column=column, table=table.name, used_by=user, known=known, advice=advice))
+
+
+def _mapping(join: JoinSpec, table: Table) -> str | None:
+    """The keys of a join as a mapping, when they are a list of names that the joined table lacks."""
+    if isinstance(join.on, dict) or all(key in table.types for key in join.on):
+        return None
+    pairs = [
+        (key, key if key in table.types else next(iter(get_close_matches(key, table.types, 1)), "name there"))
+        for key in join.on
+    ]
+    text = ", ".join(f"{here}: {there}" for here, there in pairs)
+    return f"where the tables have different names, write on: {{{text}}}"
 
 
 def text_target(expression: str, task: str) -> TargetUnusable:

@@ -81,6 +81,15 @@ def test_a_key_that_occurs_twice_is_named_as_its_table_names_it(tmp_path: Path) 
         build(spec, Store(str(tmp_path / "store")))
 
 
+def test_keys_that_the_other_table_calls_otherwise_are_shown_as_a_mapping(tmp_path: Path) -> None:
+    join = {"with": "taxis", "on": ["taxi", "zone"], "columns": ["maker"]}
+    spec = joined(tmp_path, [CARS[0]], join, renamed={"taxi": "taxi_name"})
+    with pytest.raises(
+        ColumnMissing, match=r"'taxis'; where the tables .* write on: \{taxi: taxi_name, zone: zone\}"
+    ):
+        build(spec, Store(str(tmp_path / "store")))
+
+
 def test_a_key_that_the_other_table_lacks_is_named(tmp_path: Path) -> None:
     spec = joined(
         tmp_path, [CARS[0]], {"with": "taxis", "on": {"taxi": "plat"}, "columns": ["maker"]}, renamed=OTHER

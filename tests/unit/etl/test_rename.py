@@ -134,7 +134,7 @@ def test_a_name_that_cannot_be_given_is_refused_with_a_way_out(
 def test_the_old_name_is_answered_with_the_new_one(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, rename={"trips": {"fare": "price"}})
     with pytest.raises(
-        ColumnMissing, match=r"column 'fare' is not in 'trips': data\.rename calls it 'price'"
+        ColumnMissing, match=r"column 'fare' is not in 'trips'; data\.rename calls it 'price'"
     ):
         build(spec, Store(str(tmp_path / "store")))
 
