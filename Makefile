@@ -36,18 +36,18 @@ help: ## this list
 
 install: $(INSTALLED) $(TRITON) ## the environments, without running anything
 
-demo: $(INSTALLED) $(TRITON) ## raw tables to a served model, then a rollout that is promoted and one that is sent back; real parts
+demo: $(INSTALLED) $(TRITON) ## raw tables to a served model, then a rollout that is promoted and one that is rolled back
 	@$(BIN)/python examples/flights/demo.py
 
-# Types and import rules are checked beside the tests, which wait most of the time; what they say comes last.
-test: $(INSTALLED) $(TRITON) ruff ## lint and all tests; says what was skipped and why
+# Types and import rules are checked beside the tests, which wait most of the time; their output comes last.
+test: $(INSTALLED) $(TRITON) ruff ## lint and all tests; reports what was skipped and why
 	@said=$$(mktemp); { $(TYPES); } >$$said 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --no-loadscope-reorder $(ARGS); tests=$$?; \
 	wait $$types; types=$$?; cat $$said; rm -f $$said; \
 	if [ $$types != 0 ]; then echo "make test: the types or the import rules are broken, see above" >&2; fi; \
 	exit $$((tests + types))
 
-# A target of its own: measuring makes Python 3.11 slower (docs/log.md). Newer Pythons count by sys.monitoring.
+# A separate target: measuring makes Python 3.11 slower (docs/log.md). Newer Pythons use sys.monitoring.
 coverage: $(INSTALLED) $(TRITON) ## all tests, with the share of lines they run; the report is in build/coverage
 	@mkdir -p build
 	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
@@ -77,7 +77,7 @@ ruff: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(INSTALLED) ## rewrite the sources as the linter wants them
+format: $(INSTALLED) ## format and fix the sources with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -96,7 +96,7 @@ bench: $(INSTALLED) $(BENCH_READY) ## one benchmark against its peers: make benc
 
 bench-setup: $(BENCH_READY) ## the peers' own environment
 
-system-deps: ## what Debian must add for the tests (needs root; does nothing elsewhere)
+system-deps: ## install the Debian packages that the tests need (needs root; does nothing elsewhere)
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 	  echo "system-deps: not root, or no apt-get: nothing installed"; exit 0; fi; \
 	missing=""; \
@@ -127,7 +127,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# Triton's Python stub breaks with numpy 2, so it lives in an environment of its own (docs/adr/0002).
+# Triton's Python stub breaks with numpy 2, so it has a separate environment (docs/adr/0002).
 $(TRITON): constraints.txt serin/serving/triton/installation.py \
            $(wildcard $(addprefix serin/serving/native/,*.py sources/*.* sources/*/*.*) triton_models/onnx_native/*.*) | $(INSTALLED)
 	@$(BIN)/serin install triton

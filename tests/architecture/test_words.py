@@ -9,7 +9,7 @@ from tests.architecture.sources import ROOT, repository_files
 # Not read: the log, which is history, and sources that are compiled, which a changed comment would build again.
 READ = re.compile(
     r"(serin|flows|tasks|deployments|triton_models|benchmarks|examples)/.*\.(py|yaml|md|lua|pbtxt)"
-    r"|(README|SECURITY|CONTRIBUTING)\.md|docs/(?!log\.md).*\.md"
+    r"|(README|SECURITY|CONTRIBUTING)\.md|docs/(?!log\.md).*\.md|docker/.*|Makefile|pyproject\.toml"
 )
 COMPARED = (
     "longer|more|worse|less|better|faster|slower|different|larger|smaller|other|further|newer|older|later"
