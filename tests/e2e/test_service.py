@@ -6,13 +6,12 @@ import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from serin.errors import PredictionFailed
+from serin.machine import in_use
 from serin.serving.client.client import Client, Protocol
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.stack.host.process_scan import stack_processes
@@ -22,15 +21,9 @@ from serin.store.store import Store
 from tests.e2e.serving_alone import Alone, serin, serving_alone
 from tests.e2e.serving_certificates import Authority
 from tests.e2e.serving_stack import good_inputs
+from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
-PUBLISH = """
-from serin.stack.wiring import build_gateway
-from serin.store.store import Store
-from tests.unit.serving.bundles import publish
-for bias in (-1.0, 1.0):
-    publish(Store.open(), bias=bias)
-"""
 ROWS = {"carrier": ["AA"], "temp": [0.5], "distance": [1], "night": [False]}
 INFER = f"/v2/models/{MODEL}/infer"
 
@@ -102,9 +95,9 @@ def test_a_model_is_retired_stays_so_after_a_restart_and_is_deleted(
     monkeypatch.setenv("SERIN_HOME", str(home))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     store = Store.open()
-    # Who publishes a version uses it until it ends: not this process.
-    subprocess.run([sys.executable, "-c", PUBLISH], check=True)
-    versions = store.versions(MODEL)
+    versions = [bundles.publish(store, bias=bias).version for bias in (-1.0, 1.0)]
+    for lock in [lock for lock in in_use._held if lock.is_relative_to(home)]:
+        os.close(in_use._held.pop(lock))  # as if another process, which has ended, had published them
     with serving_alone(home) as alone:
         alone.roll_out(MODEL, 1)
         assert post(alone.port)[0] == 200
