@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 _SMALLEST = float(
     np.finfo(np.float32).eps
 )  # a float32 sigmoid rounds to 0 or 1 long before the model is that sure
+_FEWEST_OF_A_CLASS = 10  # for an error of AUC that can be relied on
 
 
 def auc(target: ArrayLike, score: ArrayLike) -> float:
@@ -107,6 +108,68 @@ def paired_bootstrap(
     return known
 
 
+def estimate(
+    metric: Literal["auc", "logloss", "accuracy", "rmse"], target: ArrayLike, scores: ArrayLike
+) -> tuple[float, float]:
+    """Returns the metric and its standard error as an estimate for all rows like these: DeLong's for AUC, which is
+    infinite with fewer than 10 rows of a class, else from the variance of the rows' losses. `scores` as for
+    `paired_bootstrap`."""
+    truth, given = _pair(target, scores)
+    if metric == "auc":
+        return auc(truth, given), _auc_error(_binary(truth), given)
+    each = _row_losses(metric, truth, given)
+    if metric == "accuracy":
+        return estimate_share(each)
+    error = float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else float("inf")
+    mean = float(each.mean())
+    if metric == "logloss":
+        return mean, error
+    return float(np.sqrt(mean)), error / (2 * float(np.sqrt(mean))) if mean else 0.0
+
+
+def estimate_share(members: ArrayLike) -> tuple[float, float]:
+    """The share of true rows and its standard error, with two rows of each kind added for the error only (Agresti and
+    Coull): a share of 0 or 1 among few rows is not certain."""
+    true = np.asarray(members).astype(np.bool_)
+    if not true.size:
+        raise ValueError("no rows to measure on")
+    count, rows = int(np.count_nonzero(true)), true.size
+    likely = (count + 2) / (rows + 4)
+    return count / rows, float(np.sqrt(likely * (1 - likely) / (rows + 4)))
+
+
+def _auc_error(truth: NDArray[np.bool_], scores: NDArray[Any]) -> float:
+    """DeLong, DeLong and Clarke-Pearson (1988), from the ranks among all rows and within each class."""
+    positives, negatives = scores[truth], scores[~truth]
+    if min(len(positives), len(negatives)) < _FEWEST_OF_A_CLASS:
+        return float("inf")
+    ranks = _middle_ranks(scores)
+    above = (ranks[truth] - _middle_ranks(positives)) / len(negatives)
+    below = (ranks[~truth] - _middle_ranks(negatives)) / len(positives)
+    return float(np.sqrt(above.var(ddof=1) / len(positives) + below.var(ddof=1) / len(negatives)))
+
+
+def _middle_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return ranks
+
+
+def _row_losses(metric: str, truth: NDArray[Any], scores: NDArray[Any]) -> NDArray[np.float64]:
+    """What each row adds to the mean that the metric is made of."""
+    if metric == "rmse":
+        return np.asarray((scores.astype(np.float64) - truth) ** 2)
+    if metric == "accuracy":
+        guess = scores > 0.5 if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(guess == truth, np.float64)
+    if scores.ndim == 1:
+        given = np.where(_binary(truth), scores, 1.0 - scores)
+    else:
+        given = scores[np.arange(truth.size), _labels(truth, scores.shape[1])]
+    return np.asarray(-np.log(np.clip(given.astype(np.float64), _SMALLEST, 1.0)))
+
+
 def _resampled(
     metric: str, truth: NDArray[Any], scores: NDArray[Any]
 ) -> Callable[[NDArray[np.float64]], float]:
@@ -115,19 +178,10 @@ def _resampled(
         return _resampled_auc(_binary(truth), scores)
     if metric == "average_precision":
         return _resampled_precision(_binary(truth), scores)
+    each = _row_losses(metric, truth, scores)
     if metric == "rmse":
-        squares = (scores.astype(np.float64) - truth) ** 2
-        return lambda weights: float(np.sqrt(weights @ squares / len(squares)))
-    if metric == "accuracy":
-        guess = scores > 0.5 if scores.ndim == 1 else scores.argmax(axis=1)
-        right = (guess == truth).astype(np.float64)
-        return lambda weights: float(weights @ right / len(right))
-    if scores.ndim == 1:
-        given = np.where(_binary(truth), scores, 1.0 - scores)
-    else:
-        given = scores[np.arange(truth.size), _labels(truth, scores.shape[1])]
-    losses = -np.log(np.clip(given.astype(np.float64), _SMALLEST, 1.0))
-    return lambda weights: float(weights @ losses / len(losses))
+        return lambda weights: float(np.sqrt(weights @ each / len(each)))
+    return lambda weights: float(weights @ each / len(each))
 
 
 def _resampled_auc(truth: NDArray[np.bool_], scores: NDArray[Any]) -> Callable[[NDArray[np.float64]], float]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from serin.errors import ExportFailed
 from serin.export.champion import ReadRows, meet_champion
 from serin.export.convert.fuse import name_model
 from serin.export.explain.feature_columns import trace_features
 from serin.export.explain.keep import keep_for_explanations
 from serin.export.gate.golden import write_golden
+from serin.export.gate.groups import check_groups
 from serin.export.importance import measure_importance
 from serin.export.own_inputs import export_own_inputs
 from serin.export.publish import publish_version
@@ -25,6 +27,7 @@ from serin.export.validate import Proven, prove_model
 from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES, write_document
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
 from serin.formats.explain import FeatureColumns
+from serin.formats.gate import GateReport
 from serin.formats.importance import FILE as IMPORTANCE
 from serin.formats.importance import Importance
 from serin.formats.trained import read_record, read_trained
@@ -35,7 +38,10 @@ from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
 from serin.store.store import Store
 
+_GROUPED_ROWS = 100_000  # test rows by group, the newest
 _SOURCES = 1000  # files that a manifest names; the dataset names all
+
+Score = Callable[[pa.Table], dict[str, Array]]
 
 
 def export_model(
@@ -62,8 +68,10 @@ def export_model(
     importance = measure_importance(
         proven.logits, folder, columns, description.task, spec.export.budget.metric
     )
+    score = _scores(proven)
+    proven = replace(proven, report=_with_groups(spec, proven, score, read_rows))
     champion = meet_champion(
-        spec, _scores(proven), proven.schema, store=store, read_rows=read_rows, approved_by=approved_by
+        spec, score, proven.schema, store=store, read_rows=read_rows, approved_by=approved_by
     )
     check_stopped()
     release = Release(model=spec.name, version=store.reserve_version(spec.name))
@@ -83,6 +91,19 @@ def export_model(
         card=card,
         fill=lambda work: _fill(work, names, proven, description, folder, checkpoint, columns, importance),
     )
+
+
+def _with_groups(spec: PipelineSpec, proven: Proven, score: Score, read_rows: ReadRows | None) -> GateReport:
+    """The gate's report with the groups of `export.segments`; GateFailed when the version is worse for one of them."""
+    if not spec.export.segments:
+        return proven.report
+    if read_rows is None:
+        raise ExportFailed(
+            what="the groups", reason="export.segments needs raw rows, which are not available"
+        )
+    rows = read_rows(spec.features, _GROUPED_ROWS)
+    groups = check_groups(spec.export, proven.schema, rows.table, rows.target, score(rows.table))
+    return replace(proven.report, groups=groups)
 
 
 def _lineage(given: Mapping[str, Any], data: DatasetDescription, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -126,7 +147,7 @@ def _fill(
         write_document(work / IMPORTANCE, importance.to_json())
 
 
-def _scores(proven: Proven) -> Callable[[pa.Table], dict[str, Array]]:
+def _scores(proven: Proven) -> Score:
     """Returns the candidate's scoring function for raw rows, before there is a bundle."""
     session = open_session(proven.model)
     names = [output.name for output in proven.schema.outputs]

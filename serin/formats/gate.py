@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from serin.errors import BundleBroken
+from serin.formats.groups import GroupReport
 
 GATE = "gate.json"
 
@@ -67,6 +68,7 @@ class GateReport:
     allowed_difference: float | None = None  # of a score on another device or in another batch
     engine_key: str | None = None  # of the machine that a TensorRT engine is good for
     runtime: Runtime = field(default_factory=Runtime)
+    groups: GroupReport | None = None  # by the columns of export.segments
 
     def with_variants(
         self, chosen: str, variants: tuple[VariantResult, ...], front_core: float | None, runtime: Runtime

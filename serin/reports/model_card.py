@@ -10,6 +10,7 @@ from serin.features.plan import FeaturePlan
 from serin.formats.champion import ChampionReport
 from serin.formats.dataset import DatasetDescription
 from serin.formats.gate import GateReport
+from serin.formats.groups import GroupReport, Measured
 from serin.formats.importance import Importance
 from serin.formats.schema import Schema
 from serin.spec.model import ModelSpec
@@ -46,6 +47,7 @@ def model_card(
         _metrics(metrics),
         *([] if importance is None else [_importance(importance)]),
         _gate(report, schema),
+        *([] if report.groups is None else [groups_table(report.groups)]),
         variants_table(report),
         _champion(champion),
         _lineage(spec, dataset, lineage),
@@ -185,6 +187,31 @@ def _gate(report: GateReport, schema: Schema) -> str:
         f"- {names} within {report.largest_score_difference:.2g} of {report.made_by} (allowed {report.tolerance:g})\n"
         f"- on {report.test_rows:,} test rows the exported network has {measured}"
     )
+
+
+def groups_table(report: GroupReport) -> str:
+    """The metric and the selection rate of every group, and which groups are too small to be judged."""
+    rows = [
+        (_escape(one.group), f"{one.rows:,}", *map(_banded, (one.metric, one.gap, one.rate, one.rate_gap)))
+        for one in report.groups
+    ]
+    head = ("group", "rows", report.metric, "worse than other rows by", "selection rate", "difference")
+    limits = {"gap": report.max_gap, "difference": report.max_rate_gap}
+    allowed = ", ".join(f"{name} at most {limit:g}" for name, limit in limits.items() if limit is not None)
+    small = ", ".join(f"{_escape(name)} ({rows})" for name, rows in [*report.small.items()][:_SHOWN_COLUMNS])
+    text = (
+        f"By {_words(report.columns)} on {report.rows:,} test rows, with bands at {report.confidence:g}; limits: "
+        f"{allowed or 'none'}."
+    )
+    if report.threshold is not None:
+        text += f" A row is selected from a score of {report.threshold:g}."
+    if small:
+        text += f" Not judged, with fewer than {report.min_rows} rows: {small}."
+    return "## Groups\n\n" + text + ("\n\n" + _table(head, rows) if rows else "")
+
+
+def _banded(found: Measured | None) -> str:
+    return "-" if found is None else f"{found.value:.4f} ({found.low:.4f} to {found.high:.4f})"
 
 
 def variants_table(report: GateReport) -> str:

@@ -23,6 +23,26 @@ class BudgetSpec(Section):
     """The largest allowed loss within each of `export.segments`."""
 
 
+class GroupsSpec(Section):
+    """How different a version may be for one group of rows: those that share a value of a column in `export.segments`.
+    A group is compared with all other test rows."""
+
+    metric: Metric | None = None
+    """The metric. By default the task's own: auc, accuracy or rmse."""
+    max_gap: float | None = Field(default=None, ge=0)
+    """The most by which the metric of a group may be worse than that of the other rows; for rmse, as a share of theirs.
+    A version with a group that is surely worse is refused. Without it, groups are only reported."""
+    max_rate_gap: float | None = Field(default=None, ge=0, le=1)
+    """The most by which the selection rate of a group may differ from that of the other rows, in a binary task."""
+    threshold: float = Field(default=0.5, gt=0, lt=1)
+    """The score from which a row counts as selected."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """How sure a gap must be before the version is refused; the error probability is shared among the groups. Bands on
+    the card have it too."""
+    min_rows: int = Field(default=200, ge=20)
+    """The number of test rows below which a group is named, but not judged."""
+
+
 class ExportSpec(Section):
     """How a trained model becomes a published version: its variants, and what they must prove."""
 
@@ -43,6 +63,8 @@ class ExportSpec(Section):
     """The requests to measure speed with: rows in a request -> share of the requests. The shares add up to 1."""
     segments: tuple[str, ...] = ()
     """Request columns. Quality is also judged separately for each of their values."""
+    groups: GroupsSpec = GroupsSpec()
+    """How different a version may be for one value of a column in `segments`."""
     budget: BudgetSpec = BudgetSpec()
     """How much quality a variant may lose."""
 

@@ -199,6 +199,12 @@ class PipelineSpec(Section):
         for segment in self.export.segments:
             if segment not in asked:
                 yield "export.segments", f"{segment!r} is not a column of a request{nearest(segment, asked)}"
+        groups = self.export.groups
+        if groups.max_gap is not None or groups.max_rate_gap is not None:
+            if not self.export.segments:
+                yield "export.groups", "has limits, but export.segments names no columns to group by"
+            if groups.max_rate_gap is not None and self.data.target.task != "binary":
+                yield "export.groups.max_rate_gap", "is for binary targets, where a score selects a row"
 
     def _search_problems(self) -> Iterator[tuple[str, str]]:
         if self.search is None:

@@ -63,6 +63,8 @@ train export: training.prune.share training.prune.epochs
 export: etl.engine etl.workers training.processes training.strategy training.gradient_checkpointing
 export: training.checkpoint_every_steps
 export: export.variants export.tolerance export.variant_tolerance export.target export.batch_mix
+export: export.groups.metric export.groups.max_gap export.groups.max_rate_gap export.groups.threshold
+export: export.groups.confidence export.groups.min_rows
 export: export.segments export.budget.metric export.budget.max_drop export.budget.segment_max_drop
 export: champion.metric champion.max_loss champion.confidence champion.max_rows
 export: serving.p99_ms serving.max_batch_rows serving.request_timeout serving.backend serving.device

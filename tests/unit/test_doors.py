@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from serin.columns.column import column_from_arrow
+from serin.errors import GateFailed
 from serin.export.score.predict import Scorer
 from serin.features.plan import FeaturePlan
 from serin.formats.trained import read_record, read_trained
@@ -50,6 +52,27 @@ def test_xgboost_is_served_by_the_same_graph_as_a_network(home: Path) -> None:
     assert found == pytest.approx(wanted, abs=1e-5)
     assert checkpoint.metrics["test_auc"] > 0.8
     assert "XGBoost trees" in Path(bundle.path, "card.md").read_text()
+
+
+def test_groups_are_on_the_card_and_a_version_that_treats_them_too_differently_is_refused(home: Path) -> None:
+    """The swift carrier's parcels are rarely late, so their selection rate is far from that of the others."""
+    sections: dict[str, Any] = {"model": {"kind": "xgboost", "rounds": 5}}
+    export: dict[str, Any] = {"segments": ["carrier"], "groups": {"max_gap": 0.4, "min_rows": 50}}
+    spec = load_spec(small_spec(home, **sections, export=export))
+    run_train(spec)
+
+    bundle = run_export(spec).value
+
+    groups = json.loads(Path(bundle.path, "gate.json").read_text())["groups"]
+    card = Path(bundle.path, "card.md").read_text()
+    assert [one["group"] for one in groups["groups"]] == ["carrier=swift", "carrier=steady"]
+    assert list(groups["small"]) == ["carrier=slow"]
+    assert "Not judged, with fewer than 50 rows: carrier=slow (" in card
+    assert "| carrier=swift | " in card
+    strict = {"segments": ["carrier"], "groups": {"max_rate_gap": 0.05, "threshold": 0.3, "min_rows": 20}}
+    with pytest.raises(GateFailed, match=r"2 of 3 groups beyond a limit, .* carrier=swift: selection rate"):
+        run_export(load_spec(small_spec(home, **sections, export=strict)))
+    assert Store.open().versions(spec.name) == [1]
 
 
 def test_the_digits_go_from_a_script_to_a_version_that_reads_images(

@@ -11,8 +11,9 @@ from serin import metrics
 from serin.errors import GateFailed
 from serin.formats.schema import Task
 from serin.formats.wire import Array
+from serin.spec.export import Metric
 
-METRICS: Mapping[Task, tuple[str, ...]] = {
+METRICS: Mapping[Task, tuple[Metric, ...]] = {
     "binary": ("auc", "logloss"),
     "multiclass": ("accuracy", "logloss"),
     "regression": ("rmse",),
@@ -51,7 +52,7 @@ def measure(target: Array, given: Mapping[str, Array], task: Task) -> dict[str, 
             target, given["score"][:, 0] if task == "binary" else given["probabilities"]
         ),
     }
-    found = {}
+    found: dict[str, float] = {}
     for name in METRICS[task]:
         try:
             found[name] = compute[name]()
