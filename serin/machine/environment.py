@@ -99,6 +99,11 @@ def named_by_spec(variable: str) -> str | None:
     return os.environ.get(variable) or None
 
 
+def s3_endpoint() -> str | None:
+    """The URL of an S3 server that is not Amazon's."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
 def price_per_hour() -> float | None:
     """Returns the price; None when it is not set or invalid, because a wrong cost is worse than none."""
     try:

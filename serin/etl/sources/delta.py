@@ -20,6 +20,7 @@ from serin.errors import SourceMissing, SourceUnreadable
 from serin.etl.sources.files import describe, remote_errors
 from serin.etl.sources.partitions import NULL, OTHER
 from serin.formats.dataset import Snapshot, SourceFile
+from serin.machine import environment
 from serin.spec.tables import DeltaTable
 
 _HONOURED = {
@@ -74,11 +75,16 @@ def _opened(name: str, table: DeltaTable) -> Any:
     except ImportError as error:
         reason = "the package deltalake is missing; pip install 'serin[delta]' where tables are read"
         raise _refusal(name, table, reason) from error
+    endpoint = environment.s3_endpoint() or ""
+    options = (
+        {"allow_http": "true"} if endpoint.startswith("http://") else None
+    )  # the files are read over it too
     try:
-        if table.as_of is None:
-            return deltalake.DeltaTable(table.delta, version=table.version)
-        commits = deltalake.DeltaTable(table.delta).history()
-        return deltalake.DeltaTable(table.delta, version=_version_at(name, table, commits))
+        version = table.version
+        if table.as_of is not None:
+            commits = deltalake.DeltaTable(table.delta, storage_options=options).history()
+            version = _version_at(name, table, commits)
+        return deltalake.DeltaTable(table.delta, version=version, storage_options=options)
     except TableNotFoundError:
         raise SourceMissing(table=name, path=table.delta) from None
     except (DeltaError, OSError, ValueError) as error:

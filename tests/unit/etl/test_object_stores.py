@@ -4,13 +4,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import deltalake
+import pyarrow as pa
 import pytest
 import s3fs
 from moto.server import ThreadedMotoServer
 
 from serin.errors import SourceMissing, SourceUnreadable
 from serin.etl.sources.files import find_files
+from serin.etl.sources.find import find_table
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.tables import DeltaTable
 from serin.store.store import Store
 from tests.logs import heard
 from tests.unit.etl.trips import build, rates, spec_of, trips, whole
@@ -78,6 +82,20 @@ def test_tables_and_store_in_s3_give_what_local_ones_give(bucket: Any, tmp_path:
     with heard(said.append):
         assert build(remote, store) == made
     assert "is there already" in said[0]
+
+
+def test_a_delta_table_in_s3_gives_what_a_local_one_gives(bucket: Any, tmp_path: Path) -> None:
+    for part in (trips().iloc[:500], trips().iloc[500:]):
+        rows = pa.Table.from_pandas(part, preserve_index=False)
+        deltalake.write_deltalake(tmp_path / "delta", rows, mode="append", partition_by=["zone"])
+    bucket.put(str(tmp_path / "delta"), "trips/delta", recursive=True)
+    local, remote = (
+        build(spec_of(tmp_path, tables={"trips": {"delta": path}}), Store(str(tmp_path / "store")))
+        for path in (str(tmp_path / "delta"), "s3://trips/delta")
+    )
+    assert remote.digest == local.digest
+    with pytest.raises(SourceMissing, match="nothing at s3://trips/none"):
+        find_table("trips", DeltaTable(delta="s3://trips/none"))
 
 
 def test_an_object_that_changes_is_another_table(bucket: Any, tmp_path: Path) -> None:
