@@ -17,7 +17,7 @@ _NAME = "drain"
 
 def longest_read(max_request_bytes: int) -> int:
     """Returns the length up to which a body is still read when it is refused as too large."""
-    return 2 * max_request_bytes
+    return 8 * max_request_bytes
 
 
 def drain_script() -> str:
