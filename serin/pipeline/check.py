@@ -47,7 +47,8 @@ class CheckedSpec:
         yield f"{spec.name} is good: {len(spec.features)} groups of features, {spec.data.target.task}"
         yield "clients of the served model will send"
         for column in self.inputs:
-            yield f"  {column.name:<20} {column.kind:<10} {column.dtype:<6} null: {column.null}"
+            also = "".join(f' or "{text}"' for text in column.null_texts)
+            yield f"  {column.name:<20} {column.kind:<10} {column.dtype:<6} null: {column.null}{also}"
         for columns, key, table in self.lookups:
             yield f"looked up inside the model, by {', '.join(key)}: {', '.join(columns)} (from {table})"
         if self.trial is not None:

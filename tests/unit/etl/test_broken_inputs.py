@@ -82,7 +82,17 @@ def test_the_value_that_makes_a_text_of_numbers_is_named(tmp_path: Path) -> None
     frame.loc[700, "fare"] = "about 5"
     frame.to_csv(tmp_path / "t.csv", index=False)
     spec = spec_of(tmp_path, tables={"trips": str(tmp_path / "t.csv")})
-    with pytest.raises(SpecError, match=r"row 700 of .*t\.csv holds 'about 5', which is not a number"):
+    says = r"row 700 of .*t\.csv holds 'about 5', which is not a number; if it means null, .*\.trips\.null_values"
+    with pytest.raises(SpecError, match=says):
+        build(spec, Store(str(tmp_path / "store")))
+
+
+def test_numbers_with_a_decimal_comma_are_recognised(tmp_path: Path) -> None:
+    trips().to_csv(tmp_path / "t.csv", index=False, sep=";", decimal=",")
+    spec = spec_of(tmp_path, tables={"trips": {"path": str(tmp_path / "t.csv"), "delimiter": ";"}}, time=None)
+    with pytest.raises(
+        SpecError, match=r"its numbers have a decimal comma; set data\.tables\.trips\.decimal"
+    ):
         build(spec, Store(str(tmp_path / "store")))
 
 
