@@ -21,6 +21,7 @@ MEANT = {
     "serve": "`serin up` starts serving, `serin rollout start MODEL` rolls a version out.",
     "start": "`serin up` starts the stack.",
     "stop": "`serin down` stops the stack, `serin retire MODEL` takes one model out of service.",
+    "tls": "`serin up --tls-cert CERT --tls-key KEY` switches TLS on, also in a stack that is up.",
     "undeploy": "`serin retire MODEL` takes a model out of service.",
     "validate": "`serin check SPEC` checks a spec.",
 }

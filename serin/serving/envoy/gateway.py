@@ -34,7 +34,7 @@ from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 PROCESS_NAME = "gateway"
 
-DRAIN_S = 30  # that connections without TLS have when it is switched on
+DRAIN_S = 120  # that connections without TLS have when it is switched on: longer than a request may take
 _LOG_FLUSH_MS = 200
 
 

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+import typer
+
+from serin.commands.output import confirm
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("typed", "goes_through"), [("y", True), ("n", False), ("", False)])
+def test_a_person_on_a_terminal_is_asked_and_silence_means_no(
+    monkeypatch: pytest.MonkeyPatch, typed: str, goes_through: bool
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{typed}\n"))
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    if goes_through:
+        confirm("Delete all versions?", yes=False)
+    else:
+        with pytest.raises(typer.Abort):
+            confirm("Delete all versions?", yes=False)
+    assert "Delete all versions?" in screen.getvalue()
+
+
+def test_a_script_says_yes_with_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    with pytest.raises(typer.BadParameter, match="Add --yes"):
+        confirm("Delete all versions?", yes=False)
+    confirm("Delete all versions?", yes=True)
