@@ -12,7 +12,7 @@ import logging
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from serin.etl.dataset.assemble import Assembly
@@ -95,7 +95,7 @@ def _find_or_build(
         )
         digest = _compute(data, features, etl, sources, earlier, scratch, result, piece_rows)
         refuse_changed(files, find_all_again(data.tables, files, kept / SQL, digests_in(kept)))
-        edition = _edition(digest, features)
+        edition = _edition(digest, features, files)
         check_stopped()
         published = store.publish_dataset(key, edition, result, lasting=set(row_files(result)))
         store.remember_dataset(family, edition)
@@ -227,11 +227,13 @@ def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence
     return hashlib.sha256(canonical(document)).hexdigest()
 
 
-def _edition(digest: str, features: Sequence[FeatureSpec]) -> str:
+def _edition(digest: str, features: Sequence[FeatureSpec], files: Sequence[SourceFile]) -> str:
     """The name of a published dataset. Its digest leaves out values that may differ in their last bit; with other code
-    or libraries they may differ by more."""
+    or libraries they may differ by more. A dataset of another snapshot has another lineage."""
     operators = [feature.operators for feature in features]
-    return hashlib.sha256(canonical([digest, made_by("etl"), operators])).hexdigest()
+    snapshots = {(file.table, *astuple(file.snapshot)) for file in files if file.snapshot is not None}
+    document = [digest, made_by("etl"), operators, *([sorted(snapshots)] if snapshots else [])]
+    return hashlib.sha256(canonical(document)).hexdigest()
 
 
 def dataset_parts(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> StageKey:

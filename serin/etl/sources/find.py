@@ -56,7 +56,12 @@ def find_again(
     name: str, table: TableSource, before: Iterable[SourceFile], rows: Path, digests: Path | None = None
 ) -> tuple[SourceFile, ...]:
     """The files that a dataset was made from: of the same snapshot where the table has any."""
-    known = [file for file in before if file.table == name and file.snapshot is not None]
+    kind = "delta" if isinstance(table, DeltaTable) else "sql"
+    known = [
+        file
+        for file in before
+        if file.table == name and file.snapshot is not None and file.snapshot.kind == kind
+    ]
     if isinstance(table, DeltaTable) and known:
         return find_table(name, at_version(table, known[0]), digests)
     if not isinstance(table, SqlTable) or not known:

@@ -139,6 +139,16 @@ def test_columns_that_were_added_later_are_null_in_older_files(tmp_path: Path, s
     assert dataset.digest == build(parquet, Store(str(tmp_path / "other"))).digest
 
 
+def test_versions_with_the_same_rows_have_their_own_lineage(tmp_path: Path, store: Store) -> None:
+    path = write(tmp_path, rows(0, 900))
+    first = build(spec_over(tmp_path), store)
+    deltalake.DeltaTable(path).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
+    second = build(spec_over(tmp_path, as_of=datetime.now(UTC).isoformat()), store)
+    assert second.digest == first.digest
+    versions = [read_dataset(dataset.path).sources[0].snapshot for dataset in (first, second)]
+    assert [snapshot.version for snapshot in versions if snapshot] == ["0", "1"]
+
+
 def test_the_test_rows_are_those_of_the_version_that_was_built(tmp_path: Path, store: Store) -> None:
     write(tmp_path, rows(0, 900))
     spec = spec_over(tmp_path)

