@@ -93,14 +93,24 @@ def status(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def deploy() -> None:
-    """Apply deployments, schedules and automations again, as `serin up` did; unchanged ones are skipped.
+def deploy(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Your own deployments and schedules, as Prefect's prefect.yaml. [default: those of `serin up`]",
+            show_default=False,
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+) -> None:
+    """Apply deployments, schedules and automations; those that have not changed stay as they are.
 
     They go to the stack's Prefect server, or, if no stack is up, to the one that PREFECT_API_URL names.
     """
     from serin.stack.prefect.deploy import deploy
 
-    for name in deploy(environment.home()):
+    for name in deploy(environment.home(), file):
         show(name)
 
 

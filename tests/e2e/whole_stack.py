@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from serin.errors import PrefectGone
-from serin.stack.host.state import running_stack
+from serin.stack.host.state import read_stack, running_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.rest_api import call
@@ -85,6 +85,11 @@ class Stack:
     def login(self) -> str:
         return (self.home / "prefect-login").read_text().strip()
 
+    def is_well(self) -> bool:
+        """Its supervisor runs, and so does every part."""
+        up = read_stack(self.home)
+        return up is not None and up.is_alive and all(self.pids().values())
+
     def pids(self) -> dict[str, int | None]:
         return {child.name: child.pid for child in Supervisor(self.home).children()}
 
@@ -124,9 +129,17 @@ class Stack:
         kill_9(*self.processes())
 
 
-def until(look: Callable[[], T | None], what: str, *, seconds: float = 500.0) -> T:
+def until(
+    look: Callable[[], T | None],
+    what: str,
+    *,
+    seconds: float = 500.0,
+    alive: Callable[[], bool] = lambda: True,
+) -> T:
+    """Waits while `alive` says that it may still happen."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
+        assert alive(), f"{what}: it cannot happen any more"
         assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
         time.sleep(_LOOK_S)
     return found

@@ -19,7 +19,7 @@ from serin.stack.prefect import rest_api
 from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.processes import POOLS, WORKER_TYPE, prefect_environment
 
-_DEPLOY = ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
+_FILE = Path("deployments/prefect.yaml")
 _SECONDS = 600.0  # ten seconds of work; minutes on a busy machine
 
 
@@ -35,24 +35,28 @@ def make_pools(api: rest_api.Api) -> None:
         rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=template, slots=slots)
 
 
-def deploy(home: Path) -> list[str]:
-    """Applies deployments/prefect.yaml (deployments, schedules, automations) to a server. Repeating it changes nothing.
+def deploy(home: Path, file: Path | None = None) -> list[str]:
+    """Applies a file of deployments, schedules and automations to a server. Repeating it changes nothing.
 
-    The server is that of the stack in `home`, or the one that PREFECT_API_URL names if no stack is up.
+    The server is that of the stack in `home`, or the one that PREFECT_API_URL names if no stack is up. `file`: your
+    own; None: deployments/prefect.yaml.
     """
     stack, url = read_stack(home), environment.prefect_api_url()
-    if stack is None or not stack.is_alive:
-        if url is None:
-            raise NotUp(home=home)
+    if stack is not None and stack.is_alive:
+        url, own = stack.prefect_api_url, stack.owns_prefect
+        settings = prefect_environment(home, url, own=own)
+        if file is None:
+            if own:
+                make_pools(stack_api(stack))
+            return apply_deployments(stack, settings, again=True)
+    elif url is None:
+        raise NotUp(home=home)
+    else:
         settings = prefect_environment(home, url, own=False)
-        log = home / "logs" / "deploy.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        _run_prefect(_DEPLOY, settings, log)
-        return [f"applied to {url}"]
-    settings = prefect_environment(home, stack.prefect_api_url, own=stack.owns_prefect)
-    if stack.owns_prefect:
-        make_pools(stack_api(stack))
-    return apply_deployments(stack, settings, again=True)
+    log = home / "logs" / "deploy.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    _apply(_FILE if file is None else file.absolute(), settings, log)
+    return [f"applied to {url}"]
 
 
 def apply_deployments(stack: Stack, settings: Mapping[str, str], *, again: bool = False) -> list[str]:
@@ -64,7 +68,7 @@ def apply_deployments(stack: Stack, settings: Mapping[str, str], *, again: bool 
         names = rest_api.deployments(stack_api(stack))
         if names:
             return names
-    _run_prefect(_DEPLOY, settings, stack.home / "logs" / "deploy.log")
+    _apply(_FILE, settings, stack.home / "logs" / "deploy.log")
     noted.write_text(json.dumps(wanted))
     return (
         rest_api.deployments(stack_api(stack))
@@ -73,12 +77,21 @@ def apply_deployments(stack: Stack, settings: Mapping[str, str], *, again: bool 
     )
 
 
-def _run_prefect(arguments: list[str], settings: Mapping[str, str], log: Path) -> None:
+def _apply(file: Path, settings: Mapping[str, str], log: Path) -> None:
     """Runs Prefect's command; raises ProcessFailed with the end of its output when it fails."""
     with log.open("wb") as output:
         try:
             code = subprocess.run(
-                [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
+                [
+                    sys.executable,
+                    "-m",
+                    "prefect",
+                    "--no-prompt",
+                    "deploy",
+                    "--all",
+                    "--prefect-file",
+                    str(file),
+                ],
                 cwd=environment.application_folder(),
                 env=dict(settings),
                 stdin=subprocess.DEVNULL,
@@ -90,7 +103,7 @@ def _run_prefect(arguments: list[str], settings: Mapping[str, str], log: Path) -
         except subprocess.TimeoutExpired:
             code, reason = 1, f"not finished within {_SECONDS:.0f} s"
     if code != 0:
-        raise ProcessFailed(name=f"prefect {arguments[0]}", reason=reason, log=log, tail=log_tail(log))
+        raise ProcessFailed(name="prefect deploy", reason=reason, log=log, tail=log_tail(log))
 
 
 def _digest(application: Path) -> str:
