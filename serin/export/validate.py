@@ -96,7 +96,7 @@ def prove_model(
     schema = Schema(
         task=data.task, inputs=data.inputs, outputs=outputs, classes=data.classes, targets=data.targets
     )
-    logger.info("writing the network as ONNX")
+    logger.info("writing the model as ONNX")
     network = read_network(Path(checkpoint.path), data, tolerance=spec.export.tolerance)
     logger.info("writing the features as ONNX")
     plan = FeaturePlan.from_json(json.loads((folder / FEATURES).read_text(encoding="utf-8")))
