@@ -35,7 +35,7 @@ COMMAND_LINE = {
     "down": "",
     "status": "[--json]",
     "tune": "[MODEL] [--version] [--p99-ms] [--rows] [--max-rows] [--gpu-price] [--seconds] [--json]",
-    "deploy": "",
+    "deploy": "[FILE]",
     "version": "",
     "doctor": "[--json]",
     "env": "",
