@@ -5,19 +5,23 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
+from pydantic import TypeAdapter
 
 from serin.errors import RowsUnfit
 from serin.formats.csv_cells import CellRules
-from serin.formats.csv_format import CsvFormat, csv_format
+from serin.formats.csv_format import PLAIN, CsvFormat, csv_format
 from serin.formats.csv_values import parse_options
 from serin.formats.schema import InputColumn, Schema
-from serin.spec.load import load_stored_spec
+from serin.spec.load import read_mapping
+from serin.spec.tables import TableSource
 
+_SPEC = "spec.yaml"
 _BLOCK_BYTES = 8 * 2**20
 _TYPES = {"string": pa.string(), "float": pa.float64(), "int": pa.int64(), "bool": pa.bool_(),
           "timestamp": pa.timestamp("us")}  # fmt: skip
@@ -47,12 +51,34 @@ class TrainingCsv:
 
 
 def training_csv(bundle: Path) -> TrainingCsv | None:
-    """How the main table of a bundle was written; None when it was not CSV with options."""
-    spec = load_stored_spec(bundle / "spec.yaml")
-    if not spec.has_data:
+    """How the main table of a bundle was written; None when neither options nor other names say so.
+
+    Nothing else of the spec is validated: your own operators need not be installed where rows are scored."""
+    if not (bundle / _SPEC).exists():
         return None
-    form = csv_format(spec.data.tables[spec.data.main])
-    return None if form is None else TrainingCsv(form=form, rename=spec.data.rename.get(spec.data.main, {}))
+    data = read_mapping(bundle / _SPEC).get("data") or {}
+    main = next(iter(data.get("tables") or ()), None)
+    if main is None:
+        return None
+    form = csv_format(TypeAdapter(TableSource).validate_python(data["tables"][main]))
+    rename = (data.get("rename") or {}).get(main) or {}
+    return TrainingCsv(form=form or PLAIN, rename=rename) if form is not None or rename else None
+
+
+@lru_cache(maxsize=8)
+def names_in_training(bundle: Path) -> Mapping[str, str]:
+    """Name in the main table -> name in requests, where they differ."""
+    training = training_csv(bundle)
+    return {} if training is None else training.rename
+
+
+def as_requested(table: pa.Table, schema: Schema, rename: Mapping[str, str]) -> pa.Table:
+    """The rows under the names that the model asks for, where they have those of the table that it was trained on."""
+    asked, present = {column.name for column in schema.inputs}, set(table.column_names)
+    names = {
+        old: new for old, new in rename.items() if old in present and new in asked and new not in present
+    }
+    return table.rename_columns([names.get(name, name) for name in table.column_names]) if names else table
 
 
 def read_like_training(path: Path, schema: Schema, training: TrainingCsv) -> Iterator[pa.Table] | None:

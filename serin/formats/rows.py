@@ -21,7 +21,7 @@ import pyarrow.json as pajson
 import pyarrow.parquet as pq
 
 from serin.errors import RowsUnfit
-from serin.formats.csv_rows import read_like_training, training_csv
+from serin.formats.csv_rows import as_requested, names_in_training, read_like_training, training_csv
 from serin.formats.csv_values import convert_options, parse_options, without_null_words
 from serin.formats.schema import InputColumn, Schema
 
@@ -42,7 +42,13 @@ class RowWriter(Protocol):
 
 def read_rows(path: Path, schema: Schema, bundle: Path | None = None) -> Iterator[pa.Table]:
     """The file's rows, a piece at a time; RowsUnfit when the file is missing, unreadable or of no known kind. `bundle`:
-    a CSV file may be written like the table that this one was trained on."""
+    the file may be written like the table that this one was trained on, also with other names for its columns."""
+    rename = {} if bundle is None else names_in_training(bundle)
+    for table in _read_rows(path, schema, bundle):
+        yield as_requested(table, schema, rename)
+
+
+def _read_rows(path: Path, schema: Schema, bundle: Path | None) -> Iterator[pa.Table]:
     try:
         match path.suffix.lower():
             case ".parquet" | ".pq":

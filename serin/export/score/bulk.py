@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from serin.errors import EngineFailed, RowsUnfit
 from serin.export.score.predict import Scorer
+from serin.formats.csv_rows import as_requested, names_in_training
 from serin.formats.rows import RowWriter, read_rows
 
 logger = logging.getLogger(__name__)
@@ -111,10 +112,11 @@ def score_piece(bundle: str, piece: Piece) -> pa.Table:
     """Scores one piece on a worker, which keeps the verified bundle open for the next."""
     scorer = _scorer(bundle)
     if piece.groups is None:
-        rows = read_rows(Path(piece.path), scorer.schema, Path(bundle))
-        return pa.concat_tables([scorer.score(part) for part in rows])
+        parts = read_rows(Path(piece.path), scorer.schema, Path(bundle))
+        return pa.concat_tables([scorer.score(part) for part in parts])
     with pq.ParquetFile(piece.path) as file:
-        return scorer.score(file.read_row_groups(list(piece.groups), use_threads=False))
+        rows = file.read_row_groups(list(piece.groups), use_threads=False)
+    return scorer.score(as_requested(rows, scorer.schema, names_in_training(Path(bundle))))
 
 
 def write_piece(bundle: str, piece: Piece, target: str) -> int:

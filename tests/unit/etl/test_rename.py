@@ -12,6 +12,7 @@ import serin
 from serin.draft.guess import guess_spec
 from serin.errors import ColumnMissing, SpecError
 from serin.etl.raw_rows import read_test_rows
+from serin.export.score.bulk import find_pieces, score_piece
 from serin.formats.dataset import read_dataset
 from serin.pipeline.check import check_spec
 from serin.spec.load import load_spec
@@ -184,7 +185,9 @@ def test_a_table_of_reserved_names_goes_from_a_draft_to_a_version_that_answers(
     pipeline.train()
     model = pipeline.export()
     sent = frame.rename(columns=pipeline.spec.data.rename["main"]).drop(columns="paid")
-    assert model.predict(sent).columns.tolist() == ["score"]
+    scores = model.predict(sent)["score"].tolist()
+    (piece,) = find_pieces(tmp_path / "trips.parquet")  # as it is, with the names of the training table
+    assert score_piece(str(model.path), piece)["score"].to_pylist() == scores
     assert {f"input_{name}" for name in (*RESERVED, *PREFIXED)} <= set(
         model.explain(sent.head(3)).frame.columns
     )

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from serin.errors import RowsUnfit
-from serin.formats.rows import read_rows
+from serin.formats.rows import read_rows, write_rows
 from serin.formats.schema import DTYPE_OF_KIND, NULL_OF_KIND, InputColumn, Kind, Schema, outputs_of
 from serin.formats.wire import to_wire
 from serin.spec.load import load_spec
@@ -82,3 +82,18 @@ def test_names_that_the_spec_gives_are_the_names_of_the_rows(tmp_path: Path) -> 
     text = "1.234,5;9007199254740993;31.12.2024;Köln;1;1,5\nNA;7;02.01.2024;NA;NA;NA\n"
     (tmp_path / "rows.csv").write_text(text, encoding="latin-1")
     assert read(tmp_path / "rows.csv", folder) == WANTED
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+def test_rows_of_the_training_table_are_found_under_its_own_names(tmp_path: Path, form: str) -> None:
+    """`preis` is called `score` in the table; a file with the new name is read as it is."""
+    folder = bundle(tmp_path, "/t.parquet", rename={"main": {"score": "preis"}})
+    rows = pa.table({"score": [1.5, None], "id": [1, 2], "tag": ["2024-01-02", None], "ort": ["Ulm", ""],
+                     "neu": [True, None]})  # fmt: skip
+    for name in ("score", "preis"):
+        path, written = tmp_path / f"{name}.{form}", rows.rename_columns([name, *rows.column_names[1:]])
+        with write_rows(path) as writer:
+            writer.write_table(written)
+        found = read(path, folder)
+        assert (found["preis"], found["id"]) == ([1.5, None], [1, 2])
+        assert "score" not in found
