@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,20 +17,22 @@ from serin.etl.relational.relation import Unknown
 
 _FEW = 12  # different integers that are taken for categories
 _UNIQUE_IS_AN_ID = 1000  # rows; among fewer, unique integers may be a measurement
+_TWO_YEARS_US = 2 * 365 * 86_400_000_000
 _STRONG = 0.9  # of 1: not refused, but worth a look
 _ID_NAME = re.compile(r"(?i:(^|[_\s.-])(id|key|uuid|guid|nr|no|number|code)|key)$|[a-z](Id|ID|Key)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """What a column is used as. `use`: numeric, categorical, time or out. `notice`: the reason is worth a line on the
-    terminal."""
+    """What a column is used as. `use`: numeric, categorical, time or out. `long`: a time in which every month occurs
+    more than once. `notice`: the reason is worth a line on the terminal."""
 
     column: str
     use: str
     why: str
     nulls: bool = False
     is_id: bool = False
+    long: bool = False
     notice: bool = False
 
 
@@ -57,9 +59,9 @@ def _guess(name: str, column: Column, sample: TableSample, target: GuessedTarget
     if distinct < 2:
         return made("out", "holds one value only" if distinct else "holds no value", notice=True)
     if column.kind == "timestamp":
-        return made(
-            "time", "a time" + (": the split is by it, the latest rows test" if is_time else "") + missing
-        )
+        why = "a time" + (": the split is by it, the latest rows test" if is_time else "") + missing
+        moments = column.values[~null]
+        return replace(made("time", why), long=int(moments.max()) - int(moments.min()) >= _TWO_YEARS_US)
     leak, strength = _leak(column, sample, target)
     if leak is not None:
         return made("out", leak, notice=True)

@@ -128,7 +128,12 @@ def _features(guessed: Guessed) -> Iterator[str]:
         yield from _feature([each for each in numbers if not each.nulls], "[fill_median]")
         yield from _feature([each for each in numbers if each.nulls], "[fill_median: {indicator: true}]")
     yield from _feature(guessed.uses("categorical"), f"[categorify: {{min_count: {least}}}]")
-    yield from _feature(guessed.uses("time"), "[date_parts: [hour, weekday, month]]")
+    times = guessed.uses("time")
+    yield from _feature([each for each in times if each.long], "[date_parts: [hour, weekday, month]]")
+    short = [each for each in times if not each.long]
+    if short:
+        yield "  # no month: within two years the test rows may be of months that no training row has"
+    yield from _feature(short, "[date_parts: [hour, weekday]]")
 
 
 def _feature(guesses: Sequence[Guess], steps: str) -> Iterable[str]:

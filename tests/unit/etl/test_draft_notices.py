@@ -132,6 +132,16 @@ def test_a_draft_is_for_trees_and_holds_nothing_that_they_do_not_use(tmp_path: P
     }
 
 
+@pytest.mark.parametrize(("days", "parts"), [(700, ("hour", "weekday")), (800, ("hour", "weekday", "month"))])
+def test_months_are_features_only_where_training_rows_have_seen_them_all(
+    tmp_path: Path, days: int, parts: tuple[str, ...]
+) -> None:
+    when = np.datetime64("2020-01-01T00:00:00") + np.linspace(0, days * 86400, ROWS).astype("timedelta64[s]")
+    _, spec = drafted(tmp_path, {"when": when, **PLAIN})
+    (found,) = (feature for feature in spec.features if feature.columns == ("when",))
+    assert tuple(name.removeprefix("when_") for name in found.steps[0].names("when")) == parts
+
+
 def test_a_target_of_many_classes_gets_a_network(tmp_path: Path) -> None:
     draft, spec = drafted(tmp_path, {**PLAIN, "town": [f"town {row % 40}" for row in range(ROWS)]}, "town")
     assert spec.model.kind == "mlp"
