@@ -24,6 +24,11 @@ from tests.e2e.serving_stack import good_inputs
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
+SPEC = """
+name: delays
+model: {onnx: delays.onnx, task: binary, answer: probabilities, golden: rows.npz}
+serving: {p99_ms: 50, request_timeout: 4s}
+"""
 ROWS = {"carrier": ["AA"], "temp": [0.5], "distance": [1], "night": [False]}
 INFER = f"/v2/models/{MODEL}/infer"
 
@@ -95,7 +100,7 @@ def test_a_model_is_retired_stays_so_after_a_restart_and_is_deleted(
     monkeypatch.setenv("SERIN_HOME", str(home))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     store = Store.open()
-    versions = [bundles.publish(store, bias=bias).version for bias in (-1.0, 1.0)]
+    versions = [bundles.publish(store, bias=bias, spec=SPEC).version for bias in (-1.0, 1.0)]
     for lock in [lock for lock in in_use._held if lock.is_relative_to(home)]:
         os.close(in_use._held.pop(lock))  # as if another process, which has ended, had published them
     with serving_alone(home) as alone:
