@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,8 +41,10 @@ def store(tmp_path: Path) -> Store:
 def do(home: Path, kind: Kind, version: int | None, *phases: str) -> None:
     plan = Plan(steps=(100.0,), min_requests=0, drain_s=0.0) if kind == "start" else None
     assert ask(home, Command(kind=kind, model=MODEL, version=version, by="test", plan=plan)).accepted
+    end = time.monotonic() + 60
     while (status := model_status(home, MODEL)) is None or status.rollout.phase not in phases:
-        pass
+        assert time.monotonic() < end, status
+        time.sleep(0.01)
 
 
 @contextmanager
