@@ -96,7 +96,8 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
 
 
 def _form(column: InputColumn) -> str:
-    return f"null: {column.null}" if column.dims == (1,) else "x".join(map(str, column.dims))
+    also = "".join(f' or "{text}"' for text in column.null_texts)
+    return f"null: {column.null}{also}" if column.dims == (1,) else "x".join(map(str, column.dims))
 
 
 def diff_models(

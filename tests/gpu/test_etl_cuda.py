@@ -23,6 +23,16 @@ def test_one_gpu_gives_the_bits_of_the_host(tmp_path: Path, rows: int, piece_row
     assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", piece_rows) == expected
 
 
+def test_a_delta_table_on_one_gpu_gives_the_bits_of_the_host(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake", reason="deltalake is not installed")
+    from tests.unit.etl.test_delta import spec_over, write_grown
+
+    write_grown(tmp_path)
+    spec = spec_over(tmp_path)
+    expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
+    assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 200) == expected
+
+
 def test_relational_work_on_one_gpu_gives_the_bits_of_the_host(tmp_path: Path) -> None:
     specs = write_awkward_variants(tmp_path / "tables", 9_000)
     host = {name: digest(spec, EtlSpec(engine="process"), tmp_path / "host") for name, spec in specs.items()}

@@ -1,6 +1,8 @@
 """Delta tables: the files of a snapshot are read as the same rows in Parquet are."""
 
 import json
+import sys
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,18 @@ import pytest
 
 from serin.draft.guess import guess_spec
 from serin.errors import SourceMissing, SourceUnreadable, SpecError
+from serin.etl.engines.device import Gpus
 from serin.etl.raw_rows import read_test_rows
 from serin.etl.sources.files import find_files
 from serin.etl.sources.find import find_table
 from serin.formats.dataset import read_dataset
+from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec, load_spec_as_of
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import DeltaTable, as_of
 from serin.store.store import Store
+from tests.fakes import cupy
+from tests.unit.etl.flights import digest
 from tests.unit.etl.trips import build, spec_of, trips
 
 GROUPS = [
@@ -137,6 +143,28 @@ def test_columns_that_were_added_later_are_null_in_older_files(tmp_path: Path, s
     frame.loc[:499, "people"] = None
     parquet = spec_of(tmp_path, frame=frame, features=GROUPS)
     assert dataset.digest == build(parquet, Store(str(tmp_path / "other"))).digest
+
+
+def write_grown(folder: Path) -> None:
+    """Partitions, and a column that the older files lack."""
+    before = rows(0, 500).drop_columns(["people"])
+    write(folder, before, rows(500, 900), partition_by=["zone"], schema_mode="merge")
+
+
+def test_a_gpu_reads_what_the_host_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_grown(tmp_path)
+    spec = spec_over(tmp_path)
+    expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
+    monkeypatch.setattr("serin.etl.engines.attempts.usable_gpus", lambda: Gpus(count=1, memory_bytes=2**34))
+    monkeypatch.setattr("serin.etl.engines.engine.memory_pool", nullcontext)
+    cupy.install(monkeypatch)
+    assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 200) == expected
+
+
+def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(SourceUnreadable, match=r"deltalake is missing; pip install 'serin\[delta\]'"):
+        find_table("trips", DeltaTable(delta=str(tmp_path)))
 
 
 def test_versions_with_the_same_rows_have_their_own_lineage(tmp_path: Path, store: Store) -> None:

@@ -1,6 +1,7 @@
 """SQL queries through ADBC: read once for a dataset, in a complete order, without a secret in anything that is kept."""
 
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,14 @@ def test_no_message_shows_the_connection(
         find_table("trips", SqlTable(**ORDERED), rows=tmp_path / "rows")
     assert says in str(caught.value)
     assert "s3cr" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_the_missing_driver_is_named(
+    tmp_path: Path, database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "adbc_driver_sqlite.dbapi", None)
+    with pytest.raises(SourceUnreadable, match=r"for sqlite is missing; pip install 'serin\[sql\]'"):
+        find_table("trips", SqlTable(**ORDERED), rows=tmp_path / "rows")
 
 
 def test_a_connection_in_the_spec_is_refused_and_not_repeated(tmp_path: Path) -> None:
