@@ -294,8 +294,8 @@ class JoinNotManyToOne(DataError):
 
 class TimeUnparsable(DataError):
     template = (
-        "data.time: column {column!r} does not parse as a time: {example!r} ({place}); store it as a timestamp "
-        "or as ISO text such as 2013-01-31T05:00:00Z"
+        "column {column!r} does not parse as a time: {example!r} ({place}); store it as a timestamp or as ISO "
+        "text such as 2013-01-31T05:00:00Z; for another format in CSV files, set date_formats of the table"
     )
     column: str
     example: str

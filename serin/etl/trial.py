@@ -52,7 +52,7 @@ def try_rows(
     found = Problems()
     prepared = []
     for piece in pieces:
-        columns = _read_columns(piece, laid.reads, found)
+        columns = _read_columns(piece, laid.reads, data.time, found)
         if laid.layout is not None and not found and len(joins) == len(data.joins):
             prepared += _prepare(piece, data, laid.layout, columns, joins, found)
         if found:
@@ -78,10 +78,12 @@ def _load_joins(
     return joins, tuple(unread)
 
 
-def _read_columns(piece: Piece, reads: Sequence[Read], problems: Problems) -> dict[str, Column]:
+def _read_columns(
+    piece: Piece, reads: Sequence[Read], time: str | None, problems: Problems
+) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     for read in reads:
-        with problems.catching():
+        with problems.catching("data.time" if read.column == time else f"data.tables.{piece.file.table}"):
             columns |= read_piece(piece, [read])
     return columns
 

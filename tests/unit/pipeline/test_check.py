@@ -125,6 +125,16 @@ def test_what_only_the_values_show_is_found_beside_other_mistakes(tmp_path: Path
     assert len(found) == 4
 
 
+def test_a_text_that_is_not_a_time_is_named_by_its_table_where_a_feature_needs_a_time(
+    tmp_path: Path,
+) -> None:
+    spec = {**good(), "features": [{"columns": ["note"], "steps": [{"date_parts": ["hour"]}]}]}
+    ((key, text),) = problems_of(tmp_path, spec)
+    assert key == "data.tables.main"
+    assert "column 'note' does not parse as a time: 'soon' (row 0" in text
+    assert "data.time" not in text
+
+
 def test_a_wrong_target_does_not_hide_the_other_mistakes(tmp_path: Path) -> None:
     problems = problems_of(tmp_path, good(target={"expression": "y >", "task": "binary"}, id="nope"))
     assert [key for key, _ in problems] == ["data.target.expression", "data.id"]
