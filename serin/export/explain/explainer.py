@@ -14,15 +14,15 @@ import numpy as np
 import onnx
 
 from serin.errors import ExplanationRefused, PredictionFailed
-from serin.export.explain.explanation import Contributions, Scale, sum_by_column
-from serin.export.explain.trained_model import open_trained
+from serin.export.explain.explanation import Contributions, Scale, Unexplained, sum_by_column
+from serin.export.explain.trained_model import TrainedModel, open_trained
 from serin.export.gate.intermediate_tensors import with_tensors
 from serin.export.gate.quality import answers
 from serin.export.session import RUNTIME_ERRORS, open_session, run_in_batches
 from serin.formats.bundle import MODEL, read_golden, read_schema, verify_bundle
 from serin.formats.explain import FOLDER, read_explain
 from serin.formats.schema import Task
-from serin.formats.trained import RECORD
+from serin.formats.trained import RECORD, read_record
 from serin.formats.wire import Array, to_wire
 from serin.spec.load import read_yaml
 
@@ -59,7 +59,7 @@ class Explainer:
         if f"{FOLDER}/{RECORD}" not in self.manifest.files:
             raise self._refusal(self._why_nothing_was_kept())
         self._record = read_explain(self._folder / FOLDER)
-        self._trained = open_trained(self._folder / FOLDER, self._record)
+        self._trained = self._open_trained()
         model = onnx.load_model_from_string((self._folder / MODEL).read_bytes())
         self._tensors = (self._record.num_tensor, self._record.cat_tensor)
         self._session = open_session(with_tensors(model, self._tensors))
@@ -70,10 +70,13 @@ class Explainer:
         kind."""
         columns, outputs = self._record.columns, self.schema.classes or self.schema.targets or ("score",)
         found = self._run(to_wire(table, self.schema))
-        parts = [
-            self._trained.explain(found.num[at : at + _BATCH_ROWS], found.cat[at : at + _BATCH_ROWS])
-            for at in range(0, len(found.score), _BATCH_ROWS)
-        ]
+        try:
+            parts = [
+                self._trained.explain(found.num[at : at + _BATCH_ROWS], found.cat[at : at + _BATCH_ROWS])
+                for at in range(0, len(found.score), _BATCH_ROWS)
+            ]
+        except Unexplained as error:
+            raise self._refusal(str(error)) from error
         values = [sum_by_column(part.features, columns.places, len(columns.names)) for part in parts]
         nothing = np.zeros((0, len(outputs)))
         return Contributions(
@@ -88,6 +91,16 @@ class Explainer:
             method=self._trained.method,
             note=self._note,
         )
+
+    def _open_trained(self) -> TrainedModel:
+        """A network of the user's own is imported from where it was exported, so not for a version from elsewhere."""
+        module = read_record(self._folder / FOLDER).model.module
+        if module is not None and "imported" in self.manifest.lineage:
+            raise self._refusal(f"its network is code ({module}) that came with an imported version")
+        try:
+            return open_trained(self._folder / FOLDER, self._record)
+        except Unexplained as error:
+            raise self._refusal(str(error)) from error
 
     def _run(self, inputs: Mapping[str, Array]) -> _Run:
         name = self.schema.outputs[-1].name  # the score, or the probabilities
@@ -136,9 +149,5 @@ class Explainer:
         if kind in ("script", "onnx"):
             return (
                 f"it is an ONNX graph from model.{kind}, which has no trees or gradients that can be followed"
-            )
-        if kind == "module":
-            return (
-                "its network is your own code, which a version does not hold; explain it there (captum, shap)"
             )
         return "an earlier version of Serin exported it without what explanations need; export it again"

@@ -13,6 +13,10 @@ Scale = Literal["log-odds", "logit of each class", "target"]
 Method = Literal["TreeSHAP", "integrated gradients"]
 
 
+class Unexplained(Exception):
+    """Why a model cannot be explained. Never leaves this folder."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """base[n, outputs] + the sum of features[n, outputs, k] over k is margin[n, outputs]."""

@@ -1,7 +1,7 @@
-"""Integrated gradients (Sundararajan et al., 2017) for the networks that Serin builds.
+"""Integrated gradients (Sundararajan et al., 2017) for networks of numbers and categories.
 
 The path goes from the baseline to the row in a straight line, for numbers as they are and for categories between the
-vectors that the embedding table gives. A network with ReLU has kinks on that line, where no fixed number of steps is
+vectors that embedding layers give. A network with ReLU has kinks on that line, where no fixed number of steps is
 exact: an interval whose parts do not add up to the difference of the network's answers at its ends is split, so the
 contributions of a row add up to its answer minus the baseline's.
 """
@@ -17,36 +17,39 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from serin.export.explain.explanation import Parts
+from serin.export.explain.embedding_calls import find_owners, hooked, record_calls
+from serin.export.explain.explanation import Parts, Unexplained
 from serin.formats.wire import Array
-from serin.models.table import CategoryTable
 
 _NODES = 4  # of Gauss and Legendre in an interval: exact for polynomials of degree 7
-_FIRST_INTERVALS = 8
+_FIRST_INTERVALS = 4
 _ROUNDS = 40  # of splitting
 _POINTS = 16_384  # points on the path that go through the network at once
-_SAME = 1e-7  # of an interval's parts and the difference at its ends, relative where that is large
+_SAME = 2e-7  # of an interval's parts and the difference at its ends, relative where that is large
 
 
 def integrated_gradients(
     network: nn.Module, num: Array, cat: Array, baseline_num: Array, baseline_cat: Array
 ) -> Parts:
-    """The parts of each row's margin beside the network's answer for the baseline. The network must be in float64 and
-    in evaluation mode; what it does with categories must go through a CategoryTable."""
+    """Returns the parts of each row's margin; the base is the network's answer for the baseline. The network must be in
+    float64 and in evaluation mode. Unexplained when it reads categories other than through nn.Embedding."""
     with _straight_line(network, num, cat, baseline_num, baseline_cat) as line:
         return _integrate(line, len(num))
 
 
 @dataclass(slots=True)
 class _Line:
-    """Points between the baseline and each row: `start` and `step` of the numbers and of every embedding table."""
+    """Points between the baseline and each row: `start` and `step` of the numbers, then of the vectors of each call of
+    an embedding layer in `calls`. `owners`: which categorical column each of those vectors belongs to."""
 
     network: nn.Module
     cat: Tensor
     start: list[Tensor]
     step: list[Tensor]
-    tables: list[CategoryTable]
-    given: dict[CategoryTable, Tensor]
+    calls: list[int]
+    owners: list[Tensor]
+    given: dict[int, Tensor]
+    called: int = 0
 
     def _forward(self, rows: Tensor, at: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The answers at the point `at` of each row's line, and the inputs they depend on."""
@@ -54,8 +57,13 @@ class _Line:
         for start, step in zip(self.start, self.step, strict=True):
             share = at.reshape(-1, *[1] * (step.ndim - 1))
             inputs.append((start + share * step[rows]).requires_grad_(torch.is_grad_enabled()))
-        self.given.update(zip(self.tables, inputs[1:], strict=True))
+        self.given, self.called = dict(zip(self.calls, inputs[1:], strict=True)), 0
         return self.network(inputs[0], self.cat[rows]), inputs
+
+    def replace(self, _layer: nn.Module, _codes: Any, _vectors: Tensor) -> Tensor | None:
+        """Gives the vectors on the line instead of those of the row; None leaves a call as it is."""
+        self.called += 1
+        return self.given.get(self.called - 1)
 
     def answers(self, rows: Array, at: Array) -> Array:
         """float64[points, outputs]."""
@@ -76,10 +84,10 @@ class _Line:
                     answer[:, output].sum(), inputs, retain_graph=True, materialize_grads=True
                 )
                 parts = [gradients[0] * self.step[0][some]]
-                if self.tables:
-                    ways = zip(gradients[1:], self.step[1:], strict=True)
-                    by_table = [(gradient * step[some]).sum(dim=2) for gradient, step in ways]
-                    parts.append(torch.stack(by_table).sum(dim=0))
+                codes = torch.zeros(len(some), self.cat.shape[1], dtype=torch.float64)
+                for gradient, step, owner in zip(gradients[1:], self.step[1:], self.owners, strict=True):
+                    codes += (gradient * step[some]).sum(dim=-1).reshape(len(some), -1) @ owner
+                parts.append(codes)
                 each.append(torch.cat(parts, dim=1))
             found.append(torch.stack(each, dim=1).numpy())
         return np.concatenate(found)
@@ -95,33 +103,33 @@ def _portions(rows: Array, at: Array) -> Iterator[tuple[Tensor, Tensor]]:
 def _straight_line(
     network: nn.Module, num: Array, cat: Array, baseline_num: Array, baseline_cat: Array
 ) -> Iterator[_Line]:
-    """The line, with the embedding tables of the network giving points on it instead of rows of theirs."""
+    """The line, with the embedding layers of the network giving points on it instead of vectors of theirs."""
     codes = torch.from_numpy(np.ascontiguousarray(cat, dtype=np.int64))
     numbers = torch.from_numpy(np.ascontiguousarray(num, dtype=np.float64))
     first = torch.from_numpy(np.asarray(baseline_num, np.float64))
-    tables = [module for module in network.modules() if isinstance(module, CategoryTable)]
-    base_codes = torch.from_numpy(np.asarray(baseline_cat, np.int64))[None]
-    with torch.no_grad():
-        starts = [first, *(table(base_codes)[0] for table in tables)]
-        ends = [numbers, *(table(codes) for table in tables)]
+    first_codes = torch.from_numpy(np.asarray(baseline_cat, np.int64))
+    owners = find_owners(network, numbers, codes, first_codes)
+    calls = [place for place, owner in enumerate(owners) if owner is not None]
+    before = record_calls(network, first[None], first_codes[None])
+    behind = record_calls(network, numbers, codes)
+    starts = [first, *(before[call].vectors[0] for call in calls)]
+    ends = [numbers, *(behind[call].vectors for call in calls)]
     line = _Line(
         network=network,
         cat=codes,
         start=starts,
         step=[end - start for start, end in zip(starts, ends, strict=True)],
-        tables=tables,
+        calls=calls,
+        owners=[torch.from_numpy(owner) for owner in owners if owner is not None],
         given={},
     )
-
-    def on_the_line(table: Any, _args: Any, _output: Any) -> Tensor:
-        return line.given[table]
-
-    hooks = [table.register_forward_hook(on_the_line) for table in tables]
-    try:
+    with torch.no_grad():
+        wanted = network(first[None], first_codes[None]).numpy()
+    with hooked(network, line.replace):
+        found = line.answers(np.arange(len(num)), np.zeros(len(num)))
+        if not np.allclose(found, wanted, rtol=_SAME, atol=_SAME):
+            raise Unexplained("its network reads categories in another way than through nn.Embedding")
         yield line
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @dataclass(slots=True)
@@ -157,7 +165,7 @@ def _integrate(line: _Line, rows: int) -> Parts:
         np.add.at(features, todo.rows[done], parts[done])
         if done.all():
             break
-        todo = _split(line, todo, ~done, slopes.sum(axis=3), apart)
+        todo = _split(line, todo, ~done, slopes.sum(axis=3), apart, in_the_middle=left % 2 == 0)
     assert features is not None
     return Parts(features=features, base=base, margin=margin)
 
@@ -176,9 +184,12 @@ def _first_intervals(line: _Line, rows: int) -> _Intervals:
     )
 
 
-def _split(line: _Line, todo: _Intervals, wrong: Array, speed: Array, apart: Array) -> _Intervals:
+def _split(
+    line: _Line, todo: _Intervals, wrong: Array, speed: Array, apart: Array, *, in_the_middle: bool
+) -> _Intervals:
     """Two intervals for each that is wrong. A network of ReLUs has one slope before a kink and one behind it: where the
-    two lines meet, the interval is split; in the middle where they do not meet inside."""
+    two lines meet, the interval is split. Every other time it is split in the middle, since several kinks in an
+    interval lead to a place near its end."""
     rows, a, b = todo.rows[wrong], todo.a[wrong], todo.b[wrong]
     worst = apart[wrong].argmax(axis=1)
     each = np.arange(len(rows))
@@ -186,7 +197,7 @@ def _split(line: _Line, todo: _Intervals, wrong: Array, speed: Array, apart: Arr
     gain = (todo.answer_b - todo.answer_a)[wrong][each, worst]
     with np.errstate(divide="ignore", invalid="ignore"):
         kink = (gain + before * a - behind * b) / (before - behind)
-    inside = (kink > a) & (kink < b)  # NaN is not
+    inside = (kink > a) & (kink < b) & (not in_the_middle)  # NaN is not inside
     middle = np.where(inside, kink, (a + b) / 2)
     there = line.answers(rows, middle)
     return _Intervals(

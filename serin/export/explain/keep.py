@@ -1,7 +1,6 @@
 """Puts into a bundle what explanations need: the trained model, the raw column of each feature, the baseline.
 
-A model that is nothing but a graph (from a script, or trained elsewhere) has no trees or weights to keep. A network of
-the user's own has weights, but its code is not part of a bundle.
+A model that is nothing but a graph (from a script, or trained elsewhere) has no trees or weights to keep.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def keep_for_explanations(
     cut from, so it is the one that is kept when it is served."""
     trained = checkpoint / "pruned" if variant == "pruned" else checkpoint
     record, _ = read_trained(trained)
-    if record.file == GRAPH or record.model.kind == "module":
+    if record.file == GRAPH:
         return
     folder = work / FOLDER
     folder.mkdir()

@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from serin.export.explain.explanation import Method, Parts
+from serin.errors import NetworkUnfit
+from serin.export.explain.explanation import Method, Parts, Unexplained
 from serin.export.explain.integrated_gradients import integrated_gradients
 from serin.export.explain.tree_shap import tree_shap
 from serin.formats.explain import ExplainRecord
 from serin.formats.trained import TREES, read_record, read_trained
 from serin.formats.wire import Array
 from serin.models.build import load_model
+from serin.models.foreign.module import ANY_FAULT
 from serin.models.trees import margins, read_booster
 
 
@@ -45,7 +47,10 @@ def _trees(folder: Path) -> TrainedModel:
 
 
 def _network(folder: Path, record: ExplainRecord) -> TrainedModel:
-    network = load_model(folder).double().requires_grad_(False)
+    try:
+        network = load_model(folder).double().requires_grad_(False)
+    except NetworkUnfit as error:
+        raise Unexplained(str(error)) from error
     baseline_num, baseline_cat = np.asarray(record.baseline_num), np.asarray(record.baseline_cat)
 
     def ask(num: Array, cat: Array) -> Array:
@@ -53,6 +58,10 @@ def _network(folder: Path, record: ExplainRecord) -> TrainedModel:
             answer: Array = network(torch.from_numpy(num).double(), torch.from_numpy(cat)).numpy()
         return answer.astype(np.float32)
 
+    try:
+        ask(np.asarray(baseline_num[None], np.float32), baseline_cat.astype(np.int64)[None])
+    except ANY_FAULT as error:
+        raise Unexplained(f"its network does not run in float64: {error}") from error
     return TrainedModel(
         method="integrated gradients",
         margins=ask,

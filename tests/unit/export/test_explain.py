@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import captum.attr
 import numpy as np
@@ -18,13 +19,16 @@ from serin.errors import ExplanationRefused, RowsUnfit
 from serin.export.build import export_model
 from serin.export.convert.trees2onnx import parse_trees
 from serin.export.explain.explainer import Explainer
+from serin.export.explain.explanation import Unexplained
 from serin.export.explain.feature_columns import trace_features
 from serin.export.explain.integrated_gradients import integrated_gradients
+from serin.export.explain.trained_model import open_trained
 from serin.export.explain.tree_shap import tree_shap
 from serin.export.score.predict import Scorer
 from serin.features.plan import FeaturePlan
 from serin.formats.bundle import read_manifest, write_manifest
 from serin.formats.dataset import DerivedDescription, read_dataset
+from serin.formats.explain import ExplainRecord, FeatureColumns
 from serin.formats.schema import Task
 from serin.formats.shards import read_split
 from serin.formats.trained import write_trained
@@ -189,6 +193,83 @@ def by_captum(
     return torch.cat([parts[0], vectors], dim=1).detach().numpy()
 
 
+def test_a_wide_network_with_many_kinks_adds_up() -> None:
+    torch.manual_seed(4)
+    shape = TableShape(numeric=6, sizes=(50, 90), outputs=1)
+    net = build_model(ModelSpec(kind="mlp", hidden=(128, 64)), shape).eval().double().requires_grad_(False)
+    random = np.random.default_rng(1)
+    num, cat = random.normal(size=(10, 6)), random.integers(0, 50, (10, 2))
+    found = integrated_gradients(net, num, cat, np.zeros(6), np.zeros(2, np.int64))
+    assert found.base + found.features.sum(axis=2) == pytest.approx(found.margin, abs=1e-5)
+
+
+OWN = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, numeric, sizes, outputs, one_hot=False):
+        super().__init__()
+        self.one_hot, self.sizes = one_hot, sizes
+        self.tables = nn.ModuleList(nn.Embedding(size, 4) for size in sizes)
+        width = numeric + (sum(sizes) if one_hot else 4 * len(sizes))
+        self.layers = nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+    def forward(self, num, cat):
+        if self.one_hot:
+            vectors = [nn.functional.one_hot(cat[:, at], size).to(num) for at, size in enumerate(self.sizes)]
+        else:
+            vectors = [table(cat[:, at]) for at, table in enumerate(self.tables)]
+        return self.layers(torch.cat([num, *vectors], dim=1))
+"""
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_a_user_s_network_is_explained_if_categories_enter_through_embeddings(
+    tmp_path: Path, one_hot: bool
+) -> None:
+    (tmp_path / "net.py").write_text(OWN)
+    model = ModelSpec(kind="module", module=f"{tmp_path}/net.py:Net", options={"one_hot": one_hot})
+    shape = TableShape(numeric=2, sizes=(5, 9), outputs=1)
+    net = build_model(model, shape)
+    write_weights(
+        tmp_path,
+        net.state_dict(),
+        {"model": model, "shape": {"numeric": 2, "sizes": (5, 9), "outputs": 1}, "task": "binary"},
+    )
+    columns = FeatureColumns(numeric=("a", "b"), categorical=("c", "d"), sources={})
+    record = ExplainRecord(
+        num_tensor="", cat_tensor="", columns=columns, baseline_num=(0, 0), baseline_cat=(1, 1)
+    )
+    trained = open_trained(tmp_path, record)
+    num, cat = np.array([[0.5, -1.0], [2.0, 0.3]], np.float32), np.array([[4, 1], [1, 8]])
+    if one_hot:
+        with pytest.raises(Unexplained, match=r"in another way than through nn\.Embedding"):
+            trained.explain(num, cat)
+        return
+    found = trained.explain(num, cat)
+    assert found.base + found.features.sum(axis=2) == pytest.approx(found.margin, abs=1e-5)
+    assert found.margin == pytest.approx(trained.margins(num, cat), abs=1e-5)
+    assert (found.features[0, 0, 3], found.features[1, 0, 2]) == (
+        0,
+        0,
+    )  # the baseline's own code adds nothing
+    assert abs(found.features[0, 0, 2]) > 1e-3
+
+
+def test_code_that_came_with_an_imported_version_is_not_run(network: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(network, folder)
+    record = json.loads((folder / "explain" / "model.json").read_text())
+    record["model"] = {"kind": "module", "module": f"{tmp_path}/never.py:Net"}
+    (folder / "explain" / "model.json").write_text(json.dumps(record))
+    with pytest.raises(
+        ExplanationRefused, match=r"is code \(.*never.py:Net\) that came with an imported version"
+    ):
+        Explainer(resealed(network, folder, {"imported": {"release": "flights-v1"}}))
+
+
 def test_a_published_network_s_contributions_add_up_to_its_score(network: Path) -> None:
     found = Explainer(network).explain(ROWS)
     assert found.base + found.values.sum(axis=2) == pytest.approx(found.margin, abs=1e-5)
@@ -241,11 +322,10 @@ def test_no_rows_have_no_explanation_and_a_missing_column_is_named(network: Path
         explainer.explain(ROWS.drop_columns(["distance"]))
 
 
-def resealed(bundle: Path, folder: Path) -> Path:
+def resealed(bundle: Path, folder: Path, lineage: dict[str, Any] | None = None) -> Path:
     manifest = read_manifest(bundle)
-    write_manifest(
-        folder, name=manifest.name, model_version=1, spec_digest=manifest.spec_digest, lineage={}, metrics={}
-    )
+    names = {"name": manifest.name, "model_version": 1, "spec_digest": manifest.spec_digest}
+    write_manifest(folder, **names, lineage=lineage or {}, metrics={})
     return folder
 
 
@@ -255,7 +335,6 @@ def resealed(bundle: Path, folder: Path) -> Path:
         ("mlp", "an earlier version of Serin exported it"),
         ("onnx", "it is an ONNX graph from model.onnx"),
         ("script", "it is an ONNX graph from model.script"),
-        ("module", "its network is your own code"),
     ],
 )
 def test_what_has_no_trees_or_weights_is_refused_by_name(
