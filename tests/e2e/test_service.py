@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from serin.store.store import Store
 from tests.e2e.serving_alone import Alone, serin, serving_alone
 from tests.e2e.serving_certificates import Authority
 from tests.e2e.serving_stack import good_inputs
+from tests.signals import hit
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
@@ -81,7 +81,7 @@ def switch_on_tls_and_keys(alone: Alone, folder: Path) -> tuple[str, str, Path]:
     gateway.write_bootstrap(alone.port, tls=gateway.tls.files(), request_filter=None)
     before = gateway_pid(alone)
     assert before is not None
-    os.kill(before, signal.SIGKILL)  # the supervisor starts another one
+    hit(before)  # the supervisor starts another one
     alone.until("a gateway without the filter", lambda: gateway_pid(alone) != before and gateway.ready())
     assert [ask("http"), command()] == pytest.approx([expected, expected], rel=1e-5)
     assert "no request filter" in serin("predict", MODEL, str(rows), "--grpc", code=1)
