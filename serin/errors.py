@@ -741,7 +741,7 @@ class RolloutFailed(RolloutError):
 
 class RolloutUnfinished(RolloutError):
     template = (
-        "release {release} is still {phase}; the rollout continues without this run: "
+        "release {release} is not live yet ({phase}); the rollout continues without this run: "
         "`serin rollout watch` shows it, `serin rollout promote` or `abort` decides it"
     )
     release: str
