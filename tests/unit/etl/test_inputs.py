@@ -115,10 +115,10 @@ def corrupt(path: Path, at: int, byte: int = 0xFF) -> None:
     path.write_bytes(bytes(content))
 
 
-def test_a_broken_csv_line_is_named_by_row_and_line(tmp_path: Path) -> None:
+def test_a_broken_csv_line_is_named(tmp_path: Path) -> None:
     lines = ["a,b", *(f"{row},{row}" for row in range(5000)), "7,8,9", "1,2"]
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(SourceUnreadable, match=r"t\.csv.*row 5000 \(line 5002\) has 3 fields.*'7,8,9'"):
+    with pytest.raises(SourceUnreadable, match=r"t\.csv.*line 5002 has 3 fields.*'7,8,9'"):
         opened(tmp_path / "t.csv", tmp_path)
 
 
