@@ -66,7 +66,7 @@ def test_a_folder_gets_a_file_for_each_piece(
     scored = predict(bundle, rows, tmp_path / "scored")
     assert len(list((tmp_path / "scored").iterdir())) == 12
     np.testing.assert_array_equal(scored.column("score").to_numpy(), expected)
-    with pytest.raises(RowsUnfit, match="there already"):
+    with pytest.raises(RowsUnfit, match="already exists"):
         predict(bundle, rows, tmp_path / "scored")
 
 
