@@ -105,7 +105,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=_CLOSE)
     if close:
         return f"; did you mean {folded[close[0]]!r}?"
-    shown = ", ".join(options[:12]) + (", ..." if len(options) > 12 else "")
+    shown = ", ".join(options[:24]) + (", ..." if len(options) > 24 else "")
     return f"; known: {shown}" if options else ""
 
 

@@ -116,6 +116,6 @@ class _Passing(logging.Handler):
             if not warning:
                 return
             worker = getattr(record, "worker", None)  # forwarded from another process
-            line = f"[{f'dask worker {worker}' if worker else 'dask'}] {line}"
+            line = f"{f'dask worker {worker}' if worker else 'dask'}: {line}"
         say = self._warn if warning else self._info if record.name == DECISIONS else self._less
         say(line[:_LONGEST])

@@ -182,7 +182,7 @@ class Pipeline:
     def __repr__(self) -> str:
         spec = self._spec
         target = f", target {spec.data.target.expression}" if spec.has_data else ""
-        return f"Pipeline {spec.name}: {spec.model.kind}{target}, {len(spec.features)} groups of features"
+        return f"Pipeline {spec.name}: {spec.model.kind}{target}, feature groups: {len(spec.features)}"
 
     def _repr_html_(self) -> str:
         return f"<div><strong>{escape(repr(self))}</strong><pre>{escape(self.to_yaml())}</pre></div>"

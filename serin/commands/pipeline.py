@@ -11,7 +11,7 @@ import typer
 
 from serin.api.progress import showing_progress
 from serin.commands.output import Json, show, show_json
-from serin.errors import SpecError
+from serin.errors import SourceMissing, SpecError
 from serin.machine import environment
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ def init(
         raise SpecError(where=str(path), problems=[("", "is there already; --force replaces it")])
     source = table or str(_only_table(folder))
     beside = source if "://" in source else os.path.relpath(source, folder)
-    draft = draft_table(source, target or None, path_in_spec=beside)
+    try:
+        draft = draft_table(source, target or None, path_in_spec=beside)
+    except SourceMissing as error:
+        problem = f"nothing at {source}; name a file, a folder of files or a URL"
+        raise SpecError(where="serin init", problems=[("--table", problem)]) from error
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(MODELINE + draft.text, encoding="utf-8")
     (folder / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")

@@ -72,8 +72,11 @@ def _notices(
     sample: TableSample, target: GuessedTarget, found: Guessed, guesses: Sequence[Guess]
 ) -> Iterator[str]:
     yield f"read {sample.source}"
+    yield f"the model is called {found.name} (`name` in the spec)"
     yield from found.seen
     yield target.why + (f"; {target.rare}" if target.rare else "")
+    if missing := int(target.null.sum()):
+        yield f"{missing:,} of these rows have no target: such rows are dropped"
     if found.time is not None:
         yield f"{found.time} is the time: the latest rows are the test rows"
     for old, new in found.renamed.items():

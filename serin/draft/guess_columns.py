@@ -88,7 +88,7 @@ def _guess_text(made: Callable[..., Guess], odd: str, distinct: int, filled: int
         why = (
             f"numbers mixed with text{mixed}"
             if odd
-            else f"nearly every row has its own text ({distinct:,} different)"
+            else f"{distinct:,} different texts in {filled:,} rows; the step hash_bucket could use it"
         )
         return made("out", why, notice=True)
     return made("categorical", f"text, {distinct:,} different values{more}{mixed}", notice=bool(odd))

@@ -18,6 +18,7 @@ from serin.formats.dataset import SourceFile
 
 _MOST_BYTES = 64 * 2**20  # of cells that are looked at
 _ODD_TEXTS = 200_000  # of a column that are not plain numbers
+_FEW_WORDS, _MANY_NUMBERS = 2, 20  # so few words among so many different numbers mean null
 _OTHER_WORDS = (
     "#NULL!",
     "(null)",
@@ -74,7 +75,8 @@ class _Seen:
         self.pointed: dict[str, None] = {}  # plain numbers with a point
         self.words: Counter[str] = Counter()
         self.odd: dict[str, None] = {}
-        self.is_text = False
+        self.texts: Counter[str] = Counter()  # cells that are neither numbers nor dates
+        self.numbers = 0  # different numbers in one batch
 
     def look_at(self, texts: pa.Array) -> None:
         counted = pc.value_counts(texts)
@@ -87,11 +89,29 @@ class _Seen:
         for cell, count in zip(cells.filter(odd).to_pylist(), counts.filter(odd).to_pylist(), strict=True):
             if cell.strip() in _WORDS:
                 self.words[cell] += count
+            elif cell in self.texts:
+                self.texts[cell] += count
             elif cell.strip() and len(self.odd) < _ODD_TEXTS:
                 self.odd[cell.strip()] = None
-                self.is_text |= len(self.odd) <= 1000 and not _has_meaning(cell.strip())
+                if len(self.odd) <= 1000 and not _has_meaning(cell.strip()):
+                    self.texts[cell] += count
+        self.numbers = max(self.numbers, len(cells.filter(plain)) + sum(map(_is_marked_number, self.odd)))
         if self.is_text and len(self.odd) > 1000:  # enough to tell codes from other texts
             self.odd = dict.fromkeys(list(self.odd)[:1000])
+
+    def settle(self) -> None:
+        """Takes one or two words that repeat among many numbers for null, whatever the language: "k.A.", "unknown"."""
+        if not 0 < len(self.texts) <= _FEW_WORDS or self.numbers < _MANY_NUMBERS:
+            return
+        if all(count > 1 and not re.search(r"\d", cell) for cell, count in self.texts.items()):
+            self.words += self.texts
+            for cell in self.texts:
+                del self.odd[cell.strip()]
+            self.texts.clear()
+
+    @property
+    def is_text(self) -> bool:
+        return bool(self.texts)
 
     @property
     def is_numbers(self) -> bool:
@@ -123,6 +143,8 @@ def sniff_cells(files: Sequence[SourceFile]) -> SniffedCells:
     except (pa.ArrowException, UnicodeDecodeError):
         pass  # the next reader reports where the table is broken
     seen = list(columns.values())
+    for column in seen:
+        column.settle()
     dates = {column.name: formats for column in seen if (formats := _date_formats(column)) is not None}
     european = bool(files[0].csv and files[0].csv.delimiter == ";")
     parts = (_marks(seen, dates, european=european), _nulls(seen, dates), _dates(dates))

@@ -44,7 +44,7 @@ class CheckedSpec:
         if not spec.has_data:
             yield f"{spec.name} is good: a {spec.model.kind} that defines its own inputs, {spec.model.task}"
             return
-        yield f"{spec.name} is good: {len(spec.features)} groups of features, {spec.data.target.task}"
+        yield f"{spec.name} is good: {spec.data.target.task}, feature groups: {len(spec.features)}"
         yield "clients of the served model will send"
         for column in self.inputs:
             also = "".join(f' or "{text}"' for text in column.null_texts)

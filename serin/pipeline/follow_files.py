@@ -74,7 +74,7 @@ def process_lines(
 
 def rank_line(line: str) -> str:
     """torchrun names its ranks; one process alone is the first."""
-    return line if line.startswith("[rank ") else f"[rank 0] {line}"
+    return line if line.startswith("rank ") else f"rank 0: {line}"
 
 
 def triton_line(release: str) -> Callable[[str], str | None]:

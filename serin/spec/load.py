@@ -168,6 +168,10 @@ def _problems(error: ValidationError) -> list[tuple[str, str]]:
             across += [(key, text) for key, text in item["ctx"]["problems"]]
         else:
             texts.setdefault(_key(item["loc"]), []).append(_sentence(item))
+    for item in error.errors():
+        key = _key(item["loc"])
+        if item["type"] == "too_short" and any(other.startswith(f"{key}[") for other in texts):
+            del texts[key]  # it is empty because its entries are wrong
     return [(key, "; or: ".join(dict.fromkeys(found))) for key, found in texts.items()] + across
 
 
@@ -178,6 +182,10 @@ def _sentence(item: Any) -> str:
         return "is missing; add it"
     text = str(item["msg"]).removeprefix("Value error, ")
     given = item.get("input")
+    if item["type"] == "literal_error" and isinstance(given, str):
+        options = re.findall(r"'([^']*)'", item["ctx"]["expected"])
+        close = nearest(given, options)
+        return f"must be {item['ctx']['expected']}, not {given!r}{close if 'did you mean' in close else ''}"
     if item["type"] == "value_error" or isinstance(given, dict | list | tuple):
         return text
     return f"{text} (given: {given!r})"

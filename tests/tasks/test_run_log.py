@@ -51,11 +51,11 @@ def test_a_file_that_appears_and_grows_is_followed_line_by_line(tmp_path: Path) 
 
     with following(lambda: tmp_path.glob("attempt-*.log"), say, label=rank_line):
         log = tmp_path / "attempt-002.log"
-        log.write_text("warming up\n[rank 1] out of pa")
+        log.write_text("warming up\nrank 1: out of pa")
         assert heard.wait(20), "nothing was passed on while it ran"
         with log.open("a") as file:
             file.write("tience\nunfinished")
-    assert told == ["[rank 0] warming up", "[rank 1] out of patience"]
+    assert told == ["rank 0: warming up", "rank 1: out of patience"]
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_warnings_of_dask_are_logged_with_their_worker() -> None:
         logger.info("nothing special")
     logger.warning("afterwards")
     assert told == [
-        "[dask] Worker process 7 was killed by signal 9",
-        "[dask worker tcp://127.0.0.1:1] Compute Failed",
+        "dask: Worker process 7 was killed by signal 9",
+        "dask worker tcp://127.0.0.1:1: Compute Failed",
     ]
     assert ignored == []
 
@@ -120,8 +120,8 @@ def test_a_run_has_the_lines_of_its_own_stages_and_of_their_threads() -> None:
     assert asyncio.run(both()) == [["first reads", "first is slow"], ["second reads", "second is slow"]]
     told: list[str] = []
     with passing(told.append, told.append):
-        thread = threading.Thread(target=ranks.debug, args=("[rank 0] warm",))
+        thread = threading.Thread(target=ranks.debug, args=("rank 0: warm",))
         thread.start()
         thread.join()
     logger.info("afterwards")
-    assert told == ["[rank 0] warm"]
+    assert told == ["rank 0: warm"]

@@ -126,6 +126,11 @@ def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixtu
         (["check"], 2, "Missing argument"),
         (["run", "none.yaml"], 2, "no such file"),
         (["chek"], 2, "Did you mean 'check'"),
+        (
+            ["init", "--table", "none.csv"],
+            2,
+            "serin init: 1 problem\n  --table: nothing at none.csv; name a file",
+        ),
         (["stop"], 2, "`serin down` stops the stack"),
         (["run", "."], 2, "is a folder without a pipeline.yaml"),
         (["runs", "cancel", "no-such-run"], 1, "serin up"),

@@ -51,7 +51,7 @@ def main() -> None:
 
 def _named_lines(folder: Path) -> list[str]:
     """Prefixes each line of a rank with its number; torchrun first writes them to files."""
-    environment.prefer("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank ${rank}] ")
+    environment.prefer("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "rank ${rank}: ")
     ranks = folder / "logs" / "ranks"
     ranks.mkdir(parents=True, exist_ok=True)
     return ["--tee", "3", "--log-dir", str(ranks)]

@@ -42,6 +42,9 @@ def lines(*rows: str, repeat: int = 30) -> str:
         (lines("a;b", "1.234;1,5", "12;2").encode(), {"delimiter": ";", "decimal": ",", "thousands": "."}),
         (lines("a,b", '"1,234,567.5",x', "12,y").encode(), {"thousands": ","}),
         (lines("a,b", "1,x", "None,y", "?,z").encode(), {"null_values": ["?", "None"]}),
+        (lines("a,b", "k.A.,x", "k.A.,y", *(f"{row},z" for row in range(40))).encode(),
+         {"null_values": ["k.A."]}),
+        (lines("a,b", "1,k.A.", "2,k.A.", *(f"{row},{row}X" for row in range(40))).encode(), {}),
         (lines("a,b", "1,x", "NA,y", "3,z").encode(), {}),  # null beside numbers without being named
         (lines("a,city", "1,Köln", "2,NA", "3,None").encode(), {"null_values": ["NA", "None"]}),
         (lines("land,city", "NA,NA", "DE,Köln", "FR,Lyon").encode(), {"null_values": {"city": ["NA"]}}),

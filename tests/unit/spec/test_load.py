@@ -128,3 +128,17 @@ def test_the_spec_is_a_python_api() -> None:
     assert RolloutSpec(steps=(10, 100)).steps == (10, 100)
     with pytest.raises(ValueError, match="frozen"):
         good().rollout.bake = 1.0  # type: ignore[misc]
+
+
+def test_a_wrong_step_is_one_problem_that_names_every_step() -> None:
+    found = problems_of(GOOD.replace("[date_parts: [hour, month]]", "[tokenize]"))
+    assert list(found) == ["features[2].steps[0]"]
+    assert all(
+        step in found["features[2].steps[0]"] for step in ("bucketize", "hash_bucket", "target_encode")
+    )
+
+
+def test_a_misspelled_choice_is_answered_with_the_nearest_one() -> None:
+    found = problems_of(GOOD.replace("task: binary", "task: binry"))
+    assert "must be 'binary'" in found["data.target.task"]
+    assert "did you mean 'binary'?" in found["data.target.task"]
