@@ -62,6 +62,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── KeyFileBroken           the file of API keys is lost or cannot be trusted: the gateway is closed
 │   └── PredictionFailed        a request that was answered with an error
 ├── RolloutError
+│   ├── RequestsDiffer          a version whose clients must send or expect something else than the live one's
 │   ├── RolloutRefused          a command that cannot be honoured now
 │   ├── CommandRefused          the controller refused a command, for the reason it gives
 │   ├── RolloutFailed           a rollout that ended in a rollback
@@ -714,6 +715,16 @@ class PredictionFailed(ServingError):
 
 class RolloutError(SerinError):
     pass
+
+
+class RequestsDiffer(RolloutError):
+    template = (
+        "{release} cannot share clients with {stable}: {reason}. To switch all clients at once, set rollout.steps: "
+        "[100]; to serve both, give the model another name"
+    )
+    release: str
+    stable: str
+    reason: str
 
 
 class RolloutRefused(RolloutError):

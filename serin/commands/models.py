@@ -57,6 +57,7 @@ def list_models(as_json: Json = False) -> None:
 
 def show_model(model: Model, version: Version = "", as_json: Json = False) -> None:
     """Show one version: its origin, request columns and metrics. [default: the newest]"""
+    from serin.formats.answers import answer_meaning
     from serin.formats.bundle import read_manifest
     from serin.formats.importance import read_importance
     from serin.formats.schema import read_schema
@@ -75,8 +76,8 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
             }
         )
         return
-    show(f"{model} version {bundle.version}")
-    show(f"  at       {bundle.path}")
+    show(f"{bundle.model} version {bundle.version}")
+    show(f"  at       {bundle.path} (card.md, gate.json, ...)")
     show(f"  metrics  {_metrics(manifest.metrics)}")
     for name, value in manifest.lineage.items():
         for line in value if name == "sources" else [value]:
@@ -86,13 +87,16 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
         show(f"    {column.name:<20} {column.kind:<10} {column.dtype:<6} {_form(column)}")
     show("  answers with")
     for output in schema.outputs:
-        show(f"    {output.name:<20} {output.dtype} {list(output.dims)}")
+        meaning = answer_meaning(output.name, schema, folder)
+        show(f"    {output.name:<20} {output.dtype} {list(output.dims)}{meaning and f'  {meaning}'}")
     if importance is not None:
         show(
             f"  loses so much {importance.metric} when a column is shuffled (range of {importance.repeats} repeats)"
         )
         for each in importance.columns[:_SHOWN_COLUMNS]:
             show(f"    {each.column:<20} {each.loss:+.4f}  ({each.low:+.4f} to {each.high:+.4f})")
+        if len(importance.columns) > _SHOWN_COLUMNS:
+            show(f"    and {len(importance.columns) - _SHOWN_COLUMNS} more, which matter less (card.md)")
 
 
 def _form(column: InputColumn) -> str:
@@ -173,7 +177,8 @@ def verify_model(model: Model, version: Version = "") -> None:
     bundle = _bundle(Store.open(), model, version)
     manifest = verify_bundle(Path(bundle.path))
     show(
-        f"{model} version {bundle.version}: {len(manifest.files)} files match its manifest ({bundle.digest[:12]})"
+        f"{bundle.model} version {bundle.version}: {len(manifest.files)} files match its manifest "
+        f"({bundle.digest[:12]})"
     )
 
 
@@ -284,6 +289,9 @@ def gc(
 
 
 def _bundle(store: Store, model: str, version: str) -> Bundle:
+    """A version by MODEL VERSION or MODEL:VERSION; the newest when none is named."""
+    if ":" in model and not version:
+        model, _, version = model.partition(":")
     if version:
         return store.bundle(model, version)
     versions = store.versions(model)

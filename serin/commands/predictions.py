@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from serin.errors import PredictionFailed, RowsUnfit
-from serin.formats.bundle import output_column
-from serin.formats.rows import RowWriter, read_rows, write_rows
+from serin.formats.bundle import with_answers
+from serin.formats.rows import RowWriter, flat, read_rows, write_rows
 from serin.formats.schema import Schema, read_schema
 from serin.formats.wire import to_wire
 from serin.machine import environment
@@ -51,9 +51,7 @@ def predict_through_gateway(
         version = bundle.version if pinned else None
         asked = to_wire(piece, schema)
         answer = predict(url, bundle.model, asked, schema, protocol, version, timeout_s=patience_s)
-        for name, values in answer.items():
-            piece = piece.append_column(name, output_column(values))
-        return piece
+        return with_answers(piece, answer, schema)
 
     return _score(ask, rows, schema, out, Path(bundle.path))
 
@@ -112,17 +110,8 @@ class _Terminal:
 
     def write_table(self, table: pa.Table) -> None:
         options = pacsv.WriteOptions(include_header=not self._begun)
-        pacsv.write_csv(_flat(table), sys.stdout.buffer, options)
+        pacsv.write_csv(flat(table), sys.stdout.buffer, options)
         self._begun = True
-
-
-def _flat(table: pa.Table) -> pa.Table:
-    """Returns lists (a multiclass model's probabilities) as strings, because CSV has no lists."""
-    for index, column in enumerate(table.columns):
-        if pa.types.is_nested(column.type):
-            text = pa.array([str(value) for value in column.to_pylist()])
-            table = table.set_column(index, table.column_names[index], text)
-    return table
 
 
 @contextmanager

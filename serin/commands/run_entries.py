@@ -78,8 +78,8 @@ def _model_asked_for(run: dict[str, Any]) -> str | None:
     named = spec.get("name") if isinstance(spec, dict) else parameters.get("model") or parameters.get("name")
     if isinstance(named, str):
         return named
-    tags = run.get("tags") or []
-    return str(tags[0]) if tags else None
+    tags = [str(tag) for tag in run.get("tags") or () if tag != "serin"]  # the deployments have that one
+    return tags[0] if tags else None
 
 
 def flow_run_details(name: str) -> dict[str, Any] | None:

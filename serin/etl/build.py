@@ -252,7 +252,7 @@ def dataset_parts(data: DataSpec, features: Sequence[FeatureSpec], store: Store)
 
 def operators_of(features: Sequence[FeatureSpec]) -> str:
     """The user's own operators with the digests of their code."""
-    return canonical([feature.operators for feature in features]).decode()
+    return canonical([feature.operators for feature in features if feature.operators]).decode()
 
 
 def _empty(folder: Path) -> None:

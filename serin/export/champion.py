@@ -94,7 +94,7 @@ def _compare(
     if read_rows is None:
         raise _Incomparable("no raw test rows are available")
     rows = _rows(spec, before, read_rows)
-    logger.info(f"champion: {len(rows):,} newest test rows through the candidate and version {live.version}")
+    logger.info(f"champion: {len(rows):,} test rows through the candidate and version {live.version}")
     try:
         ours, theirs = candidate(rows.table), scorer.answers(rows.table)
     except (DataError, PredictionFailed) as error:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serin.errors import BundleBroken, NameInvalid
-from serin.formats.schema import InputColumn, OutputTensor, Schema, read_schema, write_schema
+from serin.formats.schema import ELEMENTS, InputColumn, OutputTensor, Schema, read_schema, write_schema
 from serin.formats.wire import Array, to_wire
 from serin.store.artifacts import Release
 from serin.store.format_version import BUNDLE_FORMAT, BUNDLE_VERSION, EXPORT_AGAIN, check_version
@@ -187,6 +187,18 @@ def output_column(values: Array) -> pa.Array:
     """A model's output as a column of golden.parquet: plain for [rows, 1], a list of fixed size for more."""
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
     return flat if values.shape[1] == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def with_answers(rows: pa.Table, answers: Mapping[str, Array], schema: Schema) -> pa.Table:
+    """The rows with the model's outputs as further columns. An output of several numbers is a list, whose field names
+    its elements: classes or targets."""
+    for name, values in answers.items():
+        column = output_column(values)
+        names = schema.classes if name == "probabilities" else schema.targets
+        known = names is not None and values.shape[1] == len(names) > 1
+        metadata = {ELEMENTS: json.dumps(names)} if known else None
+        rows = rows.append_column(pa.field(name, column.type, metadata=metadata), column)
+    return rows
 
 
 def _output_array(column: pa.ChunkedArray, output: OutputTensor) -> Array:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from serin.errors import RowsUnfit
 from serin.formats.csv_rows import as_requested, names_in_training, read_like_training, training_csv
 from serin.formats.csv_values import convert_options, parse_options, without_null_words
-from serin.formats.schema import InputColumn, Schema
+from serin.formats.schema import ELEMENTS, InputColumn, Schema
 
 PIECE_ROWS = 65_536
 _BLOCK_BYTES = 8 * 2**20
@@ -159,19 +159,27 @@ class _Parquet:
 
 class _Csv(_Parquet):
     def write_table(self, table: pa.Table) -> None:
-        table = _plain(table)
+        table = flat(table)
         if self._writer is None:
             self._writer = pacsv.CSVWriter(self._path, table.schema)
         self._writer.write_table(table)
 
 
-def _plain(table: pa.Table) -> pa.Table:
-    """Lists as JSON text: CSV has no cells with several values."""
-    for index, field in enumerate(table.schema):
-        if pa.types.is_nested(field.type):
-            texts = [json.dumps(value) for value in table.column(index).to_pylist()]
-            table = table.set_column(index, field.name, pa.array(texts, pa.string()))
-    return table
+def flat(table: pa.Table) -> pa.Table:
+    """The table as CSV can hold it: a list of named elements as a column for each, another list as JSON text."""
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        names = json.loads((field.metadata or {}).get(ELEMENTS, b"null"))
+        if names is not None:
+            values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+            columns |= {
+                f"{field.name}_{name}": pa.array(each) for name, each in zip(names, values.T, strict=True)
+            }
+        elif pa.types.is_nested(field.type):
+            columns[field.name] = pa.array([json.dumps(value) for value in column.to_pylist()], pa.string())
+        else:
+            columns[field.name] = column
+    return pa.table(columns)
 
 
 class _Json:

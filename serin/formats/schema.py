@@ -15,6 +15,7 @@ from serin.errors import BundleBroken
 
 FORMAT, VERSION = "serin.schema", 1
 FILE = "schema.json"
+ELEMENTS = b"serin.elements"  # metadata of a column of lists: the names of the elements, as JSON
 
 DType = Literal["BYTES", "FP32", "INT64", "INT8"]
 Kind = Literal["string", "float", "int", "timestamp", "bool"]
@@ -156,3 +157,20 @@ def _dtype(entry: Mapping[str, Any]) -> DType:
     if dtype not in get_args(DType):
         raise ValueError(f"{entry['name']!r}: unknown dtype {dtype!r}")
     return dtype
+
+
+def difference(live: Schema, new: Schema) -> str:
+    """How requests to `new` must differ from those to `live`, or its answers from what clients of `live` expect; empty
+    when they need not. Further answers do no harm."""
+    before = {column.name: (column.dtype, column.dims) for column in live.inputs}
+    after = {column.name: (column.dtype, column.dims) for column in new.inputs}
+    answers = {output.name: (output.dtype, output.dims) for output in new.outputs}
+    changed = [name for name in before.keys() & after.keys() if before[name] != after[name]]
+    lost = [each.name for each in live.outputs if answers.get(each.name) != (each.dtype, each.dims)]
+    parts = (
+        ("it also asks for", after.keys() - before.keys()),
+        ("it does not take", before.keys() - after.keys()),
+        ("it takes another type for", changed),
+        ("it answers differently in", lost),
+    )
+    return ", ".join(f"{what} {', '.join(sorted(names))}" for what, names in parts if names)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serin.errors import ColumnMissing, SpecError
+from serin.formats.schema import InputColumn, difference, read_schema
 from serin.spec.data import DataSpec
 from serin.spec.load import load_spec, spec_file
 from serin.spec.pipeline import PipelineSpec
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from serin.etl.sources.problems import Problems
     from serin.etl.sources.tables import Table
     from serin.etl.trial import Trial
-    from serin.formats.schema import InputColumn
 
 _QUERIED_ROWS = 1000  # of a SQL query: enough to know its columns
 
@@ -27,12 +27,14 @@ _QUERIED_ROWS = 1000  # of a SQL query: enough to know its columns
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckedSpec:
     """A spec that fits its tables. `inputs`: what clients of the served model send for each row. `lookups`: columns
-    that the model looks up itself, with the key and the table. `trial`: which rows were read."""
+    that the model looks up itself, with the key and the table. `trial`: which rows were read. `unlike_live`: how
+    its clients must differ from those of the live version."""
 
     spec: PipelineSpec
     inputs: tuple[InputColumn, ...] = ()
     lookups: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = ()
     trial: Trial | None = None
+    unlike_live: str = ""
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -53,6 +55,8 @@ class CheckedSpec:
             yield f"looked up inside the model, by {', '.join(key)}: {', '.join(columns)} (from {table})"
         if self.trial is not None:
             yield from _read_lines(self.trial)
+        if self.unlike_live:
+            yield self.unlike_live
 
 
 def _read_lines(trial: Trial) -> Iterator[str]:
@@ -96,7 +100,22 @@ def _check_data(spec: PipelineSpec, problems: Problems) -> CheckedSpec:
     lookups = tuple(
         (tuple(join.columns.values()), join.spec.here, join.spec.table) for join in layout.lookups
     )
-    return CheckedSpec(spec=spec, inputs=layout.inputs, lookups=lookups, trial=trial)
+    unlike = _unlike_live(spec, layout.inputs)
+    return CheckedSpec(spec=spec, inputs=layout.inputs, lookups=lookups, trial=trial, unlike_live=unlike)
+
+
+def _unlike_live(spec: PipelineSpec, inputs: Sequence[InputColumn]) -> str:
+    """A sentence about columns that clients of the live version do not send as this spec asks for them."""
+    store = Store.open()
+    live = store.aliases(spec.name).get("live")
+    if live is None:
+        return ""
+    schema = read_schema(Path(store.bundle(spec.name, live).path))
+    reason = difference(schema, replace(schema, inputs=tuple(inputs)))
+    if not reason:
+        return ""
+    rule = "" if spec.rollout.steps[0] == 100 else "; set rollout.steps: [100], or give it another name"
+    return f"clients of live version {live} must change: {reason}{rule}"
 
 
 def _with_table_problems(error: SpecError, source: Mapping[str, Any] | Path) -> SpecError:

@@ -75,7 +75,7 @@ def export_parts(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -
     it counts but the search. The code of a network that a script left is not that of the spec's model."""
     record = (Path(checkpoint.path) / RECORD).read_bytes()  # holds the digest of the weights
     trained = read_record(checkpoint.path).model
-    operators = json.dumps([feature.operators for feature in spec.features])
+    operators = json.dumps([feature.operators for feature in spec.features if feature.operators])
     return key_of(
         "export", form=_FORMAT, name=spec.name, data=spec.data, features=spec.features, etl=spec.etl, model=spec.model,
         training=spec.training, export=spec.export, champion=spec.champion, serving=spec.serving,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from serin.errors import RolloutRefused
+from serin.errors import RequestsDiffer, RolloutRefused
+from serin.formats.schema import Schema, difference
 from serin.rollout.decide.advance import ReleaseState
 from serin.rollout.run.ports import Processes, Versions
 from serin.serving.external import External
@@ -15,8 +16,10 @@ class CombinedFleet:
     """A fleet of both kinds. A release registered as external is only called; every other one is started and stopped
     here."""
 
-    def __init__(self, ours: Processes, external: External) -> None:
-        self._ours, self._external = ours, external
+    def __init__(
+        self, ours: Processes, external: External, schema_of: Callable[[Release], Schema] | None = None
+    ) -> None:
+        self._ours, self._external, self._schema_of = ours, external, schema_of
 
     def start(self, release: Release) -> None:
         if not self._external.has(release):
@@ -46,14 +49,18 @@ class CombinedFleet:
     def verify(self, release: Release) -> None:
         (self._external if self._external.has(release) else self._ours).verify(release)
 
-    def check_fits(self, release: Release, stable: Release) -> None:
-        """Checks servers that run elsewhere.
+    def check_fits(self, release: Release, stable: Release, *, share: bool) -> None:
+        """Checks servers that run elsewhere, and versions in the store that will share clients.
 
-        A version in the store is judged by its evidence instead: one that rejects its clients is rolled back, and a
-        person may still promote one whose inputs were changed on purpose.
+        No client could send what both versions ask for. A plan with the single step 100 changes inputs on purpose.
         """
-        if self._external.has(release) and self._external.has(stable):
+        elsewhere = {self._external.has(release), self._external.has(stable)}
+        if elsewhere == {True}:
             self._external.check_fits(release, stable)
+        elif elsewhere == {False} and share and self._schema_of is not None:
+            reason = difference(self._schema_of(stable), self._schema_of(release))
+            if reason:
+                raise RequestsDiffer(release=release.name, stable=stable.name, reason=reason)
 
     def running(self) -> Sequence[Release]:
         return self._ours.running()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from serin.errors import ReleaseNotReady, SerinError
 from serin.formats.bundle import REPOSITORY
+from serin.formats.schema import Schema, read_schema
 from serin.machine import environment
 from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.commands import Inbox
@@ -86,13 +87,17 @@ def timeouts_of(store: Store, external: External) -> Callable[[Release], Timeout
     return timeouts
 
 
+def _schema_of(store: Store, release: Release) -> Schema:
+    return read_schema(Path(store.bundle(release.model, release.version).path))
+
+
 def run(home: Path, stop: threading.Event) -> None:
     """Ticks until `stop` is set."""
     store, gateway, external = Store.open(), build_gateway(home), External(home)
     ours = BackgroundFleet(
         build_releases(home), threads=1
     )  # one thread: the supervisor gets one change at a time
-    fleet = CombinedFleet(ours, external)
+    fleet = CombinedFleet(ours, external, lambda release: _schema_of(store, release))
     controller = Controller(
         router=GatewayRouter(gateway, fleet, timeouts_of(store, external)),
         fleet=fleet,

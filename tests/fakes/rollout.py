@@ -114,7 +114,7 @@ class FakeFleet:
         if release.name in self.wrong:
             raise VerificationFailed(release=release.name, reason="score 0.1 instead of 0.9")
 
-    def check_fits(self, release: Release, stable: Release) -> None:
+    def check_fits(self, release: Release, stable: Release, *, share: bool) -> None:
         if release.name in self.unlike:
             raise ReleaseNotReady(release=release.name, reason=f"it is not like {stable.name}", log="-")
 

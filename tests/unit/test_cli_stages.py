@@ -92,6 +92,8 @@ def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> 
     (listed,) = asked(serin, "models", "list")
     assert listed["path"] == bundle["path"]
     shown = serin("models", "show", NAME)
+    assert "probability that hours > 30 is true" in shown
+    assert serin("models", "show", f"{NAME}:1") == shown
     assert "carrier" in shown
     assert "loses so much auc when a column is shuffled (range of 5 repeats)" in shown
     assert len(asked(serin, "models", "show", NAME)["importance"]["columns"]) == 3

@@ -72,7 +72,7 @@ def choose_engine(etl: EtlSpec, *, data_bytes: int, needed_bytes: int, free_byte
     cores = core_count() if etl.workers == "auto" else etl.workers
     roomy = needed_bytes < free_bytes // 2
     size = f"{needed_bytes / 1e6:,.0f} MB for the pieces, {free_bytes / 1e6:,.0f} MB free"
-    kind, why = etl.engine, "set in the spec"
+    kind, why = etl.engine, "as requested"
     if kind == "auto":
         if wanted:
             kind, why = "cuda", f"{wanted} GPU(s), {data_bytes / 1e6:,.0f} MB of tables"

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from serin.errors import PredictionFailed, RowsUnfit
 from serin.export.session import RUNTIME_ERRORS, open_session, run_in_batches
-from serin.formats.bundle import MODEL, output_column, read_schema, verify_bundle
+from serin.formats.bundle import MODEL, read_schema, verify_bundle, with_answers
 from serin.formats.wire import Array, as_arrow, to_wire
 
 if TYPE_CHECKING:
@@ -56,9 +56,7 @@ class Scorer:
                 raise RowsUnfit(
                     column=output.name, reason="has the name of the model's answer; rename or drop it"
                 )
-        for name, values in self.answers(rows).items():
-            rows = rows.append_column(name, output_column(values))
-        return rows
+        return with_answers(rows, self.answers(rows), self.schema)
 
 
 def score_table(bundle_folder: Path | str, table: pa.Table | pd.DataFrame) -> pa.Table:

@@ -48,8 +48,9 @@ class Processes(Protocol):
 
 
 class Fleet(Processes, Protocol):
-    def check_fits(self, release: Release, stable: Release) -> None:
-        """Raises SerinError when `release` rejects what clients of `stable` send, or answers in another form."""
+    def check_fits(self, release: Release, stable: Release, *, share: bool) -> None:
+        """Raises SerinError when `release` rejects what clients of `stable` send, or answers in another form. `share`:
+        both will answer the same clients for a time."""
         ...
 
 

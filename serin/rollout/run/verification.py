@@ -50,7 +50,7 @@ class Verifications:
     def _verify(self, now: Rollout) -> None:
         self._fleet.verify(now.candidate)
         if now.stable:
-            self._fleet.check_fits(now.candidate, now.stable)
+            self._fleet.check_fits(now.candidate, now.stable, share=now.plan.steps[0] < 100)  # percent
         if now.baseline:
             self._fleet.verify(now.baseline)
 

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pytest
 
 from serin.errors import RowsUnfit
+from serin.formats.bundle import with_answers
 from serin.formats.rows import read_rows, write_rows
-from serin.formats.schema import DTYPE_OF_KIND, INT64_NULL, Schema, input_columns, outputs_of
+from serin.formats.schema import DTYPE_OF_KIND, INT64_NULL, OutputTensor, Schema, input_columns, outputs_of
 from serin.formats.wire import to_wire
 
 SCHEMA = Schema(
@@ -48,6 +49,20 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
         writer.write_table(TABLE)
         raise OSError("disk full")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_named_elements_become_columns_in_csv(tmp_path: Path) -> None:
+    schema = Schema(
+        task="regression",
+        inputs=(),
+        outputs=(OutputTensor(name="score", dtype="FP32", dims=(2,)),),
+        targets=("sbp", "dbp"),
+    )
+    scores = np.array([[120.5, 80.0], [99.0, 61.5]], np.float32)
+    answered = with_answers(pa.table({"row": [1, 2]}), {"score": scores}, schema)
+    with write_rows(tmp_path / "a.csv") as writer:
+        writer.write_table(answered)
+    assert (tmp_path / "a.csv").read_text() == '"row","score_sbp","score_dbp"\n1,120.5,80\n2,99,61.5\n'
 
 
 def test_probabilities_become_text_in_csv_and_nan_becomes_null_in_json(tmp_path: Path) -> None:

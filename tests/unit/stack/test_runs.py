@@ -24,6 +24,7 @@ RUN = {
     "state": {"message": "well done"},
     "start_time": "2026-11-15T10:00:00+00:00",
     "estimated_run_time": 3.0,
+    "tags": ["serin", "flights"],
     "parameters": {"spec": "spec.yaml"},
 }
 
@@ -63,6 +64,7 @@ def serin(*words: str) -> str:
 def test_a_company_server_is_asked_for_the_runs_of_our_pools_as_the_caller(company: Server) -> None:
     (run,) = json.loads(serin("runs", "list", "--json"))
     assert (run["name"], run["kind"], run["state"]) == ("brave-owl", "pipeline", "completed")
+    assert run["model"] == "flights"
     bodies = [body for call, body in company.asked if call == "POST /flow_runs/filter"]
     assert [body["work_pools"] for body in bodies] == [{"name": {"any_": ["cpu", "gpu"]}}]
     assert {headers.get("authorization") for headers in company.headers} == {"Bearer key-of-the-caller"}
