@@ -20,7 +20,7 @@ from prefect.states import Failed
 
 from serin import errors
 from serin.errors import SerinError
-from serin.stack.prefect.follow import last_line
+from serin.stack.prefect.follow import ASKED_TO_STOP, last_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,6 +29,7 @@ _FLOWS, _TASKS, _ENGINE = "prefect.flow_runs", "prefect.task_runs", "prefect.eng
 _FINISHED = re.compile(
     r"Finished in state (?P<state>\w+)\((?P<message>'.*'|\".*\")?(?:, )?(?:type=\w+)?\)", re.DOTALL
 )
+_STOPPED = "Execution was cancelled by the runtime environment"
 _RAISED = re.compile(r"Task run encountered an exception:? (?P<kind>\w+)")
 
 
@@ -58,13 +59,15 @@ def _shorten(record: logging.LogRecord) -> bool:
     if isinstance(record.args, tuple) and len(record.args) == 5 and isinstance(record.args[1], SerinError):
         record.msg, record.args = "%s; trying again %s", (record.args[1], record.args[4])
         return True
+    if record.getMessage().startswith(f"Crash detected! {_STOPPED}"):
+        return False  # cancelled or preempted, which is not a crash
     finished = _FINISHED.fullmatch(record.getMessage())
     if finished is None:
         return True
     state, message = finished["state"], str(ast.literal_eval(finished["message"] or "''"))
     if record.name == _TASKS:
         return state != "Completed" and not _names_serin_error(message)
-    record.msg, record.args = last_line(state, message), ()
+    record.msg, record.args = ASKED_TO_STOP if message.startswith(_STOPPED) else last_line(state, message), ()
     return True
 
 

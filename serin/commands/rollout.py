@@ -245,16 +245,24 @@ def _follow(model: str, *, returning: bool = False) -> None:
         raise NotFound(kind="rollout of", name=model, known=[entry.name for entry in _statuses(None)])
     rollout, shown = known.rollout.id, 0
     journal = reader(home, model, rollout)
-    while True:
-        for decision in journal.decisions():
-            if decision.seq > shown:
-                shown = decision.seq
-                say(f"{when(decision.t)}  {decision.phase:<12} {decision.weight:5.1f}%  {decision.reason}")
-        now = model_status(home, model)
-        assert now is not None, "a journal must not lose lines"
-        if not now.rollout.running or now.rollout.id != rollout:
-            break
-        time.sleep(_POLL_S)
+    try:
+        while True:
+            for decision in journal.decisions():
+                if decision.seq > shown:
+                    shown = decision.seq
+                    say(
+                        f"{when(decision.t)}  {decision.phase:<12} {decision.weight:5.1f}%  {decision.reason}"
+                    )
+            now = model_status(home, model)
+            assert now is not None, "a journal must not lose lines"
+            if not now.rollout.running or now.rollout.id != rollout:
+                break
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        say(
+            f"stopped watching; the rollout continues. `serin rollout watch {model}` shows it, `abort` ends it"
+        )
+        raise
     _end(model, rollout, returning=returning)
 
 

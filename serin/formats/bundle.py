@@ -191,11 +191,11 @@ def output_column(values: Array) -> pa.Array:
 
 def with_answers(rows: pa.Table, answers: Mapping[str, Array], schema: Schema) -> pa.Table:
     """The rows with the model's outputs as further columns. An output of several numbers is a list, whose field names
-    its elements: classes or targets."""
+    its elements: classes or targets. The field of a label names the classes, too."""
     for name, values in answers.items():
         column = output_column(values)
-        names = schema.classes if name == "probabilities" else schema.targets
-        known = names is not None and values.shape[1] == len(names) > 1
+        names = schema.classes if name in ("probabilities", "label") else schema.targets
+        known = names and (name == "label" or values.shape[1] == len(names) > 1)
         metadata = {ELEMENTS: json.dumps(names)} if known else None
         rows = rows.append_column(pa.field(name, column.type, metadata=metadata), column)
     return rows

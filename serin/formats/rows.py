@@ -166,11 +166,14 @@ class _Csv(_Parquet):
 
 
 def flat(table: pa.Table) -> pa.Table:
-    """The table as CSV can hold it: a list of named elements as a column for each, another list as JSON text."""
+    """The table as CSV can hold it: a list of named elements as a column for each, another list as JSON text,
+    the number of a class as its name."""
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     for field, column in zip(table.schema, table.columns, strict=True):
         names = json.loads((field.metadata or {}).get(ELEMENTS, b"null"))
-        if names is not None:
+        if names is not None and not pa.types.is_nested(field.type):
+            columns[field.name] = pa.array(names).take(column.combine_chunks())
+        elif names is not None:
             values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
             columns |= {
                 f"{field.name}_{name}": pa.array(each) for name, each in zip(names, values.T, strict=True)

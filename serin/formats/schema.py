@@ -15,7 +15,7 @@ from serin.errors import BundleBroken
 
 FORMAT, VERSION = "serin.schema", 1
 FILE = "schema.json"
-ELEMENTS = b"serin.elements"  # metadata of a column of lists: the names of the elements, as JSON
+ELEMENTS = b"serin.elements"  # metadata of a column: names of its lists' elements, or of its numbers, as JSON
 
 DType = Literal["BYTES", "FP32", "INT64", "INT8"]
 Kind = Literal["string", "float", "int", "timestamp", "bool"]

@@ -144,7 +144,10 @@ def fails_by_latency_alone(plan: Plan, evidence: Evidence) -> bool:
 def _silent(plan: Plan, elapsed_s: float) -> tuple[Verdict, str]:
     if elapsed_s < _QUIET_S + plan.watermark_s:
         return Verdict.WAIT, "no request in the log yet"
-    return Verdict.NO_TRAFFIC, f"no request reached the candidate in {elapsed_s:.0f} s"
+    return Verdict.NO_TRAFFIC, (
+        f"no request reached the candidate in {elapsed_s:.0f} s; it waits for requests, or for "
+        "`serin rollout promote`, which needs no evidence"
+    )
 
 
 def _against(plan: Plan, evidence: Evidence, weighed: Weighed) -> str:

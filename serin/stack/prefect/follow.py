@@ -36,6 +36,7 @@ _PLUMBING = (  # Prefect's lines about how it gets to the flow
     "Running 1 deployment pull step", "Executing deployment step:", "Deployment step ",
     "All deployment steps completed", "Beginning flow run ",
 )  # fmt: skip
+ASKED_TO_STOP = "the run ended: it was asked to stop"
 _ENDS = (
     "the run completed",
     "the run failed",

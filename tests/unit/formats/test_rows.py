@@ -65,6 +65,18 @@ def test_named_elements_become_columns_in_csv(tmp_path: Path) -> None:
     assert (tmp_path / "a.csv").read_text() == '"row","score_sbp","score_dbp"\n1,120.5,80\n2,99,61.5\n'
 
 
+def test_a_label_becomes_its_class_in_csv(tmp_path: Path) -> None:
+    schema = Schema(
+        task="multiclass", inputs=(), outputs=outputs_of("multiclass", 2), classes=("Adelie", "Gentoo")
+    )
+    answers = {"label": np.array([[1], [0]]), "probabilities": np.array([[0.25, 0.75], [1, 0]], np.float32)}
+    with write_rows(tmp_path / "a.csv") as writer:
+        writer.write_table(with_answers(pa.table({"row": [1, 2]}), answers, schema))
+    assert (tmp_path / "a.csv").read_text().splitlines() == [
+        '"row","label","probabilities_Adelie","probabilities_Gentoo"', '1,"Gentoo",0.25,0.75', '2,"Adelie",1,0'
+    ]  # fmt: skip
+
+
 def test_probabilities_become_text_in_csv_and_nan_becomes_null_in_json(tmp_path: Path) -> None:
     lists = pa.FixedSizeListArray.from_arrays(pa.array([0.25, 0.75], pa.float32()), 2)
     with write_rows(tmp_path / "a.csv") as writer:
