@@ -26,6 +26,7 @@ from serin.machine import environment
 from serin.stack.host.run_processes import RUN_MARK, record_run, run_processes
 from serin.stack.prefect import rest_api
 from serin.stack.prefect.processes import WORKER_TYPE
+from tests.e2e.whole_stack import until
 from tests.signals import hit
 
 RUN = "0d9f1f6e-6a3c-4f2f-9a55-1c2b3d4e5f60"
@@ -60,7 +61,7 @@ def test_a_recorded_process_and_what_it_forked_belong_to_its_run(tmp_path: Path)
         assert (left.engines, left.others) == ((), (child,))
         hit(child)
     (tmp_path / "stack" / "runs" / str(os.getpid())).write_text(f"{RUN} 1\n")  # another process had this pid
-    assert run_processes(tmp_path) == {}
+    until(lambda: run_processes(tmp_path) == {}, "the killed child is gone")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,9 @@ def test_a_group_that_ignores_sigterm_is_killed() -> None:
         assert process.stdout is not None
         await process.stdout.receive()
         await end_group(process.pid, grace_s=0.1)
-        return await process.wait()
+        code = await process.wait()
+        await process.aclose()
+        return code
 
     assert anyio.run(end) == -9
 

@@ -54,7 +54,7 @@ def strength(share: float) -> Any:
         (DRAW.permutation(ROWS) + 2**53 + 1, "every row has its own integer (2,000 different): an id"),
         (np.arange(ROWS) * 3, "counts the rows"),
         ([f"{row:x}-{row * 7}" for row in range(ROWS)], "every row has its own text (2,000 different): an id"),
-        ([f"note {row // 1.2:.0f}" for row in range(ROWS)], "1,667 different texts in 2,000 rows"),
+        ([f"note {row // 1.2:.0f}" for row in range(ROWS)], "1,666 different texts in 2,000 rows"),
         ([None] * ROWS, "holds no value"),
         (["x"] * ROWS, "holds one value only"),
         ([[1]] * ROWS, "is a list<element: int64>, which nothing can be made of"),

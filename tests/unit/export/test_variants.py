@@ -114,7 +114,7 @@ def test_a_model_without_layers_has_no_variants_and_reports_it() -> None:
     built = list(build_variants(ALL, network, {}, "cpu"))
     assert [one.name for one in built if isinstance(one, Variant)] == ["fp32"]
     reasons = {one.name: one.reason for one in built if isinstance(one, Unavailable)}
-    assert "no layers of weights" in reasons["int8"]
+    assert "no layers with weights" in reasons["int8"]
     assert "no embedding table" in reasons["int8_embeddings"]
 
 

@@ -209,7 +209,7 @@ def test_an_installation_that_fails_says_at_which_step(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(installation, "default_folder", lambda: tmp_path / "file" / "env-triton")
-    with pytest.raises(TritonInstallFailed, match="making a virtual environment failed"):
+    with pytest.raises(TritonInstallFailed, match="creating a virtual environment failed"):
         install_triton()
 
 
@@ -240,7 +240,7 @@ def test_what_our_own_triton_lacks_is_named(tmp_path: Path, monkeypatch: pytest.
     for part in (
         "no backend serin_onnx",
         "no guard against cancelled gRPC calls",
-        f"its ONNX Runtime is 1.0.0, ours {onnxruntime.__version__}",
+        f"its ONNX Runtime is 1.0.0, but this environment has {onnxruntime.__version__}",
     ):
         assert part in words
 
