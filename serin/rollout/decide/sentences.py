@@ -41,7 +41,7 @@ def verdict_against(plan: Plan, evidence: Evidence, guard: str) -> str:
 
 def doubt(plan: Plan, guard: str, e_value: float) -> str:
     """How much speaks against a candidate that is not rolled back, and from when on it would be."""
-    if e_value <= 1:
+    if plan.rollback_risk(e_value) >= 1:
         return NOTHING_AGAINST
     risk, limit = percent(plan.rollback_risk(e_value)), percent(plan.false_rollback)
     return (
