@@ -18,13 +18,13 @@ from serin.errors import NotUp, PipelineFailed, PrefectGone
 from serin.stack.host.run_processes import run_processes
 from serin.stack.host.state import Stack
 from serin.stack.prefect.login import stack_api
-from serin.stack.prefect.rest_api import Api, call
+from serin.stack.prefect.rest_api import Api, call, log_entries
 
 logger = logging.getLogger(__name__)
 
 ENDED_BADLY = ("FAILED", "CRASHED", "CANCELLED")
+FINAL = ("COMPLETED", *ENDED_BADLY)
 _TRIES = 3
-_LINES = 200  # the server's page size
 _POLL_S = 0.5
 _LAST_POLL_S = 0.1
 _QUEUED_AGAIN = timedelta(seconds=12)
@@ -81,13 +81,7 @@ class RunLog:
         wanted: dict[str, Any] = {"flow_run_id": {"any_": [self._run]}}
         if self._since is not None:
             wanted["timestamp"] = {"after_": (self._since - _LATE).isoformat()}
-        found: list[dict[str, Any]] = []
-        while True:
-            body = {"logs": wanted, "sort": "TIMESTAMP_ASC", "limit": _LINES, "offset": len(found)}
-            part: list[dict[str, Any]] = call(self._api, "POST", "/logs/filter", body)
-            found += part
-            if len(part) < _LINES:
-                return found
+        return log_entries(self._api, wanted, sort="TIMESTAMP_ASC")
 
 
 def _is_last(entry: Mapping[str, Any]) -> bool:

@@ -184,20 +184,23 @@ def flow_runs(
 
 def run_log(api: Api | str, run_id: str, *, lines: int = 50) -> list[str]:
     """The last lines of a run's log, oldest first."""
+    found = log_entries(api, {"flow_run_id": {"any_": [run_id]}}, sort="TIMESTAMP_DESC", most=lines)
+    return [f"{entry['timestamp'][:19]} {entry['message']}" for entry in reversed(found)]
+
+
+def log_entries(
+    api: Api | str, wanted: Mapping[str, Any], *, sort: str, most: int | None = None
+) -> list[dict[str, Any]]:
+    """The entries of logs that match `wanted`, in the order of `sort`; at most so many, all by default."""
     found: list[dict[str, Any]] = []
-    while len(found) < lines:
-        limit = min(lines - len(found), _PAGE)
-        body = {
-            "logs": {"flow_run_id": {"any_": [run_id]}},
-            "sort": "TIMESTAMP_DESC",
-            "limit": limit,
-            "offset": len(found),
-        }
+    while most is None or len(found) < most:
+        limit = _PAGE if most is None else min(most - len(found), _PAGE)
+        body = {"logs": wanted, "sort": sort, "limit": limit, "offset": len(found)}
         page: list[dict[str, Any]] = call(api, "POST", "/logs/filter", body)
         found += page
         if len(page) < limit:
             break
-    return [f"{entry['timestamp'][:19]} {entry['message']}" for entry in reversed(found)]
+    return found
 
 
 def close_lost_runs(api: Api | str, pools: Iterable[str]) -> list[str]:

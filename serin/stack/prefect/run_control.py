@@ -11,11 +11,10 @@ from typing import Any
 from serin.errors import NotFound, NotUp, PrefectGone, RunNotCancellable
 from serin.stack.host.run_processes import run_processes
 from serin.stack.host.state import Stack, running_stack
-from serin.stack.prefect.follow import RunLog, may_be_queued_again
+from serin.stack.prefect.follow import FINAL, RunLog, may_be_queued_again
 from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.rest_api import call, flow_runs, run_log
 
-FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOOK_S = 0.5
 _CANCEL_S = 90.0  # a cancelled run may clean up for 30 s, its stage on another worker for as long again

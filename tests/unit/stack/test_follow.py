@@ -12,7 +12,7 @@ import pytest
 
 from serin.errors import NotUp, PipelineFailed, PrefectGone
 from serin.stack.host.state import Stack
-from serin.stack.prefect import follow
+from serin.stack.prefect import follow, rest_api
 from serin.stack.prefect.follow import RunLog, follow_run, last_line
 from serin.stack.prefect.rest_api import Api
 from tests.logs import heard
@@ -80,6 +80,7 @@ class Home:
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
     monkeypatch.setattr(follow, "call", made.call)
+    monkeypatch.setattr(rest_api, "call", made.call)
     for name in ("_POLL_S", "_LAST_POLL_S"):
         monkeypatch.setattr(follow, name, 0.0)
     return made
