@@ -1,16 +1,121 @@
-"""The section `monitoring`: what happens after the release."""
+"""The section `monitoring`: what is recorded and watched once a version is live, and what an alarm leads to."""
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Any, Literal
 
-from serin.spec.section import Section
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+
+from serin.spec.section import Duration, Section, is_empty
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:per|/)\s*(day|week|month|year)")
+_PER_YEAR = {"day": 365.0, "week": 365.0 / 7, "month": 12.0, "year": 1.0}
+
+
+def per_year(value: Any) -> Any:
+    """'1 per year', '2 per month' or a number per year -> a number per year."""
+    if not isinstance(value, str):
+        return value
+    match = _RATE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f"{value!r} is not a valid rate: use a number and a period, such as '1 per year'")
+    return float(match[1]) * _PER_YEAR[match[2]]
+
+
+RatePerYear = Annotated[
+    float,
+    BeforeValidator(per_year),
+    PlainSerializer(lambda value: f"{value:g} per year", return_type=str, when_used="json"),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "number"}, {"type": "string", "pattern": rf"^\s*{_RATE.pattern}\s*$"}],
+            "examples": ["1 per year", "1 per month"],
+        }
+    ),
+]
+"""A number per year in Python, '1 per year' in YAML."""
+
+
+class CaptureSpec(Section):
+    """Which requests are recorded, with their columns and scores."""
+
+    share: float = Field(default=0.0, ge=0, le=1)
+    """The share of requests to record, from 0 (none) to 1 (all). Lots are drawn by the request's id."""
+    mask: tuple[str, ...] = ()
+    """Request columns whose values are replaced by null in the records."""
+    drop: tuple[str, ...] = ()
+    """Request columns that are left out of the records."""
+    days: float = Field(default=30, gt=0)
+    """How many days records are kept."""
+    max_gb: float = Field(default=10, gt=0)
+    """The most disk space that the model's records take, in gigabytes. The oldest hours are deleted first."""
+
+
+class DriftSpec(Section):
+    """When live traffic counts as different from the training rows."""
+
+    false_alarms: RatePerYear = Field(default=1.0, gt=0)
+    """How many false alarms are accepted on average, over all columns of the model together."""
+    tolerance: float | None = Field(default=None, gt=0, lt=1)
+    """The shift that is not drift: how much the share of a bin or a category may differ from training. By default as
+    much as the weeks of the training period differ among themselves; it must be named when the data has no time column
+    or covers fewer than eight weeks."""
+    columns: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """The request columns to watch. By default all of them, and the scores."""
+
+
+class ObjectivesSpec(Section):
+    """What is promised to clients over 30 days, and what happens when the error budget burns too fast."""
+
+    availability: float = Field(default=0.999, gt=0, lt=1)
+    """The share of requests that must be answered without a server error."""
+    latency: float = Field(default=0.99, gt=0, lt=1)
+    """The share of requests that must be answered within `serving.p99_ms`."""
+    rollback: bool = False
+    """Return to the previous version when the budget burns too fast since a release. Otherwise an alert is sent."""
+
+
+class QualitySpec(Section):
+    """How good the live version must be once labels are known."""
+
+    margin: float = Field(gt=0)
+    """By how much the mean loss per row may exceed the loss on the test rows: the Brier score in a binary task, the
+    share of wrong classes with several, the squared error as a share of the test rows' in a regression."""
+    false_alarms: RatePerYear = Field(default=1.0, gt=0)
+    """How many false alarms are accepted on average."""
+    rollback: bool = False
+    """Return to the previous version when the live one is worse than the margin allows. A rollout in its bake is rolled
+    back in any case."""
+
+
+class RetrainBudgetSpec(Section):
+    """How often retraining may happen by itself."""
+
+    cool_down: Duration = Field(default=86_400.0, ge=0)
+    """The time after the start of a retraining in which no other one starts, except every night (`nightly`)."""
+    per_week: int = Field(default=3, ge=1)
+    """The most retrainings within seven days, for whatever reason."""
 
 
 class MonitoringSpec(Section):
     """What happens to a version once it is live."""
 
-    retrain: tuple[Literal["nightly", "data", "drift"], ...] = ()
+    capture: CaptureSpec = Field(default=CaptureSpec(), exclude_if=lambda value: value == CaptureSpec())
+    """Which requests are recorded. By default none."""
+    drift: DriftSpec | None = Field(default=None, exclude_if=is_empty)
+    """When live traffic counts as different from the training rows. Needs recorded requests. By default not watched."""
+    quality: QualitySpec | None = Field(default=None, exclude_if=is_empty)
+    """How good the live version must be once labels are known (`serin labels add`). By default only shown."""
+    objectives: ObjectivesSpec = Field(
+        default=ObjectivesSpec(), exclude_if=lambda value: value == ObjectivesSpec()
+    )
+    """What is promised to clients over 30 days."""
+    retrain: tuple[Literal["nightly", "data", "drift", "quality"], ...] = ()
     """When the live version is trained again from its own spec: every night (`nightly`), when its tables have changed
-    (`data`), or when an event `serin.drift` arrives (`drift`). The result is rolled out unless it is worse. By default
-    never."""
+    (`data`), on a drift alarm (`drift`), or on a quality alarm (`quality`). The result is rolled out unless it is
+    worse. By default never."""
+    retrain_budget: RetrainBudgetSpec = Field(
+        default=RetrainBudgetSpec(), exclude_if=lambda value: value == RetrainBudgetSpec()
+    )
+    """How often retraining may happen by itself."""

@@ -19,7 +19,7 @@ from serin.stack.host.state import Stack, socket_folder, write_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.store.store import Store
 
-CONTROLLER = "controller"
+CONTROLLER, WATCHER = "controller", "watcher"
 
 
 def request_log(home: Path) -> Path:
@@ -48,10 +48,14 @@ def controller_process(home: Path) -> Process:
     return standing_process(home, CONTROLLER, "serin.stack.controller")
 
 
+def watcher_process(home: Path) -> Process:
+    return standing_process(home, WATCHER, "serin.stack.watch.watcher")
+
+
 def start_serving(
     home: Path, *, gateway_port: int, prefect_api_url: str, prefect_port: int | None, tls: bool
 ) -> Stack:
-    """Launches the supervisor, records the stack, and starts the gateway and the controller."""
+    """Launches the supervisor, records the stack, and starts the gateway, the controller and the watcher."""
     supervisor = Supervisor(home)
     pid = supervisor.launch(stack_environment(home))
     stack = Stack(
@@ -65,7 +69,7 @@ def start_serving(
         tls=tls,
     )
     write_stack(stack)
-    for process in (build_gateway(home).process(), controller_process(home)):
+    for process in (build_gateway(home).process(), controller_process(home), watcher_process(home)):
         supervisor.start(process)
     return stack
 

@@ -72,10 +72,11 @@ def test_only_durable_py_and_writers_of_open_files_call_fsync() -> None:
     assert calls == {"serin/machine/durable.py", "serin/formats/serving/journal.py", "serin/formats/rows.py"}
 
 
-def test_only_the_command_catches_everything() -> None:
+def test_only_the_command_and_the_watcher_catch_everything() -> None:
+    """A bug in one of the watcher's duties must not stop the others."""
     found = []
     for name in python_files(*PRODUCT, "benchmarks", "examples", "triton_models"):
-        if name == "serin/cli.py":
+        if name in ("serin/cli.py", "serin/stack/watch/duty.py"):
             continue
         handlers = (node for node in ast.walk(tree(name)) if isinstance(node, ast.ExceptHandler))
         found += [f"{name}:{handler.lineno}" for handler in handlers if _catches_everything(handler)]

@@ -75,7 +75,12 @@ export: rollout.false_promotion rollout.latency.quantiles rollout.latency.margin
 export: rollout.latency.bad_margin rollout.error_tolerance rollout.max_error_share
 export: rollout.max_slow_share rollout.bake rollout.deadline rollout.mode rollout.baseline
 export: rollout.latency.tolerance_ms rollout.second_opinion rollout.warmup
-export: monitoring.retrain
+export: monitoring.retrain monitoring.retrain_budget.cool_down monitoring.retrain_budget.per_week
+export: monitoring.capture.share monitoring.capture.mask monitoring.capture.drop monitoring.capture.days
+export: monitoring.capture.max_gb monitoring.drift.false_alarms monitoring.drift.tolerance
+export: monitoring.drift.columns monitoring.quality.margin monitoring.quality.false_alarms
+export: monitoring.quality.rollback monitoring.objectives.availability monitoring.objectives.latency
+export: monitoring.objectives.rollback
 none: search.space.uniform search.space.log search.space.integer search.space.choice search.trials
 none: search.sampler search.pruner search.budget search.folds search.parallel search.seed
 """
@@ -127,6 +132,7 @@ def whole_spec() -> PipelineSpec:
             },
             "features": [{"columns": ["fare"], "steps": ["normalize"]}],
             "training": {"prune": {"share": 0.5}},
+            "monitoring": {"drift": {}, "quality": {"margin": 0.01}},
             "search": {"space": {"training.learning_rate": {"log": [0.001, 0.1]}}},
         }
     )  # fmt: skip

@@ -1,0 +1,49 @@
+"""The watcher's process: `python -m serin.stack.watch.watcher`. Records requests and watches what is live.
+
+It needs no clean exit: supervisord restarts it after a crash, and each duty continues where it was. No request depends
+on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from pathlib import Path
+
+from serin.machine import environment
+from serin.stack.host.standing import log_to_stdout
+from serin.stack.watch.duty import Duty, Rounds
+
+log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is __main__ here
+
+
+def duties(home: Path) -> list[Duty]:
+    """Returns all duties, the recorder first: the others read what it writes."""
+    del home
+    return []
+
+
+def run(home: Path, stop: threading.Event) -> None:
+    """Runs the duties until `stop` is set."""
+    rounds = Rounds(duties(home))
+    log.info("the watcher has started")
+    try:
+        while not stop.is_set():
+            stop.wait(rounds.run(time.time()))
+    finally:
+        rounds.close()
+    log.info("the watcher has stopped")
+
+
+def main() -> None:
+    log_to_stdout()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    run(environment.home(), stop)
+
+
+if __name__ == "__main__":
+    main()
