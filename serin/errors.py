@@ -28,7 +28,8 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── FormatOutdated          what another version of Serin stored, with other keys in its spec
 │   ├── StoreNotWritable        full disk, no permission
 │   ├── VersionInUse            a version that cannot be deleted now
-│   └── BundleBroken            a bundle or dataset that is not what its manifest says
+│   ├── BundleBroken            a bundle or dataset that is not what its manifest says
+│   └── SpoolBroken             a file of recorded requests that cannot be read
 ├── LeaseUnavailable            no GPU became free in time (retryable)
 ├── TrainingError
 │   ├── TrainingRefused         a training that cannot start as asked: folder in use, other settings, no such GPU
@@ -427,6 +428,12 @@ class VersionInUse(StoreError):
 
 class BundleBroken(StoreError):
     template = "{path} is not what its manifest says: {reason}"
+    path: str
+    reason: str
+
+
+class SpoolBroken(StoreError):
+    template = "{path} is not a file of recorded requests: {reason}; delete it, its requests are lost"
     path: str
     reason: str
 

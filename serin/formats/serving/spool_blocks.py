@@ -1,0 +1,100 @@
+"""How recorded requests are written to the spool, and which requests are recorded.
+
+It needs numpy and nothing else, because a copy of this file is part of every release that is served by Triton's Python
+backend (triton_models/onnx_python). The C++ backend writes the same bytes (triton_models/onnx_native/spool.h).
+
+A file is one line of JSON (`encode_header`) and blocks (`encode_block`). Files of one writer are numbered; the one that
+is being written is called `NNNNNNNN.open` and is renamed to `NNNNNNNN.rows` when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+FORMAT, VERSION = "serin.spool", 1
+MAGIC = b"\x89SpoolB\n"
+OPEN, COMPLETE = ".open", ".rows"  # how names of files end
+DEFAULT_LIMIT_BYTES = 256 << 20  # of one release's spool folder
+LONGEST_ID_BYTES = 128  # longer ids are cut
+
+_MASK = 0xFFFFFFFF
+
+
+class Recorded(NamedTuple):
+    """One request. `values`: an array [rows, ...] for each input and then each output; strings as arrays of bytes."""
+
+    t: float  # arrival at the backend, seconds since 1970
+    id: bytes
+    client_id: bytes
+    rows: int
+    values: Sequence[Any]
+
+
+def is_drawn(request_id: str | bytes, share: float) -> bool:
+    """Returns whether the request with this id is recorded: its lot, murmur3-32 with seed 0, is below share * 2^32.
+
+    So equal ids have equal lots everywhere, and a larger share draws every id that a smaller one draws.
+    """
+    return lot(request_id) < share * 2.0**32
+
+
+def lot(request_id: str | bytes) -> int:
+    """Returns murmur3-32 (seed 0) of the id's UTF-8 bytes. `serin.columns.hashing.hash_strings` does whole arrays."""
+    data = request_id.encode() if isinstance(request_id, str) else bytes(request_id)
+    state, whole = 0, len(data) & ~3
+    for at in range(0, whole, 4):
+        state ^= _scrambled(int.from_bytes(data[at : at + 4], "little"))
+        state = (((state << 13) | (state >> 19)) * 5 + 0xE6546B64) & _MASK
+    state ^= _scrambled(int.from_bytes(data[whole:], "little")) ^ len(data)
+    state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _MASK
+    state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _MASK
+    return state ^ (state >> 16)
+
+
+def encode_header(
+    *,
+    model: str,
+    release: str,
+    share: float,
+    inputs: Sequence[tuple[str, str, Sequence[int]]],
+    outputs: Sequence[tuple[str, str, Sequence[int]]],
+) -> bytes:
+    """Returns a file's first line. `inputs`: name, kind and dims of a row; `outputs`: name, dtype and dims."""
+    document = {"format": FORMAT, "version": VERSION, "model": model, "release": release, "share": share}
+    tensors = {"inputs": [[name, kind, list(dims)] for name, kind, dims in inputs]}
+    tensors["outputs"] = [[name, dtype, list(dims)] for name, dtype, dims in outputs]
+    return json.dumps({**document, **tensors}, separators=(",", ":")).encode() + b"\n"
+
+
+def encode_block(requests: Sequence[Recorded], *, sent: int, dropped: int) -> bytes:
+    """Returns a block. `sent`, `dropped`: how many requests this writer has drawn and lost since it started."""
+    buffers = [
+        np.array([request.t for request in requests], "<f8").tobytes(),
+        np.array([request.rows for request in requests], "<u4").tobytes(),
+        *_strings([request.id[:LONGEST_ID_BYTES] for request in requests]),
+        *_strings([request.client_id[:LONGEST_ID_BYTES] for request in requests]),
+    ]
+    for arrays in zip(*(request.values for request in requests), strict=True):
+        if arrays[0].dtype == object:
+            buffers += _strings([value for array in arrays for value in array.reshape(-1).tolist()])
+        else:
+            buffers.append(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays))
+    counts = {"requests": len(requests), "rows": sum(request.rows for request in requests)}
+    sizes = [len(buffer) for buffer in buffers] if requests else []
+    document = {**counts, "sent": sent, "dropped": dropped, "sizes": sizes}
+    header = json.dumps(document, separators=(",", ":")).encode()
+    head = MAGIC + len(header).to_bytes(4, "little") + header
+    return b"".join([head, *buffers]) if requests else head
+
+
+def _strings(values: list[bytes]) -> list[bytes]:
+    return [np.array([len(value) for value in values], "<u4").tobytes(), b"".join(values)]
+
+
+def _scrambled(word: int) -> int:
+    word = (word * 0xCC9E2D51) & _MASK
+    return (((word << 15) | (word >> 17)) * 0x1B873593) & _MASK
