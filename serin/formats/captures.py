@@ -1,0 +1,270 @@
+"""Recorded requests on disk: where they are, what their columns are called, and how a part is written.
+
+    captures/<model>/<version>/<YYYY-MM-DDTHH>/<first>-<last>-<rows>.parquet    rows by their UTC hour of arrival
+    captures/<model>/counters.json                                             how many were recorded and dropped
+    captures/<model>/lock                                                      held by the process that writes
+
+A file holds the parts `first` to `last`: numbers that rise for each model as parts are written, whatever the clock
+says. It is written completely or not at all. A file replaces all others in its folder whose numbers are within its own
+(several small parts merged), and one with the same numbers but more rows (some were deleted): `parts_of_hour` leaves
+replaced files out, so a reader sees every row once at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serin.machine.durable import sync, write_whole
+from serin.machine.locks import locked
+from serin.machine.private import make_private
+from serin.spec.names import valid_model_name
+
+COUNTERS, LOCK = "counters.json", "lock"
+FORMAT, VERSION = "serin.captures", 1
+PARTS: Final = b"serin.parts"  # metadata of a file: [[number, rows], ...] in the order of its rows
+SCRATCH: Final = "."  # how the names of unfinished files begin
+
+METADATA: Mapping[str, pa.DataType] = {
+    "_id": pa.string(),  # made by the gateway; the run and partition in bulk scoring
+    "_row": pa.int32(),  # of the request, from 0
+    "_client_id": pa.string(),  # the client's own, not unique
+    "_t": pa.timestamp("us", "UTC"),
+    "_release": pa.string(),
+    "_arm": pa.string(),
+    "_epoch": pa.int64(),
+    "_status": pa.int32(),  # HTTP
+    "_latency_ms": pa.float32(),
+    "_source": pa.string(),  # live, bulk or shadow
+}
+ANSWER: Final = "_answer_"
+TYPE_OF_KIND: Mapping[str, pa.DataType] = {
+    "string": pa.string(),
+    "float": pa.float32(),
+    "int": pa.int64(),
+    "timestamp": pa.timestamp("us"),
+    "bool": pa.bool_(),
+}
+
+_FILE = re.compile(r"(\d{12})-(\d{12})-(\d+)\.parquet")
+_HOUR = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
+_HOUR_US = 3_600_000_000
+_GROUP_ROWS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Rows that were written together, or several such parts merged. The rows are those of the file at `path` from
+    `offset` on. `sequence` sorts by the order of writing and may be kept as the last part seen."""
+
+    path: Path
+    version: int
+    hour: str
+    first: int
+    last: int
+    rows: int
+    offset: int = 0
+
+    @property
+    def sequence(self) -> str:
+        return f"{self.last:012d}"
+
+    def replaces(self, other: Part) -> bool:
+        """Whether `other`, a file in the same folder, is outdated by this one."""
+        if not (self.first <= other.first and other.last <= self.last):
+            return False
+        return (self.first, self.last) != (other.first, other.last) or self.rows < other.rows
+
+
+def captures_folder(home: Path, model: str | None = None) -> Path:
+    folder = home / "captures"
+    return folder if model is None else folder / valid_model_name(model)
+
+
+def hour_of(t: float) -> str:
+    """The folder of requests that arrived at `t` (seconds since 1970)."""
+    return datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%dT%H")
+
+
+def hour_began(hour: str) -> float:
+    """Seconds since 1970 at the beginning of a folder's hour."""
+    return datetime.strptime(hour, "%Y-%m-%dT%H").replace(tzinfo=UTC).timestamp()
+
+
+def column_names(inputs: Sequence[str]) -> dict[str, str]:
+    """What each request column is called in the records: its own name, unless that begins like one of the metadata."""
+    taken = set(inputs)
+    names = {}
+    for name in inputs:
+        own = name
+        while own in METADATA or own.startswith(ANSWER) or (own != name and own in taken):
+            own = f"request.{own}"
+        names[name] = own
+    return names
+
+
+def versions_captured(home: Path, model: str) -> list[int]:
+    names = _entries(captures_folder(home, model))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def hours_captured(home: Path, model: str, version: int) -> list[str]:
+    """The hours with records of a version, oldest first."""
+    names = _entries(captures_folder(home, model) / str(version))
+    return sorted(name for name in names if _HOUR.fullmatch(name))
+
+
+def parts_of_hour(folder: Path) -> list[Part]:
+    """The parts in an hour's folder in the order of writing, without those that another one replaces."""
+    found = []
+    for name in _entries(folder):
+        if match := _FILE.fullmatch(name):
+            first, last, rows = (int(text) for text in match.groups())
+            version, hour = int(folder.parent.name), folder.name
+            found.append(
+                Part(path=folder / name, version=version, hour=hour, first=first, last=last, rows=rows)
+            )
+    return _without_replaced(found)
+
+
+def part_map(path: Path) -> list[tuple[int, int]]:
+    """The numbers of the parts in a file and how many rows each has, in the order of its rows."""
+    return [(int(number), int(rows)) for number, rows in json.loads(pq.read_metadata(path).metadata[PARTS])]
+
+
+@contextmanager
+def writing(home: Path, model: str) -> Iterator[Path]:
+    """Holds the model's lock: only one process adds, merges or deletes its records. Yields the model's folder."""
+    make_private(captures_folder(home))
+    folder = make_private(captures_folder(home, model))
+    with locked(folder / LOCK):
+        yield folder
+
+
+def read_document(home: Path, model: str) -> dict[str, Any]:
+    """The content of counters.json; empty when there is none."""
+    try:
+        document: dict[str, Any] = json.loads((captures_folder(home, model) / COUNTERS).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return document if document.get("format") == FORMAT else {}
+
+
+def write_document(folder: Path, document: Mapping[str, Any]) -> None:
+    """Replaces counters.json; durable once this returns."""
+    text = json.dumps({**document, "format": FORMAT, "version": VERSION})
+    write_whole(folder / COUNTERS, text)
+
+
+def last_number(home: Path, model: str) -> int:
+    """The highest number of a part so far. The files count too, in case that counters.json was lost."""
+    highest = int(read_document(home, model).get("last", 0))
+    if highest:
+        return highest
+    folders = (
+        captures_folder(home, model) / str(version) / hour
+        for version in versions_captured(home, model)
+        for hour in hours_captured(home, model, version)
+    )
+    return max((part.last for folder in folders for part in parts_of_hour(folder)), default=0)
+
+
+def write_part(home: Path, model: str, version: int, table: pa.Table) -> list[Part]:
+    """Records the rows of `table`, which has at least `_id`, `_row` and `_t`; metadata columns that it lacks are null.
+
+    Rows of several hours make several parts. For small amounts of rows from outside the spool, and for tests.
+    """
+    with writing(home, model) as folder:
+        number = last_number(home, model)
+        parts = []
+        for hour, rows in by_hour(complete(table)):
+            number += 1
+            place = make_private(make_private(folder / str(version)) / hour)
+            scratch = write_scratch(place, rows, [(number, rows.num_rows)])
+            parts.append(publish(scratch, version, hour, number, number, rows.num_rows))
+        write_document(folder, {**read_document(home, model), "last": number})
+    return parts
+
+
+def complete(table: pa.Table) -> pa.Table:
+    """The table with every metadata column first, in order and with its type."""
+    columns: dict[str, Any] = {
+        name: table.column(name).cast(kind) if name in table.column_names else pa.nulls(table.num_rows, kind)
+        for name, kind in METADATA.items()
+    }
+    return pa.table(columns | {n: table.column(n) for n in table.column_names if n not in METADATA})
+
+
+def by_hour(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """The rows by their hour of arrival, oldest first, each hour's in the order of `table`."""
+    hours = table.column("_t").cast(pa.int64()).to_numpy() // _HOUR_US
+    for hour in np.unique(hours):
+        chosen = table if (hours == hour).all() else table.filter(pa.array(hours == hour))
+        yield hour_of(int(hour) * 3600), chosen
+
+
+def write_scratch(folder: Path, table: pa.Table, parts: Sequence[tuple[int, int]]) -> Path:
+    """Writes rows to an unfinished file in `folder`, durably, for `publish`."""
+    scratch = folder / f"{SCRATCH}{secrets.token_hex(8)}"
+    try:
+        with scratch_writer(scratch, table.schema, parts) as writer:
+            writer.write_table(table, row_group_size=_GROUP_ROWS)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    return scratch
+
+
+@contextmanager
+def scratch_writer(
+    scratch: Path, schema: pa.Schema, parts: Sequence[tuple[int, int]]
+) -> Iterator[pq.ParquetWriter]:
+    """A writer for the file at `scratch`, which is durable when the block ends."""
+    metadata = {**(schema.metadata or {}), PARTS: json.dumps(parts).encode()}
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with (
+        os.fdopen(descriptor, "wb") as file,
+        pq.ParquetWriter(file, schema.with_metadata(metadata), compression="zstd") as writer,
+    ):
+        yield writer
+    sync(scratch)
+
+
+def publish(scratch: Path, version: int, hour: str, first: int, last: int, rows: int) -> Part:
+    """Gives a finished file its name."""
+    path = scratch.with_name(file_name(first, last, rows))
+    scratch.replace(path)
+    sync(path.parent)
+    return Part(path=path, version=version, hour=hour, first=first, last=last, rows=rows)
+
+
+def file_name(first: int, last: int, rows: int) -> str:
+    return f"{first:012d}-{last:012d}-{rows}.parquet"
+
+
+def _without_replaced(found: list[Part]) -> list[Part]:
+    """Parts by their numbers. Of those that begin together the widest replaces the others, of equals the one with the
+    fewest rows."""
+    kept: list[Part] = []
+    for part in sorted(found, key=lambda part: (part.first, -part.last, part.rows)):
+        if not kept or not kept[-1].replaces(part):
+            kept.append(part)
+    return kept
+
+
+def _entries(folder: Path) -> list[str]:
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+    return []

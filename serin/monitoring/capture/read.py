@@ -1,0 +1,181 @@
+"""Reads recorded requests: all of a period, or what is new since the last look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from serin.formats.captures import (
+    METADATA,
+    Part,
+    captures_folder,
+    hour_began,
+    hours_captured,
+    part_map,
+    parts_of_hour,
+    read_document,
+    versions_captured,
+)
+
+_TRIES = 5  # a part may be merged or deleted between the look and the read
+_HOUR_S = 3600.0
+
+
+def captured(
+    home: Path,
+    model: str,
+    *,
+    versions: Collection[int] | None = None,
+    since: float | None = None,
+    until: float | None = None,
+    columns: Sequence[str] | None = None,
+) -> pa.Table:
+    """The rows that arrived from `since` to before `until` (seconds since 1970), in the order in which they were
+    recorded. `columns`: the only ones to read; those that no version has are left out. An empty table has the metadata
+    columns."""
+    tables = list(captured_tables(home, model, versions=versions, since=since, until=until, columns=columns))
+    if not tables:
+        wanted = METADATA if columns is None else {n: t for n, t in METADATA.items() if n in columns}
+        return pa.schema(list(wanted.items())).empty_table()
+    return alike(tables)
+
+
+def captured_tables(
+    home: Path,
+    model: str,
+    *,
+    versions: Collection[int] | None = None,
+    since: float | None = None,
+    until: float | None = None,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.Table]:
+    """The rows that `captured` returns, one hour of one version at a time: for more rows than fit into memory."""
+    for version in versions_captured(home, model):
+        if versions is not None and version not in versions:
+            continue
+        for hour in hours_captured(home, model, version):
+            began = hour_began(hour)
+            if (since is None or began + _HOUR_S > since) and (until is None or began < until):
+                table = _hour(captures_folder(home, model) / str(version) / hour, since, until, columns)
+                if table is not None and table.num_rows:
+                    yield table
+
+
+def parts(home: Path, model: str, *, after: str | None = None) -> list[Part]:
+    """The parts that were written after the one whose `sequence` is `after`, in the order of writing.
+
+    Small parts are merged later: the result may have fewer parts than were written, with the same rows. Rows that were
+    returned once are not returned again, and none is left out.
+    """
+    seen = int(after or 0)
+    if seen and seen >= int(read_document(home, model).get("last", 0)):
+        return []
+    found = []
+    for version in versions_captured(home, model):
+        for hour in hours_captured(home, model, version):
+            folder = captures_folder(home, model) / str(version) / hour
+            found += [part for part in parts_of_hour(folder) if part.last > seen]
+    found.sort(key=lambda part: part.last)
+    rest = [part if part.first > seen else _rest(part, seen) for part in found]
+    return [part for part in rest if part is not None and part.rows]
+
+
+def read_part(part: Part, columns: Sequence[str] | None = None) -> pa.Table | None:
+    """The rows of a part; None when it was merged or deleted since it was listed: list the parts again."""
+    try:
+        table = _read(part.path, columns)
+    except FileNotFoundError:
+        return None
+    return table.slice(part.offset, part.rows)
+
+
+def alike(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table out of several whose columns may differ, as those of model versions do: what one lacks is null, numbers
+    get the wider type, and what cannot be reconciled becomes a string."""
+    types: dict[str, pa.DataType] = {}
+    for table in tables:
+        for field in table.schema:
+            types[field.name] = _common(types.get(field.name, field.type), field.type)
+    schema = pa.schema(list(types.items()))
+    return pa.concat_tables([_fitted(table, schema) for table in tables])
+
+
+def _rest(part: Part, seen: int) -> Part | None:
+    """The rows of a merged file that belong to parts after `seen`. They are at its end."""
+    try:
+        rows = sum(rows for number, rows in part_map(part.path) if number > seen)
+    except FileNotFoundError:
+        return part  # replaced just now; read_part will say so
+    return Part(
+        path=part.path,
+        version=part.version,
+        hour=part.hour,
+        first=part.first,
+        last=part.last,
+        rows=rows,
+        offset=part.rows - rows,
+    )
+
+
+def _hour(
+    folder: Path, since: float | None, until: float | None, columns: Sequence[str] | None
+) -> pa.Table | None:
+    began = hour_began(folder.name)
+    whole = (since is None or since <= began) and (until is None or until >= began + _HOUR_S)
+    wanted = columns if columns is None or whole else list(dict.fromkeys([*columns, "_t"]))
+    for trial in range(_TRIES):
+        try:
+            tables = [_read(part.path, wanted) for part in parts_of_hour(folder)]
+            break
+        except FileNotFoundError:
+            if trial == _TRIES - 1:
+                raise
+    if not tables:
+        return None
+    table = alike(tables)
+    if not whole:
+        t = pc.cast(table.column("_t"), pa.int64())
+        first, last = (_microseconds(limit) for limit in (since, until))
+        keep = pc.and_(pc.greater_equal(t, first[0]), pc.less(t, last[1]))
+        table = table.filter(keep)
+    return table if columns is None else table.select([n for n in columns if n in table.column_names])
+
+
+def _microseconds(limit: float | None) -> tuple[int, int]:
+    """A limit as the smallest and as the largest that it may be: without one, all of time."""
+    if limit is None:
+        return -(2**63), 2**63 - 1
+    exact = math.ceil(limit * 1e6)
+    return exact, exact
+
+
+def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        known = file.schema_arrow.names
+        table = file.read(columns if columns is None else [name for name in columns if name in known])
+    return table.replace_schema_metadata(None)
+
+
+def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    if one == other:
+        return one
+    try:
+        pair = [pa.schema([("x", one)]), pa.schema([("x", other)])]
+        return pa.unify_schemas(pair, promote_options="permissive").field("x").type
+    except pa.ArrowException:
+        return pa.string()
+
+
+def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = []
+    for field in schema:
+        if field.name in table.column_names:
+            columns.append(table.column(field.name).cast(field.type))
+        else:
+            columns.append(pa.nulls(table.num_rows, field.type))
+    return pa.table(columns, schema=schema)
