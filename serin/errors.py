@@ -71,6 +71,9 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── ControllerSilent        no controller answered a command (retryable)
 │   ├── JournalHeld             another controller decides for this model
 │   └── JournalUnknown          a journal of another format or version
+├── MonitoringError
+│   ├── AlertRefused            an alert that is not open (exit code 2)
+│   └── ReceiverRefused         a receiver of alerts that cannot be added or removed as asked (exit code 2)
 ├── StageFailed                 a stage that was run elsewhere failed; names the run
 ├── StageLost                   a stage's run elsewhere crashed or was lost (retryable)
 ├── StageStopped                a stage ended early, because its run was cancelled
@@ -811,6 +814,30 @@ class StageLost(SerinError):
 class StageStopped(SerinError):
     template = "{stage} was stopped with its run; `serin run --resume` does it from its beginning"
     stage: str
+
+
+class MonitoringError(SerinError):
+    pass
+
+
+class AlertRefused(MonitoringError):
+    template = "no alert {key!r} is open{hint}"
+    exit_code = 2
+    key: str
+    known: Iterable[str]
+
+    @property
+    def hint(self) -> str:
+        return nearest(self.key, self.known)
+
+
+class ReceiverRefused(MonitoringError):
+    """Never with the URL: it may contain a secret."""
+
+    template = "receiver {name!r}: {reason}"
+    exit_code = 2
+    name: str
+    reason: str
 
 
 class StackError(SerinError):

@@ -1,0 +1,220 @@
+"""The alert book: which alerts are open, who acknowledged or silenced them, and which messages are due.
+
+An alert and its messages are stored in one transaction, so a process that is killed loses none. Several processes may
+use the book at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from serin.errors import AlertRefused, ReceiverRefused
+from serin.monitoring.alerts.alert import Alert
+from serin.monitoring.alerts.book_file import changing, reading
+from serin.monitoring.alerts.receivers import ReceiverFile
+from serin.monitoring.alerts.records import Silence, silences_in
+
+log = logging.getLogger(__name__)
+
+LOG, PREFECT = "log", "prefect"
+BUILT_IN: Final = (LOG, PREFECT)  # never silenced: one is for the record, the other starts retraining
+
+_SEEN_S: Final = 30.0  # how exact `seen` is
+_KEPT_ALERTS: Final = 5_000
+_KEPT_LINES: Final = 20_000
+_RANK: Final = {"info": 0, "ticket": 1, "page": 2}
+
+
+class AlertBook:
+    """Implements `Alerts`. Every call is durable when it returns, and waits for no delivery."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def fire(self, alert: Alert, now: float) -> None:
+        """Opens an alert, or updates the open one with its key. A message is due when it opens and when its severity
+        rises."""
+        if self._is_current(alert, now):
+            return
+        with changing(self._home) as book:
+            row = _open(book, alert.key)
+            if row is None:
+                number = _insert(book, alert, now)
+                _write(book, now, "fired", alert.key, detail=alert.title)
+                self._notify(book, number, "fired", now)
+                _forget_old(book)
+                return
+            _update(book, row["id"], alert, now)
+            if _RANK[alert.severity] > _RANK[row["severity"]]:
+                _write(book, now, "raised", alert.key, detail=alert.severity)
+                self._notify(book, row["id"], "fired", now)
+
+    def resolve(self, key: str, now: float) -> None:
+        """Ends an alert. Nothing happens when none with this key is open. Receivers that never got the alert because
+        it was silenced get no message about its end."""
+        with reading(self._home) as book:
+            if book is None or _open(book, key) is None:
+                return
+        with changing(self._home) as book:
+            row = _open(book, key)
+            if row is None:
+                return
+            book.execute("UPDATE alerts SET resolved = ? WHERE id = ?", (now, row["id"]))
+            _write(book, now, "resolved", key)
+            unheard = _cancel_silenced(book, row, now)
+            self._notify(book, row["id"], "resolved", now, but=unheard)
+
+    def acknowledge(self, key: str, *, by: str, note: str = "", now: float) -> None:
+        """Records that somebody looks after an open alert. Raises AlertRefused when none with this key is open."""
+        with changing(self._home) as book:
+            row = _open(book, key)
+            if row is None:
+                known = [
+                    each["key"] for each in book.execute("SELECT key FROM alerts WHERE resolved IS NULL")
+                ]
+                raise AlertRefused(key=key, known=known)
+            book.execute(
+                "UPDATE alerts SET acknowledged = ?, acknowledged_by = ?, note = ? WHERE id = ?",
+                (now, by, note, row["id"]),
+            )
+            _write(book, now, "acknowledged", key, by=by, detail=note)
+
+    def silence(
+        self,
+        *,
+        pattern: str | None = None,
+        model: str | None = None,
+        until: float,
+        by: str,
+        why: str = "",
+        now: float,
+    ) -> Silence:
+        """Holds back messages about alerts with a matching key, or of a model, until a time. An alert that is still
+        open then is sent."""
+        if (pattern is None) == (model is None):
+            raise ValueError("name either a pattern or a model")
+        with changing(self._home) as book:
+            found = book.execute(
+                "INSERT INTO silences (pattern, model, made, until, by, why) VALUES (?, ?, ?, ?, ?, ?)",
+                (pattern, model, now, until, by, why),
+            )
+            detail = f"until {until:.0f}{': ' if why else ''}{why}"
+            _write(book, now, "silenced", pattern or f"{model}/*", by=by, detail=detail)
+            assert found.lastrowid is not None
+            return Silence(
+                id=found.lastrowid, pattern=pattern, model=model, made=now, until=until, by=by, why=why
+            )
+
+    def end_silence(self, number: int, *, by: str, now: float) -> None:
+        """Ends a silence before its time. Nothing happens when it has ended already."""
+        with changing(self._home) as book:
+            changed = book.execute(
+                "UPDATE silences SET until = ? WHERE id = ? AND until > ?", (now, number, now)
+            )
+            if changed.rowcount:
+                _write(book, now, "silence ended", str(number), by=by)
+
+    def _is_current(self, alert: Alert, now: float) -> bool:
+        """Whether the book has this alert already, so that a duty may fire it at every tick without a write."""
+        with reading(self._home) as book:
+            row = None if book is None else _open(book, alert.key)
+            return (
+                row is not None
+                and 0 <= now - row["seen"] < _SEEN_S
+                and (row["severity"], row["title"], row["release"])
+                == (alert.severity, alert.title, alert.release)
+            )
+
+    def _notify(
+        self,
+        book: sqlite3.Connection,
+        number: int,
+        event: str,
+        now: float,
+        but: frozenset[str] = frozenset(),
+    ) -> None:
+        names = [*BUILT_IN, *self._receivers()]
+        book.executemany(
+            "INSERT INTO deliveries (alert, event, receiver, state, made, next_try, attempts)"
+            " VALUES (?, ?, ?, 'pending', ?, ?, 0)",
+            [(number, event, name, now, now) for name in names if name not in but],
+        )
+
+    def _receivers(self) -> list[str]:
+        """An alert must not be lost because the file of receivers is damaged."""
+        try:
+            return [each.name for each in ReceiverFile(self._home).read()]
+        except ReceiverRefused as error:
+            log.warning("%s", error)
+            return []
+
+
+def _open(book: sqlite3.Connection, key: str) -> sqlite3.Row | None:
+    found: sqlite3.Row | None = book.execute(
+        "SELECT * FROM alerts WHERE key = ? AND resolved IS NULL", (key,)
+    ).fetchone()
+    return found
+
+
+def _insert(book: sqlite3.Connection, alert: Alert, now: float) -> int:
+    found = book.execute(
+        "INSERT INTO alerts (key, kind, model, release, severity, title, text, since, facts, fired, seen)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            alert.key, alert.kind, alert.model, alert.release, alert.severity, alert.title, alert.text,
+            alert.since, json.dumps(dict(alert.facts)), now, now,
+        ),
+    )  # fmt: skip
+    assert found.lastrowid is not None
+    return found.lastrowid
+
+
+def _update(book: sqlite3.Connection, number: int, alert: Alert, now: float) -> None:
+    """`since` keeps the earliest time: an alert may learn later how long it has been true."""
+    book.execute(
+        "UPDATE alerts SET release = ?, severity = ?, title = ?, text = ?, since = min(since, ?), facts = ?, seen = ?"
+        " WHERE id = ?",
+        (
+            alert.release, alert.severity, alert.title, alert.text, alert.since, json.dumps(dict(alert.facts)),
+            now, number,
+        ),
+    )  # fmt: skip
+
+
+def _write(
+    book: sqlite3.Connection, now: float, event: str, key: str, *, by: str = "serin", detail: str = ""
+) -> None:
+    book.execute(
+        "INSERT INTO journal (t, event, key, by, detail) VALUES (?, ?, ?, ?, ?)",
+        (now, event, key, by, detail),
+    )
+
+
+def _cancel_silenced(book: sqlite3.Connection, row: sqlite3.Row, now: float) -> frozenset[str]:
+    """Cancels messages that a silence held back; returns their receivers."""
+    if not any(each.covers(row["key"], row["model"], now) for each in silences_in(book)):
+        return frozenset()
+    held = book.execute(
+        "UPDATE deliveries SET state = 'cancelled' WHERE alert = ? AND state = 'pending'"
+        " AND receiver NOT IN (?, ?) AND attempts = 0 RETURNING receiver",
+        (row["id"], *BUILT_IN),
+    ).fetchall()
+    return frozenset(each["receiver"] for each in held)
+
+
+def _forget_old(book: sqlite3.Connection) -> None:
+    """Deletes the oldest resolved alerts, journal lines and silences beyond what is kept."""
+    book.execute(
+        "DELETE FROM alerts WHERE resolved IS NOT NULL AND id <= (SELECT max(id) FROM alerts) - ?",
+        (_KEPT_ALERTS,),
+    )
+    book.execute(
+        "DELETE FROM deliveries WHERE state != 'pending' AND alert <= (SELECT max(id) FROM alerts) - ?",
+        (_KEPT_ALERTS,),
+    )
+    book.execute("DELETE FROM journal WHERE id <= (SELECT max(id) FROM journal) - ?", (_KEPT_LINES,))
+    book.execute("DELETE FROM silences WHERE id <= (SELECT max(id) FROM silences) - ?", (_KEPT_ALERTS,))

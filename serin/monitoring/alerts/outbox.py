@@ -1,0 +1,173 @@
+"""The messages of the alert book that are due: each is sent, tried again later, or given up. At most so many wait."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from serin.monitoring.alerts.book import BUILT_IN
+from serin.monitoring.alerts.book_file import changing, reading
+from serin.monitoring.alerts.records import (
+    AlertRecord,
+    Event,
+    ReceiverRecord,
+    Silence,
+    book_id,
+    record_of,
+    silences_in,
+)
+
+MOST_PENDING: Final = 1_000  # of one receiver; the oldest are dropped and counted
+_LONGEST_PAUSE_S: Final = 300.0
+_GIVE_UP_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One alert's beginning or end for one receiver. `number`: of the delivery in the book."""
+
+    number: int
+    receiver: str
+    event: Event
+    record: AlertRecord
+
+    @property
+    def id(self) -> str:
+        """Is the same when a message is sent again, so that receivers can recognise a repetition."""
+        return f"{self.record.id}-{self.number}"
+
+
+class Outbox:
+    """Used by one thread of one process. Messages of a receiver are sent in the order in which they were made."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def due(self, now: float, *, busy: Collection[str] = ()) -> list[Message]:
+        """Returns the oldest due message of each receiver that is not busy, unless a silence holds it back."""
+        with reading(self._home) as book:
+            if book is None:
+                return []
+            rows = book.execute(
+                "SELECT d.id AS number, d.receiver, d.event, d.next_try, a.* FROM deliveries d"
+                " JOIN alerts a ON a.id = d.alert WHERE d.state = 'pending' ORDER BY d.id"
+            )
+            return _firsts(rows.fetchall(), silences_in(book), book_id(book), now, busy)
+
+    def record_sent(self, message: Message, now: float) -> None:
+        del now
+        with changing(self._home) as book:
+            book.execute(
+                "UPDATE deliveries SET state = 'sent', attempts = attempts + 1, problem = NULL WHERE id = ?",
+                (message.number,),
+            )
+            _count(book, message.receiver, "sent")
+
+    def record_failure(self, message: Message, problem: str, now: float) -> bool:
+        """Plans the next attempt: after 1 s, 2 s, 4 s and so on up to five minutes. False when it is given up."""
+        with changing(self._home) as book:
+            row = book.execute("SELECT * FROM deliveries WHERE id = ?", (message.number,)).fetchone()
+            if row is None or row["state"] != "pending":
+                return False
+            attempts = row["attempts"] + 1
+            pause_s = min(2.0 ** min(attempts - 1, 16), _LONGEST_PAUSE_S)
+            alive: bool = now - row["made"] < _GIVE_UP_S
+            book.execute(
+                "UPDATE deliveries SET attempts = ?, next_try = ?, problem = ?, state = ? WHERE id = ?",
+                (attempts, now + pause_s, problem, "pending" if alive else "given_up", message.number),
+            )
+            _count(book, message.receiver, "failed_attempts")
+            if not alive:
+                _count(book, message.receiver, "given_up")
+            return alive
+
+    def tidy(self, receivers: Collection[str]) -> int:
+        """Cancels messages to receivers that were removed, and drops the oldest of a receiver with too many. Returns
+        how many were dropped."""
+        dropped = 0
+        with reading(self._home) as book:
+            waiting = {} if book is None else _pending(book)
+        if not any(name not in receivers or number > MOST_PENDING for name, number in waiting.items()):
+            return 0
+        with changing(self._home) as book:
+            for name, number in _pending(book).items():
+                if name not in receivers:
+                    book.execute(
+                        "UPDATE deliveries SET state = 'cancelled' WHERE receiver = ? AND state = 'pending'",
+                        (name,),
+                    )
+                elif number > MOST_PENDING:
+                    dropped += number - MOST_PENDING
+                    book.execute(
+                        "UPDATE deliveries SET state = 'dropped' WHERE id IN (SELECT id FROM deliveries"
+                        " WHERE receiver = ? AND state = 'pending' ORDER BY id LIMIT ?)",
+                        (name, number - MOST_PENDING),
+                    )
+                    _count(book, name, "dropped", number - MOST_PENDING)
+        return dropped
+
+
+def receiver_records(book: sqlite3.Connection) -> tuple[ReceiverRecord, ...]:
+    """Returns what became of the messages of each receiver that was ever sent one."""
+    pending = _pending(book)
+    counted: dict[str, dict[str, int]] = {name: {} for name in pending}
+    for row in book.execute("SELECT receiver, what, number FROM counters"):
+        counted.setdefault(row["receiver"], {})[row["what"]] = row["number"]
+    problems = {
+        row["receiver"]: row["problem"]
+        for row in book.execute(
+            "SELECT receiver, problem, max(id) FROM deliveries WHERE attempts > 0 GROUP BY receiver"
+        )
+    }
+    return tuple(
+        ReceiverRecord(
+            name=name,
+            pending=pending.get(name, 0),
+            sent=numbers.get("sent", 0),
+            failed_attempts=numbers.get("failed_attempts", 0),
+            given_up=numbers.get("given_up", 0),
+            dropped=numbers.get("dropped", 0),
+            problem=problems.get(name),
+        )
+        for name, numbers in sorted(counted.items())
+    )
+
+
+def _firsts(
+    rows: list[sqlite3.Row], silences: list[Silence], book: str, now: float, busy: Collection[str]
+) -> list[Message]:
+    """A message that must wait keeps later ones of its receiver waiting only if it is being tried: one that is
+    silenced does not."""
+    found: dict[str, Message | None] = dict.fromkeys(busy)
+    for row in rows:
+        name = row["receiver"]
+        if name in found:
+            continue
+        record = record_of(row, book, silences, now)
+        if name not in BUILT_IN and any(each.covers(row["key"], row["model"], now) for each in silences):
+            continue
+        # The pause is bounded, so a later time means that the clock was set back since.
+        waits = now < row["next_try"] <= now + _LONGEST_PAUSE_S
+        found[name] = (
+            None if waits else Message(number=row["number"], receiver=name, event=row["event"], record=record)
+        )
+    return [message for message in found.values() if message is not None]
+
+
+def _pending(book: sqlite3.Connection) -> dict[str, int]:
+    return {
+        row["receiver"]: row["number"]
+        for row in book.execute(
+            "SELECT receiver, count(*) AS number FROM deliveries WHERE state = 'pending' GROUP BY receiver"
+        )
+    }
+
+
+def _count(book: sqlite3.Connection, receiver: str, what: str, by: int = 1) -> None:
+    book.execute(
+        "INSERT INTO counters VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET number = number + excluded.number",
+        (receiver, what, by),
+    )

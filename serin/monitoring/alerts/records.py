@@ -1,0 +1,100 @@
+"""What the alert book contains, as plain values: alerts with their history, silences, and what became of deliveries."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from serin.monitoring.alerts.alert import Alert
+
+Event = Literal["fired", "resolved"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """Nobody is notified of alerts whose key matches `pattern` (as in a shell: `flights/drift/*`), or of all alerts of
+    `model`, before `until`."""
+
+    id: int
+    pattern: str | None
+    model: str | None
+    made: float
+    until: float
+    by: str
+    why: str
+
+    def covers(self, key: str, model: str, now: float) -> bool:
+        if now >= self.until:
+            return False
+        return self.model == model if self.pattern is None else fnmatch.fnmatchcase(key, self.pattern)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRecord:
+    """An alert as the book has it. `id`: unique among all books. `seen`: when a duty last confirmed it."""
+
+    id: str
+    alert: Alert
+    fired: float
+    seen: float
+    resolved: float | None
+    acknowledged: float | None
+    acknowledged_by: str | None
+    note: str | None
+    silenced_until: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverRecord:
+    """What became of one receiver's messages. `given_up`: after a day of attempts; `dropped`: the queue was full.
+    `problem`: why the last attempt failed, None when it succeeded."""
+
+    name: str
+    pending: int
+    sent: int
+    failed_attempts: int
+    given_up: int
+    dropped: int
+    problem: str | None
+
+
+def alert_of(row: sqlite3.Row) -> Alert:
+    return Alert(
+        key=row["key"],
+        kind=row["kind"],
+        model=row["model"],
+        release=row["release"],
+        severity=row["severity"],
+        title=row["title"],
+        text=row["text"],
+        since=row["since"],
+        facts=json.loads(row["facts"]),
+    )
+
+
+def record_of(row: sqlite3.Row, book: str, silences: Iterable[Silence], now: float) -> AlertRecord:
+    ends = [each.until for each in silences if each.covers(row["key"], row["model"], now)]
+    return AlertRecord(
+        id=f"{book}-{row['id']}",
+        alert=alert_of(row),
+        fired=row["fired"],
+        seen=row["seen"],
+        resolved=row["resolved"],
+        acknowledged=row["acknowledged"],
+        acknowledged_by=row["acknowledged_by"],
+        note=row["note"],
+        silenced_until=max(ends, default=None) if row["resolved"] is None else None,
+    )
+
+
+def silences_in(connection: sqlite3.Connection) -> list[Silence]:
+    return [Silence(**dict(row)) for row in connection.execute("SELECT * FROM silences ORDER BY id")]
+
+
+def book_id(connection: sqlite3.Connection) -> str:
+    (found,) = connection.execute("SELECT id FROM book").fetchone()
+    return str(found)
