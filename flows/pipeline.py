@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import flow
 
 from flows.parameters import Spec, Stage
@@ -18,18 +20,24 @@ from tasks.train import train_model
 @flow(name="pipeline", persist_result=True, result_serializer="json")
 @outcome_as_state
 async def pipeline(
-    spec: Spec, fresh: tuple[Stage, ...] = (), serve: bool = True, approved_by: str | None = None
+    spec: Spec,
+    fresh: tuple[Stage, ...] = (),
+    serve: bool = True,
+    approved_by: str | None = None,
+    reason: dict[str, Any] | None = None,
 ) -> Release:
     """From raw tables to a served, validated model version.
 
     `spec`: a path (relative to the application folder) or the spec itself. `fresh`: stages to run again although their
     result exists. `serve`: if false, the version is published and not rolled out. `approved_by`: the person who
-    approves a version that is worse than the live one.
+    approves a version that is worse than the live one. `reason`: why the model is trained again (flow `retrain`).
     """
     plan = load_spec(spec)
     dataset = await build_dataset(plan.data, plan.features, plan.etl, name=plan.name, fresh="etl" in fresh)
     checkpoint = await train_model(plan.model, plan.training, dataset, name=plan.name, fresh="train" in fresh)
-    bundle = await export_model(plan, checkpoint, dataset, fresh="export" in fresh, approved_by=approved_by)
+    bundle = await export_model(
+        plan, checkpoint, dataset, fresh="export" in fresh, approved_by=approved_by, reason=reason
+    )
     release = Release(model=bundle.model, version=bundle.version)
     if serve:
         await roll_out_release(plan.serving, plan.rollout, release)

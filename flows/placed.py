@@ -16,6 +16,7 @@ from serin.pipeline.export import find_bundle
 from serin.pipeline.needs import etl_needs, export_needs, train_needs
 from serin.pipeline.train import find_checkpoint
 from serin.spec.load import load_spec
+from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
 from tasks.outcome import outcome_as_state
 from tasks.place import found_before, run_stage
@@ -26,21 +27,18 @@ from tasks.roll_out import roll_out_release
 @flow(name="pipeline", persist_result=True, result_serializer="json")
 @outcome_as_state
 async def pipeline(
-    spec: Spec, fresh: tuple[Stage, ...] = (), serve: bool = True, approved_by: str | None = None
+    spec: Spec,
+    fresh: tuple[Stage, ...] = (),
+    serve: bool = True,
+    approved_by: str | None = None,
+    reason: dict[str, Any] | None = None,
 ) -> Release:
     """From raw tables to a served, validated model version. The parameters are those of `pipeline/inline`."""
     plan = load_spec(spec)
     # The spec's present content: no stage reads the file again, which may be edited in the meantime.
     whole = plan.model_dump(mode="json", by_alias=True)
     shared: dict[str, Any] = {"spec": whole, "attempt": str(flow_run.id)}
-    dataset = None if "etl" in fresh else find_dataset(plan.data, plan.features)
-    if dataset is None:
-        needs = etl_needs(plan.data, plan.etl)
-        dataset = await run_stage(
-            "etl", Dataset, deployment=needs.deployment, needs=str(needs), fresh="etl" in fresh, **shared
-        )
-    else:
-        found_before("etl", dataset.digest[:12])
+    dataset = await _dataset(plan, "etl" in fresh, shared)
     checkpoint = None if "train" in fresh else find_checkpoint(plan.model, plan.training, dataset)
     if checkpoint is None:
         checkpoint = await run_stage(
@@ -65,6 +63,7 @@ async def pipeline(
             dataset=dataset,
             fresh="export" in fresh,
             approved_by=approved_by,
+            reason=reason,
             **shared,
         )
     else:
@@ -74,3 +73,15 @@ async def pipeline(
         await roll_out_release(plan.serving, plan.rollout, release)
     log_result(release, served=serve)
     return release
+
+
+async def _dataset(plan: PipelineSpec, fresh: bool, shared: dict[str, Any]) -> Dataset:
+    dataset = None if fresh else find_dataset(plan.data, plan.features)
+    if dataset is not None:
+        found_before("etl", dataset.digest[:12])
+        return dataset
+    needs = etl_needs(plan.data, plan.etl)
+    made: Dataset = await run_stage(
+        "etl", Dataset, deployment=needs.deployment, needs=str(needs), fresh=fresh, **shared
+    )
+    return made

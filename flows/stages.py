@@ -44,9 +44,10 @@ async def export(
     fresh: bool = False,
     attempt: str | None = None,
     approved_by: str | None = None,
+    reason: dict[str, Any] | None = None,
 ) -> Bundle:
     """Exports trained weights to a validated and published model version, unless it is worse than the live one."""
     plan = load_spec(spec)
     return await export_model(
-        plan, checkpoint, dataset, fresh=fresh, attempt=attempt, approved_by=approved_by
+        plan, checkpoint, dataset, fresh=fresh, attempt=attempt, approved_by=approved_by, reason=reason
     )

@@ -73,7 +73,8 @@ SerinError                      what happened, where, what to do next; fields fo
 │   └── JournalUnknown          a journal of another format or version
 ├── MonitoringError
 │   ├── AlertRefused            an alert that is not open (exit code 2)
-│   └── ReceiverRefused         a receiver of alerts that cannot be added or removed as asked (exit code 2)
+│   ├── ReceiverRefused         a receiver of alerts that cannot be added or removed as asked (exit code 2)
+│   └── WatchStateBroken        a file of the watcher's state that cannot be read
 ├── StageFailed                 a stage that was run elsewhere failed; names the run
 ├── StageLost                   a stage's run elsewhere crashed or was lost (retryable)
 ├── StageStopped                a stage ended early, because its run was cancelled
@@ -818,6 +819,14 @@ class StageStopped(SerinError):
 
 class MonitoringError(SerinError):
     pass
+
+
+class WatchStateBroken(MonitoringError):
+    template = (
+        "{path} cannot be read ({reason}); restore that file, or remove it and what it records is forgotten"
+    )
+    path: Path | str
+    reason: str
 
 
 class AlertRefused(MonitoringError):

@@ -11,6 +11,7 @@ from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
+from serin.formats.reason import Reason
 from serin.pipeline import export as use_case
 from serin.pipeline.stage import StageResult
 from serin.reports.charts import Bar, bars
@@ -37,11 +38,12 @@ async def export_model(
     fresh: bool = False,
     attempt: str | None = None,
     approved_by: str | None = None,
+    reason: dict[str, Any] | None = None,
 ) -> Bundle:
     """Exports a version of the model; finds the one from the same weights, unless `fresh`.
 
     A fresh export finds the one that the same `attempt` (this run, when none is named) has made. `approved_by`: the
-    person who approves it although it is worse than the live version.
+    person who approves it although it is worse than the live version. `reason`: why it was trained again, as JSON.
     """
     run = str(flow_run.id)
     done: StageResult[Bundle] = await in_thread(
@@ -50,6 +52,7 @@ async def export_model(
         checkpoint,
         dataset,
         approved_by=approved_by,
+        reason=None if reason is None else Reason.from_json(reason),
         fresh=fresh,
         attempt=attempt or run,
         run=run,

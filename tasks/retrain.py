@@ -3,31 +3,62 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from prefect import get_run_logger
+from prefect.runtime import flow_run
 
 from serin.errors import SerinError
+from serin.formats.reason import Kind, Reason
+from serin.machine import environment
+from serin.monitoring.retrain import Refusal, RetrainBook
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
+from serin.store.stage_keys import note
 from tasks.place import run_stage
 from tasks.versions import find_version, live_models
 
 
-def models_to_retrain(why: str, model: str | None) -> list[PipelineSpec]:
-    """Returns the specs of live models to retrain for this reason. A model that is named must have a live version."""
-    specs = [find_version(name, "live")[1] for name in ([model] if model else live_models())]
-    return [spec for spec in specs if why == "asked" or why in spec.monitoring.retrain]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """A model to train again. `live`: its release so far."""
+
+    spec: PipelineSpec
+    live: Release
+    reason: Reason
 
 
-async def retrain_models(specs: list[PipelineSpec]) -> list[Release]:
+def models_to_retrain(why: Kind, model: str | None, payload: Mapping[str, Any] | None) -> list[Due]:
+    """Returns the live models to retrain now, as their specs and budgets allow; each decision is recorded.
+
+    A model that is named must have a live version. `payload`: the event's, with the reason.
+    """
+    logger, now, due = get_run_logger(), time.time(), []
+    reason = Reason.of_event(why, payload, now=now)
+    for name in [model] if model else live_models():
+        live, spec = find_version(name, "live")
+        if why != "asked" and why not in spec.monitoring.retrain:
+            continue
+        book = RetrainBook(environment.home(), name)
+        made = book.request(reason, spec.monitoring, live=live.name, run=_run(), now=now)
+        if isinstance(made, Refusal):
+            logger.warning("%s is %s", name, made)
+            _note(name, str(made), ran=False)
+        else:
+            logger.info("%s is trained again because of %s", name, made.reason)
+            due.append(Due(spec=spec, live=live, reason=made.reason))
+    if not due:
+        logger.info("no live model is trained again (monitoring.retrain of its spec)")
+    return due
+
+
+async def retrain_models(due: list[Due]) -> list[Release]:
     """Retrains the models and returns the versions that are live then. All are tried; the first error is raised at the
     end."""
-    if not specs:
-        get_run_logger().info("no live model asks for this (monitoring.retrain of its spec)")
-    whole = [spec.model_dump(mode="json", by_alias=True) for spec in specs]
-    ended = await asyncio.gather(
-        *(run_stage("pipeline", Release, spec=spec) for spec in whole), return_exceptions=True
-    )
+    ended = await asyncio.gather(*map(_retrain, due), return_exceptions=True)
     errors = [end for end in ended if isinstance(end, BaseException)]
     for error in errors:
         if not isinstance(error, SerinError):
@@ -36,3 +67,32 @@ async def retrain_models(specs: list[PipelineSpec]) -> list[Release]:
     if errors:
         raise errors[0]
     return [end for end in ended if isinstance(end, Release)]
+
+
+async def _retrain(due: Due) -> Release:
+    book = RetrainBook(environment.home(), due.spec.name)
+    whole = due.spec.model_dump(mode="json", by_alias=True)
+    try:
+        release = await run_stage("pipeline", Release, spec=whole, reason=due.reason.to_json())
+    except SerinError as error:
+        book.end(_run(), "failed", str(error), time.time())
+        _note(due.spec.name, f"because of {due.reason}; it failed", ran=True)
+        raise
+    if release == due.live:
+        get_run_logger().info("%s: nothing has changed since it was trained", release.name)
+        book.end(_run(), "unchanged", release.name, time.time())
+        _note(release.model, f"{release.name} stays: nothing has changed since it was trained", ran=False)
+    else:
+        book.end(_run(), "promoted", release.name, time.time())
+        _note(release.model, f"{release.name}, because of {due.reason}", ran=True, made=release)
+    return release
+
+
+def _run() -> str:
+    return str(flow_run.id)
+
+
+def _note(model: str, why: str, *, ran: bool, made: Release | None = None) -> None:
+    """Records the decision for `serin runs show`."""
+    version = None if made is None else (made.model, made.version)
+    note(environment.home(), _run(), f"retrain {model}", ran=ran, why=why, version=version)

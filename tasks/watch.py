@@ -14,6 +14,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.sorting import ArtifactSort
 from prefect.events import emit_event
 
+from serin.formats.reason import Reason
 from serin.formats.serving.request_log import read_since
 from serin.machine import environment
 from serin.machine.durable import write_whole
@@ -27,6 +28,7 @@ from tasks.versions import find_version
 
 BROKEN_PROMISE = "serin.promise.broken"
 DATA_CHANGED = "serin.data.changed"
+_TELL_AGAIN_S = 3600.0
 _PAGES_KEPT = 288  # a day of them; a page holds a picture
 
 
@@ -59,7 +61,8 @@ async def watch_model(model: str, window_s: float) -> list[str]:
 
 @task(task_run_name="look_at_tables {model}", cache_policy=NO_CACHE)
 async def look_at_tables(model: str) -> None:
-    """Emits an event when the live version's tables differ from those it was trained on, once for each change."""
+    """Emits an event when the live version's tables differ from those it was trained on: once for each change, and
+    again after the cool-down if no retraining has read them."""
     release, spec = find_version(model, "live")
     if "data" not in spec.monitoring.retrain or not spec.has_data:
         return
@@ -67,9 +70,11 @@ async def look_at_tables(model: str) -> None:
 
     store = Store.open()
     key = await asyncio.to_thread(current_key, spec.data, spec.features, store)
-    note = environment.home() / "watch" / f"{model}.json"
-    told = json.loads(note.read_text())["told"] if note.exists() else None
-    if key is None or key == told or store.find_dataset(key) is not None:
+    note, now = environment.home() / "watch" / f"{model}.json", time.time()
+    told = json.loads(note.read_text()) if note.exists() else {}
+    again_s = max(spec.monitoring.retrain_budget.cool_down, _TELL_AGAIN_S)
+    waits = told.get("told") == key and 0 <= now - told.get("t", 0.0) < again_s
+    if key is None or waits or store.find_dataset(key) is not None:
         return
     get_run_logger().info("the tables of %s have changed since it was trained", release.name)
     resource = {
@@ -77,9 +82,11 @@ async def look_at_tables(model: str) -> None:
         "prefect.resource.name": model,
         "serin.model": model,
     }
-    emit_event(DATA_CHANGED, resource=resource, payload={"release": release.name, "dataset": key})
+    text = f"its tables have changed since {release.name} was trained"
+    reason = Reason(kind="data", text=text, noticed=now, release=release.name, facts={"dataset": key})
+    emit_event(DATA_CHANGED, resource=resource, payload=reason.to_json())
     note.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(note, json.dumps({"format": "serin.watch", "version": 1, "told": key}))
+    write_whole(note, json.dumps({"format": "serin.watch", "version": 1, "told": key, "t": now}))
 
 
 def _tell(breach: Breach) -> None:

@@ -60,6 +60,7 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
     from serin.formats.answers import answer_meaning
     from serin.formats.bundle import read_manifest
     from serin.formats.importance import read_importance
+    from serin.formats.reason import read_reason
     from serin.formats.schema import read_schema
     from serin.store.store import Store
 
@@ -79,7 +80,11 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
     show(f"{bundle.model} version {bundle.version}")
     show(f"  at       {bundle.path} (card.md, gate.json, ...)")
     show(f"  metrics  {_metrics(manifest.metrics)}")
+    reason = read_reason(manifest.lineage)
     for name, value in manifest.lineage.items():
+        if name == "reason" and reason is not None:
+            show(f"  {name:<8} {reason}")
+            continue
         for line in value if name == "sources" else [value]:
             show(f"  {name:<8} {_lineage(line)}")
     show("  clients send")

@@ -56,7 +56,14 @@ def export_own_inputs(
     champion = _meet_metrics(spec, schema, checkpoint.metrics, store, approved_by)
     release = Release(model=spec.name, version=store.reserve_version(spec.name))
     card = own_inputs_card(
-        spec, release, schema, report, champion, metrics=checkpoint.metrics, known_answers=bool(known)
+        spec,
+        release,
+        schema,
+        report,
+        champion,
+        metrics=checkpoint.metrics,
+        lineage=lineage,
+        known_answers=bool(known),
     )
 
     def fill(work: Path) -> None:

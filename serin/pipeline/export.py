@@ -6,9 +6,11 @@ import hashlib
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 from serin.errors import NotFound
 from serin.formats.bundle import read_manifest
+from serin.formats.reason import Reason
 from serin.formats.trained import RECORD, read_record
 from serin.machine import environment
 from serin.pipeline.needs import export_needs
@@ -30,6 +32,7 @@ def export_model(
     dataset: Dataset,
     *,
     approved_by: str | None = None,
+    reason: Reason | None = None,
     fresh: bool = False,
     attempt: str | None = None,
     run: str | None = None,
@@ -37,8 +40,9 @@ def export_model(
 ) -> StageResult[Bundle]:
     """A version of the model made of these weights.
 
-    `approved_by`: the person who approves it although it is worse than the live version. `fresh`: publish another
-    version although one is known; the same `attempt` then finds what it has published. `run` and `stop`: see StageCall.
+    `approved_by`: the person who approves it although it is worse than the live version. `reason`: why it was trained
+    again, which the version's lineage keeps. `fresh`: publish another version although one is known; the same `attempt`
+    then finds what it has published. `run` and `stop`: see StageCall.
     """
     call = StageCall(
         stage="export",
@@ -57,7 +61,7 @@ def export_model(
             return call.found(known, f"exported before: {known.model} version {known.version}")
         why = call.begin(parts)
         with call.work(export_needs(spec), key) as measurement:
-            bundle = _export(call, spec, checkpoint, dataset, key, approved_by)
+            bundle = _export(call, spec, checkpoint, dataset, key, approved_by, reason)
         keep_result(call.home, "export", key, bundle)
         keep_result(call.home, "export", parts.digest, bundle)  # found by a call that is not fresh
         remember(call.home, spec.name, parts)
@@ -92,11 +96,14 @@ def _export(
     dataset: Dataset,
     key: str,
     approved_by: str | None,
+    reason: Reason | None,
 ) -> Bundle:
     from serin.etl.raw_rows import read_test_rows
     from serin.export import build  # torch and ONNX: not for a call that only looks
 
-    lineage = {"training": Path(checkpoint.path).parent.name, "export": key}
+    lineage: dict[str, Any] = {"training": Path(checkpoint.path).parent.name, "export": key}
+    if reason is not None:
+        lineage = {"reason": reason.to_json(), **lineage}
     return build.export_model(
         spec,
         checkpoint,

@@ -9,8 +9,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from serin.errors import RolloutFailed, RolloutRefused, RolloutUnfinished, StageStopped
+from serin.errors import (
+    BundleBroken,
+    NotFound,
+    RolloutFailed,
+    RolloutRefused,
+    RolloutUnfinished,
+    StageStopped,
+)
+from serin.formats.bundle import read_manifest
+from serin.formats.reason import read_reason
 from serin.formats.serving.journal import Decision
 from serin.machine import environment
 from serin.pipeline.follow_files import process_lines, triton_line
@@ -22,6 +32,7 @@ from serin.rollout.run.status import model_status, reader
 from serin.spec.rollout import RolloutSpec
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
+from serin.store.store import Store
 
 DECISIONS = __name__
 """The logger of the decisions: each line is worth keeping."""
@@ -66,6 +77,7 @@ def begin_rollout(
         model=release.model,
         version=release.version,
         by=by or environment.user(),
+        why=_why_trained(release),
         plan=Plan.from_spec(rollout, serving),
     )
     answer = ask(environment.home(), command)
@@ -73,6 +85,16 @@ def begin_rollout(
         raise RolloutRefused(model=release.model, command=command.kind, reason=answer.reason)
     _log.info("the controller has accepted %s", release.name)
     return answer.rollout
+
+
+def _why_trained(release: Release) -> str:
+    """Why the version was trained again, for the journal; empty when somebody asked for it."""
+    try:
+        bundle = Store.open().bundle(release.model, release.version)
+        reason = read_reason(read_manifest(Path(bundle.path)).lineage)
+    except (NotFound, BundleBroken):
+        return ""  # the controller refuses it and says so
+    return "" if reason is None else f"trained again because of {reason}"
 
 
 def follow_rollout(

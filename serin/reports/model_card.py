@@ -12,6 +12,7 @@ from serin.formats.dataset import DatasetDescription
 from serin.formats.gate import GateReport
 from serin.formats.groups import GroupReport, Measured
 from serin.formats.importance import Importance
+from serin.formats.reason import read_reason
 from serin.formats.schema import Schema
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
@@ -41,6 +42,7 @@ def model_card(
     """Returns the text of card.md."""
     sections = [
         f"# {release.model}, version {release.version}",
+        *_why(lineage),
         _what(spec, dataset, schema),
         _inputs(dataset, schema),
         _features(plan),
@@ -63,6 +65,7 @@ def own_inputs_card(
     champion: ChampionReport,
     *,
     metrics: Mapping[str, float],
+    lineage: Mapping[str, Any],
     known_answers: bool,
 ) -> str:
     """Returns the card of a model whose inputs are not columns of a dataset.
@@ -79,6 +82,7 @@ def own_inputs_card(
     )
     sections = [
         f"# {release.model}, version {release.version}",
+        *_why(lineage),
         f"A {schema.task} model with its own inputs (model.{spec.model.kind}).",
         "## Request tensors\n\n" + _table(("tensor", "type", "shape"), inputs),
         "## Answers\n\n" + _table(("tensor", "type", "shape"), outputs) + classes,
@@ -87,6 +91,12 @@ def own_inputs_card(
         _champion(champion),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _why(lineage: Mapping[str, Any]) -> list[str]:
+    """Why it was trained again, if that happened by itself."""
+    reason = read_reason(lineage)
+    return [] if reason is None else [f"Trained again because of {reason.kind}: {_escape(reason.text)}."]
 
 
 def _what(spec: PipelineSpec, dataset: DatasetDescription, schema: Schema) -> str:
@@ -273,6 +283,8 @@ def _champion(champion: ChampionReport) -> str:
 def _lineage(spec: PipelineSpec, dataset: DatasetDescription, lineage: Mapping[str, Any]) -> str:
     facts = {"spec": spec.digest(), "dataset": dataset.digest, **lineage}
     sources = facts.pop("sources", [])
+    if (reason := read_reason(lineage)) is not None:
+        facts["reason"] = str(reason)
     rows = [(_escape(name), _code(value)) for name, value in facts.items()]
     rows += [
         (f"table {_code(one['table'])}", f"{_code(one['path'])}, {one['bytes']:,} bytes") for one in sources

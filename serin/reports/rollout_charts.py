@@ -57,6 +57,7 @@ class RolloutStory:
     control: str  # what the candidate was compared with
     phase: str
     hold: str | None
+    began_because: str  # why it was begun, or by whom
     reason: str  # of the decision that determined the outcome
     rules: StoryRules
     began: float

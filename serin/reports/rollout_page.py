@@ -47,6 +47,7 @@ def _rules(story: RolloutStory) -> str:
     rules = story.rules
     steps = ", ".join(f"{step:g}%" for step in rules.steps)
     return (
+        f"<p>{escape(_sentence(story.began_because))}</p>"
         f'<p class="note">{_time(story.began)} to {_time(story.ended) if story.ended else "now"} UTC. Steps: {steps}. '
         f"A candidate within the allowed limits is rolled back with a probability of at most {rules.false_rollback:g}. "
         f"Allowed: slower by {escape(rules.allowed)}; latencies of the first {rules.warmup_s:g} s with traffic are not "
@@ -75,6 +76,10 @@ def _row(decision: Decision) -> str:
         decision.by,
     )
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _time(t: float) -> str:

@@ -93,9 +93,10 @@ class RetrainBudgetSpec(Section):
     """How often retraining may happen by itself."""
 
     cool_down: Duration = Field(default=86_400.0, ge=0)
-    """The time after the start of a retraining in which no other one starts, except every night (`nightly`)."""
+    """The time after the start of a retraining in which no other one starts. A nightly one does not wait for it."""
     per_week: int = Field(default=3, ge=1)
-    """The most retrainings within seven days, for whatever reason."""
+    """The most retrainings within seven days. Nightly ones are bounded by their schedule and do not count, nor does one
+    that finds unchanged tables and trains nothing."""
 
 
 class MonitoringSpec(Section):

@@ -122,7 +122,7 @@ def test_the_parameters_of_both_pipelines_are_the_same(api: str) -> None:
         found[f"pipeline/{name}"]["parameter_openapi_schema"]["properties"] for name in ("inline", "placed")
     )
     assert inline == placed
-    assert list(inline) == ["spec", "fresh", "serve", "approved_by"]
+    assert list(inline) == ["spec", "fresh", "serve", "approved_by", "reason"]
 
 
 def test_a_stage_that_is_asked_for_wrongly_is_refused_before_it_runs(api: str) -> None:

@@ -11,8 +11,10 @@ import pytest
 from prefect.artifacts import Artifact
 
 from flows.pipeline import pipeline
+from serin.commands.models import show_model
 from serin.errors import ColumnMissing, SpecError
 from serin.formats.bundle import verify_bundle
+from serin.formats.reason import Reason, read_reason
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
@@ -89,6 +91,17 @@ def test_a_relative_path_is_taken_from_the_working_directory(
     assert run("spec.yaml") == FIRST
 
 
-def test_a_fresh_export_is_a_new_version(folder: Path) -> None:
+def test_a_fresh_export_is_a_new_version_that_says_why_it_was_trained(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     newest = Store.open().versions(NAME)[-1]
-    assert run(str(folder / "spec.yaml"), fresh=("export",)) == Release(model=NAME, version=newest + 1)
+    reason = Reason(kind="drift", text="weight drifted since 2026-11-09 04:10 UTC", noticed=1.8e9)
+    release = run(str(folder / "spec.yaml"), fresh=("export",), reason=reason.to_json())
+    assert release == Release(model=NAME, version=newest + 1)
+    bundle = Path(Store.open().bundle(NAME, release.version).path)
+    assert read_reason(verify_bundle(bundle).lineage) == reason
+    card = (bundle / "card.md").read_text()
+    assert "Trained again because of drift: weight drifted since 2026-11-09 04:10 UTC." in card
+    capsys.readouterr()
+    show_model(NAME, str(release.version))
+    assert "  reason   drift: weight drifted since 2026-11-09 04:10 UTC\n" in capsys.readouterr().out

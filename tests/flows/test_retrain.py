@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from prefect.events.filters import EventFilter, EventNameFilter
 from flows.retrain import retrain
 from flows.watch import watch
 from serin.errors import NotFound, StageFailed
+from serin.formats.reason import utc
+from serin.monitoring.retrain import read_retraining
 from serin.store.artifacts import Release
+from serin.store.stage_keys import notes
 from serin.store.store import Store
 from tasks import retrain as task_module
 from tasks.watch import DATA_CHANGED
@@ -42,10 +47,12 @@ class FakeStages:
     def __init__(self, failing: str | None = None) -> None:
         self.failing = failing
         self.asked: list[str] = []
+        self.reasons: list[dict[str, Any]] = []
 
-    async def run(self, stage: str, kind: type[Any], *, spec: dict[str, Any]) -> Any:
+    async def run(self, stage: str, kind: type[Any], *, spec: dict[str, Any], reason: dict[str, Any]) -> Any:
         assert (stage, kind) == ("pipeline", Release)
         self.asked.append(spec["name"])
+        self.reasons.append(reason)
         if spec["name"] == self.failing:
             raise StageFailed(stage=stage, run="slim-whippet", reason="worse than the live one")
         return Release(model=spec["name"], version=2)
@@ -75,6 +82,56 @@ def test_models_are_trained_for_the_reasons_their_specs_name(
     assert sorted(stages.asked) == names
 
 
+def drift(**payload: Any) -> Any:
+    reason = {"text": "carrier drifted", "release": "eager-v1", "noticed": time.time(), **payload}
+    return retrain(why="drift", model="eager", reason=reason)
+
+
+def test_the_reason_of_an_event_reaches_the_pipeline_and_the_record(home: Path, stages: FakeStages) -> None:
+    asyncio.run(drift(since=1_700_000_000.0, facts={"column": "carrier"}))
+    (reason,) = stages.reasons
+    assert (reason["kind"], reason["text"], reason["since"]) == ("drift", "carrier drifted", 1_700_000_000.0)
+    (begun,) = read_retraining(home, "eager").begun
+    assert begun.reason.facts == {"column": "carrier"}
+    assert (begun.outcome, begun.detail) == ("promoted", "eager-v2")
+    (noted,) = notes(home, begun.run)
+    assert noted["why"] == "eager-v2, because of drift: carrier drifted"
+
+
+def test_several_alarms_at_once_lead_to_one_run_and_the_others_say_when_the_next_is_allowed(
+    home: Path, stages: FakeStages, caplog: pytest.LogCaptureFixture
+) -> None:
+    noticed = time.time()
+    for column in ("carrier", "dest", "distance"):
+        asyncio.run(drift(text=f"{column} drifted", noticed=noticed))
+    asyncio.run(drift(noticed=time.time() + 1))
+    assert stages.asked == ["eager"]
+    told = [refusal.why for refusal in read_retraining(home, "eager").refused]
+    assert all("began after this was noticed" in why for why in told[:2])
+    last = read_retraining(home, "eager").refused[-1]
+    assert last.until == read_retraining(home, "eager").begun[0].t + 86_400
+    assert f"the next one is allowed at {utc(last.until)}" in caplog.text
+
+
+def test_an_alarm_about_a_version_that_was_replaced_trains_nothing(home: Path, stages: FakeStages) -> None:
+    asyncio.run(drift(release="eager-v7"))
+    assert stages.asked == []
+    assert "eager-v7 is not live any more" in read_retraining(home, "eager").refused[0].why
+
+
+def test_a_retraining_that_fails_is_recorded_with_its_reason_and_counts(
+    home: Path, stages: FakeStages
+) -> None:
+    stages.failing = "eager"
+    with pytest.raises(StageFailed):
+        asyncio.run(drift())
+    (begun,) = read_retraining(home, "eager").begun
+    assert begun.outcome == "failed"
+    assert "worse than the live one" in begun.detail
+    asyncio.run(drift())
+    assert stages.asked == ["eager"]
+
+
 def test_one_that_fails_does_not_stop_the_others_and_fails_the_run(stages: FakeStages) -> None:
     stages.failing = "eager"
     with pytest.raises(StageFailed, match="worse than the live one"):
@@ -98,6 +155,11 @@ def test_changed_tables_are_reported_once_for_models_that_retrain_on_data(home: 
     asyncio.run(watch())
     asyncio.run(watch())
     assert asyncio.run(_told(2)) == ["serin.model.eager"] * 2
+    note = home / "watch" / "eager.json"  # no retraining has read them, and the cool-down is over
+    said = json.loads(note.read_text())
+    note.write_text(json.dumps({**said, "t": said["t"] - 90_000}))
+    asyncio.run(watch())
+    assert asyncio.run(_told(3)) == ["serin.model.eager"] * 3
 
 
 async def _told(count: int) -> list[str]:

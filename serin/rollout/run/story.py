@@ -40,6 +40,7 @@ def tell(decisions: Sequence[Decision]) -> RolloutStory:
         control=_control(last),
         phase=last.phase,
         hold=last.hold,
+        began_because=decisions[0].reason,
         reason=turned.reason,
         rules=_rules(last.plan),
         began=decisions[0].t,

@@ -125,6 +125,12 @@ def test_the_headline_gives_the_reason_that_decided(bad: Course, good: Course) -
         assert head.endswith(escape(reason))
 
 
+def test_the_page_says_why_the_rollout_began(good: Course) -> None:
+    first = replace(good.decisions[0], reason="trained again because of drift: carrier drifted")
+    page = story2html(tell([first, *good.decisions[1:]]))
+    assert "<p>Trained again because of drift: carrier drifted.</p>" in page
+
+
 def test_what_people_wrote_is_shown_as_text(good: Course) -> None:
     first = replace(good.decisions[0], reason="<script>alert(1)</script>")
     page = story2html(tell([first, *good.decisions[1:]]))

@@ -1,0 +1,85 @@
+"""Why a model was trained again: what was noticed, since when, and about which release. Stored with the version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, Self, cast, get_args
+
+Kind = Literal["asked", "nightly", "data", "drift", "quality"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_PLAIN: Mapping[Kind, str] = {
+    "asked": "somebody asked for it",
+    "nightly": "it is trained every night",
+    "data": "its tables have changed",
+    "drift": "the event serin.drift was sent",
+    "quality": "the event serin.quality was sent",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """`text`: the reason as a clause, such as "carrier drifted since 2026-11-09 04:10 UTC". `since`: when it began;
+    `noticed`: when that was noticed, both in seconds since 1970. `release`: the release it was noticed about. `facts`:
+    numbers and names for machines."""
+
+    kind: Kind
+    text: str
+    noticed: float
+    since: float | None = None
+    release: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+    def to_json(self) -> dict[str, Any]:
+        known = {
+            "kind": self.kind,
+            "text": self.text,
+            "since": self.since,
+            "noticed": self.noticed,
+            "release": self.release,
+            "facts": dict(self.facts),
+        }
+        return {name: value for name, value in known.items() if value not in (None, {})}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        if value["kind"] not in KINDS:
+            raise ValueError(f"{value['kind']!r} is not a reason for a training")
+        return cls.of_event(cast("Kind", value["kind"]), value, now=float(value["noticed"]))
+
+    @classmethod
+    def of_event(cls, kind: Kind, payload: Mapping[str, Any] | None, *, now: float) -> Self:
+        """The reason that an event's payload gives. Anyone may send the event, with any payload: what is not usable is
+        left out."""
+        given = payload or {}
+        text, release, facts = given.get("text"), given.get("release"), given.get("facts")
+        return cls(
+            kind=kind,
+            text=" ".join(text.split())[:500] if isinstance(text, str) and text.strip() else _PLAIN[kind],
+            noticed=min(_time(given.get("noticed")) or now, now),
+            since=_time(given.get("since")),
+            release=release if isinstance(release, str) else None,
+            facts=dict(facts) if isinstance(facts, Mapping) else {},
+        )
+
+
+def read_reason(lineage: Mapping[str, Any]) -> Reason | None:
+    """The reason in the lineage of a version; None when it was not trained again by itself."""
+    try:
+        return Reason.from_json(lineage["reason"])
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def utc(t: float) -> str:
+    """A time as people read it in reasons: 2026-11-09 04:10 UTC."""
+    return f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _time(value: object) -> float | None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e11
+    return float(cast("float", value)) if usable else None

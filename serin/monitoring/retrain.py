@@ -1,0 +1,176 @@
+"""Decides whether a model is trained again now, and records it: cool-down, budget, and one run for several triggers.
+
+The record is <home>/watch/retrain/<model>.json. It is written before a run begins, so that a crash never leads to more
+runs than the budget allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from serin.errors import WatchStateBroken
+from serin.formats.reason import Reason, utc
+from serin.machine.durable import write_whole
+from serin.machine.locks import locked
+from serin.spec.monitoring import MonitoringSpec
+
+FORMAT, VERSION = "serin.retrain", 1
+Outcome = Literal["promoted", "unchanged", "failed"]
+
+_WEEK_S: Final = 7 * 86400.0
+_KEPT: Final = 100  # retrainings, and as many refusals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retraining:
+    """One that was begun. `run`: the orchestrator's; `outcome`: None while it runs, and after a crash; `detail`: the
+    new release, or why it failed."""
+
+    t: float
+    run: str
+    reason: Reason
+    ended: float | None = None
+    outcome: Outcome | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One that was not begun. `until`: when the next one is allowed; None: nothing has to be waited for."""
+
+    t: float
+    reason: Reason
+    why: str
+    until: float | None = None
+
+    def __str__(self) -> str:
+        later = "" if self.until is None else f"; the next one is allowed at {utc(self.until)}"
+        return f"not trained again ({self.reason}): {self.why}{later}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What was begun and what was refused, oldest first."""
+
+    begun: tuple[Retraining, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+
+
+def decide(
+    history: History, reason: Reason, spec: MonitoringSpec, *, live: str, run: str, now: float
+) -> Retraining | Refusal:
+    """Whether to train again now. Pure. `live`: the live release.
+
+    A person's request is never refused. A nightly run is bounded by its schedule: it does not wait for the cool-down
+    and does not count in the week's budget. A run that changed nothing does not count in the budget either.
+    """
+    mine = next((each for each in history.begun if each.run == run), None)
+    if mine is not None:
+        return mine  # a run that was interrupted continues
+    begin = Retraining(t=now, run=run, reason=reason)
+    if reason.kind == "asked":
+        return begin
+    if reason.release not in (None, live):
+        return Refusal(t=now, reason=reason, why=f"{reason.release} is not live any more, {live} is")
+    last = max((each.t for each in history.begun), default=None)
+    if last is not None and reason.noticed <= last <= now:
+        return Refusal(
+            t=now, reason=reason, why=f"the retraining of {utc(last)} began after this was noticed"
+        )
+    if reason.kind == "nightly":
+        return begin
+    until, why = _allowed(history.begun, spec, now)
+    return begin if until <= now else Refusal(t=now, reason=reason, why=why, until=until)
+
+
+def _allowed(begun: Iterable[Retraining], spec: MonitoringSpec, now: float) -> tuple[float, str]:
+    """When the next one may begin, and why not before. Entries of the future (a clock was set back) do not count."""
+    past = [each for each in begun if each.t <= now]
+    budget = spec.retrain_budget
+    cool = max((each.t + budget.cool_down for each in past), default=now)
+    counted = sorted(
+        each.t for each in past
+        if each.t > now - _WEEK_S and each.reason.kind != "nightly" and each.outcome != "unchanged"
+    )  # fmt: skip
+    week = counted[-budget.per_week] + _WEEK_S if len(counted) >= budget.per_week else now
+    if week >= cool:
+        return week, f"{len(counted)} retrainings within seven days (monitoring.retrain_budget.per_week)"
+    return cool, "the last one began less than monitoring.retrain_budget.cool_down ago"
+
+
+class RetrainBook:
+    """The record of one model."""
+
+    def __init__(self, home: Path, model: str) -> None:
+        self.path = home / "watch" / "retrain" / f"{model}.json"
+
+    def request(
+        self, reason: Reason, spec: MonitoringSpec, *, live: str, run: str, now: float
+    ) -> Retraining | Refusal:
+        """Decides and records the decision."""
+        with self._changing():
+            history = read_history(self.path)
+            made = decide(history, reason, spec, live=live, run=run, now=now)
+            if isinstance(made, Refusal):
+                self._write(replace(history, refused=(*history.refused, made)))
+            elif made not in history.begun:
+                self._write(replace(history, begun=(*history.begun, made)))
+        return made
+
+    def end(self, run: str, outcome: Outcome, detail: str, now: float) -> None:
+        """Records how a retraining ended."""
+        with self._changing():
+            history = read_history(self.path)
+            begun = tuple(
+                replace(each, ended=now, outcome=outcome, detail=detail[:1000]) if each.run == run else each
+                for each in history.begun
+            )
+            self._write(replace(history, begun=begun))
+
+    def _changing(self) -> Any:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return locked(self.path.with_suffix(".lock"))
+
+    def _write(self, history: History) -> None:
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "begun": [_plain(each) for each in history.begun[-_KEPT:]],
+            "refused": [_plain(each) for each in history.refused[-_KEPT:]],
+        }
+        write_whole(self.path, json.dumps(document))
+
+
+def read_retraining(home: Path, model: str) -> History:
+    """What is recorded about a model's retrainings, for pages and commands."""
+    return read_history(RetrainBook(home, model).path)
+
+
+def read_history(path: Path) -> History:
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return History()
+    except ValueError as error:
+        raise WatchStateBroken(path=str(path), reason=f"not JSON: {error}") from error
+    try:
+        if (document["format"], document["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"not a {FORMAT} document of version {VERSION}")
+        return History(
+            begun=tuple(Retraining(**_read(entry)) for entry in document["begun"]),
+            refused=tuple(Refusal(**_read(entry)) for entry in document["refused"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WatchStateBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
+
+
+def _plain(entry: Retraining | Refusal) -> dict[str, Any]:
+    return {**asdict(entry), "reason": entry.reason.to_json()}
+
+
+def _read(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {**entry, "reason": Reason.from_json(entry["reason"])}
