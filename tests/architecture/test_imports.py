@@ -20,12 +20,14 @@ PURE = [
         if not name.endswith("__init__.py")
     ),
     *(f"serin/monitoring/{name}.py" for name in ("latency", "objectives")),
+    *(f"serin/monitoring/drift/{name}.py" for name in ("detector", "alarm", "quiet")),
     "serin/formats/serving/request.py",
 ]
 PURE_MAY_IMPORT = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
     "operator", "statistics", "types", "typing", "zlib", "numpy", "serin.store.artifacts", "serin.errors", "serin.spec",
     "serin.formats.serving.request", "serin.monitoring.latency",
+    "serin.formats.drift", "serin.monitoring.drift",
     "serin.evidence", "serin.rollout.decide",
 }  # fmt: skip
 GPU_ONLY = {"cudf", "cupy", "cupyx", "dask_cuda", "pynvml", "rmm", "tensorrt"}  # for GPUs, absent here

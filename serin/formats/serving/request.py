@@ -29,7 +29,11 @@ class Request(NamedTuple):
     attempts: int
     flags: str
     proto: str
-    id: str
+    id: str  # made by the gateway
+    client_id: str = ""  # the client's own x-request-id, not unique; empty when it sent none
+    trace: str = (
+        ""  # the id of the trace (W3C traceparent) that the request belongs to, 32 hexadecimal digits
+    )
 
     @property
     def failed(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,10 @@ _MAX_BYTES: Final = 16 << 20
 _NEAR_BYTES: Final = 64 << 10  # a search by time ends when it is this close
 _LONGEST_S: Final = 30.0  # lines are in order of completion, so one may be this much older than the next
 
-_fields = itemgetter(*Request._fields)
+_LATER: Final = ("client_id", "trace")  # lines that an earlier version wrote do not have them
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+_fields = itemgetter(*(name for name in Request._fields if name not in _LATER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,21 @@ def _request(row: dict[str, Any]) -> Request | None:
         flags or "-",
         proto or "-",
         id_ or "-",
+        _text(row.get("client_id")),
+        _trace_id(row.get("trace")),
     )
+
+
+def _text(value: Any) -> str:
+    return "" if value is None or value == "-" else str(value)
+
+
+def _trace_id(value: Any) -> str:
+    """The trace's id out of a traceparent header; empty when there is none or it is not one."""
+    if value is None or value == "-":
+        return ""
+    match = _TRACEPARENT.fullmatch(value)
+    return match[1] if match else ""
 
 
 def _number(value: Any) -> float | None:

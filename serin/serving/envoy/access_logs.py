@@ -28,6 +28,8 @@ LOG_FIELDS = {
     "flags": "%RESPONSE_FLAGS%",
     "proto": "%PROTOCOL%",
     "id": "%REQ(X-REQUEST-ID)%",
+    "client_id": "%REQ(X-SERIN-CLIENT-ID)%",
+    "trace": "%REQ(TRACEPARENT):55%",
 }
 
 REFUSAL_FIELDS = {
@@ -41,6 +43,7 @@ REFUSAL_FIELDS = {
     "bytes": "%BYTES_RECEIVED%",
     "proto": "%PROTOCOL%",
     "id": "%REQ(X-REQUEST-ID)%",
+    "client_id": "%REQ(X-SERIN-CLIENT-ID)%",
 }
 
 ARM_HEADER = "x-serin-arm"

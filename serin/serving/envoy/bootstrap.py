@@ -23,6 +23,7 @@ from serin.serving.envoy.api_types import (
     followed,
     module_filter,
 )
+from serin.serving.envoy.client_ids import keep_client_id, odd_id_filter
 from serin.serving.envoy.drain import drain_filter
 from serin.serving.envoy.fixed_routes import HEALTH_CLUSTER
 from serin.serving.envoy.guard import keys_filters, tls_socket
@@ -72,8 +73,8 @@ def bootstrap(
     """
     last = _http_filters(max_request_bytes, request_filter)
     logs = [request_log(log), *refusal_logs(refusals, refusal_rate)]
-    guarded = _connection_manager(logs, routes, [_own_headers(), *keys_filters(keys), *http_filters, *last])
-    unguarded = _connection_manager(logs, routes, [_own_headers(), *last])
+    guarded = _connection_manager(logs, routes, [*_own_headers(), *keys_filters(keys), *http_filters, *last])
+    unguarded = _connection_manager(logs, routes, [*_own_headers(), *last])
     private = {"name": "inside", "address": _socket(inside), "filter_chains": [{"filters": [unguarded]}]}
     # Nothing keeps away the requests that end Triton 2.51 then; but who can reach loopback can reach Triton itself.
     public = _public_listener(address if request_filter else LOOPBACK, port, guarded, tls)
@@ -113,6 +114,7 @@ def _connection_manager(logs: list[Document], routes: Path, http_filters: list[D
         "use_remote_address": True,
         "internal_address_config": {"cidr_ranges": [{"address_prefix": "192.0.2.0", "prefix_len": 32}]},
         "always_set_request_id_in_response": True,
+        "early_header_mutation_extensions": [keep_client_id()],
         "normalize_path": True,
         "merge_slashes": True,
         "path_with_escaped_slashes_action": "REJECT_REQUEST",
@@ -130,13 +132,13 @@ def _connection_manager(logs: list[Document], routes: Path, http_filters: list[D
     return {"name": "http", "typed_config": manager}
 
 
-def _own_headers() -> Document:
-    """Removes the gateway's own headers that a client sets, and binary ones, which end a gRPC call if they are not
-    base64."""
-    kinds = ({"prefix": "x-serin-"}, {"prefix": "x-envoy-"}, {"suffix": "-bin"})
+def _own_headers() -> list[Document]:
+    """Removes Envoy's own headers that a client sets, and binary ones, which end a gRPC call if they are not base64.
+    (Serin's own are gone already: client_ids.py.)"""
+    kinds = ({"prefix": "x-envoy-"}, {"suffix": "-bin"})
     removals = [{"remove_on_match": {"key_matcher": kind}} for kind in kinds]
     config = {"@type": HEADER_MUTATION, "mutations": {"request_mutations": removals}}
-    return {"name": "own_headers", "typed_config": config}
+    return [{"name": "own_headers", "typed_config": config}, odd_id_filter()]
 
 
 def _http_filters(max_request_bytes: int, request_filter: Path | None) -> list[Document]:

@@ -23,6 +23,8 @@ _CLOSED_CALLS = "model-repository,model-config,shared-memory,statistics,trace,lo
 # or an upper-case letter, HTTP a line break in a value. So they are closed to everybody, and there is no secret that
 # any user of the machine could read from the command line.
 _IMPOSSIBLE_HEADER = "No Header=has\nthis"
+# Headers that the gateway sets and that backends get with a request, to record it by its ids.
+_ID_HEADERS = "^(x-request-id|x-serin-client-id)$"
 _SHARED_MEMORY_BYTES = 1 << 20  # at start; it grows. The default of a container's /dev/shm is 64 MB for all
 
 
@@ -115,6 +117,8 @@ def _command(
         f"--metrics-port={place.metrics_port}",
         f"--http-restricted-api={closed}",
         f"--grpc-restricted-protocol={closed}",
+        f"--http-header-forward-pattern={_ID_HEADERS}",
+        f"--grpc-header-forward-pattern={_ID_HEADERS}",
         f"--backend-config=python,shm-region-prefix-name={place.shared_memory_prefix}",
         f"--backend-config=python,shm-default-byte-size={_SHARED_MEMORY_BYTES}",
         f"--exit-timeout-secs={_EXIT_S}",

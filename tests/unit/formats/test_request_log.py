@@ -47,6 +47,22 @@ def test_a_line_becomes_a_request_whatever_envoy_writes_numbers_as(tmp_path: Pat
     ]
 
 
+def test_the_clients_id_and_the_trace_are_read_where_they_are_sound(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    odd = ["", "-", trace, f"00-{trace}", f"00-{trace.upper()}-00f067aa0ba902b7-01", None]
+    log.write_text(
+        line(1, client_id='mine "é\\', trace=f"00-{trace}-00f067aa0ba902b7-01")
+        + "".join(line(2, client_id=None, trace=each) for each in odd)
+        + line(3)  # as earlier versions wrote it
+    )
+    batch = read_requests(log)
+    first, *others = [(each.client_id, each.trace) for each in batch.requests]
+    assert first == ('mine "é\\', trace)
+    assert others == [("", "")] * (len(odd) + 1)
+    assert batch.bad_lines == 0
+
+
 def test_a_second_read_gives_only_what_is_new(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     log.write_text(line(1) + line(2))

@@ -1,0 +1,167 @@
+"""drift.json of a bundle: what the training rows looked like, bin by bin, for the watch on live requests.
+
+A series is the distribution of one column over its bins, in all rows or in one segment. Live counts are compared with
+its shares in blocks of time (evidence/e_detector.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from serin.errors import BundleBroken
+
+FORMAT, VERSION = "serin.drift", 1
+FILE = "drift.json"
+
+Block = Literal["minute", "hour", "day", "week"]
+BLOCK_S: Final[Mapping[Block, float]] = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
+FEWEST_ROWS: Final = 200  # of a block
+YEAR_S: Final = 365.0 * 86_400
+
+BinKind = Literal["number", "category", "timestamp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BinnedColumn:
+    """How the values of a column are put into bins.
+
+    `field`: its name in a table of captured rows; `element`: the place in a list, for an answer with several numbers.
+    Bins of numbers: between neighbouring `edges`, below the first, above the last, null. Bins of categories:
+    `categories` (the most frequent, as text), the rest of the training values, values that training never saw, null.
+    `known`: sorted murmur3 hashes of the rest, base64; None when there were too many, then all count as the rest. Bins
+    of timestamps: the 24 hours of the day (UTC), null.
+    """
+
+    name: str
+    field: str
+    source: Literal["request", "score"]
+    kind: BinKind
+    element: int | None = None
+    edges: tuple[float, ...] = ()
+    categories: tuple[str, ...] = ()
+    known: str | None = ""
+
+    @property
+    def bins(self) -> int:
+        if self.kind == "number":
+            return max(len(self.edges) - 1, 1) + 3
+        return (24 if self.kind == "timestamp" else len(self.categories) + 2) + 1
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The name of each bin, for people."""
+        if self.kind == "number":
+            pairs = zip(self.edges, self.edges[1:] or self.edges, strict=False)
+            inner = tuple(f"{low:g}" if low == high else f"{low:g} to {high:g}" for low, high in pairs)
+            return (*inner, f"below {self.edges[0]:g}", f"above {self.edges[-1]:g}", "null")
+        if self.kind == "timestamp":
+            return (*(f"{hour:02d}:00" for hour in range(24)), "null")
+        return (*self.categories, "other known values", "unseen values", "null")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The rows with one value of a column of `export.segments`: a category of a column of the statistics, by place."""
+
+    column: int
+    category: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftSeries:
+    """One column, in all rows or in one segment. Per bin: `share` in training, `largest` share of a training block,
+    `tolerance` (a smaller shift of the mean share is not drift) and `block` (the time over which a share is
+    taken).
+
+    `column`: its place in the statistics. `weight`: its part of the false alarms; all weights add up to 1.
+    """
+
+    column: int
+    segment: Segment | None = None
+    weight: float
+    rows: int
+    share: tuple[float, ...]
+    largest: tuple[float, ...]
+    tolerance: tuple[float, ...]
+    block: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftStatistics:
+    """What live traffic is compared with. Made from `rows` of `total_rows` training rows, from `first` to `last`
+    (seconds since 1970; None without a time column), `weeks` complete weeks.
+
+    `false_alarms`: per year, over all series together. `origin`: where the tolerances come from, the `weeks` of the
+    training period or the `spec`; `kappa`: how many times the largest deviation of a week they are.
+    """
+
+    columns: tuple[BinnedColumn, ...]
+    series: tuple[DriftSeries, ...]
+    false_alarms: float
+    origin: Literal["weeks", "spec"]
+    kappa: float | None
+    weeks: int
+    rows: int
+    total_rows: int
+    first: float | None
+    last: float | None
+
+    def segment_name(self, segment: Segment) -> str:
+        column = self.columns[segment.column]
+        return f"{column.name}={column.categories[segment.category]}"
+
+    def digest(self) -> str:
+        """sha256 of the statistics: a detector's state belongs to one of them."""
+        text = json.dumps(self.to_json(), sort_keys=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> DriftStatistics:
+        """The statistics, or ValueError with what is wrong."""
+        facts = dict(document)
+        if (facts.pop("format", None), facts.pop("version", None)) != (FORMAT, VERSION):
+            raise ValueError(f"not a {FORMAT} version {VERSION} document")
+        columns = tuple(_column(entry) for entry in facts.pop("columns"))
+        series = tuple(_series(entry, columns) for entry in facts.pop("series"))
+        return cls(columns=columns, series=series, **facts)
+
+
+def _column(entry: Mapping[str, Any]) -> BinnedColumn:
+    facts = {**entry, "edges": tuple(entry["edges"]), "categories": tuple(entry["categories"])}
+    column = BinnedColumn(**facts)
+    if column.kind == "number" and (not column.edges or list(column.edges) != sorted(column.edges)):
+        raise ValueError(f"column {column.name!r}: edges must rise")
+    return column
+
+
+def _series(entry: Mapping[str, Any], columns: tuple[BinnedColumn, ...]) -> DriftSeries:
+    segment = None if entry["segment"] is None else Segment(**entry["segment"])
+    arrays = {name: tuple(entry[name]) for name in ("share", "largest", "tolerance", "block")}
+    series = DriftSeries(**{**entry, **arrays, "segment": segment})
+    column = columns[series.column]
+    if any(len(values) != column.bins for values in arrays.values()):
+        raise ValueError(f"column {column.name!r} has {column.bins} bins; a series has another number")
+    if segment is not None and not columns[segment.column].categories[segment.category]:
+        raise ValueError(f"column {column.name!r}: unknown segment")
+    if any(block not in BLOCK_S for block in series.block):
+        raise ValueError(f"column {column.name!r}: unknown block length")
+    return series
+
+
+def read_drift(bundle: Path) -> DriftStatistics | None:
+    """The statistics of a bundle; None for a bundle without, BundleBroken for a file that cannot be read."""
+    path = bundle / FILE
+    if not path.is_file():
+        return None
+    try:
+        return DriftStatistics.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error

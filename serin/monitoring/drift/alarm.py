@@ -1,0 +1,134 @@
+"""What an alarm says: the column, its bins then and now, since when, and in which segments. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from serin.evidence import e_detector
+
+if TYPE_CHECKING:
+    from serin.monitoring.drift.detector import DriftDetector
+
+_BINS = 5  # named in an alarm, those with the most evidence
+_PART = 0.02  # of the evidence that a bin must hold to be named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BinShift:
+    """One bin of an alarm. `then`: its share in training; `now`: since the change began. `beyond`: how far the share is
+    outside the tolerance."""
+
+    bin: int
+    label: str
+    direction: Literal["more", "less"]
+    then: float
+    now: float
+    tolerance: float
+    beyond: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """A column has drifted. `bins`: the most evidence first. `segments`: where the shift is seen when it is not
+    everywhere, such as origin=JFK. `since`: when it began, `at`: when it was known (seconds since 1970). `rows`: how
+    many it took from the one to the other. `series`: the place in the statistics."""
+
+    series: int
+    column: str
+    source: Literal["request", "score"]
+    segments: tuple[str, ...]
+    bins: tuple[BinShift, ...]
+    size: float
+    since: float
+    at: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A column that is back within its tolerance. `since`: of the alarm that it ends."""
+
+    column: str
+    at: float
+    since: float
+
+
+def describe(detector: DriftDetector, series: int, at: float) -> Alarm:
+    """The alarm of a series that has reached its threshold."""
+    statistics, evidence = detector.statistics, detector.evidence
+    own = np.flatnonzero(detector.series_of_bettor == series)
+    worth = e_detector.means(evidence, own) * detector.years[own]
+    order = own[np.argsort(-worth, kind="stable")]
+    share = np.sort(worth)[::-1] / max(worth.sum(), 1e-300)
+    named = [int(who) for who, part in zip(order[:_BINS], share, strict=False) if part >= _PART] or [
+        int(order[0])
+    ]
+    column = statistics.columns[statistics.series[series].column]
+    bins = tuple(_shift(detector, who, series) for who in named)
+    return Alarm(
+        series=series,
+        column=column.name,
+        source=column.source,
+        segments=_segments(detector, series, named[0]),
+        bins=bins,
+        size=max(shift.beyond for shift in bins),
+        since=float(evidence.since[named[0]]),
+        at=at,
+        rows=int(evidence.rows[named[0]]),
+    )
+
+
+def _shift(detector: DriftDetector, who: int, series: int) -> BinShift:
+    place = int(detector.who.bin[who])
+    inside = place - int(detector.first_bin[series])
+    then, tolerance = float(detector.share[place]), float(detector.tolerance[place])
+    now = _now(detector, who)
+    column = detector.statistics.columns[detector.statistics.series[series].column]
+    return BinShift(
+        bin=inside,
+        label=column.labels[inside],
+        direction="more" if detector.who.sign[who] > 0 else "less",
+        then=then,
+        now=now,
+        tolerance=tolerance,
+        beyond=max(abs(now - then) - tolerance, 0.0),
+    )
+
+
+def _now(detector: DriftDetector, who: int) -> float:
+    return float(detector.evidence.hits[who] / max(detector.evidence.rows[who], 1.0))
+
+
+def _segments(detector: DriftDetector, series: int, who: int) -> tuple[str, ...]:
+    """The segments whose own shares of the bin are outside their tolerance, in the same direction; none when all are,
+    by the column of `export.segments` with the fewest of them."""
+    statistics = detector.statistics
+    alarmed = statistics.series[series]
+    inside = int(detector.who.bin[who] - detector.first_bin[series])
+    by_column: dict[int, list[tuple[str, bool]]] = {}
+    for place, other in enumerate(statistics.series):
+        if other.column != alarmed.column or other.segment is None:
+            continue
+        flat = int(detector.first_bin[place]) + inside
+        bettor = np.flatnonzero((detector.who.bin == flat) & (detector.who.sign == detector.who.sign[who]))
+        seen = place == series or any(_is_beyond(detector, int(each)) for each in bettor)
+        by_column.setdefault(other.segment.column, []).append((statistics.segment_name(other.segment), seen))
+    if alarmed.segment is not None:
+        by_column = {alarmed.segment.column: by_column[alarmed.segment.column]}
+    parts = [
+        (sum(seen for _, seen in found) / len(found), tuple(name for name, seen in found if seen))
+        for found in by_column.values()
+    ]
+    some = [part for part in parts if 0 < part[0] < 1]
+    if alarmed.segment is not None and not some:
+        return (statistics.segment_name(alarmed.segment),)
+    return min(some)[1] if some else ()
+
+
+def _is_beyond(detector: DriftDetector, who: int) -> bool:
+    evidence = detector.evidence
+    limit, sign = detector.who.limit[who], detector.who.sign[who]
+    return bool(evidence.run[who] > 0 and sign * (_now(detector, who) - limit) > 0)

@@ -1,0 +1,53 @@
+"""Drift statistics made by hand, for tests that need no export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serin.formats.drift import BinnedColumn, Block, DriftSeries, DriftStatistics, Segment
+
+
+def category_column(name: str, categories: Sequence[str]) -> BinnedColumn:
+    return BinnedColumn(
+        name=name, field=name, source="request", kind="category", categories=tuple(categories)
+    )
+
+
+def series_of(
+    column: int,
+    share: Sequence[float],
+    *,
+    block: Block | Sequence[Block] = "minute",
+    tolerance: float = 0.01,
+    weight: float = 1.0,
+    segment: Segment | None = None,
+) -> DriftSeries:
+    """A series with these shares; its largest block is a little above each."""
+    blocks = (block,) * len(share) if isinstance(block, str) else tuple(block)
+    return DriftSeries(
+        column=column,
+        segment=segment,
+        weight=weight,
+        rows=100_000,
+        share=tuple(share),
+        largest=tuple(min(1.0, value * 1.6 + 0.02) if value else 0.0 for value in share),
+        tolerance=(tolerance,) * len(share),
+        block=blocks,
+    )
+
+
+def statistics_of(
+    columns: Sequence[BinnedColumn], series: Sequence[DriftSeries], *, false_alarms: float = 1.0
+) -> DriftStatistics:
+    return DriftStatistics(
+        columns=tuple(columns),
+        series=tuple(series),
+        false_alarms=false_alarms,
+        origin="spec",
+        kappa=None,
+        weeks=0,
+        rows=100_000,
+        total_rows=100_000,
+        first=None,
+        last=None,
+    )
