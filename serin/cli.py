@@ -13,6 +13,7 @@ import typer
 
 from serin.api.progress import progress_lines
 from serin.commands import (
+    alerts,
     explain,
     keys,
     models,
@@ -62,7 +63,20 @@ def options(
     del debug, show_version  # main() reads the first, a callback has answered the second
 
 
-for _module in (pipeline, schema, search, stack, runs, rollout, service, models, explain, keys, tuning):
+for _module in (
+    pipeline,
+    schema,
+    search,
+    stack,
+    runs,
+    rollout,
+    service,
+    models,
+    explain,
+    keys,
+    tuning,
+    alerts,
+):
     _module.register(app)
 
 

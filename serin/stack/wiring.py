@@ -48,8 +48,12 @@ def controller_process(home: Path) -> Process:
     return standing_process(home, CONTROLLER, "serin.stack.controller")
 
 
-def watcher_process(home: Path) -> Process:
-    return standing_process(home, WATCHER, "serin.stack.watch.watcher")
+def watcher_process(home: Path, *, owns_prefect: bool) -> Process:
+    """It sends events to Prefect, so it has the caller's credentials where the server is not the stack's own."""
+    credentials = {} if owns_prefect else environment.prefect_credentials()
+    return standing_process(
+        home, WATCHER, "serin.stack.watch.watcher", {**stack_environment(home), **credentials}
+    )
 
 
 def start_serving(
@@ -69,7 +73,8 @@ def start_serving(
         tls=tls,
     )
     write_stack(stack)
-    for process in (build_gateway(home).process(), controller_process(home), watcher_process(home)):
+    watcher = watcher_process(home, owns_prefect=stack.owns_prefect)
+    for process in (build_gateway(home).process(), controller_process(home), watcher):
         supervisor.start(process)
     return stack
 

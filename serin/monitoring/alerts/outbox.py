@@ -22,7 +22,7 @@ from serin.monitoring.alerts.records import (
 
 MOST_PENDING: Final = 1_000  # of one receiver; the oldest are dropped and counted
 _LONGEST_PAUSE_S: Final = 300.0
-_GIVE_UP_S: Final = 86_400.0
+_MOST_ATTEMPTS: Final = 300  # about a day
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,7 @@ class Outbox:
             )
             return _firsts(rows.fetchall(), silences_in(book), book_id(book), now, busy)
 
-    def record_sent(self, message: Message, now: float) -> None:
-        del now
+    def record_sent(self, message: Message) -> None:
         with changing(self._home) as book:
             book.execute(
                 "UPDATE deliveries SET state = 'sent', attempts = attempts + 1, problem = NULL WHERE id = ?",
@@ -74,7 +73,7 @@ class Outbox:
                 return False
             attempts = row["attempts"] + 1
             pause_s = min(2.0 ** min(attempts - 1, 16), _LONGEST_PAUSE_S)
-            alive: bool = now - row["made"] < _GIVE_UP_S
+            alive: bool = attempts < _MOST_ATTEMPTS
             book.execute(
                 "UPDATE deliveries SET attempts = ?, next_try = ?, problem = ?, state = ? WHERE id = ?",
                 (attempts, now + pause_s, problem, "pending" if alive else "given_up", message.number),
@@ -84,30 +83,30 @@ class Outbox:
                 _count(book, message.receiver, "given_up")
             return alive
 
-    def tidy(self, receivers: Collection[str]) -> int:
-        """Cancels messages to receivers that were removed, and drops the oldest of a receiver with too many. Returns
-        how many were dropped."""
-        dropped = 0
+    def drop_excess(self) -> int:
+        """Drops the oldest messages of receivers with too many; returns how many. They are counted."""
         with reading(self._home) as book:
             waiting = {} if book is None else _pending(book)
-        if not any(name not in receivers or number > MOST_PENDING for name, number in waiting.items()):
-            return 0
-        with changing(self._home) as book:
-            for name, number in _pending(book).items():
-                if name not in receivers:
-                    book.execute(
-                        "UPDATE deliveries SET state = 'cancelled' WHERE receiver = ? AND state = 'pending'",
-                        (name,),
-                    )
-                elif number > MOST_PENDING:
-                    dropped += number - MOST_PENDING
+        excess = {name: number - MOST_PENDING for name, number in waiting.items() if number > MOST_PENDING}
+        if excess:
+            with changing(self._home) as book:
+                for name, number in excess.items():
                     book.execute(
                         "UPDATE deliveries SET state = 'dropped' WHERE id IN (SELECT id FROM deliveries"
                         " WHERE receiver = ? AND state = 'pending' ORDER BY id LIMIT ?)",
-                        (name, number - MOST_PENDING),
+                        (name, number),
                     )
-                    _count(book, name, "dropped", number - MOST_PENDING)
-        return dropped
+                    _count(book, name, "dropped", number)
+        return sum(excess.values())
+
+    def cancel(self, receiver: str) -> None:
+        """Cancels the messages that wait for a receiver, because it was removed."""
+        with changing(self._home) as book:
+            book.execute(
+                "UPDATE deliveries SET state = 'cancelled' WHERE receiver = ? AND state = 'pending'",
+                (receiver,),
+            )
+            book.execute("DELETE FROM counters WHERE receiver = ?", (receiver,))
 
 
 def receiver_records(book: sqlite3.Connection) -> tuple[ReceiverRecord, ...]:

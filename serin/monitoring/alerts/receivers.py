@@ -80,7 +80,7 @@ class ReceiverFile:
             raise ReceiverRefused(name="*", reason=reason) from None
 
     def add(self, name: str, url: str) -> Receiver:
-        receiver = _valid(name, url.strip())
+        receiver = valid_receiver(name, url)
         with self._changing() as before:
             if any(each.name == name for each in before):
                 raise ReceiverRefused(name=name, reason="there is one of this name; remove it first")
@@ -107,7 +107,9 @@ class ReceiverFile:
         write_secret(self.path, json.dumps(content, indent=2) + "\n")
 
 
-def _valid(name: str, url: str) -> Receiver:
+def valid_receiver(name: str, url: str) -> Receiver:
+    """Raises ReceiverRefused for a name or URL that cannot be used, without showing the URL."""
+    url = url.strip()
     if name in _RESERVED:
         raise ReceiverRefused(name=name, reason="this name is taken by a built-in receiver; choose another")
     try:

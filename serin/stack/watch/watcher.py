@@ -14,6 +14,7 @@ from pathlib import Path
 
 from serin.machine import environment
 from serin.stack.host.standing import log_to_stdout
+from serin.stack.watch.alerts_duty import AlertsDuty
 from serin.stack.watch.duty import Duty, Rounds
 
 log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is __main__ here
@@ -21,8 +22,7 @@ log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is _
 
 def duties(home: Path) -> list[Duty]:
     """Returns all duties, the recorder first: the others read what it writes."""
-    del home
-    return []
+    return [AlertsDuty(home)]
 
 
 def run(home: Path, stop: threading.Event) -> None:

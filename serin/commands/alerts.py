@@ -1,0 +1,223 @@
+"""The commands `serin alerts`: what is wrong now, who looks after it, and who is notified."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from serin.commands.output import Json, say, show, show_json, show_table, when
+from serin.errors import SpecError
+from serin.machine import environment
+
+if TYPE_CHECKING:
+    from serin.monitoring.alerts.records import AlertRecord
+
+URL_VARIABLE = "SERIN_RECEIVER_URL"
+
+Name = Annotated[str, typer.Argument(help="The receiver's name.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="Only alerts of this model.", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Alerts: list, acknowledge, silence, deliver.", no_args_is_help=True)
+    group.command("list")(list_alerts)
+    for command in (ack, silence, unsilence):
+        group.command()(command)
+    group.command("test")(send_test)
+    receivers = typer.Typer(help="Who is notified of alerts.", no_args_is_help=True)
+    receivers.command("add")(add_receiver)
+    receivers.command("list")(list_receivers)
+    receivers.command("remove")(remove_receiver)
+    group.add_typer(receivers, name="receivers")
+    app.add_typer(group, name="alerts")
+
+
+def list_alerts(
+    model: ModelOption = None,
+    resolved: Annotated[int, typer.Option(min=0, help="Also show so many resolved ones.")] = 0,
+    journal: Annotated[int, typer.Option(min=0, help="Also show so many lines of the journal.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """List open alerts, newest first."""
+    from serin.monitoring.alerts.read import read_alerts
+
+    view = read_alerts(environment.home(), model, resolved=resolved, lines=journal)
+    if as_json:
+        show_json({**dataclasses.asdict(view), "receivers": _receiver_states()})
+        return
+    columns = ("since", "severity", "alert", "state", "what")
+    rows = [_row(record) for record in (*view.open, *view.resolved)]
+    show_table(columns, rows, empty="no open alerts")
+    for each in view.silences:
+        what = each.pattern if each.pattern is not None else f"all alerts of {each.model}"
+        why = f": {each.why}" if each.why else ""
+        show(f"silence {each.id}: {what}, until {when(each.until)}, by {each.by}{why}")
+    for line in view.journal:
+        show(
+            f"{when(line.t)}  {line.event} {line.key} by {line.by}{': ' if line.detail else ''}{line.detail}"
+        )
+
+
+def ack(
+    key: Annotated[str, typer.Argument(help="The alert, as `serin alerts list` names it.")],
+    note: Annotated[str, typer.Option(help="What is being done about it.")] = "",
+) -> None:
+    """Acknowledge an open alert: others see that you look after it."""
+    from serin.monitoring.alerts.book import AlertBook
+
+    AlertBook(environment.home()).acknowledge(key, by=environment.user(), note=note, now=time.time())
+    show(f"{key} is acknowledged by {environment.user()}")
+
+
+def silence(
+    pattern: Annotated[
+        str | None,
+        typer.Argument(help="Alerts to silence, such as 'flights/drift/*'.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Silence all alerts of this model.", show_default=False)
+    ] = None,
+    lasts: Annotated[str, typer.Option(help="For how long, such as 30m, 2h or 3d.")] = "2h",
+    why: Annotated[str, typer.Option("--why", help="A reason, for the journal.")] = "",
+) -> None:
+    """Notify nobody of some alerts for a time. Alerts that are still open at its end are sent then.
+
+    The watcher's log and Prefect's events are not silenced.
+    """
+    from serin.monitoring.alerts.book import AlertBook
+
+    if (pattern is None) == (model is None):
+        raise typer.BadParameter("give either a PATTERN or --model")
+    now = time.time()
+    made = AlertBook(environment.home()).silence(
+        pattern=pattern, model=model, until=now + _seconds(lasts), by=environment.user(), why=why, now=now
+    )
+    show(f"silence {made.id} lasts until {when(made.until)}; `serin alerts unsilence {made.id}` ends it")
+
+
+def unsilence(
+    number: Annotated[int, typer.Argument(help="The silence, as `serin alerts list` numbers it.")],
+) -> None:
+    """End a silence before its time."""
+    from serin.monitoring.alerts.book import AlertBook
+
+    AlertBook(environment.home()).end_silence(number, by=environment.user(), now=time.time())
+    show(f"silence {number} has ended")
+
+
+def send_test(
+    name: Annotated[
+        str | None, typer.Argument(help="One receiver. [default: all]", show_default=False)
+    ] = None,
+) -> None:
+    """Send a test message to receivers now. Exit code 1 when one of them does not accept it."""
+    from serin.errors import NotFound
+    from serin.monitoring.alerts.receivers import ReceiverFile
+    from serin.monitoring.alerts.try_receiver import try_receiver
+
+    known = ReceiverFile(environment.home()).read()
+    chosen = [each for each in known if name in (None, each.name)]
+    if name is not None and not chosen:
+        raise NotFound(kind="receiver", name=name, known=[each.name for each in known])
+    if not chosen:
+        say("no receivers yet: `serin alerts receivers add NAME` adds one")
+    problems = {each.name: try_receiver(each) for each in chosen}
+    for receiver, problem in problems.items():
+        show(f"{receiver}: {'accepted' if problem is None else problem}")
+    if any(problem is not None for problem in problems.values()):
+        raise typer.Exit(1)
+
+
+def add_receiver(
+    name: Name,
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"Its URL. Others on this machine can read arguments: a secret one is better given in the "
+            f"environment ({URL_VARIABLE}) or on standard input. [default: from there]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Add a receiver: a webhook (http, https), or anything that apprise knows (mailtos://, slack://, ...)."""
+    from serin.monitoring.alerts.channels import channel_of
+    from serin.monitoring.alerts.receivers import ReceiverFile, valid_receiver
+
+    secret = url or os.environ.get(URL_VARIABLE) or _url_from_stdin()
+    channel_of(valid_receiver(name, secret))  # refuses what cannot be used, before it is stored
+    added = ReceiverFile(environment.home()).add(name, secret)
+    show(f"{name} ({added.shown}) gets alerts from now on; `serin alerts test {name}` sends a test message")
+
+
+def list_receivers(as_json: Json = False) -> None:
+    """List receivers and what became of their messages. URLs are shown without their secrets."""
+    states = _receiver_states()
+    if as_json:
+        show_json(states)
+        return
+    columns = ("name", "url", "sent", "pending", "failed attempts", "given up", "dropped", "last problem")
+    keys = ("name", "url", "sent", "pending", "failed_attempts", "given_up", "dropped", "problem")
+    show_table(columns, [[state[key] for key in keys] for state in states], empty="no receivers yet")
+
+
+def remove_receiver(name: Name) -> None:
+    """Remove a receiver. Messages that wait for it are not sent."""
+    from serin.monitoring.alerts.outbox import Outbox
+    from serin.monitoring.alerts.receivers import ReceiverFile
+
+    ReceiverFile(environment.home()).remove(name)
+    Outbox(environment.home()).cancel(name)
+    show(f"{name} is removed")
+
+
+def _receiver_states() -> list[dict[str, Any]]:
+    from serin.monitoring.alerts.read import read_alerts
+    from serin.monitoring.alerts.receivers import ReceiverFile
+
+    home = environment.home()
+    urls: dict[str, str] = {each.name: each.shown for each in ReceiverFile(home).read()}
+    counted = {each.name: dataclasses.asdict(each) for each in read_alerts(home, resolved=0).receivers}
+    empty = {"pending": 0, "sent": 0, "failed_attempts": 0, "given_up": 0, "dropped": 0, "problem": None}
+    names = [*urls, *(name for name in counted if name in ("log", "prefect"))]
+    return [{"name": name, "url": urls.get(name, "built in"), **counted.get(name, empty)} for name in names]
+
+
+def _row(record: AlertRecord) -> tuple[object, ...]:
+    alert = record.alert
+    return when(alert.since), alert.severity, alert.key, _state(record), alert.title
+
+
+def _state(record: AlertRecord) -> str:
+    if record.resolved is not None:
+        return f"resolved {when(record.resolved)}"
+    parts = []
+    if record.acknowledged_by is not None:
+        parts.append(f"acknowledged by {record.acknowledged_by}")
+    if record.silenced_until is not None:
+        parts.append(f"silenced until {when(record.silenced_until)}")
+    return ", ".join(parts) or "open"
+
+
+def _url_from_stdin() -> str:
+    if sys.stdin.isatty():
+        return str(typer.prompt("URL", hide_input=True, err=True))
+    return sys.stdin.readline().strip()
+
+
+def _seconds(lasts: str) -> float:
+    from serin.spec.section import seconds
+
+    try:
+        found = float(seconds(lasts))
+    except ValueError as error:
+        raise SpecError(where="--lasts", problems=[("", str(error))]) from error
+    if found <= 0:
+        raise SpecError(where="--lasts", problems=[("", "a silence must be longer than 0")])
+    return found

@@ -1,0 +1,137 @@
+"""The channels that alerts are sent through: a log line, a webhook, and apprise for mail, chat and telephone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import socket
+import urllib.error
+import urllib.request
+from typing import IO, Any, Final
+
+from serin.errors import ExtraMissing, ReceiverRefused
+from serin.monitoring.alerts.delivery import Channel
+from serin.monitoring.alerts.outbox import Message
+from serin.monitoring.alerts.receivers import Receiver
+
+log = logging.getLogger("serin.alerts")
+
+_SOCKET_S: Final = 10.0
+_SEVERITY: Final = {"page": "failure", "ticket": "warning", "info": "info"}  # apprise's words
+
+
+class DeliveryFailed(Exception):
+    """The receiver did not accept a message. The text contains no part of its URL."""
+
+
+def body(message: Message) -> dict[str, Any]:
+    """The JSON object that a webhook gets. `id` is the same when a message is repeated."""
+    record, alert = message.record, message.record.alert
+    return {
+        "format": "serin.alert",
+        "version": 1,
+        "id": message.id,
+        "event": message.event,
+        "key": alert.key,
+        "kind": alert.kind,
+        "model": alert.model,
+        "release": alert.release,
+        "severity": alert.severity,
+        "title": alert.title,
+        "text": alert.text,
+        "since": alert.since,
+        "fired": record.fired,
+        "resolved": record.resolved if message.event == "resolved" else None,
+        "facts": dict(alert.facts),
+    }
+
+
+class LogChannel:
+    """One line in the log of the process that sends."""
+
+    def send(self, message: Message) -> None:
+        alert = message.record.alert
+        if message.event == "fired":
+            log.warning("ALERT %s %s: %s. %s", alert.severity, alert.key, alert.title, alert.text)
+        else:
+            log.info("resolved %s: %s", alert.key, alert.title)
+
+
+class WebhookChannel:
+    """Posts `body` as JSON. Any answer but 2xx is a failure, a redirection too: it could lead anywhere."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    def send(self, message: Message) -> None:
+        request = urllib.request.Request(  # noqa: S310 (http and https only: Receiver.is_webhook)
+            self._receiver.url.get_secret_value(),
+            method="POST",
+            data=json.dumps(body(message), default=str).encode(),
+            headers={"Content-Type": "application/json", "User-Agent": "serin"},
+        )
+        try:
+            with _OPENER.open(request, timeout=_SOCKET_S) as response:
+                response.read(1)
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise DeliveryFailed(f"the receiver answered with {error.code}") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise DeliveryFailed(_reason(error)) from None
+
+
+class AppriseChannel:
+    """Sends a short text through apprise, which knows mail, Slack, Teams and about a hundred more."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._sender = load_apprise(receiver)
+
+    def send(self, message: Message) -> None:
+        alert = message.record.alert
+        title = alert.title if message.event == "fired" else f"Resolved: {alert.title}"
+        text = f"{alert.text}\n\nmodel {alert.model}, release {alert.release}, alert {alert.key}"
+        kind = _SEVERITY[alert.severity] if message.event == "fired" else "success"
+        if not self._sender.notify(title=title, body=text, notify_type=kind):
+            raise DeliveryFailed("the receiver did not accept the message")
+
+
+def channel_of(receiver: Receiver) -> Channel:
+    """Raises ReceiverRefused or ExtraMissing when messages cannot be sent to this URL."""
+    return WebhookChannel(receiver) if receiver.is_webhook else AppriseChannel(receiver)
+
+
+def load_apprise(receiver: Receiver) -> Any:
+    try:
+        import apprise
+    except ImportError:
+        raise ExtraMissing(
+            package="apprise, which sends alerts to other URLs than http(s)", extra="alerts"
+        ) from None
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # the lines of both contain parts of URLs
+    logging.getLogger("urllib3").setLevel(logging.INFO)
+    sender = apprise.Apprise()
+    if not sender.add(receiver.url.get_secret_value()):
+        reason = "apprise cannot use this URL; https://appriseit.com/services lists the forms it knows"
+        raise ReceiverRefused(name=receiver.name, reason=reason)
+    return sender
+
+
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
+        del req, fp, code, msg, headers, newurl
+
+
+_OPENER: Final = urllib.request.build_opener(_NoRedirection)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, without the URL that some errors quote."""
+    inner = getattr(error, "reason", error)
+    if isinstance(inner, TimeoutError | socket.timeout):
+        return "the connection timed out"
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror
+    return type(inner if isinstance(inner, Exception) else error).__name__

@@ -1,0 +1,158 @@
+"""Sends the messages of the alert book, each receiver at its own pace, in threads that nobody waits for.
+
+A message counts as sent once the receiver has accepted it and the book says so. A process that is killed between the
+two sends that message again when it restarts: at most one for each receiver.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from serin.monitoring.alerts.outbox import Message, Outbox
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 15.0
+_LOOK_S: Final = 1.0
+_TIDY_S: Final = 10.0
+_REPEAT_S: Final = 60.0
+_MOST_HUNG: Final = 3  # threads of one receiver that do not return; then it waits for them
+_CLOSE_S: Final = 3.0
+
+
+class Channel(Protocol):
+    """A way to send messages, such as a webhook."""
+
+    def send(self, message: Message) -> None:
+        """Returns when the receiver has accepted the message. The text of an error is shown, so it contains no
+        secret."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    message: Message
+    deadline: float
+    problem: str | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+
+
+class Delivery:
+    """A thread that sends what is due. `channels` returns the channels by receiver, and may change its answer.
+
+    An attempt that has not ended after `timeout_s` counts as failed, even if its channel never returns.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        channels: Callable[[], Mapping[str, Channel]],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._outbox, self._channels, self._timeout_s, self._clock = outbox, channels, timeout_s, clock
+        self._attempts: dict[str, _Attempt] = {}
+        self._hung: list[_Attempt] = []
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="alert delivery", daemon=True)
+        self._tidied = self._complained = -_TIDY_S - _REPEAT_S
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Gives attempts that are under way a moment to end. The others are made again after a restart."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_S + 1.0)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._look()
+            self._wake.wait(_LOOK_S)
+            self._wake.clear()
+        deadline = time.monotonic() + _CLOSE_S
+        for attempt in self._attempts.values():
+            attempt.done.wait(max(0.0, deadline - time.monotonic()))
+        self._guarded(self._record_ended)
+
+    def _look(self) -> None:
+        self._guarded(self._record_ended)
+        self._guarded(self._begin_due)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Continues after an error of the book, such as a full disk: what was not recorded is tried again."""
+        try:
+            step()
+        except (sqlite3.Error, OSError) as error:
+            if time.monotonic() - self._complained >= _REPEAT_S:
+                self._complained = time.monotonic()
+                log.warning(
+                    "alerts cannot be sent now and are tried again: %s: %s", type(error).__name__, error
+                )
+
+    def _record_ended(self) -> None:
+        for name, attempt in list(self._attempts.items()):
+            ended = attempt.done.is_set()
+            if not ended and time.monotonic() < attempt.deadline:
+                continue
+            if ended and attempt.problem is None:
+                self._outbox.record_sent(attempt.message)
+            else:
+                problem = attempt.problem if ended else f"no answer within {self._timeout_s:g} s"
+                self._record_failure(attempt.message, problem or "failed")
+            if not ended:
+                self._hung.append(attempt)
+            del self._attempts[name]
+
+    def _record_failure(self, message: Message, problem: str) -> None:
+        key, name = message.record.alert.key, message.receiver
+        if not self._outbox.record_failure(message, problem, self._clock()):
+            log.warning(
+                "the alert %s was not delivered to %s in about a day of attempts and is given up: %s",
+                key,
+                name,
+                problem,
+            )
+        elif time.monotonic() - self._complained >= _REPEAT_S:
+            self._complained = time.monotonic()
+            log.warning("the alert %s is not delivered to %s yet: %s; it is tried again", key, name, problem)
+
+    def _begin_due(self) -> None:
+        channels = self._channels()
+        if time.monotonic() - self._tidied >= _TIDY_S:
+            self._tidied = time.monotonic()
+            if dropped := self._outbox.drop_excess():
+                log.warning("too many alerts wait for their receivers: the oldest %d are dropped", dropped)
+        self._hung = [each for each in self._hung if not each.done.is_set()]
+        blocked = {name for name in channels if self._hung_of(name) >= _MOST_HUNG}
+        for message in self._outbox.due(self._clock(), busy={*self._attempts, *blocked}):
+            if message.receiver in channels:
+                self._begin(message, channels[message.receiver])
+
+    def _hung_of(self, name: str) -> int:
+        return sum(each.message.receiver == name for each in self._hung)
+
+    def _begin(self, message: Message, channel: Channel) -> None:
+        attempt = _Attempt(message, time.monotonic() + self._timeout_s)
+
+        def send() -> None:
+            try:
+                channel.send(message)
+            except Exception as error:  # noqa: BLE001 (a library behind a channel may raise anything)
+                attempt.problem = f"{type(error).__name__}: {error}"
+            attempt.done.set()
+            self._wake.set()
+
+        attempt.thread = threading.Thread(target=send, name=f"alert to {message.receiver}", daemon=True)
+        self._attempts[message.receiver] = attempt
+        attempt.thread.start()
