@@ -6,6 +6,7 @@ SERIN_TRITON     an environment or folder that holds Triton          (beside the
 SERIN_INVENTORY  a JSON file that replaces the machine's GPUs        (unset: ask the driver)
 SERIN_SERVING_MEMORY  of each GPU's memory, what leases leave to served models, in bytes (0)
 SERIN_GATEWAY_MEMORY  the most memory that the gateway takes, in bytes (a quarter of the machine's, 256 MB to 8 GB)
+SERIN_METRICS    where Prometheus may ask for metrics: host:port      (127.0.0.1, port 9464 or a free one)
 SERIN_MACHINES   how many machines train together                    (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset)
 PREFECT_API_URL  a Prefect server to use instead of the stack's      (unset: the stack's)
@@ -53,6 +54,19 @@ def inventory_file() -> Path | None:
 def serving_memory_bytes() -> int:
     """Of each GPU. A value that is not a number of bytes is an error: a typing mistake must not release the memory."""
     return _bytes("SERIN_SERVING_MEMORY") or 0
+
+
+def metrics_address() -> tuple[str, int] | None:
+    """None: not set."""
+    text = os.environ.get("SERIN_METRICS")
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise SpecError(
+            where="SERIN_METRICS", problems=[("", f"{text!r} is not host:port, such as 127.0.0.1:9464")]
+        )
+    return host.strip("[]"), int(port)
 
 
 def gateway_memory_bytes() -> int | None:

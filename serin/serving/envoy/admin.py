@@ -75,12 +75,29 @@ class Admin:
         self._ask("POST", "/healthcheck/fail")  # what lets it say so
         self._ask("POST", "/drain_listeners")
 
+    def metrics(self, accept: str) -> tuple[str, bytes]:
+        """Returns the statistics in use for Prometheus as (content type, body).
+
+        A scraper that accepts protobuf gets native histograms, which text cannot express.
+        """
+        wants_protobuf = "application/vnd.google.protobuf" in accept
+        kind, headers = ("prometheusnative", {"Accept": accept}) if wants_protobuf else ("cumulative", {})
+        path = f"/stats/prometheus?usedonly&histogram_buckets={kind}"
+        status, content_type, body = self._read("GET", path, headers)
+        if status != 200:
+            raise GatewayRejected(what="a question about its statistics", reason=f"status {status}")
+        return content_type, body
+
     def _ask(self, method: str, path: str) -> tuple[int, str]:
+        status, _, body = self._read(method, path, {})
+        return status, body.decode()
+
+    def _read(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str, bytes]:
         connection = UnixConnection(self._path, self._timeout_s)
         try:
-            connection.request(method, path)
+            connection.request(method, path, headers=headers)
             answer = connection.getresponse()
-            return answer.status, answer.read().decode()
+            return answer.status, answer.getheader("Content-Type", "text/plain"), answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise GatewayRejected(what="a question", reason=f"Envoy does not answer ({error})") from error
         finally:

@@ -208,6 +208,10 @@ class Gateway:
         """Until the certificate in force ends; None without TLS."""
         return self._admin.certificate_days()
 
+    def metrics(self, accept: str) -> tuple[str, bytes]:
+        """Returns Envoy's statistics for Prometheus as (content type, body)."""
+        return self._admin.metrics(accept)
+
     def active_requests(self, release: Release) -> int:
         """Requests that the release has not answered yet."""
         either = "|".join(re.escape(cluster_name(release, protocol)) for protocol in ("http", "grpc"))

@@ -16,6 +16,7 @@ from serin.machine import environment
 from serin.stack.host.standing import log_to_stdout
 from serin.stack.watch.alerts_duty import AlertsDuty
 from serin.stack.watch.duty import Duty, Rounds
+from serin.stack.watch.metrics.server import MetricsServer
 
 log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is __main__ here
 
@@ -28,12 +29,15 @@ def duties(home: Path) -> list[Duty]:
 def run(home: Path, stop: threading.Event) -> None:
     """Runs the duties until `stop` is set."""
     rounds = Rounds(duties(home))
+    metrics = MetricsServer.start(home)
     log.info("the watcher has started")
     try:
         while not stop.is_set():
             stop.wait(rounds.run(time.time()))
     finally:
         rounds.close()
+        if metrics:
+            metrics.close()
     log.info("the watcher has stopped")
 
 

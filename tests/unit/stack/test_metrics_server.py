@@ -1,0 +1,132 @@
+"""The stack's metrics as Prometheus reads them, over HTTP from a real server and from real files of a stack."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from serin.monitoring.alerts.alert import Alert
+from serin.monitoring.alerts.book import AlertBook
+from serin.rollout.run.commands import Command, submit
+from serin.rollout.run.status import model_status
+from serin.stack.watch.metrics.address import candidates, read_address
+from serin.stack.watch.metrics.families import StackCollector, build
+from serin.stack.watch.metrics.server import MetricsServer
+from tests.e2e.whole_stack import until
+from tests.fakes.gpus import write_inventory
+from tests.fakes.running_controller import running_controller
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SERIN_INVENTORY", str(write_inventory(tmp_path, ())))
+    monkeypatch.delenv("SERIN_METRICS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def server(home: Path) -> Iterator[MetricsServer]:
+    found = MetricsServer.start(home)
+    assert found is not None
+    yield found
+    found.close()
+
+
+def get(server: MetricsServer, path: str, accept: str = "application/openmetrics-text") -> tuple[int, str]:
+    url = f"http://127.0.0.1:{server.server_address[1]}{path}"
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers={"Accept": accept}), timeout=20
+        ) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def samples(server: MetricsServer) -> Samples:
+    status, text = get(server, "/metrics")
+    assert status == 200
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_live_version_and_its_share_of_the_traffic_are_shown(server: MetricsServer, home: Path) -> None:
+    with running_controller(home, "flights"):
+        submit(home, Command(kind="start", model="flights", version=2, by="test"))
+        until(
+            lambda: ((found := model_status(home, "flights")) and found.live == 2) or None, "live", seconds=30
+        )
+        found = samples(server)
+    assert found["serin_model_live_version", (("model", "flights"),)] == 2
+    labels = (("arm", "stable"), ("model", "flights"), ("release", "flights-v2"))
+    assert found["serin_release_traffic_share", labels] == 1.0
+    failed = {key: value for key, value in found.items() if key[0] == "serin_metrics_section_failed"}
+    assert failed
+    assert set(failed.values()) == {0.0}
+
+
+def test_an_open_alert_fires_until_somebody_acknowledges_it(server: MetricsServer, home: Path) -> None:
+    book = AlertBook(home)
+    alert = Alert(key='flights/drift/"dest"\n', kind="drift", model="flights", release="flights-v1",
+                  severity="ticket", title="dest drifted", text="...", since=5.0)  # fmt: skip
+    book.fire(alert, 10.0)
+    labels = (
+        ("alert", alert.key), ("kind", "drift"), ("model", "flights"), ("release", "flights-v1"),
+        ("severity", "ticket"),
+    )  # fmt: skip
+    assert samples(server)["serin_alert_firing", labels] == 1.0
+    book.acknowledge(alert.key, by="ann", now=11.0)
+    assert samples(server)["serin_alert_firing", labels] == 0.0
+    book.resolve(alert.key, 12.0)
+    assert ("serin_alert_firing", labels) not in samples(server)
+
+
+def test_a_section_that_cannot_be_read_takes_no_other_with_it(home: Path) -> None:
+    def broken(_: Path) -> Iterator[None]:
+        raise OSError("a disk that is gone")
+        yield
+
+    names = {
+        (sample.name, sample.labels.get("section")): sample.value
+        for family in StackCollector(home, (broken, build)).collect()  # type: ignore[arg-type]
+        for sample in family.samples
+    }
+    assert names["serin_metrics_section_failed", "broken"] == 1.0
+    assert names["serin_metrics_section_failed", "build"] == 0.0
+    assert ("serin_info", None) in names
+
+
+def test_a_gateway_that_is_down_is_an_error_to_its_scraper_alone(server: MetricsServer) -> None:
+    status, text = get(server, "/gateway")
+    assert (status, "Envoy does not answer" in text) == (503, True)
+    assert json.loads(get(server, "/targets")[1]) == []
+    assert get(server, "/elsewhere")[0] == 404
+
+
+def test_the_address_stays_the_same_over_restarts(home: Path) -> None:
+    first = MetricsServer.start(home)
+    assert first is not None
+    port = first.server_address[1]
+    first.close()
+    assert read_address(home) == ("127.0.0.1", port)
+    assert candidates(home)[0] == ("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("bad", ["9464", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:99999"])
+def test_an_address_that_is_none_is_logged_and_stops_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bad: str
+) -> None:
+    monkeypatch.setenv("SERIN_METRICS", bad)
+    assert MetricsServer.start(home) is None
+    assert "is not host:port" in caplog.text
