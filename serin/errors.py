@@ -18,7 +18,8 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── TargetUnusable          a target with one class, or of the wrong kind for its task (exit code 2)
 │   ├── CheckFailed             a check of the spec does not hold
 │   ├── LeakFound               a column that knows the answer, or one thing on both sides of the split
-│   └── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
+│   ├── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
+│   └── LabelsUnfit             labels that do not fit the model: column, type, class or key (exit code 2)
 ├── ExtraMissing                a package that only some pipelines need is not installed (exit code 2)
 ├── EngineFailed                the machines that compute a dataset do not answer or died (retryable)
 │   ├── ClusterNotUp            no cluster of GPUs came up in time; the ETL continues with one GPU
@@ -363,6 +364,18 @@ class LeakFound(DataError):
 class RowsUnfit(DataError):
     template = "rows to score: {what} {reason}"
     exit_code = 2
+    column: str
+    reason: str
+
+    @property
+    def what(self) -> str:
+        return f"column {self.column!r}" if self.column else "the table"
+
+
+class LabelsUnfit(DataError):
+    template = "labels for {model}: {what} {reason}"
+    exit_code = 2
+    model: str
     column: str
     reason: str
 

@@ -11,11 +11,14 @@ from serin.pipeline.stage import StageResult
 from serin.store import artifacts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
     from serin.api.explanation import Explanation
     from serin.export.explain.explainer import Explainer
     from serin.export.score.predict import Scorer
+    from serin.pipeline.labels import LabelsAdded
 
 _CARD = "card.md"
 
@@ -72,6 +75,7 @@ class Model(Result):
         bundle = result.value
         self.name, self.version, self.digest = bundle.model, bundle.version, bundle.digest
         self.metrics = dict(bundle.metrics)
+        self._bundle = bundle
 
     def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The model's answers for raw rows, computed in this process by the published graph: `score`, or for several
@@ -91,6 +95,29 @@ class Model(Result):
         from serin.api.explanation import Explanation
 
         return Explanation(self._explainer.explain(frame), frame)
+
+    def add_labels(
+        self,
+        frame: pd.DataFrame,
+        *,
+        request_id: str | None = None,
+        row: str | None = None,
+        client_id: str | None = None,
+        on: Sequence[str] = (),
+        value: str | None = None,
+        time: str | None = None,
+    ) -> LabelsAdded:
+        """Stores the truth about answers that this model gave, as `serin labels add` does; each argument names a column
+        of the frame. Late, repeated and corrected labels are normal: of several for one row the newest counts, by
+        `time` or by arrival. Returns how many were matched with recorded rows, and how many were not.
+
+        LabelsUnfit names a column that is missing, of the wrong type, or with a value that is not a label."""
+        from serin.formats.wire import as_arrow
+        from serin.monitoring.quality.labels import Columns
+        from serin.pipeline.labels import add
+
+        columns = Columns(id=request_id, row=row, client_id=client_id, on=tuple(on), value=value, time=time)
+        return add(self._bundle, as_arrow(frame), columns)
 
     def card(self) -> Page:
         """The model card: inputs, features, metrics, gate and lineage. A notebook shows it."""

@@ -1,0 +1,165 @@
+"""How a label finds the rows it is about: by request id, by the client's id, or by columns of the request.
+
+Every way ends in one text per row, so that labels and recorded rows are joined by equal texts. A label without a row
+number is about the only row of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.errors import LabelsUnfit, RowsUnfit, nearest
+from serin.formats.captures import column_names
+from serin.formats.schema import InputColumn, Schema
+from serin.formats.wire import wire_column
+from serin.spec.data import DataSpec
+
+ID, ROW, CLIENT_ID, TIME, SOURCE = "_id", "_row", "_client_id", "_t", "_source"
+
+_APART = "\x1f"
+_NULL = "\x00"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """`by`: `_id`, `_client_id`, or the names of request columns."""
+
+    by: tuple[str, ...]
+
+    @property
+    def of_request(self) -> bool:
+        """Whether it names a request, and so at most one row."""
+        return self.by in ((ID,), (CLIENT_ID,))
+
+    def __str__(self) -> str:
+        return ",".join(self.by)
+
+    @classmethod
+    def parse(cls, text: str) -> Key:
+        return cls(by=tuple(text.split(",")))
+
+
+def choose_key(table: pa.Table, data: DataSpec, schema: Schema, model: str, on: Sequence[str] = ()) -> Key:
+    """Returns how the labels of a table are joined: as asked (`on`), else by `_id`, `_client_id`, or the spec's
+    `data.id` and `data.time`."""
+    inputs = {column.name for column in schema.inputs}
+    if on:
+        if unknown := [name for name in on if name not in inputs]:
+            reason = f"is not a column of the request{nearest(unknown[0], inputs)}"
+            raise LabelsUnfit(model=model, column=unknown[0], reason=reason)
+        if missing := [name for name in on if name not in table.column_names]:
+            reason = f"is missing{nearest(missing[0], table.column_names)}"
+            raise LabelsUnfit(model=model, column=missing[0], reason=reason)
+        return Key(by=tuple(on))
+    for name in (ID, CLIENT_ID):
+        if name in table.column_names:
+            return Key(by=(name,))
+    own = tuple(name for name in (data.id, data.time) if name in inputs)
+    if data.id in own and set(own) <= set(table.column_names):
+        return Key(by=own)
+    ways = f"{ID} (and {ROW}), {CLIENT_ID}"
+    if data.id in own:
+        ways += f", or {' and '.join(own)}"
+    reason = f"has nothing that tells which request a label is about: give {ways}, or name request columns to join on"
+    raise LabelsUnfit(model=model, column="", reason=f"{reason}; found: {', '.join(table.column_names)}")
+
+
+def label_keys(
+    table: pa.Table, key: Key, schema: Schema, model: str
+) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+    """The key of each label, and which labels have none because a part of it is null."""
+    if key.of_request:
+        (name,) = key.by
+        ids = _texts(table.column(name), name, model)
+        rows = _row_numbers(table, model)
+        whole = pc.binary_join_element_wise(ids, rows.cast(pa.string()).fill_null("0"), _APART)
+        return whole, np.asarray(pc.or_(pc.is_null(ids), pc.equal(ids.fill_null(""), "")))
+    try:
+        return _column_keys(table, _inputs(key, schema))
+    except RowsUnfit as error:
+        raise LabelsUnfit(model=model, column=error.column, reason=error.reason) from error
+
+
+def without_row(table: pa.Table, model: str) -> npt.NDArray[np.bool_]:
+    """Which labels name no row."""
+    return np.asarray(_row_numbers(table, model).is_null())
+
+
+def captured_keys(table: pa.Table, key: Key, schema: Schema) -> pa.Array:
+    """The key of each recorded row, null where it has none."""
+    if key.of_request:
+        (name,) = key.by
+        ids, rows = table.column(name).cast(pa.string()), table.column(ROW).cast(pa.string())
+        found = pc.binary_join_element_wise(ids, rows, _APART)
+        null = np.asarray(pc.equal(ids, "").fill_null(True))
+    else:
+        names = column_names([column.name for column in schema.inputs])
+        found, null = _column_keys(
+            pa.table({name: table.column(names[name]) for name in key.by}), _inputs(key, schema)
+        )
+    whole = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    return pc.if_else(pa.array(null), pa.scalar(None, pa.string()), whole)
+
+
+def captured_columns(key: Key, schema: Schema) -> tuple[str, ...] | None:
+    """The columns of the records that a key is made of; None when requests of this version lack one of them."""
+    if key.of_request:
+        return (key.by[0], ROW)
+    names = column_names([column.name for column in schema.inputs])
+    return tuple(names[name] for name in key.by) if set(key.by) <= names.keys() else None
+
+
+def _inputs(key: Key, schema: Schema) -> list[InputColumn]:
+    known = {column.name: column for column in schema.inputs}
+    return [known[name] for name in key.by]
+
+
+def _column_keys(table: pa.Table, columns: Sequence[InputColumn]) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+    """Values as they travel to the model, as texts: a table with other types for the same values has the same keys."""
+    null = np.zeros(table.num_rows, bool)
+    texts = []
+    for column in columns:
+        values = wire_column(table.column(column.name), column).reshape(-1)
+        text = (
+            pa.array(values, pa.string()) if column.kind == "string" else pa.array(values).cast(pa.string())
+        )
+        texts.append(text)
+        null |= np.asarray(pc.equal(text, column.null if column.kind != "string" else "")) | (
+            np.isnan(values) if column.kind == "float" else False
+        )
+    if len(texts) == 1:
+        return texts[0], null
+    return pc.binary_join_element_wise(*texts, _APART), null
+
+
+def _texts(values: pa.ChunkedArray, name: str, model: str) -> pa.Array:
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if (
+        pa.types.is_null(values.type)
+        or pa.types.is_string(values.type)
+        or pa.types.is_large_string(values.type)
+    ):
+        return values.cast(pa.string()).combine_chunks()
+    if pa.types.is_string_view(values.type):
+        return values.cast(pa.string()).combine_chunks()
+    raise LabelsUnfit(model=model, column=name, reason=f"has type {values.type}, needed are ids as text")
+
+
+def _row_numbers(table: pa.Table, model: str) -> pa.Array:
+    if ROW not in table.column_names:
+        return pa.nulls(table.num_rows, pa.int64())
+    rows = table.column(ROW)
+    try:
+        return (
+            rows.cast(pa.float64()).cast(pa.int64()).combine_chunks()
+        )  # frames make floats of integers with nulls
+    except pa.ArrowException as error:
+        reason = f"has type {rows.type}, needed are row numbers from 0"
+        raise LabelsUnfit(model=model, column=ROW, reason=reason) from error

@@ -1,0 +1,130 @@
+"""Looks for the recorded rows of a file of labels, hour by hour: memory is bounded by an hour and the matches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.formats.captures import ANSWER, column_names, versions_captured
+from serin.formats.schema import Schema
+from serin.monitoring.capture.read import alike, captured_tables
+from serin.monitoring.quality.join import Places, ambiguous, joined_rows, match
+from serin.monitoring.quality.keys import CLIENT_ID, ID, ROW, SOURCE, TIME, Key, captured_columns
+from serin.monitoring.quality.store import LabelFile
+from serin.spec.data import DataSpec
+
+BATCH_ROWS = 1 << 18
+_SHADOW = "shadow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What is known of a version whose requests are recorded."""
+
+    version: int
+    schema: Schema
+    data: DataSpec
+    segments: tuple[str, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """The column of the records that labels are compared with: the scores, or the classes' probabilities."""
+        return f"{ANSWER}{self.schema.outputs[-1].name}"
+
+    @property
+    def segment_columns(self) -> dict[str, str]:
+        """The columns of the records that hold the segments, by name of the request column."""
+        names = column_names([column.name for column in self.schema.inputs])
+        return {name: names[name] for name in self.segments if name in names}
+
+    @property
+    def kept(self) -> list[str]:
+        return [ID, ROW, TIME, self.answer, *self.segment_columns.values()]
+
+
+Versions = Callable[[int], Watched | None]
+"""None: the version is not in the store any more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What a search has found so far. `labels`: positions of labels with a row. `unclear`: without a row number, for a
+    request of several rows. `ambiguous`: with several requests."""
+
+    labels: set[int] = field(default_factory=set)
+    unclear: set[int] = field(default_factory=set)
+    ambiguous: set[int] = field(default_factory=set)
+    rows: dict[int, list[pa.Table]] = field(default_factory=dict)  # by version
+    _places: list[tuple[Places, pa.ChunkedArray]] = field(default_factory=list)
+
+    def add(self, labels: pa.Table, rows: pa.Table, key: Key, watched: Watched) -> None:
+        matches = match(labels, rows, key, watched.schema)
+        self.unclear.update(matches.unclear.tolist())
+        if not len(matches.rows):
+            return
+        self.labels.update(matches.labels.tolist())
+        table = joined_rows(
+            labels, rows, matches, [name for name in watched.kept if name in rows.column_names]
+        )
+        if key.by == (CLIENT_ID,):
+            table = table.append_column("_place", pa.array(matches.labels))
+            self._places.append((matches.labels, table.column(ID)))
+        self.rows.setdefault(watched.version, []).append(table)
+
+    def settle(self) -> None:
+        """Takes out labels that turned out to be about several requests. Call it when the search is done."""
+        if not self._places:
+            return
+        labels = np.concatenate([places for places, _ in self._places])
+        ids = pa.chunked_array([chunk for _, column in self._places for chunk in column.chunks], pa.string())
+        self.ambiguous = set(ambiguous(ids, labels).tolist())
+        self.labels -= self.ambiguous
+        bad = pa.array(sorted(self.ambiguous), pa.int64())
+        for version, tables in self.rows.items():
+            self.rows[version] = [
+                table.filter(pc.invert(pc.is_in(table.column("_place"), value_set=bad))).drop_columns(
+                    ["_place"]
+                )
+                for table in tables
+            ]
+
+
+def search(home: Path, model: str, file: LabelFile, labels: pa.Table, versions: Versions) -> Iterator[Found]:
+    """Searches all recorded rows for those that the labels are about. Yields after each step what it has found so far;
+    the last one is settled."""
+    found = Found()
+    for version in versions_captured(home, model):
+        watched = versions(version)
+        columns = None if watched is None else captured_columns(file.key, watched.schema)
+        if watched is None or columns is None or watched.data.target.expression != file.expression:
+            continue
+        wanted = list(dict.fromkeys([*watched.kept, *columns, SOURCE]))
+        for table in _batches(captured_tables(home, model, versions=[version], columns=wanted)):
+            found.add(labels, answered(table), file.key, watched)
+            yield found
+    found.settle()
+    yield found
+
+
+def answered(rows: pa.Table) -> pa.Table:
+    """The rows that a client has seen the answers of: copies for a shadow are not among them."""
+    source = rows.column(SOURCE)
+    if source.null_count == rows.num_rows:
+        return rows
+    return rows.filter(pc.not_equal(source, _SHADOW).fill_null(True))
+
+
+def _batches(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        if sum(each.num_rows for each in waiting) >= BATCH_ROWS:
+            yield alike(waiting)
+            waiting = []
+    if waiting:
+        yield alike(waiting)

@@ -1,0 +1,66 @@
+"""How far the following of a model's labels has come, and what was counted on the way: state.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from serin.machine.durable import write_whole
+from serin.machine.private import make_private
+
+FORMAT, VERSION = "serin.quality-state", 1
+FILE = "state.json"
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class QualityState:
+    """`part` and `labels`: the last record and file of labels that were taken in. `recorded`: rows by version and day
+    (UTC). `scores`: for the estimate, counts of scores by version and day: {place: count}. `evidence`: by version.
+    `acted`: versions against which the watcher has acted, and when."""
+
+    part: str | None = None
+    labels: str = ""
+    received: int = 0
+    ambiguous: int = 0
+    unclear: int = 0
+    recorded: dict[str, dict[str, int]] = field(default_factory=dict)
+    scores: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    evidence: dict[str, dict[str, Any]] = field(default_factory=dict)
+    acted: dict[str, float] = field(default_factory=dict)
+
+    def forget_before(self, moment: float) -> None:
+        """Drops the counts of days that ended before this time."""
+        first = day_of(moment)
+        self.recorded = {version: _from(days, first) for version, days in self.recorded.items()}
+        self.scores = {version: _from(days, first) for version, days in self.scores.items()}
+
+
+def day_of(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
+
+
+def _from(days: dict[str, T], first: str) -> dict[str, T]:
+    return {day: each for day, each in days.items() if day >= first}
+
+
+def read_state(folder: Path) -> QualityState:
+    """The state; that of a new model when there is none, or when it cannot be read: then all is done again."""
+    try:
+        document = json.loads((folder / FILE).read_bytes())
+        if (document.pop("format"), document.pop("version")) != (FORMAT, VERSION):
+            raise ValueError("another format")
+        return QualityState(**document)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return QualityState()
+
+
+def write_state(folder: Path, state: QualityState) -> None:
+    make_private(folder.parent.parent)
+    make_private(folder.parent)
+    make_private(folder)
+    write_whole(folder / FILE, json.dumps({"format": FORMAT, "version": VERSION, **asdict(state)}))

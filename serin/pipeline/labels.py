@@ -1,0 +1,129 @@
+"""Labels for a model's answers: read from a file or a frame, stored, and looked up among the recorded requests."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.json as pajson
+import pyarrow.parquet as pq
+
+from serin.errors import BundleBroken, FormatOutdated, LabelsUnfit, NotFound, SpecError
+from serin.formats.csv_values import convert_options, parse_options
+from serin.formats.schema import Schema, read_schema
+from serin.machine import environment
+from serin.monitoring.quality.forget import forget_rows
+from serin.monitoring.quality.labels import Added, Columns, add_labels
+from serin.monitoring.quality.scan import Versions, Watched, search
+from serin.monitoring.quality.truth import TruthOf
+from serin.spec.load import load_stored_spec
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
+
+_KINDS = {"string": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+_IDS = ("_id", "_client_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelsAdded:
+    """The outcome of adding labels. `matched`: about a recorded row; `unknown`: about none so far, kept until one is
+    recorded; `ambiguous`: by a client's id that several requests have; `unclear`: without a row number for a request
+    of several rows. `stored` is 0 when the same table was added just before."""
+
+    rows: int
+    stored: int
+    missing: int
+    without_key: int
+    repeated: int
+    matched: int
+    unknown: int
+    ambiguous: int
+    unclear: int
+    key: str
+
+
+def add(bundle: Bundle, table: pa.Table, columns: Columns) -> LabelsAdded:
+    """Stores labels for the answers of a model. LabelsUnfit when they do not fit it; then nothing is stored."""
+    home, folder = environment.home(), Path(bundle.path)
+    spec = load_stored_spec(folder / "spec.yaml")
+    if not spec.has_data:
+        reason = "cannot be read: the model has no data section, so its target is not known"
+        raise LabelsUnfit(model=bundle.model, column="", reason=reason)
+    of = TruthOf(model=bundle.model, data=spec.data, schema=read_schema(folder))
+    if masked := [
+        name for name in columns.on if name in spec.monitoring.capture.mask + spec.monitoring.capture.drop
+    ]:
+        reason = "is masked or dropped in the records (monitoring.capture): labels cannot be joined by it"
+        raise LabelsUnfit(model=bundle.model, column=masked[0], reason=reason)
+    added = add_labels(home, of, table, columns, time.time())
+    return _looked_up(home, bundle.model, added)
+
+
+def _looked_up(home: Path, model: str, added: Added) -> LabelsAdded:
+    matched = ambiguous = unclear = 0
+    if added.file is not None:
+        labels = added.file.read()
+        *_, found = search(home, model, added.file, labels, watched_versions(Store.open(), model))
+        matched, ambiguous, unclear = len(found.labels), len(found.ambiguous), len(found.unclear)
+    stored = 0 if added.file is None else added.stored
+    return LabelsAdded(
+        rows=added.rows,
+        stored=stored,
+        missing=added.missing,
+        without_key=added.without_key,
+        repeated=added.repeated,
+        matched=matched,
+        unknown=max(0, stored - matched - ambiguous - unclear),
+        ambiguous=ambiguous,
+        unclear=unclear,
+        key=str(added.key),
+    )
+
+
+def forget(model: str, rows: Mapping[int, pa.Table]) -> int:
+    """Deletes the labels of recorded rows (by version) that are being deleted. Returns their number."""
+    return forget_rows(environment.home(), model, rows, watched_versions(Store.open(), model))
+
+
+def watched_versions(store: Store, model: str) -> Versions:
+    """What is known of each version of a model. A version never changes, so it is read once."""
+
+    @functools.cache
+    def watched(version: int) -> Watched | None:
+        try:
+            folder = Path(store.bundle(model, version).path)
+            spec, schema = load_stored_spec(folder / "spec.yaml"), read_schema(folder)
+        except (NotFound, SpecError, BundleBroken, FormatOutdated, OSError):
+            return None
+        if not spec.has_data:
+            return None
+        return Watched(version=version, schema=schema, data=spec.data, segments=spec.export.segments)
+
+    return watched
+
+
+def read_label_file(path: Path, schema: Schema, columns: Columns, model: str) -> pa.Table:
+    """A file of labels: Parquet, CSV or JSON lines. Ids and text columns of the request stay text in CSV and JSON."""
+    types = {column.name: _KINDS[column.kind] for column in schema.inputs if column.kind in ("string", "int")}
+    types |= dict.fromkeys([*_IDS, *filter(None, (columns.id, columns.client_id))], pa.string())
+    try:
+        match path.suffix.lower():
+            case ".parquet" | ".pq":
+                return pq.read_table(path)
+            case ".csv":
+                with pacsv.open_csv(path, parse_options=parse_options()) as reader:
+                    present = set(reader.schema.names)
+                known = {name: kind for name, kind in types.items() if name in present}
+                return pacsv.read_csv(path, None, parse_options(), convert_options(known))
+            case ".json" | ".jsonl" | ".ndjson":
+                return pajson.read_json(path)
+            case suffix:
+                reason = f"in {path}: {suffix or 'no suffix'} is unknown; use .parquet, .csv or .jsonl"
+                raise LabelsUnfit(model=model, column="", reason=reason)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        raise LabelsUnfit(model=model, column="", reason=f"cannot be read from {path}: {error}") from error

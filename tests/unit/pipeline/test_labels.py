@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from serin.api.model import Model
+from serin.cli import app
+from serin.errors import LabelsUnfit
+from serin.formats.captures import write_part
+from serin.pipeline.stage import StageResult
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
+from tests.fakes.labelled import requests
+from tests.unit.serving import bundles
+
+SPEC = """
+name: delays
+data:
+  tables: {flights: flights.parquet}
+  target: {expression: arr_delay > 15, task: binary}
+features: [{columns: [temp, distance], steps: [fill_median]}, {columns: [carrier], steps: [categorify]}]
+monitoring: {capture: {share: 1, mask: [carrier]}}
+serving: {p99_ms: 50}
+"""
+
+
+@pytest.fixture
+def bundle(home: Path) -> Bundle:
+    """A published version with three recorded requests."""
+    made = bundles.publish(Store.open(), bias=0.0, spec=SPEC)
+    write_part(home, bundles.MODEL, made.version, requests(3).table)
+    return made
+
+
+def run(*arguments: str) -> Any:
+    done = CliRunner().invoke(
+        app, ["labels", "add", bundles.MODEL, *arguments, "--json"], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("labels.csv", "request,arr_delay\n0-1-0,20\n0-1-1,NA\n0-1-2,3\nelse,1\n"),
+        (
+            "labels.jsonl",
+            """{"request": "0-1-0", "arr_delay": 20}
+            {"request": "0-1-1"}
+            {"request": "0-1-2", "arr_delay": 3}
+            {"request": "else", "arr_delay": 1}
+            """,
+        ),
+    ],
+)
+def test_labels_of_a_text_file_are_matched_kept_and_counted(
+    bundle: Bundle, tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    done = run(str(tmp_path / name), "--id", "request")
+    found = {key: done[key] for key in ("rows", "stored", "matched", "unknown", "missing")}
+    assert found == {"rows": 4, "stored": 3, "matched": 2, "unknown": 1, "missing": 1}
+    assert run(str(tmp_path / name), "--id", "request")["stored"] == 0
+
+
+def test_numbers_stay_ids_in_csv(bundle: Bundle, tmp_path: Path, home: Path) -> None:
+    (tmp_path / "labels.csv").write_text("_id,_label\n007,1\n")
+    run(str(tmp_path / "labels.csv"))
+    (file,) = (home / "labels" / bundles.MODEL).glob("*.parquet")
+    assert pd.read_parquet(file)["key"].tolist() == ["007\x1f0"]
+
+
+def test_a_frame_s_labels_are_added_in_python(bundle: Bundle) -> None:
+    model = Model(StageResult(value=bundle, ran=True, why="", receipt=None))
+    frame = pd.DataFrame({"request": ["0-1-0", "0-1-2", "later"], "late": [True, False, True]})
+    done = model.add_labels(frame, request_id="request", value="late")
+    assert (done.stored, done.matched, done.unknown, done.key) == (3, 2, 1, "_id")
+
+
+def test_labels_are_not_joined_by_a_masked_column(bundle: Bundle) -> None:
+    model = Model(StageResult(value=bundle, ran=True, why="", receipt=None))
+    with pytest.raises(LabelsUnfit, match="'carrier' is masked or dropped in the records"):
+        model.add_labels(pd.DataFrame({"carrier": ["AA"], "_label": [1]}), on=["carrier"])
+
+
+def test_a_file_that_is_no_table_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "labels.parquet").write_text("no")
+    with pytest.raises(LabelsUnfit, match=r"cannot be read from .*labels\.parquet"):
+        run(str(tmp_path / "labels.parquet"))
+    with pytest.raises(LabelsUnfit, match=r"use \.parquet, \.csv or \.jsonl"):
+        run(str(tmp_path / "labels.xlsx"))
