@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +15,6 @@ from serin.machine import environment
 
 if TYPE_CHECKING:
     from serin.monitoring.alerts.records import AlertRecord
-
-URL_VARIABLE = "SERIN_RECEIVER_URL"
 
 Name = Annotated[str, typer.Argument(help="The receiver's name.")]
 ModelOption = Annotated[
@@ -140,8 +137,8 @@ def add_receiver(
     url: Annotated[
         str | None,
         typer.Argument(
-            help=f"Its URL. Others on this machine can read arguments: a secret one is better given in the "
-            f"environment ({URL_VARIABLE}) or on standard input. [default: from there]",
+            help="Its URL. Others on this machine can read arguments: a secret one is better given in the "
+            "environment (SERIN_RECEIVER_URL) or on standard input. [default: from there]",
             show_default=False,
         ),
     ] = None,
@@ -150,14 +147,14 @@ def add_receiver(
     from serin.monitoring.alerts.channels import channel_of
     from serin.monitoring.alerts.receivers import ReceiverFile, valid_receiver
 
-    secret = url or os.environ.get(URL_VARIABLE) or _url_from_stdin()
+    secret = url or environment.receiver_url() or _url_from_stdin()
     channel_of(valid_receiver(name, secret))  # refuses what cannot be used, before it is stored
     added = ReceiverFile(environment.home()).add(name, secret)
     show(f"{name} ({added.shown}) gets alerts from now on; `serin alerts test {name}` sends a test message")
 
 
 def list_receivers(as_json: Json = False) -> None:
-    """List receivers and what became of their messages. URLs are shown without their secrets."""
+    """List receivers and the outcome of their messages. URLs are shown without their secrets."""
     states = _receiver_states()
     if as_json:
         show_json(states)

@@ -11,6 +11,7 @@ SERIN_MACHINES   how many machines train together                    (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset)
 PREFECT_API_URL  a Prefect server to use instead of the stack's      (unset: the stack's)
 SERIN_SEARCH_STORAGE    an SQLAlchemy URL that keeps searches         (SQLite in the search's folder)
+SERIN_RECEIVER_URL      of a receiver that is added (`serin alerts receivers add`): arguments are visible to others
 SERIN_PRICE_PER_HOUR    of one GPU, or of the machine without: for the cost in receipts (unset: no cost)
 MLFLOW_TRACKING_URI     where metrics of trainings are sent as well   (unset: nowhere)
 """
@@ -28,7 +29,8 @@ from pathlib import Path
 from serin.errors import SpecError
 
 _SECRET_NAME = re.compile(
-    r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|AUTH_STRING|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE
+    r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|AUTH_STRING|API_?KEY|ACCESS_KEY|PRIVATE_KEY|RECEIVER_URL",
+    re.IGNORECASE,
 )
 _URL_PASSWORD = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 _LEAST_GATEWAY_BYTES = 64 << 20  # two requests of the largest size
@@ -92,6 +94,10 @@ def prefect_credentials() -> dict[str, str]:
     """The caller's credentials for their own Prefect server."""
     names = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
     return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def receiver_url() -> str | None:
+    return os.environ.get("SERIN_RECEIVER_URL") or None
 
 
 def secrets() -> frozenset[str]:

@@ -77,6 +77,14 @@ COMMAND_LINE = {
     "keys revoke": "[NAME]",
     "keys require": "[--off --on]",
     "gc": "[--keep-versions] [--keep-days] [--remove] [--json]",
+    "alerts list": "[--model] [--resolved] [--journal] [--json]",
+    "alerts ack": "[KEY] [--note]",
+    "alerts silence": "[PATTERN] [--model] [--lasts] [--why]",
+    "alerts unsilence": "[NUMBER]",
+    "alerts test": "[NAME]",
+    "alerts receivers add": "[NAME] [URL]",
+    "alerts receivers list": "[--json]",
+    "alerts receivers remove": "[NAME]",
 }
 
 

@@ -11,7 +11,7 @@ import urllib.request
 from typing import IO, Any, Final
 
 from serin.errors import ExtraMissing, ReceiverRefused
-from serin.monitoring.alerts.delivery import Channel
+from serin.monitoring.alerts.attempt import Channel
 from serin.monitoring.alerts.outbox import Message
 from serin.monitoring.alerts.receivers import Receiver
 

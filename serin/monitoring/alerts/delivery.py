@@ -11,9 +11,9 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
+from serin.monitoring.alerts.attempt import Attempt, Channel
 from serin.monitoring.alerts.outbox import Message, Outbox
 
 log = logging.getLogger(__name__)
@@ -24,24 +24,6 @@ _TIDY_S: Final = 10.0
 _REPEAT_S: Final = 60.0
 _MOST_HUNG: Final = 3  # threads of one receiver that do not return; then it waits for them
 _CLOSE_S: Final = 3.0
-
-
-class Channel(Protocol):
-    """A way to send messages, such as a webhook."""
-
-    def send(self, message: Message) -> None:
-        """Returns when the receiver has accepted the message. The text of an error is shown, so it contains no
-        secret."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class _Attempt:
-    message: Message
-    deadline: float
-    problem: str | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-    thread: threading.Thread | None = None
 
 
 class Delivery:
@@ -59,8 +41,8 @@ class Delivery:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._outbox, self._channels, self._timeout_s, self._clock = outbox, channels, timeout_s, clock
-        self._attempts: dict[str, _Attempt] = {}
-        self._hung: list[_Attempt] = []
+        self._attempts: dict[str, Attempt] = {}
+        self._hung: list[Attempt] = []
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="alert delivery", daemon=True)
         self._tidied = self._complained = -_TIDY_S - _REPEAT_S
@@ -69,7 +51,7 @@ class Delivery:
         self._thread.start()
 
     def close(self) -> None:
-        """Gives attempts that are under way a moment to end. The others are made again after a restart."""
+        """Gives running attempts a moment to end. The others are made again after a restart."""
         self._stop.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -82,7 +64,7 @@ class Delivery:
             self._wake.clear()
         deadline = time.monotonic() + _CLOSE_S
         for attempt in self._attempts.values():
-            attempt.done.wait(max(0.0, deadline - time.monotonic()))
+            attempt.wait(max(0.0, deadline - time.monotonic()))
         self._guarded(self._record_ended)
 
     def _look(self) -> None:
@@ -102,16 +84,14 @@ class Delivery:
 
     def _record_ended(self) -> None:
         for name, attempt in list(self._attempts.items()):
-            ended = attempt.done.is_set()
-            if not ended and time.monotonic() < attempt.deadline:
+            if not attempt.over:
                 continue
-            if ended and attempt.problem is None:
+            if not attempt.returned:
+                self._hung.append(attempt)
+            if (problem := attempt.problem) is None:
                 self._outbox.record_sent(attempt.message)
             else:
-                problem = attempt.problem if ended else f"no answer within {self._timeout_s:g} s"
-                self._record_failure(attempt.message, problem or "failed")
-            if not ended:
-                self._hung.append(attempt)
+                self._record_failure(attempt.message, problem)
             del self._attempts[name]
 
     def _record_failure(self, message: Message, problem: str) -> None:
@@ -133,26 +113,16 @@ class Delivery:
             self._tidied = time.monotonic()
             if dropped := self._outbox.drop_excess():
                 log.warning("too many alerts wait for their receivers: the oldest %d are dropped", dropped)
-        self._hung = [each for each in self._hung if not each.done.is_set()]
+        self._hung = [each for each in self._hung if not each.returned]
         blocked = {name for name in channels if self._hung_of(name) >= _MOST_HUNG}
         for message in self._outbox.due(self._clock(), busy={*self._attempts, *blocked}):
             if message.receiver in channels:
-                self._begin(message, channels[message.receiver])
+                self._attempts[message.receiver] = Attempt(
+                    message,
+                    channels[message.receiver],
+                    timeout_s=self._timeout_s,
+                    when_done=self._wake.set,
+                )
 
     def _hung_of(self, name: str) -> int:
         return sum(each.message.receiver == name for each in self._hung)
-
-    def _begin(self, message: Message, channel: Channel) -> None:
-        attempt = _Attempt(message, time.monotonic() + self._timeout_s)
-
-        def send() -> None:
-            try:
-                channel.send(message)
-            except Exception as error:  # noqa: BLE001 (a library behind a channel may raise anything)
-                attempt.problem = f"{type(error).__name__}: {error}"
-            attempt.done.set()
-            self._wake.set()
-
-        attempt.thread = threading.Thread(target=send, name=f"alert to {message.receiver}", daemon=True)
-        self._attempts[message.receiver] = attempt
-        attempt.thread.start()

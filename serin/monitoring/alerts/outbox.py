@@ -110,7 +110,7 @@ class Outbox:
 
 
 def receiver_records(book: sqlite3.Connection) -> tuple[ReceiverRecord, ...]:
-    """Returns what became of the messages of each receiver that was ever sent one."""
+    """Returns the outcome of the messages of each receiver that was ever sent one."""
     pending = _pending(book)
     counted: dict[str, dict[str, int]] = {name: {} for name in pending}
     for row in book.execute("SELECT receiver, what, number FROM counters"):

@@ -1,4 +1,4 @@
-"""What the alert book contains, as plain values: alerts with their history, silences, and what became of deliveries."""
+"""What the alert book contains, as plain values: alerts with their history, silences, and the outcome of deliveries."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AlertRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverRecord:
-    """What became of one receiver's messages. `given_up`: after a day of attempts; `dropped`: the queue was full.
+    """The outcome of one receiver's messages. `given_up`: after a day of attempts; `dropped`: the queue was full.
     `problem`: why the last attempt failed, None when it succeeded."""
 
     name: str

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 from serin.monitoring.alerts.alert import Alert
+from serin.monitoring.alerts.attempt import Attempt
 from serin.monitoring.alerts.channels import channel_of
 from serin.monitoring.alerts.delivery import TIMEOUT_S
 from serin.monitoring.alerts.outbox import Message
@@ -15,21 +15,9 @@ from serin.monitoring.alerts.records import AlertRecord
 
 def try_receiver(receiver: Receiver, *, timeout_s: float = TIMEOUT_S) -> str | None:
     """Returns why the receiver did not accept the message within `timeout_s`, or None."""
-    channel = channel_of(receiver)
-    problems: list[str | None] = []
-
-    def send() -> None:
-        try:
-            channel.send(_message(receiver.name, time.time()))
-        except Exception as error:  # noqa: BLE001 (a library behind a channel may raise anything)
-            problems.append(f"{type(error).__name__}: {error}")
-        else:
-            problems.append(None)
-
-    thread = threading.Thread(target=send, name=f"test of {receiver.name}", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return problems[0] if problems else f"no answer within {timeout_s:g} s"
+    attempt = Attempt(_message(receiver.name, time.time()), channel_of(receiver), timeout_s=timeout_s)
+    attempt.wait()
+    return attempt.problem
 
 
 def _message(name: str, now: float) -> Message:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import SerinError
+from serin.monitoring.alerts.attempt import Channel
 from serin.monitoring.alerts.book import LOG, PREFECT
 from serin.monitoring.alerts.channels import LogChannel, body, channel_of
-from serin.monitoring.alerts.delivery import Channel, Delivery
+from serin.monitoring.alerts.delivery import Delivery
 from serin.monitoring.alerts.outbox import Message, Outbox
 from serin.monitoring.alerts.receivers import ReceiverFile
 from serin.stack.host.state import read_stack

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from serin.monitoring.alerts.attempt import Channel
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.alerts.channels import LogChannel, channel_of
-from serin.monitoring.alerts.delivery import Channel, Delivery
+from serin.monitoring.alerts.delivery import Delivery
 from serin.monitoring.alerts.outbox import Message, Outbox
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.alerts.receivers import Receiver, ReceiverFile
