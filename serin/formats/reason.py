@@ -53,15 +53,18 @@ class Reason:
 
     @classmethod
     def of_event(cls, kind: Kind, payload: Mapping[str, Any] | None, *, now: float) -> Self:
-        """The reason that an event's payload gives. Anyone may send the event, with any payload: what is not usable is
-        left out."""
+        """The reason that an event's payload gives: an alert (serin.alert), or any other. Anyone may send the event,
+        with any payload: what is not usable is left out."""
         given = payload or {}
-        text, release, facts = given.get("text"), given.get("release"), given.get("facts")
+        since, release, facts = _time(given.get("since")), given.get("release"), given.get("facts")
+        text, title = _text(given.get("text")), _text(given.get("title"))
+        if title:
+            text = title if since is None else f"{title} since {utc(since)}"
         return cls(
             kind=kind,
-            text=" ".join(text.split())[:500] if isinstance(text, str) and text.strip() else _PLAIN[kind],
-            noticed=min(_time(given.get("noticed")) or now, now),
-            since=_time(given.get("since")),
+            text=text or _PLAIN[kind],
+            noticed=min(_time(given.get("noticed", given.get("fired"))) or now, now),
+            since=since,
             release=release if isinstance(release, str) else None,
             facts=dict(facts) if isinstance(facts, Mapping) else {},
         )
@@ -78,6 +81,10 @@ def read_reason(lineage: Mapping[str, Any]) -> Reason | None:
 def utc(t: float) -> str:
     """A time as people read it in reasons: 2026-11-09 04:10 UTC."""
     return f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _text(value: object) -> str:
+    return " ".join(value.split())[:500] if isinstance(value, str) else ""
 
 
 def _time(value: object) -> float | None:

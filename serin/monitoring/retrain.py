@@ -22,6 +22,7 @@ FORMAT, VERSION = "serin.retrain", 1
 Outcome = Literal["promoted", "unchanged", "failed"]
 
 _WEEK_S: Final = 7 * 86400.0
+_ASK_AGAIN_S: Final = 3600.0  # at least
 _KEPT: Final = 100  # retrainings, and as many refusals
 
 
@@ -100,6 +101,15 @@ def _allowed(begun: Iterable[Retraining], spec: MonitoringSpec, now: float) -> t
     if week >= cool:
         return week, f"{len(counted)} retrainings within seven days (monitoring.retrain_budget.per_week)"
     return cool, "the last one began less than monitoring.retrain_budget.cool_down ago"
+
+
+def ask_again_at(history: History, spec: MonitoringSpec) -> float | None:
+    """When a reason that still holds may be sent again: after the last refusal or the cool-down of the last retraining,
+    which has failed, changed nothing, or did not help. None: nothing was asked for yet. Pure."""
+    pause_s = max(spec.retrain_budget.cool_down, _ASK_AGAIN_S)
+    times = [each.t + pause_s for each in history.begun[-1:]]
+    times += [each.until for each in history.refused[-1:] if each.until is not None]
+    return max(times, default=None)
 
 
 class RetrainBook:

@@ -24,6 +24,7 @@ from serin.formats.captures import (
 
 _TRIES = 5  # a part may be merged or deleted between the look and the read
 _HOUR_S = 3600.0
+_BATCH_ROWS = 1 << 16
 
 
 def captured(
@@ -92,6 +93,27 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> pa.Table | No
     except FileNotFoundError:
         return None
     return table.slice(part.offset, part.rows)
+
+
+def part_tables(part: Part, columns: Sequence[str]) -> Iterator[pa.Table] | None:
+    """The rows of a part, some thousands at a time: for parts that do not fit into memory. None when it was merged or
+    deleted since it was listed; once begun, all of its rows come."""
+    try:
+        file = pq.ParquetFile(part.path)
+    except FileNotFoundError:
+        return None
+    return _pieces(file, part, columns)
+
+
+def _pieces(file: pq.ParquetFile, part: Part, columns: Sequence[str]) -> Iterator[pa.Table]:
+    with file:
+        known = [name for name in columns if name in file.schema_arrow.names]
+        place, end = 0, part.offset + part.rows
+        for batch in file.iter_batches(_BATCH_ROWS, columns=known):
+            first, last = max(part.offset - place, 0), min(end - place, batch.num_rows)
+            place += batch.num_rows
+            if first < last:
+                yield pa.Table.from_batches([batch.slice(first, last - first)]).replace_schema_metadata(None)
 
 
 def alike(tables: Sequence[pa.Table]) -> pa.Table:

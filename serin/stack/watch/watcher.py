@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 
 from serin.machine import environment
+from serin.monitoring.alerts.book import AlertBook
 from serin.stack.host.standing import log_to_stdout
 from serin.stack.watch.alerts_duty import AlertsDuty
+from serin.stack.watch.drift_duty import DriftDuty
 from serin.stack.watch.duty import Duty, Rounds
 from serin.stack.watch.metrics.server import MetricsServer
 
@@ -23,7 +25,7 @@ log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is _
 
 def duties(home: Path) -> list[Duty]:
     """Returns all duties, the recorder first: the others read what it writes."""
-    return [AlertsDuty(home)]
+    return [AlertsDuty(home), DriftDuty(home, AlertBook(home))]
 
 
 def run(home: Path, stop: threading.Event) -> None:

@@ -1,0 +1,143 @@
+"""The drift watch of one model: follows new parts of its records and keeps its state in a file.
+
+The state, <home>/watch/drift/<model>.json, has the last part that was counted and all counts up to it. It is replaced
+as a whole, so after a crash each part is counted exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from serin.errors import WatchStateBroken
+from serin.formats.captures import Part
+from serin.formats.drift import DriftStatistics
+from serin.machine.durable import write_whole
+from serin.monitoring.capture.read import part_tables, parts
+from serin.monitoring.drift.release_watch import ReleaseWatch
+
+FORMAT, VERSION = "serin.drift_watch", 1
+_ROUND_S: Final = 2.0  # the other duties of the watcher wait for so long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """A version to watch: its bundle's folder, its statistics for drift and its request columns."""
+
+    version: int
+    bundle: Path
+    statistics: DriftStatistics
+    inputs: tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelWatch:
+    """`last`: the sequence of the last part that was counted. `live`: the version whose alarms are reported. `told`:
+    the keys of the alerts that were fired. `asked_again`: when a retraining was last requested again."""
+
+    home: Path
+    model: str
+    last: str | None = None
+    live: int | None = None
+    told: tuple[str, ...] = ()
+    asked_again: float = 0.0
+    releases: dict[int, ReleaseWatch] = field(default_factory=dict)
+    bundles: dict[int, Path] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, home: Path, model: str, watched: Callable[[int, Path], Watched | None]) -> ModelWatch:
+        """The watch as it was saved. `watched`: finds a version that it has counted; None when it is gone."""
+        document = read_state(home, model)
+        made = cls(home=home, model=model)
+        if document is None:
+            return made
+        try:
+            made.last, made.live, made.told = document["last"], document["live"], tuple(document["told"])
+            made.asked_again = float(document["asked_again"])
+            for name, entry in document["releases"].items():
+                found = watched(int(name), Path(entry["bundle"]))
+                if found is not None:
+                    made.bundles[found.version] = found.bundle
+                    made.releases[found.version] = ReleaseWatch.from_json(
+                        found.statistics, found.inputs, entry
+                    )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise WatchStateBroken(
+                path=state_file(home, model), reason=f"{type(error).__name__}: {error}"
+            ) from error
+        return made
+
+    def watch(self, wanted: Mapping[int, Watched], live: int | None) -> bool:
+        """Starts the watch of new versions and ends that of others. Returns whether something changed."""
+        before = (set(self.releases), self.live)
+        for version in set(self.releases) - set(wanted):
+            del self.releases[version], self.bundles[version]
+        for version, found in wanted.items():
+            if version not in self.releases:
+                self.releases[version] = ReleaseWatch.start(found.statistics, found.inputs)
+                self.bundles[version] = found.bundle
+        self.live = live
+        return before != (set(self.releases), live)
+
+    def follow(self, *, clock: Callable[[], float] = time.monotonic) -> int:
+        """Counts new parts, for about two seconds at most; returns how many. The rest is counted the next time."""
+        began, counted = clock(), 0
+        for part in parts(self.home, self.model, after=self.last):
+            if not self._count(part):
+                break  # merged since it was listed: the next look finds its rows elsewhere
+            self.last = part.sequence
+            counted += 1
+            if clock() - began > _ROUND_S:
+                break
+        return counted
+
+    def _count(self, part: Part) -> bool:
+        release = self.releases.get(part.version)
+        if release is None:
+            return True
+        tables = part_tables(part, release.columns)
+        if tables is None:
+            return False
+        for table in tables:
+            release.add(table)
+        return True
+
+    def save(self) -> None:
+        releases = {
+            str(version): {"bundle": str(self.bundles[version]), **release.to_json()}
+            for version, release in self.releases.items()
+        }
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "last": self.last,
+            "live": self.live,
+            "told": self.told,
+            "asked_again": self.asked_again,
+            "releases": releases,
+        }
+        path = state_file(self.home, self.model)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(document))
+
+
+def state_file(home: Path, model: str) -> Path:
+    return home / "watch" / "drift" / f"{model}.json"
+
+
+def read_state(home: Path, model: str) -> dict[str, Any] | None:
+    """The content of the state file; None when there is none."""
+    path = state_file(home, model)
+    try:
+        document: dict[str, Any] = json.loads(path.read_bytes())
+        if (document["format"], document["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"not a {FORMAT} document of version {VERSION}")
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise WatchStateBroken(path=path, reason=f"{type(error).__name__}: {error}") from error
+    return document

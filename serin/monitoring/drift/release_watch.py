@@ -1,0 +1,106 @@
+"""The drift watch of one release: counts its recorded rows, feeds the detector, keeps alarms and the last day."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.columns.bins import count_by_minute, renamed, table_times
+from serin.formats.captures import column_names
+from serin.formats.drift import DriftStatistics
+from serin.monitoring.drift.alarm import Alarm, BinShift
+from serin.monitoring.drift.detector import DriftDetector
+from serin.monitoring.drift.recent import RecentCounts
+
+_PAST: Final = 50  # ended alarms that are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastAlarm:
+    """An alarm that has ended, and when: the column was back within its tolerance."""
+
+    alarm: Alarm
+    ended: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ReleaseWatch:
+    """`rows`: live rows that were counted, the newest of which arrived at `newest`. `alarms`: open ones by column."""
+
+    statistics: DriftStatistics
+    inputs: tuple[str, ...]
+    detector: DriftDetector
+    recent: RecentCounts
+    rows: int = 0
+    first: float | None = None
+    newest: float | None = None
+    alarms: dict[str, Alarm] = field(default_factory=dict)
+    past: list[PastAlarm] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, statistics: DriftStatistics, inputs: Sequence[str]) -> ReleaseWatch:
+        """A watch that has seen nothing. `inputs`: the request columns of the release."""
+        detector = DriftDetector(statistics)
+        recent = RecentCounts(len(detector.share))
+        return cls(statistics=statistics, inputs=tuple(inputs), detector=detector, recent=recent)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of a part that are read."""
+        own = column_names(self.inputs)
+        return ["_t", "_source", *(own.get(each.field, each.field) for each in self.statistics.columns)]
+
+    def add(self, table: pa.Table) -> None:
+        """Counts the rows of a part, or of a piece of it, that clients sent and that were answered to them."""
+        table = table.filter(pc.equal(table.column("_source"), "live"))
+        if not table.num_rows:
+            return
+        table = renamed(table, {name: own for own, name in column_names(self.inputs).items()})
+        times = table_times(table, "_t")
+        counted = count_by_minute(self.statistics, table, times)
+        found = self.detector.observe(counted.minutes, counted.counts)
+        self.recent.add(np.asarray(counted.minutes), counted.counts)
+        self.rows += table.num_rows
+        self.first = min(float(times.min()), self.first or np.inf)
+        self.newest = max(float(times.max()), self.newest or 0.0)
+        for recovery in found.recoveries:
+            if ended := self.alarms.pop(recovery.column, None):
+                self.past = [*self.past, PastAlarm(alarm=ended, ended=recovery.at)][-_PAST:]
+        for alarm in found.alarms:
+            self.alarms[alarm.column] = alarm
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "first": self.first,
+            "newest": self.newest,
+            "alarms": [asdict(alarm) for alarm in self.alarms.values()],
+            "past": [asdict(each) for each in self.past],
+            "recent": self.recent.to_json(),
+            "detector": self.detector.state(),
+        }
+
+    @classmethod
+    def from_json(
+        cls, statistics: DriftStatistics, inputs: Sequence[str], document: Mapping[str, Any]
+    ) -> ReleaseWatch:
+        """The watch as it was; a new one when it belongs to other statistics."""
+        made = cls.start(statistics, inputs)
+        if document["detector"].get("statistics") != statistics.digest():
+            return made
+        made.detector = DriftDetector.resume(statistics, document["detector"])
+        made.recent = RecentCounts.from_json(len(made.detector.share), document["recent"])
+        made.rows, made.first, made.newest = document["rows"], document["first"], document["newest"]
+        made.alarms = {alarm.column: alarm for alarm in map(_alarm, document["alarms"])}
+        made.past = [PastAlarm(alarm=_alarm(each["alarm"]), ended=each["ended"]) for each in document["past"]]
+        return made
+
+
+def _alarm(document: Mapping[str, Any]) -> Alarm:
+    bins = tuple(BinShift(**each) for each in document["bins"])
+    return Alarm(**{**document, "bins": bins, "segments": tuple(document["segments"])})

@@ -1,0 +1,161 @@
+"""The duty that watches live traffic for drift: counts recorded rows, and reports columns that have left their range.
+
+Only the live version's alarms are reported. A version that is being rolled out is counted beside it, so that nothing
+starts from zero when it is promoted.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+from serin.errors import NotFound, SerinError
+from serin.formats.captures import captures_folder
+from serin.formats.drift import read_drift
+from serin.formats.importance import read_importance
+from serin.formats.reason import Reason
+from serin.formats.schema import read_schema
+from serin.monitoring.alerts.alert import Alert, Alerts
+from serin.monitoring.drift.alerts import drift_alert
+from serin.monitoring.drift.model_watch import ModelWatch, Watched
+from serin.monitoring.retrain import ask_again_at, read_retraining
+from serin.rollout.run.status import ModelStatus, status
+from serin.spec.load import load_stored_spec
+from serin.spec.monitoring import MonitoringSpec
+from serin.stack.host.state import read_stack
+from serin.stack.prefect import rest_api
+from serin.stack.prefect.login import stack_api
+from serin.store.artifacts import Release
+from serin.store.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class DriftDuty:
+    """Watches every model that is served here and whose spec has `monitoring.drift`."""
+
+    name, every_s = "drift", 5.0
+
+    def __init__(self, home: Path, alerts: Alerts) -> None:
+        self._home, self._alerts = home, alerts
+        self._watches: dict[str, ModelWatch] = {}
+        self._versions: dict[tuple[str, int], tuple[Watched | None, MonitoringSpec | None]] = {}
+
+    def tick(self, now: float) -> None:
+        """Looks at each model. One that fails does not keep the others from being watched; its error is raised then."""
+        failed: Exception | None = None
+        for model in status(self._home):
+            try:
+                self._look(model, now)
+            except (SerinError, OSError, ValueError, sqlite3.Error) as error:
+                self._watches.pop(model.name, None)  # what it has in memory was not saved
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        pass
+
+    def _look(self, model: ModelStatus, now: float) -> None:
+        serving = {each.version for each in model.releases if each.arm != "baseline"}
+        wanted = {version: found for version in serving if (found := self._version(model.name, version)[0])}
+        watch = self._watches.get(model.name)
+        if watch is None:
+            if not wanted and not captures_folder(self._home, model.name).is_dir():
+                return
+            watch = ModelWatch.load(self._home, model.name, lambda number, _: wanted.get(number))
+            self._watches[model.name] = watch
+        if not wanted and not watch.releases and not watch.told:
+            return
+        changed = watch.watch(wanted, model.live)
+        counted = watch.follow()
+        told = watch.told
+        self._report(watch, now)
+        asked = self._ask_again(watch, now)
+        if changed or counted or asked or told != watch.told:
+            watch.save()
+
+    def _report(self, watch: ModelWatch, now: float) -> None:
+        """Fires the alerts of the live version and resolves all others, before the state is saved: a crash between the
+        two only repeats it."""
+        alerts = [] if watch.live is None else list(self._open(watch, watch.live))
+        for alert in alerts:
+            self._alerts.fire(alert, now)
+        keys = {alert.key for alert in alerts}
+        for key in set(watch.told) - keys:
+            self._alerts.resolve(key, now)
+        watch.told = tuple(sorted(keys))
+
+    def _open(self, watch: ModelWatch, version: int) -> list[Alert]:
+        release = watch.releases.get(version)
+        if release is None:
+            return []
+        name = Release(model=watch.model, version=version).name
+        importance = read_importance(watch.bundles[version]) if release.alarms else None
+        return [
+            drift_alert(watch.model, name, alarm, release.statistics, importance)
+            for alarm in release.alarms.values()
+        ]
+
+    def _ask_again(self, watch: ModelWatch, now: float) -> bool:
+        """Sends the event of an alarm again when a retraining was refused or did not help, and may be tried again."""
+        spec = None if watch.live is None else self._version(watch.model, watch.live)[1]
+        stack = read_stack(self._home)
+        if (
+            spec is None
+            or "drift" not in spec.retrain
+            or not watch.told
+            or stack is None
+            or not stack.prefect_api_url
+        ):
+            return False
+        at = ask_again_at(read_retraining(self._home, watch.model), spec)
+        if at is None or now < at or watch.asked_again >= at:
+            return False
+        assert watch.live is not None
+        alert = max(self._open(watch, watch.live), key=lambda each: each.facts["importance_share"] or 0.0)
+        reason = Reason.of_event("drift", {"title": alert.title, "since": alert.since}, now=now)
+        payload = {**reason.to_json(), "release": alert.release, "facts": dict(alert.facts)}
+        rest_api.call(stack_api(stack), "POST", "/events", [_event(watch.model, payload, now)])
+        log.info("%s is still drifting; a retraining is requested again: %s", watch.model, reason.text)
+        watch.asked_again = now
+        return True
+
+    def _version(self, model: str, version: int) -> tuple[Watched | None, MonitoringSpec | None]:
+        """A served version with its statistics, and what its spec says; looked up once."""
+        key = model, version
+        if key not in self._versions:
+            try:
+                bundle = Path(Store.open().bundle(model, version).path)
+            except NotFound:
+                return None, None  # deleted, or not there yet
+            self._versions[key] = _watched(bundle, version)
+        return self._versions[key]
+
+
+def _watched(bundle: Path, version: int) -> tuple[Watched | None, MonitoringSpec | None]:
+    if not (bundle / "spec.yaml").is_file():
+        return None, None  # a team's own repository
+    spec = load_stored_spec(bundle / "spec.yaml").monitoring
+    statistics = None if spec.drift is None else read_drift(bundle)
+    if statistics is None:
+        return None, spec
+    inputs = tuple(column.name for column in read_schema(bundle).inputs)
+    return Watched(version=version, bundle=bundle, statistics=statistics, inputs=inputs), spec
+
+
+def _event(model: str, payload: dict[str, object], now: float) -> dict[str, object]:
+    return {
+        "id": str(uuid.uuid4()),
+        "occurred": datetime.fromtimestamp(now, UTC).isoformat(),
+        "event": "serin.drift",
+        "resource": {
+            "prefect.resource.id": f"serin.model.{model}",
+            "prefect.resource.name": model,
+            "serin.model": model,
+        },
+        "payload": payload,
+    }

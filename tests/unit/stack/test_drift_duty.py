@@ -1,0 +1,257 @@
+"""The live drift watch over real records, versions, journals and alerts; only the traffic is made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from serin.errors import WatchStateBroken
+from serin.formats.bundle import write_document
+from serin.formats.captures import write_part
+from serin.formats.drift import FILE
+from serin.formats.importance import ColumnImportance, Importance
+from serin.formats.reason import Reason
+from serin.formats.schema import InputColumn, OutputTensor, Schema, write_schema
+from serin.monitoring.alerts.book import AlertBook
+from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.drift import model_watch
+from serin.monitoring.drift.model_watch import read_state, state_file
+from serin.monitoring.retrain import RetrainBook
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.record import JournalFolder, rollout2decision
+from serin.spec.monitoring import MonitoringSpec
+from serin.stack.host.process_scan import start_ticks
+from serin.stack.host.state import Stack, write_stack
+from serin.stack.watch.drift_duty import DriftDuty
+from serin.store.artifacts import Release
+from serin.store.store import Store
+from tests.fakes.drift import category_column, series_of, statistics_of
+from tests.fakes.prefect import prefect_at_work
+from tests.fakes.small_pipeline import NAME, small_spec, write_spec
+
+START = 1_800_000_000
+SHARE = (0.5, 0.4, 0.1, 0.0, 0.0, 0.0)  # swift, steady, slow, other known values, unseen, null
+KEY = f"{NAME}/drift/carrier"
+_places = iter(range(1, 1_000_000))
+
+
+@pytest.fixture(autouse=True)
+def served(home: Path, tmp_path: Path) -> None:
+    publish(tmp_path)
+    go_live(home, 1)
+
+
+def publish(folder: Path, **monitoring: Any) -> int:
+    """A version that watches its carrier, which matters most, and its colour, which does not."""
+    watched = {"drift": {"tolerance": 0.01}, "retrain": ["drift"], **monitoring}
+    columns = [category_column("carrier", ["swift", "steady", "slow"]), category_column("_row", ["1", "2"])]
+    series = [series_of(0, SHARE, weight=0.7), series_of(1, (0.5, 0.5, 0.0, 0.0, 0.0), weight=0.3)]
+    inputs = tuple(
+        InputColumn(name=name, dtype="BYTES", kind="string", null='""') for name in ("carrier", "_row")
+    )
+    outputs = (OutputTensor(name="score", dtype="FP32", dims=(1,)),)
+    losses = [ColumnImportance(column=name, source="request", loss=loss, low=loss, high=loss)
+              for name, loss in (("carrier", 0.1), ("_row", 0.001))]  # fmt: skip
+    importance = Importance(metric="auc", value=0.9, rows=10, repeats=1, seed=0, columns=tuple(losses))
+    store = Store.open()
+    with store.workspace() as work:
+        write_spec(work, small_spec(folder / "data", rows=10, monitoring=watched))
+        write_schema(work, Schema(task="binary", inputs=inputs, outputs=outputs))
+        write_document(work / FILE, statistics_of(columns, series).to_json())
+        write_document(work / "importance.json", importance.to_json())
+        (work / "manifest.json").write_text("{}")
+        version = store.reserve_version(NAME)
+        store.publish_bundle(NAME, version, work)
+    return version
+
+
+def go_live(home: Path, version: int, phase: Phase = Phase.PROMOTED, stable: int | None = None) -> None:
+    rollout = Rollout(
+        id=f"r{next(_places)}", candidate=Release(model=NAME, version=version),
+        stable=Release(model=NAME, version=stable) if stable else None, previous=None, plan=Plan(), phase=phase,
+        step=None if phase is Phase.PROMOTED else 0, began=START, since=START, evidence_from=START,
+    )  # fmt: skip
+    with JournalFolder(home).open(NAME) as journal:
+        journal.append(rollout2decision(rollout, START))
+
+
+def record(
+    home: Path,
+    minutes: range,
+    *,
+    unseen: float = 0.0,
+    version: int = 1,
+    source: str = "live",
+    rows: int = 300,
+) -> None:
+    """One part with the rows of these minutes after START."""
+    chance, count = np.random.default_rng([minutes.start, version]), len(minutes) * rows
+    carrier = chance.choice(["swift", "steady", "slow"], count, p=[0.5, 0.4, 0.1]).astype(object)
+    carrier[chance.random(count) < unseen] = "zippy"
+    t = START + 60 * np.repeat(np.asarray(minutes), rows) + np.tile(np.arange(rows) / 10, len(minutes))
+    write_part(home, NAME, version, pa.table({
+        "_id": [str(next(_places)) for _ in range(count)],
+        "_row": pa.array(np.zeros(count, np.int32)),
+        "_t": pa.array((t * 1e6).astype(np.int64), pa.timestamp("us", "UTC")),
+        "_source": [source] * count,
+        "carrier": carrier.tolist(),
+        "request._row": chance.choice(["1", "2"], count).tolist(),
+    }))  # fmt: skip
+
+
+def tick(home: Path, minute: int, duty: DriftDuty | None = None) -> DriftDuty:
+    duty = duty or DriftDuty(home, AlertBook(home))
+    duty.tick(START + 60.0 * minute)
+    return duty
+
+
+def release_state(home: Path, version: int = 1) -> dict[str, Any]:
+    document = read_state(home, NAME)
+    assert document is not None
+    found: dict[str, Any] = document["releases"][str(version)]
+    return found
+
+
+def test_an_alarm_names_the_column_then_and_now_and_ends_when_the_column_is_back(home: Path) -> None:
+    record(home, range(30))
+    record(home, range(30, 60), unseen=0.2)
+    duty = tick(home, 60)
+    (opened,) = read_alerts(home, NAME).open
+    alert = opened.alert
+    assert (alert.key, alert.release, alert.severity) == (KEY, f"{NAME}-v1", "ticket")
+    assert alert.title.startswith("carrier drifted (unseen values from 0% to ")
+    assert "in training (tolerance 1%)" in alert.text
+    assert "Importance: number 1 of 2 columns." in alert.text
+    assert abs(alert.since - (START + 30 * 60)) <= 120
+    assert alert.facts["column"] == "carrier"
+    record(home, range(60, 120))
+    tick(home, 120, duty)
+    assert read_alerts(home, NAME).open == ()
+    assert read_alerts(home, NAME).resolved[0].alert.key == KEY
+    (past,) = release_state(home)["past"]
+    assert past["alarm"]["column"] == "carrier"
+
+
+def test_an_alarm_about_a_column_that_hardly_matters_is_for_information(home: Path) -> None:
+    table = {"carrier": ["swift", "steady"] * 3000, "request._row": ["3"] * 6000, "_source": ["live"] * 6000}
+    t = pa.array(((START + np.arange(6000) * 0.2) * 1e6).astype(np.int64), pa.timestamp("us", "UTC"))
+    ids = {"_id": [str(i) for i in range(6000)], "_row": pa.array(np.zeros(6000, np.int32)), "_t": t}
+    write_part(home, NAME, 1, pa.table({**ids, **table}))
+    tick(home, 60)
+    severities = {each.alert.facts["column"]: each.alert.severity for each in read_alerts(home, NAME).open}
+    assert severities["_row"] == "info"
+
+
+@pytest.mark.parametrize("source", ["bulk", "shadow"])
+def test_only_what_clients_sent_is_counted(home: Path, source: str) -> None:
+    record(home, range(60), unseen=0.5, source=source)
+    record(home, range(60, 62))
+    tick(home, 62)
+    assert release_state(home)["rows"] == 600
+    assert read_alerts(home, NAME).open == ()
+
+
+def test_each_part_is_counted_once_whatever_is_killed_in_between(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process dies either before its state is on disk, or right after."""
+    write = model_watch.write_whole
+
+    def die_before(path: Path, data: str) -> None:
+        raise OSError("killed")
+
+    def die_after(path: Path, data: str) -> None:
+        write(path, data)
+        raise OSError("killed")
+
+    for number in range(12):
+        record(home, range(5 * number, 5 * number + 5), unseen=0.2 if number >= 6 else 0.0)
+        for dies in (die_before, die_after):
+            monkeypatch.setattr(model_watch, "write_whole", dies)
+            try:
+                tick(home, 5 * number + 5)
+            except OSError:
+                continue
+    monkeypatch.setattr(model_watch, "write_whole", write)
+    interrupted = release_state(home)
+    state_file(home, NAME).unlink()
+    tick(home, 60)
+    assert interrupted == release_state(home)
+    assert interrupted["rows"] == 60 * 300
+    assert len(read_alerts(home, NAME).open) == 1
+
+
+def test_a_new_release_starts_its_own_watch_and_the_old_ones_alarms_end(home: Path, tmp_path: Path) -> None:
+    record(home, range(30), unseen=0.3)
+    duty = tick(home, 30)
+    assert [each.alert.key for each in read_alerts(home, NAME).open] == [KEY]
+    version = publish(tmp_path)
+    go_live(home, version, Phase.BAKING, stable=1)
+    record(home, range(30, 40), version=version)
+    tick(home, 40, duty)
+    assert [each.alert.release for each in read_alerts(home, NAME).open] == [f"{NAME}-v1"]
+    go_live(home, version)
+    record(home, range(40, 50), version=version)
+    tick(home, 50, duty)
+    assert read_alerts(home, NAME).open == ()
+    assert release_state(home, version)["rows"] == 20 * 300
+    assert list(read_state(home, NAME)["releases"]) == [str(version)]  # type: ignore[index]
+
+
+def test_a_part_larger_than_what_is_read_at_once_is_counted_whole(home: Path) -> None:
+    record(home, range(100), rows=1500)
+    tick(home, 100)
+    assert release_state(home)["rows"] == 150_000
+    assert read_alerts(home, NAME).open == ()
+
+
+def test_a_model_that_does_not_ask_for_it_is_not_watched(home: Path, tmp_path: Path) -> None:
+    version = publish(tmp_path, drift=None, retrain=[])
+    go_live(home, version)
+    record(home, range(30), version=version, unseen=0.5)
+    tick(home, 30)
+    assert read_state(home, NAME) is None
+
+
+def test_a_broken_state_is_reported_and_left_alone(home: Path) -> None:
+    state_file(home, NAME).parent.mkdir(parents=True)
+    state_file(home, NAME).write_text('{"format": ')
+    with pytest.raises(WatchStateBroken, match=r"late-parcels\.json"):
+        tick(home, 1)
+    assert state_file(home, NAME).read_text() == '{"format": '
+
+
+def test_an_alarm_that_stays_asks_for_another_retraining_when_one_is_allowed(home: Path) -> None:
+    began = START + 1800.0
+    reason = Reason(kind="drift", text="carrier drifted", noticed=began)
+    RetrainBook(home, NAME).request(reason, MonitoringSpec(), live=f"{NAME}-v1", run="a", now=began)
+    with prefect_at_work() as server:
+        server.answers["POST /events"] = (204, None)
+        write_stack(_stack(home, server.url))
+        record(home, range(30), unseen=0.3)
+        duty = tick(home, 31)
+        tick(home, 60 * 23, duty)
+        assert [call for call, _ in server.asked if call == "POST /events"] == []
+        for minute in (60 * 25, 60 * 26):
+            tick(home, minute, duty)
+        ((event,),) = [body for call, body in server.asked if call == "POST /events"]
+    assert (event["event"], event["resource"]["serin.model"]) == ("serin.drift", NAME)
+    assert event["payload"]["text"].startswith("carrier drifted (unseen values from 0% to ")
+    assert event["payload"]["release"] == f"{NAME}-v1"
+    assert json.dumps(event["payload"]["facts"])
+
+
+def _stack(home: Path, url: str) -> Stack:
+    pid = 1
+    ticks = start_ticks(pid)
+    assert ticks is not None
+    return Stack(
+        home=home, supervisor_pid=pid, supervisor_ticks=ticks, gateway_port=1, prefect_api_url=url,
+        prefect_port=None, since=0.0,
+    )  # fmt: skip
