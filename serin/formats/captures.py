@@ -187,15 +187,59 @@ def write_part(home: Path, model: str, version: int, table: pa.Table) -> list[Pa
     Rows of several hours make several parts. For small amounts of rows from outside the spool, and for tests.
     """
     with writing(home, model) as folder:
-        number = last_number(home, model)
-        parts = []
-        for hour, rows in by_hour(complete(table)):
-            number += 1
-            place = make_private(make_private(folder / str(version)) / hour)
-            scratch = write_scratch(place, rows, [(number, rows.num_rows)])
-            parts.append(publish(scratch, version, hour, number, number, rows.num_rows))
-        write_document(folder, {**read_document(home, model), "last": number})
+        document = {**read_document(home, model), "last": last_number(home, model)}
+        return commit(folder, document, [(version, complete(table))])
+
+
+def commit(folder: Path, document: dict[str, Any], tables: Sequence[tuple[int, pa.Table]]) -> list[Part]:
+    """Adds the rows of each version and replaces counters.json by `document`: both happen, or neither does.
+
+    The caller holds the lock. After a crash `finish` completes what was decided.
+    """
+    finish(folder, document)
+    number = int(document["last"])
+    parts, publish = [], []
+    try:
+        for version, table in tables:
+            for hour, rows in by_hour(table):
+                number += 1
+                place = _hour_folder(folder, version, hour)
+                scratch = write_scratch(place, rows, [(number, rows.num_rows)])
+                path = place / file_name(number, number, rows.num_rows)
+                publish.append([str(each.relative_to(folder)) for each in (scratch, path)])
+                parts.append(
+                    Part(path=path, version=version, hour=hour, first=number, last=number, rows=rows.num_rows)
+                )
+        document = {**document, "last": number, "publish": publish}
+        write_document(folder, document)
+    except BaseException:
+        for scratch, _ in publish:
+            (folder / scratch).unlink(missing_ok=True)
+        raise
+    finish(folder, document)
     return parts
+
+
+def finish(folder: Path, document: Mapping[str, Any]) -> None:
+    """Gives the files of a commit their names. May be repeated."""
+    changed = set()
+    for scratch, final in document.get("publish", ()):
+        with suppress(FileNotFoundError):
+            (folder / scratch).replace(folder / final)
+            changed.add((folder / final).parent)
+    for place in changed:
+        sync(place)
+
+
+def published(folder: Path, document: Mapping[str, Any]) -> int:
+    """The number up to which all parts are in place: a reader that looks while a commit is finished must not see a
+    later part before an earlier one."""
+    unfinished = [
+        int(Path(final).name.split("-")[0])
+        for scratch, final in document.get("publish", ())
+        if (folder / scratch).exists()
+    ]
+    return min(unfinished) - 1 if unfinished else int(document.get("last", 0))
 
 
 def complete(table: pa.Table) -> pa.Table:
@@ -216,7 +260,7 @@ def by_hour(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 
 def write_scratch(folder: Path, table: pa.Table, parts: Sequence[tuple[int, int]]) -> Path:
-    """Writes rows to an unfinished file in `folder`, durably, for `publish`."""
+    """Writes rows to an unfinished file in `folder`, durably."""
     scratch = folder / f"{SCRATCH}{secrets.token_hex(8)}"
     try:
         with scratch_writer(scratch, table.schema, parts) as writer:
@@ -242,16 +286,18 @@ def scratch_writer(
     sync(scratch)
 
 
-def publish(scratch: Path, version: int, hour: str, first: int, last: int, rows: int) -> Part:
-    """Gives a finished file its name."""
-    path = scratch.with_name(file_name(first, last, rows))
-    scratch.replace(path)
-    sync(path.parent)
-    return Part(path=path, version=version, hour=hour, first=first, last=last, rows=rows)
-
-
 def file_name(first: int, last: int, rows: int) -> str:
     return f"{first:012d}-{last:012d}-{rows}.parquet"
+
+
+def _hour_folder(folder: Path, version: int, hour: str) -> Path:
+    place = folder
+    for name in (str(version), hour):
+        if not (place / name).is_dir():
+            make_private(place / name)
+            sync(place)
+        place /= name
+    return place
 
 
 def _without_replaced(found: list[Part]) -> list[Part]:

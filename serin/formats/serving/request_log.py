@@ -58,16 +58,32 @@ class Batch:
     more: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Whole lines, as they are in the log. `more`: there are others behind `offset` already."""
+
+    data: bytes
+    offset: Offset
+    more: bool = False
+
+
 def read_requests(path: Path, offset: Offset = START, *, max_bytes: int = _MAX_BYTES) -> Batch:
+    """The requests of `read_lines`."""
+    lines = read_lines(path, offset, max_bytes=max_bytes)
+    requests, bad_lines = parse_requests(lines.data)
+    return Batch(requests=requests, offset=lines.offset, bad_lines=bad_lines, more=lines.more)
+
+
+def read_lines(path: Path, offset: Offset = START, *, max_bytes: int = _MAX_BYTES) -> Lines:
     """The whole lines behind `offset`, at most about `max_bytes` of them. A log that is not there is an empty one."""
     rotated = path.with_name(path.name + ".1")
     if offset.bytes and not _is_of(path, offset):
         if not _is_of(rotated, offset):
             offset = START  # truncated or replaced, and the old file is gone
-        elif (batch := _read(rotated, offset, max_bytes)).requests or batch.bad_lines:
-            return Batch(requests=batch.requests, offset=batch.offset, bad_lines=batch.bad_lines, more=True)
+        elif (lines := _read(rotated, offset, max_bytes)).data:
+            return Lines(data=lines.data, offset=lines.offset, more=True)
         elif not path.exists():
-            return batch  # moved away, not reopened yet: more lines may still be written to the old file
+            return lines  # moved away, not reopened yet: more lines may still be written to the old file
         else:
             offset = START
     return _read(path, offset, max_bytes)
@@ -80,8 +96,8 @@ def read_since(path: Path, t: float) -> list[Request]:
         request
         for log in (rotated, path)
         if log.exists()
-        for batch in _batches(log, find_offset(log, t))
-        for request in batch.requests
+        for requests in _batches(log, find_offset(log, t))
+        for request in requests
         if request.t >= t
     ]
 
@@ -103,12 +119,12 @@ def find_offset(path: Path, t: float) -> Offset:
         return START
 
 
-def _batches(log: Path, offset: Offset) -> Iterator[Batch]:
+def _batches(log: Path, offset: Offset) -> Iterator[list[Request]]:
     more = True
     while more:
-        batch = _read(log, offset, _MAX_BYTES)
-        offset, more = batch.offset, batch.more
-        yield batch
+        lines = _read(log, offset, _MAX_BYTES)
+        offset, more = lines.offset, lines.more
+        yield parse_requests(lines.data)[0]
 
 
 def _first_arrival(log: Any, place: int, end: int) -> tuple[float | None, int]:
@@ -136,7 +152,7 @@ def _head(log: Any, read: int) -> int:
     return zlib.crc32(log.read(min(read, _HEAD_BYTES)))
 
 
-def _read(path: Path, offset: Offset, max_bytes: int) -> Batch:
+def _read(path: Path, offset: Offset, max_bytes: int) -> Lines:
     try:
         with path.open("rb") as log:
             log.seek(offset.bytes)
@@ -150,12 +166,12 @@ def _read(path: Path, offset: Offset, max_bytes: int) -> Batch:
             end = offset.bytes + whole
             head = offset.head if offset.bytes >= _HEAD_BYTES else _head(log, end)
     except FileNotFoundError:
-        return Batch(requests=[], offset=offset)
-    requests, bad_lines = _parse(data[:whole])
-    return Batch(requests=requests, offset=Offset(end, head), bad_lines=bad_lines, more=more)
+        return Lines(data=b"", offset=offset)
+    return Lines(data=data[:whole], offset=Offset(end, head), more=more)
 
 
-def _parse(data: bytes) -> tuple[list[Request], int]:
+def parse_requests(data: bytes) -> tuple[list[Request], int]:
+    """The requests in whole lines, and the number of lines that cannot be read."""
     requests: list[Request] = []
     bad_lines = 0
     for row in _rows(data):

@@ -18,6 +18,7 @@ from serin.formats.captures import (
     hours_captured,
     part_map,
     parts_of_hour,
+    published,
     read_document,
     versions_captured,
 )
@@ -74,13 +75,14 @@ def parts(home: Path, model: str, *, after: str | None = None) -> list[Part]:
     returned once are not returned again, and none is left out.
     """
     seen = int(after or 0)
-    if seen and seen >= int(read_document(home, model).get("last", 0)):
+    limit = published(captures_folder(home, model), read_document(home, model))
+    if seen >= limit:
         return []
     found = []
     for version in versions_captured(home, model):
         for hour in hours_captured(home, model, version):
             folder = captures_folder(home, model) / str(version) / hour
-            found += [part for part in parts_of_hour(folder) if part.last > seen]
+            found += [part for part in parts_of_hour(folder) if seen < part.last <= limit]
     found.sort(key=lambda part: part.last)
     rest = [part if part.first > seen else _rest(part, seen) for part in found]
     return [part for part in rest if part is not None and part.rows]

@@ -1,0 +1,136 @@
+"""Blocks of the spool as rows of the records: natural types, real nulls, masked and dropped columns. Nothing loops
+over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serin.formats.captures import ANSWER, METADATA, TYPE_OF_KIND, column_names
+from serin.formats.schema import INT64_NULL
+from serin.formats.serving.spool import SpoolBlock, SpoolHeader, Strings, Tensor, Values
+
+SHADOW_ID = "shadow-"
+"""How the ids of requests begin that a replay sent to a release which answers nobody yet."""
+
+_LATEST_S = 253_370_764_800.0  # the year 9999, the last that a folder's name can hold
+
+
+def block_rows(
+    header: SpoolHeader,
+    block: SpoolBlock,
+    logged: pa.Table | None = None,
+    *,
+    mask: Collection[str] = (),
+    drop: Collection[str] = (),
+    written: float = 0.0,
+) -> pa.Table:
+    """The rows of a block. `logged`: for each request arm, epoch, code, us and client_id from the request log, null
+    where it has no line. `written`: when the file was written, for requests without a valid time."""
+    counts = block.request_rows.astype(np.int64)
+    request = np.repeat(np.arange(block.requests), counts)
+    columns = {
+        **_metadata(header, block, logged, counts, written, request),
+        **_inputs(header, block, mask, drop),
+    }
+    for tensor, values in zip(header.outputs, block.outputs, strict=True):
+        columns[f"{ANSWER}{tensor.name}"] = _answer(tensor, values)
+    return pa.table(columns)
+
+
+def _inputs(
+    header: SpoolHeader, block: SpoolBlock, mask: Collection[str], drop: Collection[str]
+) -> dict[str, pa.Array]:
+    names = column_names([tensor.name for tensor in header.inputs])
+    columns = {}
+    for tensor, values in zip(header.inputs, block.inputs, strict=True):
+        if tensor.name in drop:
+            continue
+        if tensor.name in mask:
+            kind = TYPE_OF_KIND[tensor.kind]
+            columns[names[tensor.name]] = pa.nulls(block.rows, kind if tensor.width == 1 else pa.list_(kind))
+        else:
+            columns[names[tensor.name]] = _listed(_input(tensor.kind, values), block.rows, tensor.width)
+    return columns
+
+
+def _metadata(
+    header: SpoolHeader,
+    block: SpoolBlock,
+    logged: pa.Table | None,
+    counts: npt.NDArray[np.int64],
+    written: float,
+    request: npt.NDArray[np.int64],
+) -> dict[str, pa.Array]:
+    ids = text(block.ids)
+    began = np.repeat(np.cumsum(counts) - counts, counts)
+    own = null_if_empty(text(block.client_ids))
+    t = np.where(np.isfinite(block.t), block.t, written).clip(0, _LATEST_S)
+    source = pc.if_else(pc.starts_with(ids, SHADOW_ID), "shadow", "live")
+    of_request = {
+        "_id": ids,
+        "_client_id": own if logged is None else pc.coalesce(own, _combined(logged, "client_id")),
+        "_t": pa.array((t * 1e6).round().astype(np.int64)).cast(METADATA["_t"]),
+        "_source": source,
+    }
+    if logged is not None:
+        of_request |= {
+            "_arm": _combined(logged, "arm"),
+            "_epoch": _combined(logged, "epoch"),
+            "_status": _combined(logged, "code").cast(pa.int32()),
+            "_latency_ms": pc.divide(_combined(logged, "us"), 1000.0).cast(pa.float32()),
+        }
+    single = block.rows == block.requests and bool((counts == 1).all())
+    columns = {name: each if single else each.take(request) for name, each in of_request.items()}
+    columns["_row"] = pa.array((np.arange(block.rows) - began).astype(np.int32))
+    columns["_release"] = pa.repeat(header.release, block.rows)
+    return {name: columns.get(name, pa.nulls(block.rows, kind)) for name, kind in METADATA.items()}
+
+
+def text(values: Strings) -> pa.StringArray:
+    """The values as strings; bytes that are not UTF-8 become replacement characters."""
+    try:
+        return values.to_arrow().cast(pa.large_string()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array(values.to_list(), pa.string())
+
+
+def null_if_empty(values: pa.StringArray) -> pa.StringArray:
+    return pc.if_else(pc.equal(pc.binary_length(values), 0), pa.scalar(None, pa.string()), values)
+
+
+def _input(kind: str, values: Values) -> pa.Array:
+    """Flat values with nulls in the place of the reserved values of the wire."""
+    if isinstance(values, Strings):
+        return null_if_empty(text(values))
+    flat = values.reshape(-1)
+    match kind:
+        case "float":
+            return pa.array(flat, pa.float32(), from_pandas=True)  # NaN is null
+        case "bool":
+            return pa.array(flat == 1, pa.bool_(), mask=flat == -1)
+        case "timestamp":
+            return pa.array(flat, pa.int64(), mask=flat == INT64_NULL).cast(TYPE_OF_KIND[kind])
+        case _:
+            return pa.array(flat, pa.int64(), mask=flat == INT64_NULL)
+
+
+def _answer(tensor: Tensor, values: Values) -> pa.Array:
+    flat = text(values) if isinstance(values, Strings) else pa.array(values.reshape(-1))
+    return _listed(flat, len(flat) // max(tensor.width, 1), tensor.width)
+
+
+def _listed(flat: pa.Array, rows: int, width: int) -> pa.Array:
+    """One list per row where a row has several values."""
+    if width == 1:
+        return flat
+    return pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * width), flat)
+
+
+def _combined(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name)
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
