@@ -5,8 +5,9 @@
     `column with spaces` in ('a', 'b')
 
 Words: column names (or `quoted ones`), numbers, 'strings', true, false, null; + - * / %, comparisons, in (...),
-and, or, not, is_null(x), abs(x), min(x, y), max(x, y). Nulls are SQL's: arithmetic and comparisons with a null are
-null, `and` and `or` know three values, only is_null answers true or false on a null. Division by zero is null.
+and, or, not, is_null(x), abs(x), min(x, y), max(x, y); `=` means `==`. Nulls are SQL's: arithmetic and comparisons with
+a null are null, `and` and `or` know three values, only is_null answers true or false on a null. Division by zero is
+null.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _TOKEN = re.compile(
     |(?P<name>[A-Za-z_][A-Za-z0-9_]*)
     |`(?P<quoted>[^`]+)`
     |'(?P<string>(?:[^'\\]|\\.)*)'|"(?P<string2>(?:[^"\\]|\\.)*)"
-    |(?P<sign><=|>=|==|!=|<|>|\+|-|\*|/|%|\(|\)|,))""",
+    |(?P<sign><=|>=|==?|!=|<|>|\+|-|\*|/|%|\(|\)|,))""",
     re.VERBOSE,
 )
 _WORDS = {"and", "or", "not", "in", "true", "false", "null"}
@@ -114,6 +115,8 @@ class _Parser:
                 kind = "sign"
             elif kind == "quoted":
                 kind = "column"
+            elif value == "=":  # as in SQL
+                value = "=="
             tokens.append((kind, value, match.start(match.lastgroup or 0)))
             at = match.end()
         if not tokens:

@@ -41,6 +41,7 @@ def result(text: str) -> list[object]:
         ("is_null(a) or is_null(b)", [False, False, True, True]),
         ("s in ('x', 'z')", [True, False, True, True]),
         ('s == "y"', [False, True, False, False]),
+        ("n = 2", [False, True, False, False]),
         ("max(n, 2) - min(n, 3)", [1, 0, 0, 1]),
         ("abs(a)", [1, 2, None, 4]),
         ("`odd name` == 1 and true", [True] * 4),

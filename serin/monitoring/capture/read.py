@@ -121,12 +121,30 @@ def _pieces(file: pq.ParquetFile, part: Part, columns: Sequence[str]) -> Iterato
 def alike(tables: Sequence[pa.Table]) -> pa.Table:
     """One table out of several whose columns may differ, as those of model versions do: what one lacks is null, numbers
     get the wider type, and what cannot be reconciled becomes a string."""
+    schema = common_schema([table.schema for table in tables])
+    return pa.concat_tables([fitted(table, schema) for table in tables])
+
+
+def common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """All columns of `schemas`, each with a type that holds the values of all of them."""
     types: dict[str, pa.DataType] = {}
-    for table in tables:
-        for field in table.schema:
+    for schema in schemas:
+        for field in schema:
             types[field.name] = _common(types.get(field.name, field.type), field.type)
-    schema = pa.schema(list(types.items()))
-    return pa.concat_tables([_fitted(table, schema) for table in tables])
+    return pa.schema(list(types.items()))
+
+
+def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with the columns of `schema`; what it lacks is null."""
+    if table.schema.equals(schema):
+        return table
+    columns = []
+    for field in schema:
+        if field.name in table.column_names:
+            columns.append(table.column(field.name).cast(field.type))
+        else:
+            columns.append(pa.nulls(table.num_rows, field.type))
+    return pa.table(columns, schema=schema)
 
 
 def _rest(part: Part, seen: int) -> Part | None:
@@ -193,13 +211,3 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         return pa.unify_schemas(pair, promote_options="permissive").field("x").type
     except pa.ArrowException:
         return pa.string()
-
-
-def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = []
-    for field in schema:
-        if field.name in table.column_names:
-            columns.append(table.column(field.name).cast(field.type))
-        else:
-            columns.append(pa.nulls(table.num_rows, field.type))
-    return pa.table(columns, schema=schema)

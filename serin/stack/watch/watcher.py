@@ -16,6 +16,7 @@ from serin.machine import environment
 from serin.monitoring.alerts.book import AlertBook
 from serin.stack.host.standing import log_to_stdout
 from serin.stack.watch.alerts_duty import AlertsDuty
+from serin.stack.watch.capture_duty import CaptureDuty
 from serin.stack.watch.drift_duty import DriftDuty
 from serin.stack.watch.duty import Duty, Rounds
 from serin.stack.watch.metrics.server import MetricsServer
@@ -25,7 +26,8 @@ log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is _
 
 def duties(home: Path) -> list[Duty]:
     """Returns all duties, the recorder first: the others read what it writes."""
-    return [AlertsDuty(home), DriftDuty(home, AlertBook(home))]
+    alerts = AlertBook(home)
+    return [CaptureDuty(home, alerts), AlertsDuty(home), DriftDuty(home, alerts)]
 
 
 def run(home: Path, stop: threading.Event) -> None:

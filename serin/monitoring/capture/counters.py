@@ -1,0 +1,163 @@
+"""How many requests were recorded and dropped, for each release. Kept in counters.json, which also says which files of
+the spool the records hold already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from serin.formats.captures import (
+    captures_folder,
+    hours_captured,
+    parts_of_hour,
+    read_document,
+    versions_captured,
+)
+
+_MOST_WRITERS = 500
+
+
+@dataclass(slots=True)
+class ReleaseCounts:
+    """`requests` and `rows`: recorded. `dropped`: requests that were drawn and lost because a buffer, the spool or the
+    disk was full, or the file was damaged. `damaged`: files of the spool whose end was missing or that could not be
+    read. `share`: of the requests, the share that is drawn."""
+
+    requests: int = 0
+    rows: int = 0
+    dropped: int = 0
+    damaged: int = 0
+    share: float = 0.0
+
+
+@dataclass(slots=True)
+class WriterCounts:
+    """What is known of one process that writes to the spool. `file`: the number of its last file that was recorded.
+    `requests`: how many of its requests were recorded. `lost`: how many it has drawn that were not recorded."""
+
+    file: int = -1
+    requests: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The content of counters.json while a commit is prepared."""
+
+    releases: dict[str, ReleaseCounts]
+    writers: dict[str, WriterCounts]
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Counters:
+        return cls(
+            {name: ReleaseCounts(**entry) for name, entry in document.get("releases", {}).items()},
+            {name: WriterCounts(**entry) for name, entry in document.get("writers", {}).items()},
+        )
+
+    @property
+    def requests(self) -> int:
+        return sum(release.requests for release in self.releases.values())
+
+    @property
+    def dropped(self) -> int:
+        return sum(release.dropped for release in self.releases.values())
+
+    def limit_writers(self) -> None:
+        """Leaves out the writers that started longest ago when there are very many. Names begin with the start time."""
+        by_start = sorted(self.writers, key=lambda name: name.rpartition("/")[2])
+        for name in by_start[:-_MOST_WRITERS]:
+            del self.writers[name]
+
+    def release(self, name: str) -> ReleaseCounts:
+        return self.releases.setdefault(name, ReleaseCounts())
+
+    def writer(self, name: str) -> WriterCounts:
+        return self.writers.setdefault(name, WriterCounts())
+
+    def into(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            **document,
+            "releases": {name: _fields(entry) for name, entry in sorted(self.releases.items())},
+            "writers": {name: _fields(entry) for name, entry in sorted(self.writers.items())},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionCaptures:
+    """The records of a version that are kept now."""
+
+    version: int
+    hours: int
+    rows: int
+    bytes: int
+    first_hour: str
+    last_hour: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturesView:
+    """A model's records: totals since the beginning, and what is kept now."""
+
+    model: str
+    requests: int
+    rows: int
+    dropped: int
+    damaged: int
+    releases: Mapping[str, ReleaseCounts]
+    versions: tuple[VersionCaptures, ...] = field(default=())
+
+    @property
+    def bytes(self) -> int:
+        return sum(version.bytes for version in self.versions)
+
+
+def read_captures(home: Path, model: str) -> CapturesView | None:
+    """The view of a model's records; None when nothing was ever recorded. Looks at every file's name."""
+    if not captures_folder(home, model).is_dir():
+        return None
+    releases = Counters.of(read_document(home, model)).releases
+    kept = [_version(home, model, version) for version in versions_captured(home, model)]
+    return CapturesView(
+        model=model,
+        requests=sum(each.requests for each in releases.values()),
+        rows=sum(each.rows for each in releases.values()),
+        dropped=sum(each.dropped for each in releases.values()),
+        damaged=sum(each.damaged for each in releases.values()),
+        releases=releases,
+        versions=tuple(each for each in kept if each is not None),
+    )
+
+
+def models_captured(home: Path) -> list[str]:
+    """The models that have records."""
+    folder = captures_folder(home)
+    return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def _version(home: Path, model: str, version: int) -> VersionCaptures | None:
+    hours = hours_captured(home, model, version)
+    folder = captures_folder(home, model) / str(version)
+    parts = [part for hour in hours for part in parts_of_hour(folder / hour)]
+    if not parts:
+        return None
+    return VersionCaptures(
+        version=version,
+        hours=len({part.hour for part in parts}),
+        rows=sum(part.rows for part in parts),
+        bytes=sum(_size(part.path) for part in parts),
+        first_hour=min(part.hour for part in parts),
+        last_hour=max(part.hour for part in parts),
+    )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # merged since it was listed
+        return 0
+
+
+def _fields(entry: ReleaseCounts | WriterCounts) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in entry.__slots__}

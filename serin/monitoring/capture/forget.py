@@ -1,0 +1,114 @@
+"""Deletes recorded rows for which an expression is true: a person's, for example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from serin.expressions import Expression, ExpressionError, Masked, evaluate, parse
+from serin.formats.captures import captures_folder, hours_captured, parts_of_hour, versions_captured, writing
+from serin.monitoring.capture.merge import rewrite
+
+Forgotten = Callable[[pa.Table], int]
+"""Deletes what else is known of these rows (`_id`, `_row`, `_client_id`), such as labels; returns how much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """What was deleted. `others`: how much else was deleted with the rows. `unread`: columns of the expression that
+    some versions do not have; for those versions they are null."""
+
+    rows: int
+    files: int
+    others: int = 0
+    unread: tuple[str, ...] = ()
+
+
+def forget(
+    home: Path, model: str, where: str, *, remove: bool = True, also: Sequence[Forgotten] = ()
+) -> Deletion:
+    """Deletes the rows of all versions for which `where` is true. Raises ExpressionError when it cannot be computed:
+    nothing is deleted then. `remove`: otherwise rows are only counted. `also`: called with the rows of each file before
+    they are deleted, so that a repeated call finds them after a crash."""
+    expression = parse(where)
+    known = _types(home, model)
+    for name in expression.columns:
+        if known and name not in known:
+            columns = ", ".join(sorted(known))
+            raise ExpressionError(f"{where!r}: the records have no column {name!r}; they have {columns}")
+    rows = files = others = 0
+    unread: set[str] = set()
+    for folder in _folders(home, model):
+        with writing(home, model):
+            for part in parts_of_hour(folder):
+                table, missing = _columns(part.path, expression, known)
+                going = matches(expression, table)
+                count = int(going.sum())
+                unread |= missing
+                if not count:
+                    continue
+                rows, files = rows + count, files + 1
+                if remove:
+                    others += sum(act(table.filter(pa.array(going))) for act in also)
+                    rewrite(folder, [part], pa.array(~going))
+    return Deletion(rows=rows, files=files, others=others, unread=tuple(sorted(unread)))
+
+
+def matches(expression: Expression, table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """For each row whether the expression is true; null counts as false."""
+    if not table.num_rows:
+        return np.zeros(0, bool)
+    names = ["_row", *expression.columns]  # at least one: it says how many rows there are
+    result = evaluate(expression, {name: _masked(table.column(name)) for name in names})
+    values = np.broadcast_to(result.values, (table.num_rows,))
+    null = np.broadcast_to(result.null, (table.num_rows,))
+    if values.dtype != bool:
+        raise ExpressionError(f"{expression.text!r} is not a condition: write for example passenger_id == 17")
+    return values & ~null
+
+
+def _masked(column: pa.ChunkedArray) -> Masked:
+    kind = column.type
+    if pa.types.is_nested(kind):
+        raise ExpressionError(f"columns of type {kind} cannot be used in a condition")
+    if pa.types.is_timestamp(kind):
+        column = column.cast(pa.timestamp("us")).cast(pa.int64())
+        kind = column.type
+    null = pc.is_null(column).to_numpy().astype(bool)
+    fill = pa.scalar("" if pa.types.is_string(kind) else 0).cast(kind)
+    values = pc.fill_null(column, fill).to_numpy()
+    return Masked(np.asarray(values).astype(str) if pa.types.is_string(kind) else np.asarray(values), null)
+
+
+def _columns(path: Path, expression: Expression, known: dict[str, pa.DataType]) -> tuple[pa.Table, set[str]]:
+    wanted = ["_id", "_row", "_client_id", *expression.columns]
+    with pq.ParquetFile(path) as file:
+        there = set(file.schema_arrow.names)
+        table = file.read([name for name in dict.fromkeys(wanted) if name in there])
+    missing = set(expression.columns) - there
+    for name in missing:
+        table = table.append_column(name, pa.nulls(table.num_rows, known[name]))
+    return table.replace_schema_metadata(None), missing
+
+
+def _types(home: Path, model: str) -> dict[str, pa.DataType]:
+    """The columns of all records and their types in the newest part."""
+    types: dict[str, pa.DataType] = {}
+    for folder in _folders(home, model):
+        for part in parts_of_hour(folder)[-1:]:
+            types |= {field.name: field.type for field in pq.read_schema(part.path)}
+    return types
+
+
+def _folders(home: Path, model: str) -> list[Path]:
+    return [
+        captures_folder(home, model) / str(version) / hour
+        for version in versions_captured(home, model)
+        for hour in hours_captured(home, model, version)
+    ]

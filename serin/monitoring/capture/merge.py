@@ -1,0 +1,142 @@
+"""Merges the small parts of an hour into few files. Readers and followers see every row once at any time."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serin.formats.captures import (
+    SCRATCH,
+    Part,
+    captures_folder,
+    file_name,
+    finish,
+    hour_began,
+    hours_captured,
+    part_map,
+    parts_of_hour,
+    read_document,
+    scratch_writer,
+    versions_captured,
+    writing,
+)
+from serin.machine.durable import sync
+from serin.monitoring.capture.read import common_schema, fitted
+
+MOST_SMALL = 48  # parts of an hour that is not over yet
+_OVER_S = 3600.0 + 600.0  # after its beginning an hour gets no more rows, unless the clock jumps
+_LARGE_ROWS = 1 << 21
+_GROUP_ROWS = 1 << 16
+
+
+def merge_parts(home: Path, model: str, now: float, *, most_small: int = MOST_SMALL) -> int:
+    """Merges parts of hours that are over, and of others that have many. Returns how many files were replaced."""
+    count = 0
+    for version in versions_captured(home, model):
+        for hour in hours_captured(home, model, version):
+            folder = captures_folder(home, model) / str(version) / hour
+            least = 2 if now - hour_began(hour) > _OVER_S else most_small
+            if len(parts_of_hour(folder)) < least:
+                continue
+            with writing(home, model):
+                for run in list(_runs(parts_of_hour(folder))):
+                    if len(run) >= least:
+                        rewrite(folder, run)
+                        count += len(run)
+    return count
+
+
+def rewrite(folder: Path, run: Sequence[Part], keep: pa.Array | None = None) -> None:
+    """Replaces files that follow each other in `folder` by one, with the rows for which `keep` is true.
+
+    The caller holds the lock.
+    """
+    schema = common_schema([pq.read_schema(part.path) for part in run])
+    numbers = _numbers(run, keep)
+    rows = sum(rows for _, rows in numbers)
+    path = folder / file_name(run[0].first, run[-1].last, rows)
+    if rows:
+        scratch = folder / f"{SCRATCH}{secrets.token_hex(8)}"
+        try:
+            with scratch_writer(scratch, schema, numbers) as writer:
+                for table in _tables(run, schema, keep):
+                    writer.write_table(table)
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+        sync(folder)
+    for part in run:
+        if part.path != path:
+            part.path.unlink(missing_ok=True)
+    sync(folder)
+
+
+def tidy(home: Path, model: str) -> None:
+    """Removes what a process that was killed left: unfinished files, and files that others replace."""
+    with writing(home, model) as folder:
+        finish(folder, read_document(home, model))
+        for path in folder.glob(f"{SCRATCH}*"):
+            path.unlink()
+        for version in versions_captured(home, model):
+            for hour in hours_captured(home, model, version):
+                _tidy_hour(folder / str(version) / hour)
+
+
+def _tidy_hour(folder: Path) -> None:
+    kept = {part.path for part in parts_of_hour(folder)}
+    for path in folder.iterdir():
+        if path not in kept and (path.name.startswith(SCRATCH) or path.suffix == ".parquet"):
+            path.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()  # when it is empty
+
+
+def _runs(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """Small parts that follow each other, as many as fit into one file."""
+    run: list[Part] = []
+    for part in parts:
+        if part.rows >= _LARGE_ROWS or sum(each.rows for each in run) + part.rows > _LARGE_ROWS:
+            yield run
+            run = []
+        if part.rows < _LARGE_ROWS:
+            run.append(part)
+    yield run
+
+
+def _numbers(run: Sequence[Part], keep: pa.Array | None) -> list[tuple[int, int]]:
+    """The parts in the new file and how many rows of each remain."""
+    numbers = [entry for part in run for entry in part_map(part.path)]
+    if keep is None:
+        return numbers
+    ends = [0]
+    for _, rows in numbers:
+        ends.append(ends[-1] + rows)
+    return [
+        (number, int(keep[start:end].true_count if end > start else 0))
+        for (number, _), (start, end) in zip(numbers, pairwise(ends), strict=True)
+    ]
+
+
+def _tables(run: Sequence[Part], schema: pa.Schema, keep: pa.Array | None) -> Iterator[pa.Table]:
+    """The rows, about `_GROUP_ROWS` at a time."""
+    waiting: list[pa.Table] = []
+    place = 0
+    for part in run:
+        with pq.ParquetFile(part.path) as file:
+            for batch in file.iter_batches(_GROUP_ROWS):
+                table = fitted(pa.Table.from_batches([batch]), schema)
+                if keep is not None:
+                    table = table.filter(keep[place : place + batch.num_rows])
+                place += batch.num_rows
+                waiting.append(table)
+                if sum(each.num_rows for each in waiting) >= _GROUP_ROWS:
+                    yield pa.concat_tables(waiting).combine_chunks()
+                    waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting).combine_chunks()

@@ -1,0 +1,216 @@
+"""Moves requests from the spool to the records: each once, whenever it is killed, with bounded memory.
+
+A file of the spool is recorded a little after it was completed, when the gateway's log has the lines of its requests.
+The rows of several files and the numbers of those files are committed in one step (`formats.captures.commit`); then the
+files are deleted. After a crash, files whose numbers are committed are deleted and not recorded again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import pyarrow as pa
+
+from serin.errors import SerinError, SpoolBroken
+from serin.formats.captures import commit, finish, last_number, read_document, write_document, writing
+from serin.formats.serving.spool import SpoolBlock, SpoolFile, read_spool
+from serin.monitoring.capture.columns import block_rows, text
+from serin.monitoring.capture.counters import Counters
+from serin.monitoring.capture.log_index import LogIndex
+from serin.monitoring.capture.read import alike
+from serin.monitoring.capture.spool_files import SpoolEntry, clean_up, complete_files
+from serin.spec.monitoring import CaptureSpec
+from serin.store.artifacts import Release
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 2.0  # the gateway writes its log at least every second
+BATCH_BYTES = 16 << 20  # of the spool, read and committed at once
+_BEFORE_S = 15.0  # how long before a file's last write the requests in it may have ended
+_BEYOND_S = 5.0
+_RETRY_S = 20.0
+
+Settings = Callable[[Release], CaptureSpec | None]
+"""What a release's spec says about its records; None when the version no longer exists."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """`requests`: recorded by one call. `failed`: models whose records cannot be written now, and why."""
+
+    requests: int = 0
+    failed: dict[str, Exception] = field(default_factory=dict)
+
+
+class Recorder:
+    """`log`: the gateway's. `settle_s`: how long a complete file waits for the log."""
+
+    def __init__(
+        self,
+        home: Path,
+        log: Path,
+        settings: Settings,
+        *,
+        settle_s: float = SETTLE_S,
+        batch_bytes: int = BATCH_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._home, self._settings = home, settings
+        self._settle_s, self._batch_bytes, self._clock = settle_s, batch_bytes, clock
+        self._index = LogIndex(log)
+        self._seen: dict[Path, float] = {}
+        self._failed: dict[str, tuple[float, Exception]] = {}
+
+    def record(self, now: float) -> Outcome:
+        """Records what is ready. What cannot be written stays in the spool and is tried again later."""
+        clean_up(self._home, now)
+        entries = complete_files(self._home)
+        self._retry({entry.release.model for entry in entries})
+        ready, waiting = self._split(entries)
+        outcome = Outcome()
+        for batch in self._with_log(ready, waiting, now):
+            model = batch[0].release.model
+            if model in self._failed:
+                continue
+            try:
+                outcome.requests += self._record(batch)
+            except (OSError, SerinError, pa.ArrowException) as error:
+                self._failed[model] = self._clock(), error
+        outcome.failed = {model: error for model, (_, error) in self._failed.items()}
+        return outcome
+
+    def _split(self, entries: Sequence[SpoolEntry]) -> tuple[list[SpoolEntry], list[SpoolEntry]]:
+        """The files that are ready and those that wait. A writer's files become ready in their order."""
+        began = self._clock()
+        self._seen = {entry.path: self._seen.get(entry.path, began) for entry in entries}
+        ready, waiting, held = [], [], set()
+        for entry in entries:
+            young = began - self._seen[entry.path] < self._settle_s
+            if young or entry.writer in held or entry.release.model in self._failed:
+                held.add(entry.writer)
+                waiting.append(entry)
+            else:
+                ready.append(entry)
+        return ready, waiting
+
+    def _retry(self, models: set[str]) -> None:
+        """Finds out, without reading anything, whether the records of models that failed can be written again."""
+        for model, (t, _) in list(self._failed.items()):
+            if model not in models:
+                del self._failed[model]
+            elif self._clock() - t >= _RETRY_S:
+                try:
+                    with writing(self._home, model) as folder:
+                        write_document(folder, read_document(self._home, model))
+                    del self._failed[model]
+                    self._index.restart()  # to where the oldest file is
+                except (OSError, SerinError) as error:
+                    self._failed[model] = self._clock(), error
+
+    def _with_log(
+        self, ready: list[SpoolEntry], waiting: list[SpoolEntry], now: float
+    ) -> Iterator[list[SpoolEntry]]:
+        """Batches of files in order, each when the lines of its requests have been read as far as there are any."""
+        first = min((entry.modified for entry in ready + waiting), default=now)
+        self._index.read(first - _BEFORE_S)
+        while ready:
+            known = len(ready)
+            if not self._index.at_end:  # a long backlog: in step with the log
+                limit = self._index.newest - _BEYOND_S
+                known = next((place for place, each in enumerate(ready) if each.modified > limit), known)
+            yield from self._batches(ready[:known])
+            ready = ready[known:]
+            if ready:
+                self._index.forget(ready[0].modified - _BEFORE_S)
+                self._index.read(first)
+        young = [entry.modified for entry in waiting if entry.release.model not in self._failed]
+        self._index.forget(min(young, default=now) - _BEFORE_S)
+
+    def _batches(self, entries: Sequence[SpoolEntry]) -> Iterator[list[SpoolEntry]]:
+        """Files of one model, as many as are read at once."""
+        by_model = sorted(entries, key=lambda entry: entry.release.model)  # stable: each model's in order
+        for _, group in groupby(by_model, key=lambda entry: entry.release.model):
+            batch: list[SpoolEntry] = []
+            size = 0
+            for entry in group:
+                if batch and size + entry.bytes > self._batch_bytes:
+                    yield batch
+                    batch, size = [], 0
+                batch.append(entry)
+                size += entry.bytes
+            yield batch
+
+    def _record(self, batch: list[SpoolEntry]) -> int:
+        model = batch[0].release.model
+        with writing(self._home, model) as folder:
+            document = read_document(self._home, model)
+            document["last"] = last_number(self._home, model)
+            finish(folder, document)
+            counters = Counters.of(document)
+            before = counters.requests
+            fresh = [entry for entry in batch if entry.number > counters.writer(entry.writer).file]
+            if fresh:
+                rows = self._rows(fresh, counters)
+                counters.limit_writers()
+                commit(folder, counters.into(document), rows)
+            for entry in batch:
+                entry.path.unlink(missing_ok=True)
+        return counters.requests - before
+
+    def _rows(self, entries: Sequence[SpoolEntry], counters: Counters) -> list[tuple[int, pa.Table]]:
+        """The rows of each version. The counters are brought up to date."""
+        files = [(entry, file) for entry in entries if (file := _read(entry, counters)) is not None]
+        ids = [text(block.ids) for _, file in files for block in file.blocks]
+        logged = self._index.find(pa.concat_arrays([pa.array([], pa.string()), *ids]))
+        tables: dict[int, list[pa.Table]] = {}
+        place = 0
+        for entry, file in files:
+            settings = self._settings(entry.release)
+            rows = []
+            for block in file.blocks:
+                lines = logged.slice(place, block.requests)
+                place += block.requests
+                if settings is not None and block.requests:
+                    rows.append(_block_rows(file, block, lines, settings, entry.modified))
+            _count(entry, file, rows, counters)
+            tables.setdefault(entry.release.version, []).extend(rows)
+        return [(version, alike(some)) for version, some in tables.items() if some]
+
+
+def _read(entry: SpoolEntry, counters: Counters) -> SpoolFile | None:
+    counters.writer(entry.writer).file = entry.number
+    try:
+        return read_spool(entry.path)
+    except FileNotFoundError:
+        return None
+    except SpoolBroken as error:
+        log.warning("%s; its requests are counted as dropped", error)
+        counters.release(entry.release.name).damaged += 1
+        return None
+
+
+def _block_rows(
+    file: SpoolFile, block: SpoolBlock, lines: pa.Table, settings: CaptureSpec, written: float
+) -> pa.Table:
+    return block_rows(file.header, block, lines, mask=settings.mask, drop=settings.drop, written=written)
+
+
+def _count(entry: SpoolEntry, file: SpoolFile, rows: list[pa.Table], counters: Counters) -> None:
+    """Adds what a file holds. What its writer has drawn and is not recorded is lost: dropped by the writer, in a
+    damaged file, or of a version that no longer exists."""
+    writer, release = counters.writer(entry.writer), counters.release(entry.release.name)
+    release.damaged += bool(file.torn_bytes)
+    release.share = file.header.share
+    requests = sum(block.requests for block in file.blocks) if rows else 0
+    release.requests += requests
+    release.rows += sum(table.num_rows for table in rows)
+    writer.requests += requests
+    if file.blocks:
+        lost = max(0, file.blocks[-1].sent - writer.requests)
+        release.dropped += lost - writer.lost
+        writer.lost = lost

@@ -1,0 +1,74 @@
+"""Deletes old records: by age, and the oldest hours first when they take too much space."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from serin.formats.captures import (
+    captures_folder,
+    hour_began,
+    hours_captured,
+    versions_captured,
+    writing,
+)
+from serin.spec.monitoring import CaptureSpec
+
+_HOUR_S, _DAY_S = 3600.0, 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hour:
+    path: Path
+    began: float
+    bytes: int
+
+
+def expire(home: Path, model: str, limits: CaptureSpec, now: float | None, *, remove: bool = True) -> int:
+    """Deletes hours that are older than `limits.days` and then the oldest ones until the rest fits into
+    `limits.max_gb`. Returns the bytes. `now`: None when the clock cannot be trusted; then nothing is too old."""
+    hours = _hours(home, model)
+    total = sum(hour.bytes for hour in hours)
+    oldest = float("-inf") if now is None else now - limits.days * _DAY_S
+    going = []
+    for hour in hours:
+        if hour.began + _HOUR_S <= oldest or total > limits.max_gb * 1e9:
+            going.append(hour)
+            total -= hour.bytes
+    if going and remove:
+        with writing(home, model):
+            for hour in going:
+                shutil.rmtree(hour.path, ignore_errors=True)
+    return sum(hour.bytes for hour in going)
+
+
+def delete_version(home: Path, model: str, version: int) -> int:
+    """Deletes all records of a version and returns their bytes."""
+    folder = captures_folder(home, model) / str(version)
+    if not folder.is_dir():
+        return 0
+    with writing(home, model):
+        size = _size(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    return size
+
+
+def _hours(home: Path, model: str) -> list[_Hour]:
+    """All hours of all versions, oldest first."""
+    hours = []
+    for version in versions_captured(home, model):
+        for hour in hours_captured(home, model, version):
+            path = captures_folder(home, model) / str(version) / hour
+            hours.append(_Hour(path=path, began=hour_began(hour), bytes=_size(path)))
+    return sorted(hours, key=lambda hour: hour.began)
+
+
+def _size(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        try:
+            size += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return size

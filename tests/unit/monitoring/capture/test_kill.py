@@ -1,0 +1,117 @@
+"""kill -9 at every change that the recorder, a merge or a deletion makes to the disk: each row stays exactly once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import signal
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pytest
+
+from serin.formats.captures import SCRATCH, captures_folder
+from serin.monitoring.capture.counters import read_captures
+from serin.monitoring.capture.merge import tidy
+from serin.monitoring.capture.read import captured, parts, read_part
+from tests.unit.monitoring.capture.killed import die_at, forget_some, record
+from tests.unit.monitoring.capture.spooling import NOON, Backend, log_line, request
+
+NUMBERS = range(12)
+
+
+@pytest.fixture(scope="module")
+def forks() -> ForkServerContext:
+    """Children that have everything imported already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["serin.monitoring.capture.forget", "serin.monitoring.capture.recorder"])
+    return context
+
+
+def kill_everywhere(step: str, start: Path, forks: ForkServerContext, check: Callable[[Path], None]) -> int:
+    """Runs `step` on copies of `start`, killed at the first, second, ... change until it survives."""
+    for change in range(1, 200):
+        home = start.with_name(f"{step}-{change}")
+        shutil.copytree(start, home)
+        child = forks.Process(target=die_at, args=(step, str(home), change))
+        child.start()
+        child.join(120)
+        assert child.exitcode in (0, -signal.SIGKILL)
+        check(home)
+        shutil.rmtree(home)
+        if child.exitcode == 0:
+            return change
+    raise AssertionError("never survived")
+
+
+def ages(home: Path) -> list[int]:
+    return captured(home, "taxis", columns=["age"])["age"].to_pylist()
+
+
+def is_exact(home: Path) -> None:
+    """The next watcher completes what was begun."""
+    record(home)
+    tidy(home, "taxis")
+    assert ages(home) == [1000 * number for number in NUMBERS]
+    view = read_captures(home, "taxis")
+    assert view is not None
+    assert (view.requests, view.rows, view.dropped, view.damaged) == (len(NUMBERS), len(NUMBERS), 2, 0)
+    assert not list((home / "spool").rglob("*.rows"))
+    assert not [path for path in captures_folder(home).rglob("*") if path.name.startswith(SCRATCH)]
+
+
+def spooled(home: Path) -> None:
+    backend = Backend(home)
+    (home / "requests.jsonl").write_text("".join(log_line(n, NOON) for n in NUMBERS))
+    for start in NUMBERS[::6]:
+        backend.leave([request(n, NOON - 1 + n // 8) for n in range(start, start + 6)], dropped=start // 3)
+
+
+def test_every_request_is_recorded_once_wherever_the_recorder_is_killed(
+    tmp_path: Path, forks: ForkServerContext
+) -> None:
+    start = tmp_path / "start"
+    start.mkdir()
+    spooled(start)
+    changes = kill_everywhere("record", start, forks, is_exact)
+    assert changes > 15
+
+
+def test_a_merge_that_is_killed_neither_hides_nor_doubles_rows(
+    tmp_path: Path, forks: ForkServerContext
+) -> None:
+    start = tmp_path / "start"
+    start.mkdir()
+    spooled(start)
+    record(start)
+    seen = parts(start, "taxis")[0]
+
+    def follower_is_right(home: Path) -> None:
+        assert ages(home) == [1000 * number for number in NUMBERS]  # before anything is cleaned up
+        tables = [read_part(part, ["age"]) for part in parts(home, "taxis", after=seen.sequence)]
+        after = [age for table in tables if table is not None for age in table["age"].to_pylist()]
+        assert after == [1000 * number for number in NUMBERS if number >= 6]
+        is_exact(home)
+
+    kill_everywhere("merge", start, forks, follower_is_right)
+
+
+def test_rows_that_were_to_be_deleted_are_deleted_or_all_there(
+    tmp_path: Path, forks: ForkServerContext
+) -> None:
+    start = tmp_path / "start"
+    start.mkdir()
+    spooled(start)
+    record(start)
+
+    def others_are_there(home: Path) -> None:
+        kept = [1000 * number for number in NUMBERS if number not in (3, 4)]
+        assert [age for age in ages(home) if age in kept] == kept
+        forget_some(home)
+        assert ages(home) == kept
+        table = captured(home, "taxis")
+        assert pc.min(table["_t"]).as_py() is not None
+
+    kill_everywhere("forget", start, forks, others_are_there)
