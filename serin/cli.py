@@ -14,6 +14,7 @@ import typer
 from serin.api.progress import progress_lines
 from serin.commands import (
     alerts,
+    captures,
     explain,
     keys,
     labels,
@@ -73,6 +74,7 @@ for _module in (
     rollout,
     service,
     models,
+    captures,
     labels,
     explain,
     keys,

@@ -98,6 +98,7 @@ class PipelineSpec(Section):
         if self.has_data:
             found += [*self.data.problems(), *self.feature_problems()]
             found += [*self._segment_problems(), *self._search_problems()]
+            found += self.monitoring.capture.problems(self._request_columns())
         elif self.search is not None:
             found.append(
                 ("search", "needs data; a model that defines its own inputs is trained as its script says")
@@ -193,9 +194,12 @@ class PipelineSpec(Section):
             return f"data.rename calls it {new!r}; use that name"
         return f"add data.rename: {{{self.data.main}: {{{name}: input_{name}}}}} and use the new name here"
 
-    def _segment_problems(self) -> Iterator[tuple[str, str]]:
+    def _request_columns(self) -> set[str]:
         inputs = (column for feature in self.features for column in feature.inputs)
-        asked = {name for column in inputs for name in self.data.request_columns(column)}
+        return {name for column in inputs for name in self.data.request_columns(column)}
+
+    def _segment_problems(self) -> Iterator[tuple[str, str]]:
+        asked = self._request_columns()
         for segment in self.export.segments:
             if segment not in asked:
                 yield "export.segments", f"{segment!r} is not a column of a request{nearest(segment, asked)}"
