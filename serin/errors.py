@@ -68,6 +68,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── RolloutRefused          a command that cannot be honoured now
 │   ├── CommandRefused          the controller refused a command, for the reason it gives
 │   ├── RolloutFailed           a rollout that ended in a rollback
+│   ├── ReplayEnded             the process that sends recorded requests exited; it is started again
 │   ├── RolloutUnfinished       a rollout that outlasted its follower; it continues by itself
 │   ├── ControllerSilent        no controller answered a command (retryable)
 │   ├── JournalHeld             another controller decides for this model
@@ -772,6 +773,12 @@ class RolloutFailed(RolloutError):
     release: str
     model: str
     reason: str
+
+
+class ReplayEnded(RolloutError):
+    template = "the process that replays recorded requests exited with code {code}; the controller's log has its output"
+    retryable = True
+    code: int
 
 
 class RolloutUnfinished(RolloutError):

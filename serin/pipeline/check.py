@@ -127,7 +127,7 @@ def _unlike_live(spec: PipelineSpec, inputs: Sequence[InputColumn]) -> str:
     reason = difference(schema, replace(schema, inputs=tuple(inputs)))
     if not reason:
         return ""
-    rule = "" if spec.rollout.steps[0] == 100 else "; set rollout.steps: [100], or give it another name"
+    rule = "" if spec.rollout.shares[0] == 100 else "; set rollout.steps: [100], or give it another name"
     return f"clients of live version {live} must change: {reason}{rule}"
 
 

@@ -62,6 +62,17 @@ class CaptureSpec(Section):
                     hint = nearest(name, columns)
                     yield f"monitoring.capture.{key}", f"{name!r} is not a column of a request{hint}"
 
+    @property
+    def not_replayable(self) -> str:
+        """Why the recorded requests cannot be sent to another version, and what to do; empty: they can."""
+        if self.share == 0:
+            return "monitoring.capture.share is 0, so none are recorded; set it, such as 0.1, or leave shadow out"
+        if hidden := [*self.mask, *self.drop]:
+            keys = " and ".join(key for key, found in (("mask", self.mask), ("drop", self.drop)) if found)
+            removed = f"monitoring.capture.{keys} removes {', '.join(hidden)} from them"
+            return f"{removed}; record these columns, or leave shadow out"
+        return ""
+
 
 class DriftSpec(Section):
     """When live traffic counts as different from the training rows."""
