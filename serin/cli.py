@@ -15,6 +15,7 @@ from serin.api.progress import progress_lines
 from serin.commands import (
     alerts,
     captures,
+    drift,
     explain,
     keys,
     labels,
@@ -76,6 +77,7 @@ for _module in (
     models,
     captures,
     labels,
+    drift,
     explain,
     keys,
     tuning,

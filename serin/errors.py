@@ -76,6 +76,7 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── MonitoringError
 │   ├── AlertRefused            an alert that is not open (exit code 2)
 │   ├── ReceiverRefused         a receiver of alerts that cannot be added or removed as asked (exit code 2)
+│   ├── NotWatched              a model without a watch on drift, with the reason
 │   └── WatchStateBroken        a file of the watcher's state that cannot be read
 ├── StageFailed                 a stage that was run elsewhere failed; names the run
 ├── StageLost                   a stage's run elsewhere crashed or was lost (retryable)
@@ -839,6 +840,12 @@ class StageStopped(SerinError):
 
 class MonitoringError(SerinError):
     pass
+
+
+class NotWatched(MonitoringError):
+    template = "the drift of {model!r} is not watched: {reason}"
+    model: str
+    reason: str
 
 
 class WatchStateBroken(MonitoringError):

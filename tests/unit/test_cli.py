@@ -37,6 +37,7 @@ COMMAND_LINE = {
     "tune": "[MODEL] [--version] [--p99-ms] [--rows] [--max-rows] [--gpu-price] [--seconds] [--json]",
     "deploy": "[FILE]",
     "version": "",
+    "drift": "[MODEL] [--report] [--json]",
     "doctor": "[--json]",
     "env": "",
     "install gateway": "",
