@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 
 from serin.errors import PredictionFailed, RowsUnfit
 from serin.formats.bundle import with_answers
@@ -19,8 +20,11 @@ from serin.formats.schema import Schema, read_schema
 from serin.formats.wire import to_wire
 from serin.machine import environment
 from serin.machine.hardware import core_count
-from serin.store.artifacts import Bundle
+from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
+
+if TYPE_CHECKING:
+    from serin.monitoring.capture.bulk import BulkRecords
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +71,31 @@ def predict_in_bulk(
 
     pieces, folder = find_pieces(rows), Path(bundle.path)
     count = workers or core_count()
+    records = _records(bundle)
     if out is not None and not out.suffix:
-        return score_into_folder(folder, pieces, out, workers=count, scheduler=scheduler)
-    with _writer(out) as writer:
-        return score_pieces(folder, pieces, writer, workers=count, scheduler=scheduler)
+        done = score_into_folder(folder, pieces, out, workers=count, scheduler=scheduler)
+        if records is not None:
+            for number, path in enumerate(sorted(out.glob("part-*.parquet"))):
+                records.add(pq.read_table(path), number)
+    else:
+        with _writer(out) as writer:
+            tee = writer if records is None else _Recorded(writer, records)
+            done = score_pieces(folder, pieces, tee, workers=count, scheduler=scheduler)
+    if records is not None:
+        records.finish()
+    return done
+
+
+def _records(bundle: Bundle) -> BulkRecords | None:
+    """The records of this run; None when the version's spec records nothing."""
+    from serin.monitoring.capture.bulk import BulkRecords
+    from serin.stack.watch.capture_duty import read_capture_spec
+
+    settings = read_capture_spec(Path(bundle.path))
+    if not settings.share:
+        return None
+    release = Release(model=bundle.model, version=bundle.version)
+    return BulkRecords(environment.home(), release, read_schema(Path(bundle.path)), settings)
 
 
 def open_bundle(model: str, version: str) -> Bundle:
@@ -100,6 +125,18 @@ def _score(
         if not done:
             raise RowsUnfit(column="", reason=f"in {rows} has no rows")
     return done
+
+
+class _Recorded:
+    """Writes tables and records their rows."""
+
+    def __init__(self, writer: RowWriter, records: BulkRecords) -> None:
+        self._writer, self._records, self._pieces = writer, records, 0
+
+    def write_table(self, table: pa.Table) -> None:
+        self._writer.write_table(table)
+        self._records.add(table, self._pieces)
+        self._pieces += 1
 
 
 class _Terminal:

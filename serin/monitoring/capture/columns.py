@@ -4,6 +4,7 @@ over rows."""
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +55,7 @@ def _inputs(
             kind = TYPE_OF_KIND[tensor.kind]
             columns[names[tensor.name]] = pa.nulls(block.rows, kind if tensor.width == 1 else pa.list_(kind))
         else:
-            columns[names[tensor.name]] = _listed(_input(tensor.kind, values), block.rows, tensor.width)
+            columns[names[tensor.name]] = listed(_of_input(tensor.kind, values), block.rows, tensor.width)
     return columns
 
 
@@ -103,11 +104,14 @@ def null_if_empty(values: pa.StringArray) -> pa.StringArray:
     return pc.if_else(pc.equal(pc.binary_length(values), 0), pa.scalar(None, pa.string()), values)
 
 
-def _input(kind: str, values: Values) -> pa.Array:
-    """Flat values with nulls in the place of the reserved values of the wire."""
-    if isinstance(values, Strings):
-        return null_if_empty(text(values))
-    flat = values.reshape(-1)
+def _of_input(kind: str, values: Values) -> pa.Array:
+    return (
+        null_if_empty(text(values)) if isinstance(values, Strings) else flat_input(kind, values.reshape(-1))
+    )
+
+
+def flat_input(kind: str, flat: npt.NDArray[Any]) -> pa.Array:
+    """Values with nulls in the place of the reserved values of the wire."""
     match kind:
         case "float":
             return pa.array(flat, pa.float32(), from_pandas=True)  # NaN is null
@@ -121,10 +125,10 @@ def _input(kind: str, values: Values) -> pa.Array:
 
 def _answer(tensor: Tensor, values: Values) -> pa.Array:
     flat = text(values) if isinstance(values, Strings) else pa.array(values.reshape(-1))
-    return _listed(flat, len(flat) // max(tensor.width, 1), tensor.width)
+    return listed(flat, len(flat) // max(tensor.width, 1), tensor.width)
 
 
-def _listed(flat: pa.Array, rows: int, width: int) -> pa.Array:
+def listed(flat: pa.Array, rows: int, width: int) -> pa.Array:
     """One list per row where a row has several values."""
     if width == 1:
         return flat

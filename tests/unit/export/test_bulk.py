@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,11 @@ from serin.export.build import export_model
 from serin.export.score.bulk import find_pieces
 from serin.export.session import open_session, run_in_batches
 from serin.formats.schema import read_schema
+from serin.formats.serving.spool import is_drawn
 from serin.formats.wire import to_wire
+from serin.monitoring.capture.counters import read_captures
+from serin.monitoring.capture.read import captured
+from serin.spec.monitoring import CaptureSpec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from tests.unit.export.small_dataset import flights, make_trained
@@ -95,6 +100,49 @@ def test_folders_and_globs_of_any_format_are_read_in_order_of_name(
     scored = pacsv.read_csv(out)
     assert scored.column("id").to_pylist() == list(range(ROWS))
     np.testing.assert_allclose(scored.column("score").to_numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("out", ["scored.parquet", "scored"])
+def test_rows_are_recorded_when_the_spec_says_so(
+    bundle: Bundle, expected: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    settings = CaptureSpec(share=0.5, mask=("carrier",), drop=("origin",))
+    monkeypatch.setattr("serin.stack.watch.capture_duty.read_capture_spec", lambda _: settings)
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+    table = pa.concat_tables([flights(ROWS)] * 8)
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=ROWS)
+    predict_in_bulk(bundle, str(tmp_path / "rows.parquet"), tmp_path / out, workers=2, scheduler=None)
+
+    recorded = captured(tmp_path / "home", bundle.model)
+    ids = recorded["_id"].unique().to_pylist()
+    assert 0 < len(ids) < 24
+    assert all(is_drawn(each, 0.5) for each in ids)
+    assert recorded.num_rows == 1000 * len(ids)
+    assert set(recorded["_source"].to_pylist()) == {"bulk"}
+    assert recorded["carrier"].null_count == recorded.num_rows
+    assert "origin" not in recorded.column_names
+    request = recorded.filter(pc.equal(recorded["_id"], ids[0]))
+    start = 1000 * int(ids[0].rpartition("-")[2])
+    assert request["_row"].to_pylist() == list(range(1000))
+    scores = request["_answer_score"].to_numpy()
+    np.testing.assert_allclose(scores, expected[start : start + 1000], atol=1e-6)
+    view = read_captures(tmp_path / "home", bundle.model)
+    assert view is not None
+    assert (view.requests, view.rows) == (len(ids), recorded.num_rows)
+
+
+def test_records_that_cannot_be_written_do_not_fail_the_scoring(
+    bundle: Bundle,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("serin.stack.watch.capture_duty.read_capture_spec", lambda _: CaptureSpec(share=1))
+    (tmp_path / "home").write_text("in the way")
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+    assert predict(bundle, rows, tmp_path / "scored.parquet").num_rows == ROWS
+    assert "not recorded" in caplog.text
 
 
 def test_nothing_to_read_is_one_clear_error(bundle: Bundle, tmp_path: Path) -> None:
