@@ -14,8 +14,7 @@ import typer
 from serin.api.progress import progress_lines
 from serin.commands import (
     alerts,
-    captures,
-    drift,
+    console,
     explain,
     keys,
     labels,
@@ -75,13 +74,12 @@ for _module in (
     rollout,
     service,
     models,
-    captures,
     labels,
-    drift,
     explain,
     keys,
     tuning,
     alerts,
+    console,
 ):
     _module.register(app)
 

@@ -78,7 +78,15 @@ async def run_stage(
         why = f"by run {run.name!r}: {entry['why']}"
         model, version = entry.get("version", (None, None))
         made = None if model is None else (model, version)
-        note(environment.home(), str(flow_run.id), entry["stage"], ran=entry["ran"], why=why, version=made)
+        note(
+            environment.home(),
+            str(flow_run.id),
+            entry["stage"],
+            ran=entry["ran"],
+            why=why,
+            version=made,
+            receipt=entry.get("receipt"),
+        )
     try:
         return TypeAdapter(kind).validate_python(await state.aresult())
     except MissingResult as error:

@@ -9,7 +9,10 @@ from typing import Annotated
 import typer
 
 from serin.commands.output import Json, show, show_json, show_table, when
-from serin.commands.run_entries import (
+from serin.errors import NotFound, NotUp
+from serin.machine import environment
+from serin.stack.prefect.login import stack_api
+from serin.stack.run_entries import (
     flow_run_details,
     flow_run_entries,
     known_runs,
@@ -17,9 +20,6 @@ from serin.commands.run_entries import (
     training_details,
     training_entries,
 )
-from serin.errors import NotFound, NotUp
-from serin.machine import environment
-from serin.stack.prefect.login import stack_api
 
 Run = Annotated[str, typer.Argument(help="A run's name, as `serin runs list` shows it.")]
 _NEWEST = 20

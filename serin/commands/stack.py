@@ -57,6 +57,7 @@ def up(
     addresses = {
         "gateway": stack.gateway_url,
         "prefect": stack.prefect_ui_url,
+        "console": stack.console_url,
         "prefect_api": stack.prefect_api_url,
         "prefect_login": str(login_file(stack.home)) if stack.owns_prefect else None,
         "home": str(stack.home),
@@ -67,6 +68,8 @@ def up(
     show(f"gateway  {addresses['gateway']}   (models answer at /v2/models/<name>/infer, HTTP and gRPC)")
     login = f"   (its page requires a login: cat {addresses['prefect_login']})" if stack.owns_prefect else ""
     show(f"Prefect  {addresses['prefect']}{login}")
+    if stack.console_url:
+        show(f"console  {stack.console_url}   (its page requires a login: serin console secret)")
     show(f"state    {addresses['home']}")
     show("next: `serin run SPEC` runs a pipeline, `serin status` shows the stack, `serin down` stops it")
 

@@ -7,6 +7,7 @@ SERIN_INVENTORY  a JSON file that replaces the machine's GPUs        (unset: ask
 SERIN_SERVING_MEMORY  of each GPU's memory, what leases leave to served models, in bytes (0)
 SERIN_GATEWAY_MEMORY  the most memory that the gateway takes, in bytes (a quarter of the machine's, 256 MB to 8 GB)
 SERIN_METRICS    where Prometheus may ask for metrics: host:port      (127.0.0.1, port 9464 or a free one)
+SERIN_CONSOLE    a YAML file with the console's settings              (unset: the defaults)
 SERIN_MACHINES   how many machines train together                    (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset)
 PREFECT_API_URL  a Prefect server to use instead of the stack's      (unset: the stack's)
@@ -74,6 +75,10 @@ def metrics_address() -> tuple[str, int] | None:
 def gateway_memory_bytes() -> int | None:
     """None: not set."""
     return _bytes("SERIN_GATEWAY_MEMORY", at_least=_LEAST_GATEWAY_BYTES)
+
+
+def console_file() -> Path | None:
+    return _path("SERIN_CONSOLE")
 
 
 def _bytes(variable: str, at_least: int = 0) -> int | None:

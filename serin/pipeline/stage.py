@@ -70,11 +70,12 @@ class StageCall:
         self.note(ran=False, reason=reason, value=value)
         return StageResult(value=value, ran=False, why=reason)
 
-    def begin(self, parts: StageKey) -> str:
-        """Logs and notes why the work is done; returns the reason."""
+    def begin(self, parts: StageKey, *, receipt: Path | None = None) -> str:
+        """Logs and notes why the work is done; returns the reason. `receipt`: its file, unless it is the stage's."""
         reason = why(self.home, self.name, parts, fresh=self.attempt is not None)
         self.log(f"{_WORK[self.stage]} ({reason})")
-        self.note(ran=True, reason=reason)
+        file = receipt or receipt_file(self.home, self.stage, self.key(parts))
+        self.note(ran=True, reason=reason, receipt=str(file.relative_to(self.home)))
         return reason
 
     def lock(self, key: str) -> AbstractContextManager[bool]:
@@ -121,11 +122,11 @@ class StageCall:
                 _first_shown.extend(held.ids)
             yield held
 
-    def note(self, *, ran: bool, reason: str, value: object = None) -> None:
+    def note(self, *, ran: bool, reason: str, value: object = None, receipt: str | None = None) -> None:
         """Records for the orchestrator's run the outcome of the stage, and the model version it published."""
         if self.run is not None:
             version = (value.model, value.version) if isinstance(value, Bundle) else None
-            note(self.home, self.run, self.stage, ran=ran, why=reason, version=version)
+            note(self.home, self.run, self.stage, ran=ran, why=reason, version=version, receipt=receipt)
 
 
 def name_attempt(*, fresh: bool, attempt: str | None) -> str | None:

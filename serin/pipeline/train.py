@@ -61,7 +61,7 @@ def train_model(
         known = None if fresh else find_checkpoint(model, training, dataset)
         if known is not None:
             return call.found(known, f"trained before: {known.path}")
-        why = call.begin(parts)
+        why = call.begin(parts, receipt=folder / "receipt.json")
         with (
             call.lease(train_needs(model, training)) as held,
             process_lines(lambda: (folder / "logs").glob("attempt-*.log"), label=rank_line),

@@ -94,11 +94,10 @@ class PipelineSpec(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        found = [*self._source_problems(), *self._shadow_problems()]
+        found = [*self._source_problems()]
         if self.has_data:
             found += [*self.data.problems(), *self.feature_problems()]
             found += [*self._segment_problems(), *self._search_problems()]
-            found += self.monitoring.capture.problems(self._request_columns())
         elif self.search is not None:
             found.append(
                 ("search", "needs data; a model that defines its own inputs is trained as its script says")
@@ -194,12 +193,9 @@ class PipelineSpec(Section):
             return f"data.rename calls it {new!r}; use that name"
         return f"add data.rename: {{{self.data.main}: {{{name}: input_{name}}}}} and use the new name here"
 
-    def _request_columns(self) -> set[str]:
-        inputs = (column for feature in self.features for column in feature.inputs)
-        return {name for column in inputs for name in self.data.request_columns(column)}
-
     def _segment_problems(self) -> Iterator[tuple[str, str]]:
-        asked = self._request_columns()
+        inputs = (column for feature in self.features for column in feature.inputs)
+        asked = {name for column in inputs for name in self.data.request_columns(column)}
         for segment in self.export.segments:
             if segment not in asked:
                 yield "export.segments", f"{segment!r} is not a column of a request{nearest(segment, asked)}"
@@ -209,10 +205,6 @@ class PipelineSpec(Section):
                 yield "export.groups", "has limits, but export.segments names no columns to group by"
             if groups.max_rate_gap is not None and self.data.target.task != "binary":
                 yield "export.groups.max_rate_gap", "is for binary targets, where a score selects a row"
-
-    def _shadow_problems(self) -> Iterator[tuple[str, str]]:
-        if self.rollout.has_shadow and (problem := self.monitoring.capture.not_replayable):
-            yield "rollout.steps", f"shadow replays recorded requests, but {problem}"
 
     def _search_problems(self) -> Iterator[tuple[str, str]]:
         if self.search is None:

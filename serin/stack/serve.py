@@ -21,8 +21,11 @@ from serin.serving.envoy.bootstrap import LOOPBACK
 from serin.serving.envoy.tls import TlsFiles, tls_pair
 from serin.serving.triton.installation import NO_FILTER, find_request_filter
 from serin.serving.triton.release_record import check_records
+from serin.stack.console.place import NOT_INSTALLED, ConsolePlace, choose_place, is_installed
+from serin.stack.console.settings import read_settings
 from serin.stack.down import clear_away, take_down
 from serin.stack.guard import key_trouble
+from serin.stack.host.ports import port_claims
 from serin.stack.host.standing import log_to_stdout
 from serin.stack.host.state import Stack, changing_stack, read_stack
 from serin.stack.host.supervisor import Supervisor
@@ -62,7 +65,12 @@ def serve(
             log.warning(trouble)
         url = environment.prefect_api_url() or ""
         stack = start_serving(
-            home, gateway_port=port, prefect_api_url=url, prefect_port=None, tls=tls is not None
+            home,
+            gateway_port=port,
+            prefect_api_url=url,
+            prefect_port=None,
+            tls=tls is not None,
+            console=_console(last),
         )
     try:
         _wait_for_gateway(home, stack)
@@ -72,6 +80,17 @@ def serve(
                 raise ProcessFailed(name="the supervisor", reason="it has exited", log=Supervisor(home).log)
     finally:
         take_down(home)
+
+
+def _console(last: Stack | None) -> ConsolePlace | None:
+    """Returns the console's place when SERIN_CONSOLE names its settings: in a container nobody reaches a free port."""
+    if environment.console_file() is None:
+        return None
+    if not is_installed():
+        log.warning(NOT_INSTALLED)
+        return None
+    with port_claims() as claims:
+        return choose_place(read_settings(), claims, last=last.console_port if last else None)
 
 
 def _wait_for_gateway(home: Path, stack: Stack) -> None:

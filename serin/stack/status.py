@@ -19,7 +19,7 @@ from serin.stack.guard import Guard, read_guard
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.host.supervisor import Child, Supervisor
 from serin.stack.prefect import rest_api
-from serin.stack.wiring import build_gateway, build_releases, request_log
+from serin.stack.wiring import CONSOLE, build_gateway, build_releases, request_log
 from serin.store.artifacts import Release
 from serin.store.store import Store
 
@@ -39,6 +39,7 @@ class Status:
     gateway: Address | None = None
     guard: Guard | None = None
     prefect: Address | None = None  # None: serving alone, as in a container without a Prefect server
+    console: Address | None = None  # None: it is not installed
     processes: tuple[Child, ...] = ()
     models: tuple[ModelStatus, ...] = ()
     ready: frozenset[str] = frozenset()  # names of releases that are ready
@@ -69,6 +70,7 @@ class Status:
             if self.gateway
             else None,
             "prefect": asdict(self.prefect) if self.prefect else None,
+            "console": asdict(self.console) if self.console else None,
             "processes": [
                 {"name": child.name, "state": child.state, "pid": child.pid} for child in self.processes
             ],
@@ -85,6 +87,8 @@ class Status:
             yield f"         {self.guard.words}"
         if self.prefect:
             yield f"Prefect  {self.prefect.url}  {'ready' if self.prefect.ready else 'NOT READY'}"
+        if self.console:
+            yield f"console  {self.console.url}  {'ready' if self.console.ready else 'NOT READY'}"
         for child in self.processes:
             pid = f"process {child.pid}" if child.pid else ""
             yield f"  {child.name:<24} {child.state:<9} {pid}".rstrip()
@@ -146,6 +150,7 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
         gateway=Address(url=stack.gateway_url, ready=build_gateway(home).ready()),
         guard=read_guard(home),
         prefect=_prefect(stack),
+        console=_console(stack, children),
         processes=children,
         models=models,
         ready=frozenset(release.name for release in named if fleet.state(release) == "ready"),
@@ -160,6 +165,13 @@ def _prefect(stack: Stack) -> Address | None:
     if not stack.prefect_api_url:
         return None
     return Address(url=stack.prefect_ui_url, ready=rest_api.answers(stack.prefect_api_url))
+
+
+def _console(stack: Stack, children: tuple[Child, ...]) -> Address | None:
+    if stack.console_url is None:
+        return None
+    running = any(child.name == CONSOLE and child.state == "running" for child in children)
+    return Address(url=stack.console_url, ready=running)
 
 
 def _named(model: ModelStatus, entry: ReleaseStatus) -> Release:

@@ -23,16 +23,18 @@ from serin.serving.envoy.gateway import DRAIN_S
 from serin.serving.envoy.tls import TlsFiles
 from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
 from serin.serving.triton.release_record import check_records
+from serin.stack.console.place import NOT_INSTALLED, ConsolePlace, answers, choose_place, is_installed
+from serin.stack.console.settings import read_settings
 from serin.stack.down import clear_away
 from serin.stack.guard import key_trouble
 from serin.stack.host.logs import log_says, log_size, log_tail
-from serin.stack.host.ports import choose_port, port_claims
+from serin.stack.host.ports import Claims, choose_port, port_claims
 from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes, rest_api
 from serin.stack.prefect.deploy import apply_deployments, make_pools, pool_template
 from serin.stack.prefect.login import stack_api
-from serin.stack.wiring import build_gateway, controller_process, start_serving
+from serin.stack.wiring import build_gateway, console_process, controller_process, start_serving
 
 logger = logging.getLogger(__name__)
 
@@ -79,13 +81,21 @@ def bring_up(
             prefect_port = choose_port(
                 claims, asked=ui_port, option="--ui-port", preferred=(*sticky, *_PREFECT_PORTS)
             )
+        console = _console(claims, last)
         with _down_on_failure(home):
             _prepare_gateway(home, gateway_port, tls, envoy_file)
             if last is not None and last.tls and tls is None:
                 logger.info(
                     "the last gateway here used TLS, this one does not: pass --tls-cert and --tls-key to keep it"
                 )
-            return _start(home, gateway_port, prefect_port, foreign, tls=tls is not None)
+            return _start(home, gateway_port, prefect_port, foreign, tls=tls is not None, console=console)
+
+
+def _console(claims: Claims, last: Stack | None) -> ConsolePlace | None:
+    if not is_installed():
+        logger.info(NOT_INSTALLED)
+        return None
+    return choose_place(read_settings(), claims, last=last.console_port if last else None)
 
 
 def _prepare_gateway(home: Path, port: int, tls: TlsFiles | None, envoy_file: Path | None) -> None:
@@ -134,7 +144,13 @@ def _foreign_prefect() -> str | None:
 
 
 def _start(
-    home: Path, gateway_port: int, prefect_port: int | None, foreign: str | None, *, tls: bool
+    home: Path,
+    gateway_port: int,
+    prefect_port: int | None,
+    foreign: str | None,
+    *,
+    tls: bool,
+    console: ConsolePlace | None,
 ) -> Stack:
     began = time.monotonic()
     stack = start_serving(
@@ -143,6 +159,7 @@ def _start(
         prefect_api_url=foreign or f"http://127.0.0.1:{prefect_port}/api",
         prefect_port=prefect_port,
         tls=tls,
+        console=console,
     )
     supervisor, gateway = Supervisor(home), build_gateway(home)
     if prefect_port is not None:
@@ -158,8 +175,19 @@ def _start(
     _wait(supervisor, gateway.process(), gateway.ready, seconds=20.0)
     for process in (controller_process(home), settler):
         _wait(supervisor, process, partial(supervisor.runs, process.name), seconds=20.0)
+    if console:
+        _wait_for_console(supervisor, home, console)
     logger.info(f"up after {time.monotonic() - began:.1f} s")
     return stack
+
+
+def _wait_for_console(supervisor: Supervisor, home: Path, console: ConsolePlace) -> None:
+    """Waits until the console answers. A stack serves its models without one, so a failure is only reported."""
+    ready = partial(answers, read_settings().address, console.port)
+    try:
+        _wait(supervisor, console_process(home), ready, seconds=60.0)
+    except ProcessFailed as failure:
+        logger.info(f"the console does not answer; everything else runs: {failure}")
 
 
 def _start_workers(supervisor: Supervisor, stack: Stack) -> None:

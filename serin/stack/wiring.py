@@ -7,20 +7,20 @@ import json
 import time
 from pathlib import Path
 
-from serin.formats.serving.spool import spool_root
 from serin.machine import environment
 from serin.machine.process import Process
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.keys import KeyFile
 from serin.serving.triton.process import TritonPorts, reclaim_shared_memory
 from serin.serving.triton.releases import Releases
+from serin.stack.console.place import ConsolePlace
 from serin.stack.host.process_scan import start_ticks
 from serin.stack.host.standing import stack_environment, standing_process
 from serin.stack.host.state import Stack, socket_folder, write_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.store.store import Store
 
-CONTROLLER, WATCHER = "controller", "watcher"
+CONTROLLER, WATCHER, CONSOLE = "controller", "watcher", "console"
 
 
 def request_log(home: Path) -> Path:
@@ -42,7 +42,7 @@ def key_file(home: Path) -> KeyFile:
 
 
 def build_releases(home: Path) -> Releases:
-    return Releases(home / "releases", host=Supervisor(home), store=Store.open(), spool=spool_root(home))
+    return Releases(home / "releases", host=Supervisor(home), store=Store.open())
 
 
 def controller_process(home: Path) -> Process:
@@ -57,10 +57,21 @@ def watcher_process(home: Path, *, owns_prefect: bool) -> Process:
     )
 
 
+def console_process(home: Path) -> Process:
+    return standing_process(home, CONSOLE, "serin.console.server")
+
+
 def start_serving(
-    home: Path, *, gateway_port: int, prefect_api_url: str, prefect_port: int | None, tls: bool
+    home: Path,
+    *,
+    gateway_port: int,
+    prefect_api_url: str,
+    prefect_port: int | None,
+    tls: bool,
+    console: ConsolePlace | None = None,
 ) -> Stack:
-    """Launches the supervisor, records the stack, and starts the gateway, the controller and the watcher."""
+    """Launches the supervisor, records the stack, and starts the gateway, the controller, the watcher and the
+    console."""
     supervisor = Supervisor(home)
     pid = supervisor.launch(stack_environment(home))
     stack = Stack(
@@ -72,11 +83,15 @@ def start_serving(
         prefect_port=prefect_port,
         since=time.time(),
         tls=tls,
+        console_url=console.url if console else None,
+        console_port=console.port if console else None,
     )
     write_stack(stack)
     watcher = watcher_process(home, owns_prefect=stack.owns_prefect)
     for process in (build_gateway(home).process(), controller_process(home), watcher):
         supervisor.start(process)
+    if console:
+        supervisor.start(console_process(home))
     return stack
 
 

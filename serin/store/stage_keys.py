@@ -134,13 +134,21 @@ def why(home: Path, name: str, key: StageKey, *, fresh: bool = False) -> str:
 
 
 def note(
-    home: Path, run: str, stage: str, *, ran: bool, why: str, version: tuple[str, int] | None = None
+    home: Path,
+    run: str,
+    stage: str,
+    *,
+    ran: bool,
+    why: str,
+    version: tuple[str, int] | None = None,
+    receipt: str | None = None,
 ) -> None:
-    """The outcome of a stage in a run, for `serin runs`. `version`: the model version it published, if any."""
+    """The outcome of a stage in a run, for `serin runs`. `version`: the model version it published, if any; `receipt`:
+    the file of its receipt, relative to the home."""
     path = _notes(home, run)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        entry = {"stage": stage, "ran": ran, "why": why, "version": version}
+        entry = {"stage": stage, "ran": ran, "why": why, "version": version, "receipt": receipt}
         file.write(json.dumps({name: value for name, value in entry.items() if value is not None}) + "\n")
 
 
@@ -154,7 +162,7 @@ def notes(home: Path, run: str) -> list[dict[str, Any]]:
     for line in lines:
         try:
             entry = json.loads(line)
-            found[entry["stage"]] = entry
+            found[entry["stage"]] = {**found.get(entry["stage"], {}), **entry}
         except (ValueError, KeyError, TypeError):
             continue  # cut short by a crash
     return list(found.values())

@@ -50,8 +50,7 @@ class Verifications:
     def _verify(self, now: Rollout) -> None:
         self._fleet.verify(now.candidate)
         if now.stable:
-            same_requests = now.plan.steps[0] < 100 or now.plan.shadow is not None
-            self._fleet.check_fits(now.candidate, now.stable, share=same_requests)
+            self._fleet.check_fits(now.candidate, now.stable, share=now.plan.steps[0] < 100)  # percent
         if now.baseline:
             self._fleet.verify(now.baseline)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
@@ -22,7 +21,6 @@ SOURCES = environment.application_folder() / "triton_models" / "onnx_native"
 LIBRARY = f"libtriton_{NATIVE}.so"
 
 _RUNTIME = "libonnxruntime.so"
-_FLAGS = ("-pthread",)
 
 
 def is_built(backends: Path) -> bool:
@@ -46,7 +44,7 @@ def build(compiler: Compiler, backends: Path, runtime: Path) -> None:
     scratch.mkdir(parents=True)
     source, made = SOURCES / "backend.cc", scratch / LIBRARY
     try:
-        compile_library(compiler, source, made, what="the ONNX backend", flags=_FLAGS)
+        compile_library(compiler, source, made, what="the ONNX backend")
     except TritonInstallFailed:
         shutil.rmtree(scratch)
         raise
@@ -58,19 +56,16 @@ def build(compiler: Compiler, backends: Path, runtime: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def native_settings(
-    schema: Schema, *, threads: int, max_string_bytes: int, recording: Sequence[str] = ()
-) -> bytes:
+def native_settings(schema: Schema, *, threads: int, max_string_bytes: int) -> bytes:
     """Returns the file that the backend reads beside the graph (columns.h). Names are hexadecimal: any name is
-    allowed. `recording`: the lines that say which requests are recorded."""
+    allowed."""
     lines = [f"threads {threads}", f"max_string_bytes {max_string_bytes}"]
     for column in schema.inputs:
         dims = ",".join(map(str, column.dims))
         lines.append(f"input {column.kind} {dims} {column.name.encode().hex()}")
     lines += [f"output {output.name.encode().hex()}" for output in schema.outputs]
-    return "\n".join([*lines, *recording, ""]).encode()
+    return "\n".join([*lines, ""]).encode()
 
 
 def _mark() -> str:
-    sources = sorted(file for kind in ("*.h", "*.cc", "*.map") for file in SOURCES.glob(kind))
-    return build_mark(sources, *_FLAGS)
+    return build_mark(sorted(file for kind in ("*.h", "*.cc", "*.map") for file in SOURCES.glob(kind)))

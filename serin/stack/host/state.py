@@ -37,6 +37,8 @@ class Stack:
     prefect_port: int | None  # None: a server that the stack did not start
     since: float
     tls: bool = False  # whether the gateway uses TLS
+    console_url: str | None = None  # None: the console does not run here
+    console_port: int | None = None
 
     @property
     def owns_prefect(self) -> bool:

@@ -19,17 +19,15 @@ from serin.stack.watch.alerts_duty import AlertsDuty
 from serin.stack.watch.capture_duty import CaptureDuty
 from serin.stack.watch.drift_duty import DriftDuty
 from serin.stack.watch.duty import Duty, Rounds
-from serin.stack.watch.history_duty import HistoryDuty
 from serin.stack.watch.metrics.server import MetricsServer
-from serin.stack.watch.promises import Promises
 
 log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is __main__ here
 
 
 def duties(home: Path) -> list[Duty]:
     """Returns all duties, the recorder first: the others read what it writes."""
-    alerts, promises = AlertBook(home), Promises()
-    return [CaptureDuty(home, alerts), AlertsDuty(home), HistoryDuty(home, promises), DriftDuty(home, alerts)]
+    alerts = AlertBook(home)
+    return [CaptureDuty(home, alerts), AlertsDuty(home), DriftDuty(home, alerts)]
 
 
 def run(home: Path, stop: threading.Event) -> None:

@@ -19,7 +19,7 @@ from serin.stack.host.state import read_stack, running_stack
 from tests.e2e.whole_stack import Stack, until
 from tests.signals import hit
 
-PARTS = {"prefect", "worker-cpu", "worker-gpu", "gateway", "controller", "reconciler"}
+PARTS = {"prefect", "worker-cpu", "worker-gpu", "gateway", "controller", "reconciler", "watcher", "console"}
 
 
 @pytest.fixture

@@ -1,0 +1,75 @@
+"""How the console writes times, durations, shares and sizes for people."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from serin.reports.charts import number
+
+
+def moment(t: float | None) -> Markup:
+    """Returns a time as an element that the page's script turns into the reader's time zone."""
+    if t is None:
+        return Markup("-")
+    when = datetime.fromtimestamp(t, UTC)
+    return Markup('<time datetime="{}">{}</time>').format(
+        when.isoformat(timespec="seconds"), f"{when:%Y-%m-%d %H:%M:%S} UTC"
+    )
+
+
+def ago(t: float | None) -> str:
+    """Returns how long ago something was."""
+    return "-" if t is None else f"{duration(max(time.time() - t, 0.0))} ago"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.0f} days"
+
+
+def ms(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g} ms" if math.isfinite(value) else "more"
+
+
+def percent(share: float | None) -> str:
+    """Returns a share between 0 and 1 as a percentage; a small one keeps its digits."""
+    if share is None:
+        return "-"
+    return f"{100 * share:.3g}%" if share == 0 or share >= 0.01 else f"{share * 100:.2g}%"
+
+
+def size(count: float | None) -> str:
+    if count is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def figure(value: float | None) -> str:
+    return "-" if value is None else number(value)
+
+
+def count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+FILTERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "moment": moment, "ago": ago, "duration": duration, "ms": ms, "percent": percent, "size": size, "figure": figure,
+    "count": count,
+}  # fmt: skip

@@ -1,0 +1,154 @@
+"""Login and logout: with the secret of a role, or with an OpenID Connect provider."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from serin.console import oidc
+from serin.console.forms import read_form, read_signed_form
+from serin.console.sessions import new_session, seal, session2cookie, unseal
+from serin.console.state import Console
+from serin.stack.console.secrets import Role, matching_role, signing_key
+
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[^\w .@+-]")
+_LONGEST_NAME = 60
+_STARTED = "serin-oidc"
+_STARTED_S = 600
+
+
+class Login:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    async def form(self, request: Request) -> Response:
+        if self._console.session(request):
+            return RedirectResponse(local_path(request.query_params), 303)
+        return self._page(request)
+
+    async def with_secret(self, request: Request) -> Response:
+        """Logs in with a secret. What was typed is neither repeated nor logged."""
+        console, client = self._console, request.client.host if request.client else "?"
+        fields = await read_form(console, request)
+        wait_s = console.attempts.wait_s(client)
+        if wait_s > 0:
+            log.warning("too many failed logins from %s", client)
+            refused = self._page(request, f"Too many failed attempts. Try again in {wait_s:.0f} s.", 429)
+            refused.headers["retry-after"] = str(math.ceil(wait_s))
+            return refused
+        role = (
+            matching_role(console.home, fields.get("secret", "").strip())
+            if console.settings.secrets
+            else None
+        )
+        if role is None:
+            console.attempts.fail(client)
+            log.warning("a login from %s failed", client)
+            return self._page(request, "This is not one of the console's secrets.", 401)
+        name = _NAME.sub("", fields.get("name", "")).strip()[:_LONGEST_NAME]
+        log.info("%s logged in from %s%s", role, client, f" as {name}" if name else "")
+        answer = RedirectResponse(local_path(fields), 303)
+        self._remember(answer, role, f"{name} (console {role})" if name else f"console {role}")
+        return answer
+
+    async def logout(self, request: Request) -> Response:
+        session = self._console.session(request)
+        if session is not None:
+            await read_signed_form(self._console, request, session)
+        answer = RedirectResponse("/login", 303)
+        answer.delete_cookie(
+            self._console.cookie, secure=self._console.secure, httponly=True, samesite="strict"
+        )
+        return answer
+
+    async def start(self, request: Request) -> Response:
+        """Sends the browser to the provider. What the answer must contain is kept in a short-lived cookie."""
+        settings = self._provider()
+        begun = await run_in_threadpool(oidc.begin, settings, self._callback_url)
+        answer = RedirectResponse(begun.url, 303)
+        started = {"state": begun.state, "nonce": begun.nonce, "verifier": begun.verifier}
+        answer.set_cookie(
+            _STARTED,
+            seal({**started, "next": local_path(request.query_params)}, self._key),
+            max_age=_STARTED_S,
+            path="/login",
+            secure=self._console.secure,
+            httponly=True,
+            samesite="lax",  # the provider's redirect is a navigation from another site
+        )
+        return answer
+
+    async def callback(self, request: Request) -> Response:
+        """Takes the provider's answer: one with a wrong state, nonce or signature logs nobody in."""
+        settings, sent = self._provider(), request.query_params
+        started = unseal(request.cookies.get(_STARTED, ""), self._key)
+        if started is None or sent.get("state") != started["state"]:
+            return self._page(request, "This login was not started here, or took too long. Start again.", 400)
+        if "code" not in sent:
+            return self._page(request, f"The provider refused: {sent.get('error', 'no reason')[:80]}", 401)
+        begun = oidc.Begun(url="", **{name: started[name] for name in ("state", "nonce", "verifier")})
+        try:
+            person = await run_in_threadpool(oidc.finish, settings, begun, sent["code"], self._callback_url)
+        except oidc.LoginRefused as refusal:
+            log.warning("an OpenID Connect login was refused: %s", refusal)
+            return self._page(request, str(refusal), 403)
+        log.info("%s logged in as %s", person.who, person.role)
+        # A redirect would still count as coming from the provider's site, and carry no strict cookie.
+        answer = self._console.page(request, "continue", title="Logged in", target=started["next"])
+        self._remember(answer, person.role, f"{person.who} (console {person.role})")
+        answer.delete_cookie(_STARTED, path="/login")
+        return answer
+
+    def _remember(self, answer: Response, role: Role, who: str) -> None:
+        console = self._console
+        lasts_s = console.settings.session
+        session = new_session(role, who, lasts_s=lasts_s)
+        answer.set_cookie(
+            console.cookie,
+            session2cookie(console.home, session),
+            max_age=int(lasts_s),
+            path="/",
+            secure=console.secure,
+            httponly=True,
+            samesite="strict",
+        )
+
+    def _page(self, request: Request, problem: str = "", status: int = 200) -> HTMLResponse:
+        return self._console.page(
+            request,
+            "login",
+            status=status,
+            title="Log in",
+            problem=problem,
+            next=local_path(request.query_params),
+            secrets=self._console.settings.secrets,
+            provider=self._console.provider_name,
+        )
+
+    def _provider(self) -> oidc.OidcSettings:
+        if self._console.settings.oidc is None:
+            raise HTTPException(404, "no OpenID Connect provider is configured")
+        return self._console.settings.oidc
+
+    @property
+    def _callback_url(self) -> str:
+        return f"{self._console.settings.url}/login/oidc/done"
+
+    @property
+    def _key(self) -> bytes:
+        return signing_key(self._console.home, "viewer")
+
+
+def local_path(fields: Mapping[str, str]) -> str:
+    """Returns the page to go to after the login; never one of another site."""
+    path = fields.get("next", "/")
+    return path if re.fullmatch(r"/(?![/\\])[\w/.-]*", path) else "/"

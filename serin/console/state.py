@@ -1,0 +1,114 @@
+"""What the console's handlers share: settings, templates, rendered views, and who is logged in."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from serin.console import formats
+from serin.console.guard import Attempts
+from serin.console.sessions import Session, cookie2session, csrf_token
+from serin.console.views.view import Parameters, View
+from serin.stack.console.settings import ConsoleSettings
+from serin.stack.host.state import read_stack
+
+STATIC = Path(__file__).parent / "static"
+_MOST_KEPT = 500
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A rendered view. The lock makes one thread render it while others wait for the result."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    until: float = 0.0
+    html: str = ""
+
+
+class Console:
+    """One console. `port` makes the cookie's name: two stacks on one machine have different ones."""
+
+    def __init__(self, home: Path, settings: ConsoleSettings, port: int) -> None:
+        self.home, self.settings, self.port = home, settings, port
+        self.attempts = Attempts()
+        self.secure = (settings.url or "").startswith("https://")
+        self.cookie = "__Host-serin" if self.secure else f"serin-{port}"
+        self._kept: dict[tuple[str, str, bool], _Kept] = {}
+        self._environment = Environment(
+            loader=PackageLoader("serin.console"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters.update(formats.FILTERS)
+        self._environment.globals.update(asset=_Assets(STATIC).url, home_name=str(home))
+
+    def session(self, request: Request) -> Session | None:
+        return cookie2session(self.home, request.cookies.get(self.cookie, ""))
+
+    def fragment(self, view: View, parameters: Parameters, *, may_act: bool) -> str:
+        """Returns the view as HTML; it is read and rendered at most once in `view.every_s` for everybody."""
+        key = (view.template, repr(sorted(parameters.items())), may_act)
+        if len(self._kept) > _MOST_KEPT:
+            self._kept.clear()
+        kept = self._kept.setdefault(key, _Kept())
+        with kept.lock:
+            if time.monotonic() >= kept.until:
+                found = view.read(self.home, parameters)
+                template = self._environment.get_template(f"views/{view.template}.html")
+                kept.html = template.render(found, may_act=may_act, now=time.time())
+                kept.until = time.monotonic() + view.every_s
+            return kept.html
+
+    def forget(self) -> None:
+        """Makes every view be read again: somebody has changed something."""
+        for kept in list(self._kept.values()):
+            kept.until = 0.0
+
+    def page(
+        self,
+        request: Request,
+        template: str,
+        *,
+        status: int = 200,
+        session: Session | None = None,
+        **values: Any,
+    ) -> HTMLResponse:
+        """Returns a page in the console's frame."""
+        stack = read_stack(self.home)
+        html = self._environment.get_template(f"{template}.html").render(
+            {"section": "", "title": "", "live": None, "content": Markup(""), **values},
+            session=session,
+            csrf=csrf_token(self.home, session) if session else "",
+            prefect_url=stack.prefect_ui_url if stack and stack.prefect_api_url else None,
+            path=request.url.path,
+        )
+        return HTMLResponse(html, status_code=status)
+
+    @property
+    def provider_name(self) -> str | None:
+        return urlsplit(self.settings.oidc.issuer).hostname if self.settings.oidc else None
+
+
+class _Assets:
+    """Addresses of static files with a part of their digest, so that a browser keeps each as long as it is current."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._known = folder, dict[str, str]()
+
+    def url(self, name: str) -> str:
+        if name not in self._known:
+            digest = hashlib.sha256((self._folder / name).read_bytes()).hexdigest()[:12]
+            self._known[name] = f"/static/{name}?v={digest}"
+        return self._known[name]

@@ -1,0 +1,91 @@
+"""GPUs with their leases and releases, and runs with their stages and receipts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from serin.console.formats import duration
+from serin.console.views.view import Parameters
+from serin.errors import NotFound, SerinError
+from serin.reports.charts import Bar, bars
+from serin.stack.gpu_use import read_gpu_use
+from serin.stack.host.state import read_stack
+from serin.stack.run_entries import (
+    RunEntry,
+    flow_run_details,
+    flow_run_entries,
+    training_details,
+    training_entries,
+)
+from serin.store.receipt import Receipt, read_receipt
+
+_MOST_RUNS = 60
+
+
+def read_gpus(home: Path, parameters: Parameters) -> dict[str, Any]:
+    del parameters
+    return {"gpus": read_gpu_use(home)}
+
+
+def read_runs(home: Path, parameters: Parameters) -> dict[str, Any]:
+    del parameters
+    trouble = ""
+    try:
+        flows = flow_run_entries(_MOST_RUNS)
+    except SerinError as error:
+        flows, trouble = [], str(error)
+    found = sorted([*flows, *training_entries()], key=lambda entry: -(entry.began or 0.0))
+    return {"runs": found[:_MOST_RUNS], "trouble": trouble, "longest": _longest(found), **_prefect(home)}
+
+
+def read_run(home: Path, parameters: Parameters) -> dict[str, Any]:
+    name = parameters["run"]
+    flow = flow_run_details(name)
+    found = flow or training_details(name)
+    if found is None:
+        raise NotFound(kind="run", name=name, known=[entry.name for entry in training_entries()])
+    receipts = _receipts(home, found)
+    return {
+        "run": found,
+        "is_flow": flow is not None,
+        "receipts": receipts,
+        "chart": _chart(receipts),
+        **_prefect(home),
+    }
+
+
+def _receipts(home: Path, found: dict[str, Any]) -> list[Receipt]:
+    """Returns the receipts of a run's stages, in their order; for a training its own."""
+    files = [
+        home / stage["receipt"] for stage in found.get("stages", []) if stage.get("receipt") and stage["ran"]
+    ]
+    if found.get("folder"):
+        files.append(Path(found["folder"]) / "receipt.json")
+    return [receipt for file in files if (receipt := read_receipt(file))]
+
+
+def _chart(receipts: list[Receipt]) -> str | None:
+    """Draws how long each stage took."""
+    if not receipts:
+        return None
+    rows = [
+        Bar(
+            label=receipt.stage,
+            value=receipt.seconds,
+            text=duration(receipt.seconds),
+            note=receipt.bound or "",
+        )
+        for receipt in receipts
+    ]
+    words = ", ".join(f"{row.label} {row.text}" for row in rows)
+    return bars(rows, width=640, label=90).embedded(f"Time of each stage: {words}")
+
+
+def _longest(runs: list[RunEntry]) -> float:
+    return max((run.seconds or 0.0 for run in runs), default=0.0) or 1.0
+
+
+def _prefect(home: Path) -> dict[str, Any]:
+    stack = read_stack(home)
+    return {"prefect": stack.prefect_ui_url if stack and stack.is_alive and stack.prefect_api_url else None}

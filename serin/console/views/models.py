@@ -1,0 +1,174 @@
+"""The overview of all models, and one model with its versions."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serin.console.views.view import Parameters
+from serin.errors import NotFound, SerinError
+from serin.formats.bundle import read_manifest
+from serin.formats.importance import read_importance
+from serin.formats.schema import read_schema
+from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.latency import ReleaseLatency
+from serin.reports.charts import Bar, bars
+from serin.rollout.run.status import ModelStatus, model_status
+from serin.rollout.run.status import status as rollout_statuses
+from serin.serving.external import External
+from serin.stack.combined_fleet import CombinedVersions
+from serin.stack.status import read_status
+from serin.store.store import Store
+
+_MOST_VERSIONS = 40
+_MOST_COLUMNS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    """A line of the overview. Rates and latencies are of the last minute, over all releases with traffic."""
+
+    name: str
+    live: int | None
+    versions: int
+    state: ModelStatus | None
+    alerts: int
+    requests_per_s: float
+    p99_ms: float | None
+    error_share: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRow:
+    number: int
+    alias: str
+    metrics: dict[str, float]
+    made: float | None
+    spec: str
+    trouble: str = ""
+
+
+def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
+    del parameters
+    found = read_status(home)
+    states = {state.name: state for state in rollout_statuses(home)}
+    store = Store.open()
+    known = CombinedVersions(store, External(home))
+    alerts = read_alerts(home, resolved=0).open
+    rows = []
+    for name in sorted({*store.models(), *(state for state in states if known.versions(state))}):
+        seen = [each for each in found.latency if each.model == name]
+        requests = sum(each.requests for each in seen)
+        rows.append(
+            ModelRow(
+                name=name,
+                live=states[name].live if name in states else None,
+                versions=len(known.versions(name)),
+                state=states.get(name),
+                alerts=sum(1 for record in alerts if record.alert.model == name),
+                requests_per_s=sum(each.requests_per_s for each in seen),
+                p99_ms=max((each.p99_ms for each in seen if each.p99_ms is not None), default=None),
+                error_share=sum(each.error_share * each.requests for each in seen) / requests
+                if requests
+                else None,
+            )
+        )
+    return {"status": found, "rows": rows, "alerts": len(alerts), "rolling": _rolling(rows)}
+
+
+def _rolling(rows: Sequence[ModelRow]) -> list[ModelStatus]:
+    return [row.state for row in rows if row.state and row.state.rollout.running]
+
+
+def read_model(home: Path, parameters: Parameters) -> dict[str, Any]:
+    model, store = parameters["model"], Store.open()
+    state = known_model(home, model)
+    aliases = store.aliases(model)
+    numbers = store.versions(model)
+    rows = [_version(store, model, number, aliases) for number in reversed(numbers[-_MOST_VERSIONS:])]
+    shown = aliases.get("live", numbers[-1] if numbers else None)
+    return {
+        "model": model,
+        "tab": "versions",
+        "state": state,
+        "rows": rows,
+        "left_out": max(len(numbers) - _MOST_VERSIONS, 0),
+        "metrics": sorted({name for row in rows for name in row.metrics}),
+        "external": not numbers,
+        "details": _details(store, model, shown) if shown else None,
+    }
+
+
+def known_model(home: Path, model: str) -> ModelStatus | None:
+    """Returns the status of a model; raises NotFound for a name that neither the store nor a rollout knows."""
+    state, store = model_status(home, model), Store.open()
+    if state is None and not store.versions(model):
+        raise NotFound(kind="model", name=model, known=store.models())
+    return state
+
+
+def _version(store: Store, model: str, number: int, aliases: dict[str, int]) -> VersionRow:
+    names = ", ".join(alias for alias, version in aliases.items() if version == number)
+    try:
+        metrics, made, spec = _facts(store.bundle(model, number).path)
+    except SerinError as error:
+        return VersionRow(number=number, alias=names, metrics={}, made=None, spec="", trouble=str(error))
+    return VersionRow(number=number, alias=names, metrics=metrics, made=made, spec=spec)
+
+
+@functools.lru_cache(maxsize=2000)  # a version never changes
+def _facts(folder: str) -> tuple[dict[str, float], float, str]:
+    manifest = read_manifest(Path(folder))
+    made = (Path(folder) / "manifest.json").stat().st_mtime
+    return dict(manifest.metrics), made, manifest.spec_digest[:12]
+
+
+def _details(store: Store, model: str, version: int) -> dict[str, Any] | None:
+    """Returns what clients send, what matters most, and how the version compared with the one before."""
+    try:
+        folder = Path(store.bundle(model, version).path)
+        schema, importance = read_schema(folder), read_importance(folder)
+    except (SerinError, OSError):
+        return None
+    champion = _json(folder / "champion.json")
+    drawing = None
+    if importance and importance.columns:
+        shown = [
+            Bar(label=each.column, value=max(each.loss, 0.0), text=f"{each.loss:+.4f}")
+            for each in importance.columns[:_MOST_COLUMNS]
+        ]
+        drawing = bars(shown, width=560, label=170).embedded(
+            f"Loss of {importance.metric} when a column is shuffled: "
+            + ", ".join(f"{bar.label} {bar.text}" for bar in shown)
+        )
+    return {
+        "version": version,
+        "inputs": schema.inputs,
+        "outputs": schema.outputs,
+        "metric": importance.metric if importance else "",
+        "importance": drawing,
+        "champion": champion.get("reason", ""),
+    }
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def releases_with_latency(
+    state: ModelStatus, latency: Sequence[ReleaseLatency]
+) -> list[tuple[Any, ReleaseLatency | None]]:
+    """Returns each release of a model with its latency of the last minute."""
+    seen = {(each.release, each.arm): each for each in latency}
+    found = []
+    for release in state.releases:
+        suffix = "-baseline" if release.arm == "baseline" else ""
+        found.append((release, seen.get((f"{state.name}-v{release.version}{suffix}", release.arm))))
+    return found

@@ -1,0 +1,232 @@
+"""Rollouts: the list of all, and one with its traffic, evidence, latencies and decisions."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serin.console.views.models import known_model
+from serin.console.views.view import Parameters
+from serin.evidence.histogram import bands_us, latency_name, quantiles_us
+from serin.formats.serving.journal import Decision, JournalReader
+from serin.reports.rollout_charts import EvidencePoint, evidence_drawing, latency_drawing, proof_drawing
+from serin.reports.svg import Drawing, Scale
+from serin.rollout.decide.evidence import Evidence
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.record import decision2rollout
+from serin.rollout.run.status import ModelStatus, history, reader
+from serin.rollout.run.status import status as rollout_statuses
+from serin.rollout.run.story import point, tell
+from serin.stack.wiring import request_log
+
+_MOST_DECISIONS = 60
+_MOST_POINTS = 240  # of a chart over time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardRow:
+    """The evidence of one guard. `share`: how far it is, on a logarithmic scale; `chance`: the share of rollouts of a
+    good version that ever look like this."""
+
+    name: str
+    e_value: float
+    threshold: float
+    share: float
+    chance: float
+    proof: bool = False
+
+    @property
+    def bar(self) -> str:
+        drawing = Drawing(160, 10)
+        drawing.rect(0, 2, 160, 6, "soft")
+        drawing.rect(0, 2, 160 * self.share, 6, "good" if self.proof else "alarm")
+        return stretched(drawing, f"{self.share:.0%} of the way to the threshold")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRow:
+    name: str
+    requests: int
+    errors: int
+    refused: int
+    quantiles: tuple[tuple[str, float | None, float, float], ...]  # name, value and band in ms
+
+
+def read_rollouts(home: Path, parameters: Parameters) -> dict[str, Any]:
+    del parameters
+    found = rollout_statuses(home)
+    running = [state for state in found if state.rollout.running]
+    ended = sorted((state for state in found if not state.rollout.running), key=lambda s: -s.rollout.decided)
+    return {"running": running, "ended": ended, "bars": {s.name: traffic_bar(s) for s in running}}
+
+
+def read_rollout(home: Path, parameters: Parameters) -> dict[str, Any]:
+    model = parameters["model"]
+    state = known_model(home, model)
+    shown: dict[str, Any] = {"model": model, "tab": "rollout", "state": state, "story": None}
+    if state is None:
+        return shown
+    decisions = _decisions(home, model, state.rollout.id)
+    if not decisions:
+        return shown
+    now, evidence, reason = _latest(home, decisions)
+    story = tell(thinned(decisions))
+    return {
+        **shown,
+        "story": story,
+        "reason": reason,
+        "now": now,
+        "bar": traffic_bar(state),
+        "guards": _guards(now.plan, point(now, evidence, time.time())) if evidence.blocks else [],
+        "arms": _arms(now, evidence) if evidence.blocks else [],
+        "evidence": _embedded(evidence_drawing(story), "Evidence against the candidate over time"),
+        "proof": _embedded(proof_drawing(story), "Evidence that the candidate is not slower, over time"),
+        "latency": _embedded(latency_drawing(story), "Latency distributions of both arms"),
+        "decisions": list(reversed(story.decisions[-_MOST_DECISIONS:])),
+        "earlier": _earlier(home, model, state.rollout.id),
+    }
+
+
+def thinned(decisions: list[Decision]) -> list[Decision]:
+    """Returns few enough decisions for a chart: those that look like their neighbours are left out."""
+    if len(decisions) <= _MOST_POINTS:
+        return decisions
+    every = len(decisions) // _MOST_POINTS + 1
+    kept, before = [], None
+    for index, decision in enumerate(decisions):
+        looks = (decision.phase, decision.weight, decision.verdict, decision.state.get("hold"))
+        if index % every == 0 or looks != before or decision.command or index == len(decisions) - 1:
+            kept.append(decision)
+        before = looks
+    return kept
+
+
+_READERS: dict[tuple[Path, str], tuple[str, JournalReader]] = {}
+_LOCK = threading.Lock()
+
+
+def _decisions(home: Path, model: str, rollout: str) -> list[Decision]:
+    """Returns the decisions of a rollout; a reader for each model reads only what is new."""
+    with _LOCK:
+        known, journal = _READERS.get((home, model), ("", None))
+        if journal is None or known != rollout:
+            journal = reader(home, model, rollout)
+            _READERS[home, model] = rollout, journal
+        return journal.decisions()
+
+
+def _latest(home: Path, decisions: list[Decision]) -> tuple[Rollout, Evidence, str]:
+    """Returns the rollout, its evidence up to now as the controller will find it, and the reason for its state."""
+    now = decision2rollout(decisions[-1])
+    if now.phase in (Phase.SHIFTING, Phase.BAKING):
+        found = LogJudge(request_log(home)).judge(now, time.time())
+        reason = now.reason if now.hold else found.reason
+        return now, Evidence.from_json(found.evidence.get("guards", {})), reason
+    last = next((each.evidence for each in reversed(decisions) if each.evidence.get("guards")), {})
+    return now, Evidence.from_json(last.get("guards", {})), now.reason
+
+
+def _guards(plan: Plan, seen: EvidencePoint) -> list[GuardRow]:
+    rows = [
+        GuardRow(
+            name=name,
+            e_value=e_value,
+            threshold=plan.rollback_at,
+            share=_share(e_value, plan.rollback_at),
+            chance=plan.rollback_risk(e_value),
+        )
+        for name, e_value in [("all together", seen.total), *seen.e_values.items()]
+    ]
+    return rows + [
+        GuardRow(
+            name=name,
+            e_value=e_value,
+            threshold=plan.promote_at,
+            share=_share(e_value, plan.promote_at),
+            chance=plan.promotion_risk(e_value),
+            proof=True,
+        )
+        for name, e_value in seen.proofs.items()
+    ]
+
+
+def _share(e_value: float, enough: float) -> float:
+    return min(max(math.log(max(e_value, 1e-300)) / math.log(enough), 0.0), 1.0)
+
+
+def _arms(now: Rollout, evidence: Evidence) -> list[ArmRow]:
+    rows = []
+    for name, counts, row in (
+        (now.candidate.name, evidence.candidate, evidence.seen[1]),
+        (now.stable.name if now.stable else "nothing", evidence.stable, evidence.seen[0]),
+    ):
+        found = zip(
+            now.plan.quantiles,
+            quantiles_us(row, now.plan.quantiles),
+            bands_us(row, now.plan.quantiles),
+            strict=True,
+        )
+        quantiles = tuple(
+            (latency_name(q), None if us is None else us / 1000, low / 1000, high / 1000)
+            for q, us, (low, high) in found
+        )
+        rows.append(
+            ArmRow(
+                name=name,
+                requests=counts.requests,
+                errors=counts.errors,
+                refused=counts.refused,
+                quantiles=quantiles,
+            )
+        )
+    return rows
+
+
+def traffic_bar(state: ModelStatus) -> str:
+    """Draws the share of each release as one bar."""
+    colours = {"stable": "blue", "baseline": "pale", "candidate": "orange"}
+    drawing, x = Drawing(600, 26), Scale(0.0, 100.0, 0.0, 600.0)
+    drawing.rect(0, 4, 600, 18, "soft")
+    left, words = 0.0, []
+    order = sorted(state.releases, key=lambda release: release.arm != "candidate")
+    for release in order:
+        width = x(left + release.weight_percent) - x(left)
+        drawing.rect(x(left), 4, width, 18, colours[release.arm])
+        left += release.weight_percent
+        words.append(f"version {release.version} ({release.arm}) {release.weight_percent:g}%")
+    return stretched(drawing, f"Traffic: {', '.join(words) or 'none'}")
+
+
+def stretched(drawing: Drawing, label: str) -> str:
+    """Returns a drawing of bars that is as wide as its place, whatever its height."""
+    return drawing.embedded(label).replace("<svg ", '<svg preserveAspectRatio="none" ', 1)
+
+
+def _embedded(drawing: Drawing | None, label: str) -> str | None:
+    return drawing.embedded(label) if drawing else None
+
+
+def _earlier(home: Path, model: str, current: str) -> list[dict[str, Any]]:
+    """Returns the rollouts before the current one, newest first."""
+    ends: dict[str, Decision] = {}
+    for decision in history(home, model):
+        ends[decision.rollout] = decision
+    ends.pop(current, None)
+    found = []
+    for decision in reversed(ends.values()):
+        now = decision2rollout(decision)
+        found.append(
+            {
+                "version": now.candidate.version,
+                "phase": now.phase.value,
+                "t": decision.t,
+                "reason": now.reason,
+            }
+        )
+    return found[:20]

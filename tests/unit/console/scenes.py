@@ -1,0 +1,94 @@
+"""A home as a stack leaves it: published versions, a rollout in the middle, an alert, a training."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from serin.monitoring.alerts.alert import Alert
+from serin.monitoring.alerts.book import AlertBook
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.judge import LogJudge
+from serin.stack.wiring import request_log
+from serin.store.store import Store
+from tests.fakes.rollout import FakeClock, FakeVersions
+from tests.fakes.traffic import Traffic
+from tests.unit.rollout.conftest import Scene
+from tests.unit.serving.bundles import MODEL, publish
+
+PLAN = Plan(steps=(20.0, 50.0, 100.0), step_s=5.0, min_requests=30, bake_s=3.0, drain_s=2.0, slo_ms=50.0)
+SECONDS = 25  # as long as the rollout takes to get there
+
+
+def furnish(home: Path) -> Scene:
+    """Leaves version 1 of MODEL live and version 2 in its rollout, with requests in the log up to now."""
+    store = Store(str(home / "store"))
+    for bias in (0.0, 0.1):
+        publish(store, bias=bias)
+    store.set_alias(MODEL, "live", 1)
+    scene = Scene(home, clock=FakeClock(t=time.time() - SECONDS), versions=FakeVersions({MODEL: [1, 2]}))
+    scene.promote_first(model=MODEL)
+    log = request_log(home)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    scene.kill()
+    scene.judge = LogJudge(log)  # type: ignore[assignment]
+    scene.command("start", 2, model=MODEL, plan=PLAN, by="ann")
+    for second in range(100):
+        scene.tick()
+        (now,) = scene.controller.rollouts()
+        if now.step == 1 and scene.clock.t - now.since > 3 and now.evidence.get("guards"):
+            break
+        if now.phase is Phase.SHIFTING:
+            _traffic(log, now, scene.clock.t, second)
+    fire(home)
+    _training(home)
+    return scene
+
+
+def fire(home: Path) -> None:
+    AlertBook(home).fire(
+        Alert(
+            key=f"{MODEL}/drift/carrier",
+            kind="drift",
+            model=MODEL,
+            release=f"{MODEL}-v1",
+            severity="ticket",
+            title="carrier has drifted",
+            text="AA: 12% of requests, 31% in training, since yesterday <b>",
+            since=time.time() - 7200,
+        ),
+        time.time() - 600,
+    )
+
+
+def _traffic(log: Path, now: Rollout, t: float, seed: int) -> None:
+    made = replace(Traffic(), epoch=now.epoch, share=now.weight_percent / 100)
+    with log.open("a") as file:
+        for request in made.requests(t - 0.5, 0.5, seed=seed):
+            release = f"{MODEL}-v{request.release.rpartition('-v')[2]}"
+            line: dict[str, Any] = request._asdict() | {
+                "t": f"{request.t:.6f}",
+                "model": MODEL,
+                "release": release,
+            }
+            file.write(json.dumps(line) + "\n")
+
+
+def _training(home: Path) -> None:
+    folder = home / "runs" / "training-1"
+    (folder / "result").mkdir(parents=True)
+    (folder / "training.json").write_text("{}")
+    (folder / "result" / "metrics.json").write_text(json.dumps({"metrics": {"auc": 0.75}}))
+    receipt = {
+        "format": "serin.store.receipt", "version": 1, "stage": "train", "started": time.time() - 100, "seconds": 12.5,
+        "device": [
+            {"id": "cpu", "name": "CPU", "booked_s": 12.5, "busy_share": 0.9, "peak_bytes": 9, "joules": None}
+        ],
+        "rows": 1000, "rows_per_s": 80.0, "data_wait_share": 0.1, "mfu": None, "joules": None, "cost": None,
+        "bound": "compute", "advice": "",
+    }  # fmt: skip
+    (folder / "receipt.json").write_text(json.dumps(receipt))

@@ -1,0 +1,162 @@
+"""What an operator does reaches the controller and its journal; what others try does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from serin.monitoring.alerts.read import read_alerts
+from serin.rollout.decide.plan import Plan
+from serin.rollout.run.commands import Command, ask
+from serin.rollout.run.status import history, model_status
+from tests.fakes.rollout import FakeJudge
+from tests.fakes.running_controller import running_controller
+from tests.unit.console.conftest import Visitor, visitor
+from tests.unit.console.scenes import fire
+
+MODEL = "flights"
+ABORT = f"/models/{MODEL}/rollout/abort"
+
+
+@contextmanager
+def rollout(home: Path) -> Iterator[Path]:
+    """Version 2 waits at its first step."""
+    plan = Plan(drain_s=0.1, warmup_s=0.0, bake_s=0.0)
+    with running_controller(home, MODEL, FakeJudge(step_s=3600.0, bake_s=0.0)):
+        for version in (1, 2):
+            ask(home, Command(kind="start", model=MODEL, version=version, by="ann", plan=plan))
+            _until(home, lambda state: state.live == 1 and state.rollout.phase in ("promoted", "shifting"))
+        _until(home, lambda state: state.rollout.phase == "shifting")
+        yield home
+
+
+@pytest.fixture
+def rolling(home: Path) -> Iterator[Path]:
+    with rollout(home):
+        yield home
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """For tests in which nothing happens to it."""
+    with pytest.MonkeyPatch.context() as patch, rollout(tmp_path_factory.mktemp("waiting")) as home:
+        patch.setenv("SERIN_HOME", str(home))
+        yield home
+
+
+def _until(home: Path, reached: object) -> None:
+    deadline = time.monotonic() + 30
+    while not ((state := model_status(home, MODEL)) and reached(state)):  # type: ignore[operator]
+        assert time.monotonic() < deadline, state
+        time.sleep(0.02)
+
+
+def act(somebody: Visitor, kind: str, **more: str) -> int:
+    path = f"/models/{MODEL}/rollout/{kind}"
+    return somebody.post(path, {**somebody.form(path), **more}).status_code
+
+
+def test_an_operator_pauses_resumes_and_aborts_and_the_journal_says_who(rolling: Path) -> None:
+    operator = visitor(rolling).login("operator", "Ada L.")
+    for kind, why in (("pause", "lunch"), ("resume", ""), ("abort", "looks <bad>")):
+        assert act(operator, kind, why=why) == 303
+    _until(rolling, lambda state: state.rollout.phase == "rolled_back")
+    by = {decision.by for decision in history(rolling, MODEL) if decision.command}
+    assert "Ada L. (console operator)" in by
+    page = operator.get(f"/models/{MODEL}/rollout").text
+    assert "looks &lt;bad&gt;" in page
+    assert "Ada L. (console operator)" in page
+
+
+def test_an_operator_promotes_and_rolls_back(rolling: Path) -> None:
+    operator = visitor(rolling).login("operator")
+    assert act(operator, "promote") == 303
+    _until(rolling, lambda state: state.live == 2 and not state.rollout.running)
+    assert act(operator, "rollback", version="1") == 303
+    _until(rolling, lambda state: state.live == 1 and not state.rollout.running)
+
+
+def test_a_viewer_is_shown_no_buttons_and_refused(waiting: Path) -> None:
+    viewer, operator = visitor(waiting).login("viewer"), visitor(waiting).login("operator")
+    assert "rollout/abort" not in viewer.get(f"/models/{MODEL}/rollout").text
+    assert viewer.get(ABORT).status_code == 403
+    fields = operator.form(ABORT)
+    token = viewer.get("/alerts").text.partition('name="csrf" value="')[2].partition('"')[0]
+    assert viewer.post(ABORT, {**fields, "csrf": token}).status_code == 403
+    _nothing_happened(waiting)
+
+
+@pytest.mark.parametrize(
+    ("change", "origin", "status"),
+    [
+        ({"csrf": ""}, "http://127.0.0.1:8090", 403),
+        ({"csrf": "0" * 64}, "http://127.0.0.1:8090", 403),
+        ({}, "http://evil.example", 403),
+        ({}, "null", 403),
+        ({"rollout": "another"}, "http://127.0.0.1:8090", 409),
+    ],
+)
+def test_a_forged_abort_is_refused(waiting: Path, change: dict[str, str], origin: str, status: int) -> None:
+    operator = visitor(waiting).login("operator")
+    fields = operator.form(ABORT)
+    assert operator.post(ABORT, {**fields, **change}, origin=origin).status_code == status
+    _nothing_happened(waiting)
+
+
+def test_a_token_of_another_session_is_refused(waiting: Path) -> None:
+    stolen = visitor(waiting).login("operator").form(ABORT)
+    assert visitor(waiting).login("operator").post(ABORT, stolen).status_code == 403
+    assert visitor(waiting).post(ABORT, stolen).status_code == 401
+    _nothing_happened(waiting)
+
+
+def test_what_the_controller_refuses_is_shown_with_its_reason(waiting: Path) -> None:
+    operator = visitor(waiting).login("operator")
+    path = f"/models/{MODEL}/rollout/resume"
+    answer = operator.post(path, operator.form(path))
+    assert answer.status_code == 409
+    assert "the controller refused" in answer.text
+
+
+def test_an_action_on_a_rollout_that_has_ended_is_refused(rolling: Path) -> None:
+    operator = visitor(rolling).login("operator")
+    fields = operator.form(ABORT)
+    assert operator.post(ABORT, fields).status_code == 303
+    _until(rolling, lambda state: not state.rollout.running)
+    assert operator.post(ABORT, fields).status_code == 409
+    assert operator.get(ABORT).status_code == 409
+    assert operator.get(f"/models/{MODEL}/rollout/explode").status_code == 404
+
+
+def test_an_operator_acknowledges_and_silences_an_alert_and_a_viewer_does_not(home: Path) -> None:
+    fire(home)
+    (alert,) = read_alerts(home).open
+    operator, viewer = visitor(home).login("operator", "Ada"), visitor(home).login("viewer")
+    paths = [f"/alerts/{alert.id}/{what}" for what in ("acknowledge", "silence")]
+    fields = [operator.form(path) for path in paths]
+    assert [viewer.post(path, each).status_code for path, each in zip(paths, fields, strict=True)] == [
+        403,
+        403,
+    ]
+    assert read_alerts(home).open[0].acknowledged is None
+    for path, each in zip(paths, fields, strict=True):
+        assert operator.post(path, {**each, "why": "on it", "hours": "8"}).status_code == 303
+    found = read_alerts(home, lines=5)
+    assert found.open[0].acknowledged_by == "Ada (console operator)"
+    assert found.open[0].silenced_until is not None
+    assert {line.by for line in found.journal if line.event in ("acknowledged", "silenced")} == {
+        "Ada (console operator)"
+    }
+    page = viewer.get("/alerts").text
+    assert "Acknowledged by Ada (console operator)" in page
+    assert "Silenced until" in page
+
+
+def _nothing_happened(home: Path) -> None:
+    state = model_status(home, MODEL)
+    assert state is not None
+    assert state.rollout.phase == "shifting"

@@ -1,0 +1,161 @@
+"""Who gets in: secrets, sessions, attempts, hosts and headers."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from serin.console.guard import Attempts
+from serin.console.sessions import cookie2session, new_session, session2cookie
+from serin.errors import SpecError, StackUnusable
+from serin.stack.console.secrets import ROLES, role_secret, rotate_secret, secret_file
+from serin.stack.console.settings import ConsoleSettings, read_settings
+from tests.unit.console.conftest import BASE, visitor
+
+
+def test_without_a_session_every_view_leads_to_the_login_and_no_stream_opens(home: Path) -> None:
+    stranger = visitor(home)
+    assert stranger.get("/models/delays/rollout").headers["location"] == "/login?next=/models/delays/rollout"
+    assert stranger.get("/live/rollouts").status_code == 401
+    assert stranger.get("/login").status_code == 200
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_secret_of_a_role_opens_a_session_that_scripts_and_other_sites_cannot_use(
+    home: Path, role: str
+) -> None:
+    somebody = visitor(home)
+    answer = somebody.post("/login", {"secret": role_secret(home, role), "next": "/runs"})  # type: ignore[arg-type]
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert role_secret(home, role) not in cookie  # type: ignore[arg-type]
+    assert f">{role}<" in somebody.get("/runs").text
+
+
+def test_a_wrong_secret_is_refused_and_not_repeated(home: Path) -> None:
+    stranger = visitor(home)
+    answer = stranger.post("/login", {"secret": "guess-me-not", "name": "x"})
+    assert answer.status_code == 401
+    assert "guess-me-not" not in answer.text
+    assert "set-cookie" not in answer.headers
+
+
+def test_failed_logins_are_slowed_down_even_with_the_right_secret(home: Path) -> None:
+    stranger = visitor(home)
+    for _ in range(5):
+        assert stranger.post("/login", {"secret": "wrong"}).status_code == 401
+    answer = stranger.post("/login", {"secret": role_secret(home, "operator")})
+    assert answer.status_code == 429
+    assert 0 < int(answer.headers["retry-after"]) <= 60
+
+
+def test_attempts_are_forgotten_after_a_minute() -> None:
+    now = [0.0]
+    attempts = Attempts(clock=lambda: now[0])
+    for _ in range(5):
+        attempts.fail("a")
+    assert attempts.wait_s("a") == 60.0
+    assert attempts.wait_s("b") == 0.0
+    now[0] = 60.0
+    assert attempts.wait_s("a") == 0.0
+
+
+def test_a_new_secret_ends_the_sessions_of_its_role_and_no_others(home: Path) -> None:
+    operator, viewer = visitor(home).login("operator"), visitor(home).login("viewer")
+    before = role_secret(home, "operator")
+    assert rotate_secret(home, "operator") != before
+    assert operator.get("/alerts").status_code == 303
+    assert viewer.get("/alerts").status_code == 200
+
+
+def test_a_changed_or_expired_cookie_is_no_session(home: Path) -> None:
+    good = new_session("viewer", "ann", lasts_s=60)
+    cookie = session2cookie(home, good)
+    assert cookie2session(home, cookie) == good
+    content, _, signature = cookie.partition(".")
+    forged = session2cookie(home, new_session("operator", "ann", lasts_s=60)).partition(".")[0]
+    for bad in (f"{forged}.{signature}", f"{content}.", content, "", "é.é", f"{cookie}0"):
+        assert cookie2session(home, bad) is None
+    assert cookie2session(home, session2cookie(home, new_session("viewer", "ann", lasts_s=-1))) is None
+
+
+def test_secrets_are_private_files_and_one_that_others_can_read_is_refused(home: Path) -> None:
+    role_secret(home, "viewer")
+    file = secret_file(home, "viewer")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o644)
+    with pytest.raises(StackUnusable, match="can be read by others"):
+        role_secret(home, "viewer")
+
+
+def test_logging_out_takes_the_session_away(home: Path) -> None:
+    somebody = visitor(home).login("viewer")
+    page = somebody.get("/alerts").text
+    token = page.partition('name="csrf" value="')[2].partition('"')[0]
+    assert somebody.post("/logout", {"csrf": "0" * 64}).status_code == 403
+    assert somebody.get("/alerts").status_code == 200
+    assert somebody.post("/logout", {"csrf": token}).status_code == 303
+    assert somebody.get("/alerts").status_code == 303
+
+
+@pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example", "x", "/a?b"])
+def test_a_login_never_leads_to_another_site(home: Path, target: str) -> None:
+    answer = visitor(home).post("/login", {"secret": role_secret(home, "viewer"), "next": target})
+    assert answer.headers["location"] == "/"
+
+
+def test_another_host_name_is_refused(home: Path) -> None:
+    assert visitor(home, base="http://evil.example").get("/login").status_code == 421
+    named = ConsoleSettings(url="https://serin.example.com")
+    assert visitor(home, named, base="https://serin.example.com").get("/login").status_code == 200
+
+
+def test_every_answer_carries_a_strict_policy(home: Path) -> None:
+    for path in ("/login", "/", "/nothing", "/static/console.css"):
+        headers = visitor(home).get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_behind_tls_the_cookie_is_for_tls_only(home: Path) -> None:
+    secure = ConsoleSettings(url="https://serin.example.com")
+    somebody = visitor(home, secure, base="https://serin.example.com")
+    fields = {"secret": role_secret(home, "viewer")}
+    answer = somebody.post("/login", fields, origin="https://serin.example.com")
+    assert answer.headers["set-cookie"].startswith("__Host-serin=")
+    assert "Secure" in answer.headers["set-cookie"]
+    assert "max-age" in answer.headers["strict-transport-security"]
+
+
+def test_a_login_form_of_another_site_is_refused(home: Path) -> None:
+    fields = {"secret": role_secret(home, "viewer")}
+    assert visitor(home).post("/login", fields, origin="http://evil.example").status_code == 403
+    assert visitor(home).post("/login", fields, origin=None).status_code == 303
+    assert visitor(home).post("/login", {"secret": "x" * 20_000}, origin=BASE).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("adress: x", "adress"),
+        ("url: serin.example.com", "must be a scheme and a host"),
+        ("oidc: {issuer: 'http://login.example.com', client_id: x}", "must be an https URL"),
+        ("oidc: {issuer: 'https://login.example.com', client_id: x}", "url"),
+        ("secrets: false", "nobody can log in"),
+        ("[]", "must hold keys"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str
+) -> None:
+    file = tmp_path / "console.yaml"
+    file.write_text(text)
+    monkeypatch.setenv("SERIN_CONSOLE", str(file))
+    with pytest.raises(SpecError, match=problem):
+        read_settings()

@@ -1,0 +1,89 @@
+"""Each view shows what is stored, in the words of the stored state, and says so when there is nothing."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from serin.console.views.all_views import VIEWS
+from tests.unit.console.conftest import visitor
+from tests.unit.serving.bundles import MODEL
+
+SHOWN = {
+    "/": [MODEL, "version 1", "shifting", "50%", "Open alerts"],
+    "/rollouts": [f"{MODEL} version 2", "shifting", "50% of traffic"],
+    f"/models/{MODEL}": ["test_auc", "0.7000", "carrier", "live", "Spec"],
+    f"/models/{MODEL}/rollout": [
+        f"{MODEL}-v2 against {MODEL}-v1", "all together", "promise latency", "rolls back", "is enough", "p99",
+        "rollback at 200", "start by ann", "its golden rows are answered",
+    ],
+    "/alerts": ["carrier has drifted", "31% in training", "since yesterday &lt;b&gt;", "ticket"],
+    "/runs": ["training-1", "done"],
+    "/runs/training-1": ["train", "compute", "80", "auc"],
+    "/gpus": ["Stand-in", "GPU-0", "Not leased"],
+}  # fmt: skip
+
+
+class Page(HTMLParser):
+    """Collects what a strict policy forbids, and elements that were left open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.inline: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "link", "img", "input", "br", "rect", "line", "circle", "polyline", "polygon"):
+            self.open.append(tag)
+        self.inline += [f"{tag} {name}" for name, _ in attrs if name == "style" or name.startswith("on")]
+        if tag == "style" or (tag == "script" and "src" not in dict(attrs)):
+            self.inline.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.open:
+            assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+
+@pytest.mark.parametrize("path", SHOWN)
+def test_a_view_shows_what_is_stored(full: Path, path: str) -> None:
+    page = visitor(full).login("viewer").get(path)
+    assert page.status_code == 200
+    text = re.sub(r"\s+", " ", page.text)
+    assert [words for words in SHOWN[path] if words not in text] == []
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.template)
+def test_a_view_needs_no_inline_script_or_style_and_closes_its_elements(full: Path, view: object) -> None:
+    path = view.path.format(model=MODEL, run="training-1")  # type: ignore[attr-defined]
+    answer = visitor(full).login("operator").get(path)
+    page = Page(answer.text)
+    assert answer.status_code == 200
+    assert page.inline == []
+    assert page.open == []
+
+
+@pytest.mark.parametrize("path", ["/", "/rollouts", "/alerts", "/runs", "/gpus"])
+def test_a_view_of_an_empty_home_says_what_to_do(home: Path, path: str) -> None:
+    page = visitor(home).login("viewer").get(path)
+    assert page.status_code == 200
+    assert 'class="empty"' in page.text
+
+
+def test_an_unknown_model_and_an_unknown_run_are_named(full: Path) -> None:
+    somebody = visitor(full).login("viewer")
+    for path, words in (("/models/nothing", "nothing"), ("/runs/none", "none"), ("/models/No!", "No!")):
+        answer = somebody.get(path)
+        assert answer.status_code == 404
+        assert words in answer.text
+
+
+def test_every_page_of_others_files_has_its_licence_beside_it() -> None:
+    import serin.console.state as state
+
+    folders = [path for path in (state.STATIC / "vendor").iterdir() if path.is_dir()]
+    assert len(folders) >= 4
+    assert [folder.name for folder in folders if not (folder / "LICENSE").is_file()] == []
