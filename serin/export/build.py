@@ -21,6 +21,7 @@ from serin.export.gate.groups import check_groups
 from serin.export.importance import measure_importance
 from serin.export.own_inputs import export_own_inputs
 from serin.export.publish import publish_version
+from serin.export.quality import measure_quality
 from serin.export.score.predict import BATCH_ROWS
 from serin.export.session import open_session, run_in_batches
 from serin.export.validate import Proven, prove_model
@@ -30,8 +31,10 @@ from serin.formats.explain import FeatureColumns
 from serin.formats.gate import GateReport
 from serin.formats.importance import FILE as IMPORTANCE
 from serin.formats.importance import Importance
+from serin.formats.quality import FILE as QUALITY
+from serin.formats.quality import QualityReference
 from serin.formats.trained import read_record, read_trained
-from serin.formats.wire import Array, to_wire
+from serin.formats.wire import Array, RawRows, to_wire
 from serin.machine.stopping import check_stopped
 from serin.reports.model_card import model_card
 from serin.spec.pipeline import PipelineSpec
@@ -69,11 +72,15 @@ def export_model(
         proven.logits, folder, columns, description.task, spec.export.budget.metric
     )
     score = _scores(proven)
-    proven = replace(proven, report=_with_groups(spec, proven, score, read_rows))
+    rows = _raw_rows(spec, read_rows)
+    given = None if rows is None else score(rows.table)
+    proven = replace(proven, report=_with_groups(spec, proven, rows, given))
+    quality = measure_quality(spec, proven.schema, folder, proven.logits, rows, given)
     champion = meet_champion(
         spec, score, proven.schema, store=store, read_rows=read_rows, approved_by=approved_by
     )
     check_stopped()
+    measured = {IMPORTANCE: importance, QUALITY: quality}
     release = Release(model=spec.name, version=store.reserve_version(spec.name))
     facts = _lineage(lineage, description, checkpoint)
     known = (description, proven.plan, proven.schema, proven.report, champion)
@@ -89,20 +96,28 @@ def export_model(
         report=proven.report,
         champion=champion,
         card=card,
-        fill=lambda work: _fill(work, names, proven, description, folder, checkpoint, columns, importance),
+        fill=lambda work: _fill(work, names, proven, description, folder, checkpoint, columns, measured),
     )
 
 
-def _with_groups(spec: PipelineSpec, proven: Proven, score: Score, read_rows: ReadRows | None) -> GateReport:
-    """The gate's report with the groups of `export.segments`; GateFailed when the version is worse for one of them."""
-    if not spec.export.segments:
-        return proven.report
+def _raw_rows(spec: PipelineSpec, read_rows: ReadRows | None) -> RawRows | None:
+    """The newest test rows as requests would bring them; None when neither segments nor `monitoring.quality` need
+    them."""
+    if not spec.export.segments and spec.monitoring.quality is None:
+        return None
     if read_rows is None:
-        raise ExportFailed(
-            what="the groups", reason="export.segments needs raw rows, which are not available"
-        )
-    rows = read_rows(spec.features, _GROUPED_ROWS)
-    groups = check_groups(spec.export, proven.schema, rows.table, rows.target, score(rows.table))
+        what = "export.segments needs" if spec.export.segments else "monitoring.quality needs"
+        raise ExportFailed(what="the groups", reason=f"{what} raw rows, which are not available")
+    return read_rows(spec.features, _GROUPED_ROWS)
+
+
+def _with_groups(
+    spec: PipelineSpec, proven: Proven, rows: RawRows | None, given: dict[str, Array] | None
+) -> GateReport:
+    """The gate's report with the groups of `export.segments`; GateFailed when the version is worse for one of them."""
+    if not spec.export.segments or rows is None or given is None:
+        return proven.report
+    groups = check_groups(spec.export, proven.schema, rows.table, rows.target, given)
     return replace(proven.report, groups=groups)
 
 
@@ -124,7 +139,7 @@ def _fill(
     folder: Path,
     checkpoint: Checkpoint,
     columns: FeatureColumns,
-    importance: Importance | None,
+    measured: Mapping[str, Importance | QualityReference | None],
 ) -> None:
     """The graphs, golden rows, fitted features and lookup tables of a bundle, and what explains its scores."""
     chosen, trained = proven.report.chosen, Path(checkpoint.path)
@@ -143,8 +158,9 @@ def _fill(
     shutil.copyfile(folder / FEATURES, work / FEATURES)
     _copy_lookups(work, data, folder)
     keep_for_explanations(work, trained, folder, columns, proven.features, variant=chosen)
-    if importance is not None:
-        write_document(work / IMPORTANCE, importance.to_json())
+    for name, each in measured.items():
+        if each is not None:
+            write_document(work / name, each.to_json())
 
 
 def _scores(proven: Proven) -> Score:

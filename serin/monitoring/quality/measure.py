@@ -1,0 +1,211 @@
+"""The live quality of one version: metrics of its labelled rows, by segment and day, and the estimate beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from serin.columns.scored import LOSS_OF_TASK, confidence, measured, reliability, row_loss
+from serin.columns.segments import segment_masks
+from serin.formats.quality import QualityReference
+from serin.formats.wire import wire_column
+from serin.monitoring.quality.estimate import add_counts, count_scores, expected
+from serin.monitoring.quality.keys import TIME
+from serin.monitoring.quality.scan import Watched
+from serin.monitoring.quality.state import QualityState, day_of
+from serin.monitoring.quality.store import ARRIVED, LABEL
+from serin.monitoring.quality.view import DayQuality, Estimated, Objective, ReleaseQuality, SegmentQuality
+from serin.store.artifacts import Release
+
+Array = npt.NDArray[Any]
+
+MOST_ROWS = 2_000_000
+_DAY_US = 86_400_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scored:
+    """Labelled rows as arrays, of the rows whose truth this version knows."""
+
+    truth: Array
+    scores: Array
+    loss: Array
+    t: Array  # microseconds since 1970
+    arrived: Array
+    known: Array  # which rows of the table these are
+
+    def __len__(self) -> int:
+        return len(self.truth)
+
+
+def count_recorded(watched: Watched, rows: pa.Table, state: QualityState) -> None:
+    """Counts newly recorded rows by day, and their scores for the estimate."""
+    days = np.asarray(rows.column(TIME).cast(pa.int64()), np.int64) // _DAY_US
+    version = str(watched.version)
+    recorded, scores = state.recorded.setdefault(version, {}), state.scores.setdefault(version, {})
+    given = None
+    if (
+        watched.schema.task != "regression"
+        and not watched.schema.targets
+        and watched.answer in rows.column_names
+    ):
+        given = confidence(watched.schema.task, None, answers(rows, watched))[0]
+    for number in np.unique(days).tolist():
+        inside, day = days == number, day_of(number * 86_400)
+        recorded[day] = recorded.get(day, 0) + int(np.count_nonzero(inside))
+        if given is not None:
+            own = given[inside]
+            scores[day] = add_counts(scores.get(day, {}), count_scores(own[~np.isnan(own)]))
+
+
+def answers(rows: pa.Table, watched: Watched) -> Array:
+    """The scores of recorded rows, [rows], or [rows, n] for several targets or classes."""
+    values = rows.column(watched.answer).combine_chunks()
+    if (
+        pa.types.is_list(values.type)
+        or pa.types.is_large_list(values.type)
+        or pa.types.is_fixed_size_list(values.type)
+    ):
+        return np.asarray(values.flatten(), np.float32).reshape(len(values), -1)
+    return np.asarray(values.fill_null(np.nan), np.float32)
+
+
+def scored(rows: pa.Table, watched: Watched, reference: QualityReference | None) -> Scored:
+    """Labelled rows as arrays. A class that the version does not know, or a row without a score, is left out."""
+    schema, scores = watched.schema, answers(rows, watched)
+    truth: Array
+    if schema.task == "multiclass":
+        places = {name: place for place, name in enumerate(schema.classes or ())}
+        truth = np.array([places.get(name, -1) for name in rows.column(LABEL).to_pylist()], np.int64)
+        known = truth >= 0
+    elif schema.targets:
+        truth = np.asarray(rows.column(LABEL).combine_chunks().flatten(), np.float64).reshape(len(rows), -1)
+        known = np.ones(len(truth), bool)
+    else:
+        truth = np.asarray(rows.column(LABEL), np.float64)
+        known = np.ones(len(truth), bool)
+    known &= ~np.isnan(scores.reshape(len(scores), -1)).any(axis=1)
+    scale, clip = (reference.scale, reference.clip) if reference else (1.0, np.inf)
+    t, arrived = (np.asarray(rows.column(name).cast(pa.int64()), np.int64) for name in (TIME, ARRIVED))
+    loss = row_loss(schema.task, truth[known], scores[known], scale=scale, clip=clip)
+    return Scored(
+        truth=truth[known], scores=scores[known], loss=loss, t=t[known], arrived=arrived[known], known=known
+    )
+
+
+def measure_release(
+    model: str,
+    watched: Watched,
+    reference: QualityReference | None,
+    rows: pa.Table | None,
+    state: QualityState,
+    objective: Objective | None,
+) -> ReleaseQuality:
+    """`rows`: the labelled ones; None when there are none."""
+    schema, version = watched.schema, str(watched.version)
+    by_day = state.recorded.get(version, {})
+    recorded = sum(by_day.values())
+    counts: dict[str, int] = {}
+    for each in state.scores.get(version, {}).values():
+        counts = add_counts(counts, each)
+    offline = reference.metrics if reference else {}
+    bins = reference.reliability if reference else ()
+    known = None if rows is None else scored(rows, watched, reference)
+    metrics = measured(schema.task, known.truth, known.scores, schema.targets) if known else {}
+    labelled = 0 if known is None else len(known)
+    return ReleaseQuality(
+        version=watched.version,
+        release=Release(model=model, version=watched.version).name,
+        task=schema.task,
+        recorded=recorded,
+        labelled=labelled,
+        coverage=labelled / recorded if recorded else None,
+        delay_s=_delay(known) if known else None,
+        measured_on=labelled,
+        loss_name=LOSS_OF_TASK[schema.task],
+        metrics=metrics,
+        offline=offline,
+        estimate=_estimates(
+            watched, counts, bins, known, {name: each.value for name, each in metrics.items()}
+        ),
+        reliability=tuple(
+            (b.score, b.rate, b.rows) for b in reliability(schema.task, known.truth, known.scores, 10)
+        )
+        if known
+        else (),
+        segments=_segments(watched, reference, rows, known) if rows is not None and known else (),
+        days=_days(by_day, known),
+        objective=objective,
+    )
+
+
+def _delay(known: Scored) -> tuple[float, float] | None:
+    if not len(known):
+        return None
+    middle, long = np.quantile((known.arrived - known.t) / 1e6, (0.5, 0.9))
+    return float(middle), float(long)
+
+
+def _estimates(
+    watched: Watched, counts: dict[str, int], bins: Any, known: Scored | None, metrics: dict[str, float]
+) -> dict[str, Estimated]:
+    task = watched.schema.task
+    if task == "regression" or watched.schema.targets:
+        return {}
+    again: dict[str, float] = {}
+    if known is not None and len(known):
+        again = expected(task, count_scores(confidence(task, None, known.scores)[0]), bins)
+    found = {}
+    for name, value in expected(task, counts, bins).items():
+        there = again.get(name) if name in metrics else None
+        error = None if there is None else there - metrics[name]
+        found[name] = Estimated(value=value, labelled=there, error=error)
+    return found
+
+
+def _segments(
+    watched: Watched, reference: QualityReference | None, rows: pa.Table, known: Scored
+) -> tuple[SegmentQuality, ...]:
+    inputs = {column.name: column for column in watched.schema.inputs}
+    places = pa.array(np.flatnonzero(known.known))
+    wire = {
+        name: pa.array(wire_column(rows.column(column).take(places), inputs[name]).reshape(-1))
+        for name, column in watched.segment_columns.items()
+        if column in rows.column_names
+    }
+    found = []
+    for name, mask in segment_masks(pa.table(wire), list(wire)).items():
+        found.append(
+            SegmentQuality(
+                name=name,
+                rows=int(np.count_nonzero(mask)),
+                metrics=measured(
+                    watched.schema.task, known.truth[mask], known.scores[mask], watched.schema.targets
+                ),
+                offline=reference.segments.get(name, {}) if reference else {},
+                loss=float(known.loss[mask].mean()),
+            )
+        )
+    return tuple(found)
+
+
+def _days(recorded: dict[str, int], known: Scored | None) -> tuple[DayQuality, ...]:
+    labelled: dict[str, tuple[int, float]] = {}
+    if known is not None and len(known):
+        days, codes = np.unique(known.t // _DAY_US, return_inverse=True)
+        rows, loss = np.bincount(codes), np.bincount(codes, known.loss)
+        for number, count, total in zip(days.tolist(), rows.tolist(), loss.tolist(), strict=True):
+            labelled[day_of(number * 86_400)] = count, total / count
+    return tuple(
+        DayQuality(
+            day=day,
+            recorded=recorded.get(day, 0),
+            labelled=labelled.get(day, (0, 0.0))[0],
+            loss=labelled[day][1] if day in labelled else None,
+        )
+        for day in sorted(recorded.keys() | labelled.keys())
+    )

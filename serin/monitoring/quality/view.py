@@ -1,0 +1,161 @@
+"""The live quality of a model as it is shown: watch/quality/<model>.json, for people, the console and Prometheus."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from serin.formats.groups import Measured
+from serin.formats.quality import json2metrics, metrics2json
+from serin.machine.durable import write_whole
+from serin.machine.private import make_private
+from serin.spec.names import valid_model_name
+
+FORMAT, VERSION = "serin.live-quality", 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimated:
+    """A metric that the scores let expect. `value`: over all recorded rows; `labelled`: over the rows with a label, to
+    be compared with what was measured there; `error`: the difference. Both None without labels."""
+
+    value: float
+    labelled: float | None = None
+    error: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentQuality:
+    """The rows that share a value, such as `carrier=AA`. `offline`: on the test rows."""
+
+    name: str
+    rows: int
+    metrics: Mapping[str, Measured]
+    offline: Mapping[str, Measured] = field(default_factory=dict)
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayQuality:
+    """The requests of a day (UTC): how many rows were recorded and labelled, and the mean loss of the latter."""
+
+    day: str
+    recorded: int
+    labelled: int
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """The quality objective of a release: whether its mean loss is at most `limit` (the test rows' plus the margin).
+    `evidence`: against that; an alarm is raised at `threshold`. `used`: labels that it is made of. `since`: when the
+    excess began, of an alarm."""
+
+    loss_name: str
+    offline: float
+    limit: float
+    mean: float | None
+    evidence: float
+    threshold: float
+    blocks: int
+    used: int
+    alarm: bool = False
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseQuality:
+    """One version. `delay_s`: median and 90% quantile of the time from request to label. `measured_on`: the newest
+    labelled rows, which the metrics are of. `reliability`: mean score, rate and rows of bins of these."""
+
+    version: int
+    release: str
+    task: str
+    recorded: int
+    labelled: int
+    coverage: float | None
+    delay_s: tuple[float, float] | None
+    measured_on: int
+    loss_name: str
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
+    offline: Mapping[str, Measured] = field(default_factory=dict)
+    estimate: Mapping[str, Estimated] = field(default_factory=dict)
+    reliability: tuple[tuple[float, float, int], ...] = ()
+    segments: tuple[SegmentQuality, ...] = ()
+    days: tuple[DayQuality, ...] = ()
+    objective: Objective | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityView:
+    """`received`: labels so far; `unknown`: about requests that are not recorded; `ambiguous`: by a client's id that
+    several requests have; `unclear`: without a row number for a request of several rows. `behind`: more labels or
+    records are waiting to be taken in. Bands are of 95%."""
+
+    model: str
+    updated: float
+    received: int
+    unknown: int
+    ambiguous: int
+    unclear: int
+    behind: bool
+    releases: tuple[ReleaseQuality, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        document = asdict(self)
+        for entry, release in zip(document["releases"], self.releases, strict=True):
+            entry["metrics"], entry["offline"] = metrics2json(release.metrics), metrics2json(release.offline)
+            for shown, segment in zip(entry["segments"], release.segments, strict=True):
+                shown["metrics"], shown["offline"] = (
+                    metrics2json(segment.metrics),
+                    metrics2json(segment.offline),
+                )
+        return {"format": FORMAT, "version": VERSION, **document}
+
+
+def read_quality(home: Path, model: str) -> QualityView | None:
+    """The live quality of a model; None when nothing is known, or the file is of another version of Serin."""
+    try:
+        document = json.loads(_file(home, model).read_bytes())
+        if (document.pop("format"), document.pop("version")) != (FORMAT, VERSION):
+            return None
+        releases = tuple(_release(entry) for entry in document.pop("releases"))
+        return QualityView(**document, releases=releases)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_quality(home: Path, view: QualityView) -> None:
+    path = _file(home, view.model)
+    make_private(path.parent.parent)
+    make_private(path.parent)
+    write_whole(path, json.dumps(view.to_json(), allow_nan=False))
+
+
+def _file(home: Path, model: str) -> Path:
+    return home / "watch" / "quality" / f"{valid_model_name(model)}.json"
+
+
+def _release(entry: dict[str, Any]) -> ReleaseQuality:
+    delay, objective = entry.pop("delay_s"), entry.pop("objective")
+    return ReleaseQuality(
+        **{
+            **entry,
+            "delay_s": None if delay is None else tuple(delay),
+            "metrics": json2metrics(entry["metrics"]),
+            "offline": json2metrics(entry["offline"]),
+            "estimate": {name: Estimated(**each) for name, each in entry["estimate"].items()},
+            "reliability": tuple(tuple(each) for each in entry["reliability"]),
+            "segments": tuple(_segment(each) for each in entry["segments"]),
+            "days": tuple(DayQuality(**each) for each in entry["days"]),
+            "objective": None if objective is None else Objective(**objective),
+        }
+    )
+
+
+def _segment(entry: dict[str, Any]) -> SegmentQuality:
+    metrics, offline = json2metrics(entry.pop("metrics")), json2metrics(entry.pop("offline"))
+    return SegmentQuality(**entry, metrics=metrics, offline=offline)
