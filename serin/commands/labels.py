@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.output import Json, show, show_json
+from serin.commands.output import Json, show, show_json, show_table
+from serin.errors import NotFound
+from serin.machine import environment
 
 if TYPE_CHECKING:
+    from serin.formats.groups import Measured
+    from serin.monitoring.quality.view import Objective, QualityView, ReleaseQuality
     from serin.pipeline.labels import LabelsAdded
+
+_SEGMENTS = 20
 
 Model = Annotated[str, typer.Argument(help="The model's name.")]
 LabelFile = Annotated[Path, typer.Argument(help="A table of labels: Parquet, CSV or JSON lines.")]
@@ -61,7 +68,9 @@ Version = Annotated[
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="The truth about a model's answers, which is known later.", no_args_is_help=True)
     group.command("add")(add_labels)
+    group.command("show")(show_labels)
     app.add_typer(group, name="labels")
+    app.command("quality")(show_quality)
 
 
 def add_labels(
@@ -112,3 +121,117 @@ def _show(model: str, done: LabelsAdded) -> None:
     ):
         if count:
             show(f"  {count:,} {what}")
+
+
+def show_labels(model: Model, as_json: Json = False) -> None:
+    """Show how many recorded rows have a label, by version and day, and how late labels come."""
+    view = _view(model)
+    if as_json:
+        keys = ("version", "recorded", "labelled", "coverage", "delay_s", "days")
+        releases = [{key: entry[key] for key in keys} for entry in view.to_json()["releases"]]
+        counts = {
+            key: getattr(view, key) for key in ("received", "unknown", "ambiguous", "unclear", "behind")
+        }
+        show_json({"model": model, **counts, "releases": releases})
+        return
+    show(f"{model}: {view.received:,} labels received{', more are being joined' if view.behind else ''}")
+    for count, what in (
+        (view.unknown, "are about no recorded row so far"),
+        (view.ambiguous, "have a client's id that several requests share"),
+        (view.unclear, "name no row of a request with several rows"),
+    ):
+        if count:
+            show(f"  {count:,} {what}")
+    rows = [
+        (
+            each.version,
+            f"{each.recorded:,}",
+            f"{each.labelled:,}",
+            _share(each.coverage),
+            *_delays(each.delay_s),
+        )
+        for each in view.releases
+    ]
+    columns = ("version", "recorded rows", "with a label", "share", "median delay", "90% within")
+    show_table(columns, rows, empty="no rows are recorded")
+
+
+def show_quality(model: Model, as_json: Json = False) -> None:
+    """Show how good a model's answers are, by version: on labelled live rows, on the test rows, and as estimated."""
+    view = _view(model)
+    if as_json:
+        show_json(view.to_json())
+        return
+    for release in view.releases:
+        show(
+            f"{release.release}: {release.labelled:,} of {release.recorded:,} recorded rows have a label "
+            f"({_share(release.coverage)})"
+        )
+        names = dict.fromkeys([*release.metrics, *release.offline, *release.estimate])
+        rows = [
+            (
+                name,
+                _band(release.metrics.get(name)),
+                _band(release.offline.get(name)),
+                *_estimate(release, name),
+            )
+            for name in names
+        ]
+        columns = ("metric", "live (95%)", "test rows (95%)", "estimate", "error of the estimate")
+        show_table(columns, rows, empty="  nothing can be measured yet")
+        for segment in release.segments[:_SEGMENTS]:
+            name = next(iter(segment.metrics), "")
+            then = segment.offline.get(name)
+            live = _band(segment.metrics.get(name))
+            show(f"  {segment.name}: {segment.rows:,} rows, {name} {live}, test rows {_band(then)}")
+        if release.objective is not None:
+            show(f"  {objective_line(release.objective)}")
+
+
+def objective_line(objective: Objective) -> str:
+    """The quality objective in a sentence."""
+    mean = "no labels yet" if objective.mean is None else f"mean {objective.loss_name} {objective.mean:.4f}"
+    found = "worse than allowed" if objective.alarm else "no alarm"
+    return (
+        f"objective: {mean}, at most {objective.limit:.4f} ({objective.offline:.4f} on the test rows): {found}, "
+        f"evidence {objective.evidence:.3g} of {objective.threshold:.3g} after {objective.used:,} labels"
+    )
+
+
+def _view(model: str) -> QualityView:
+    from serin.monitoring.quality.view import read_quality
+
+    view = read_quality(environment.home(), model)
+    if view is None:
+        raise NotFound(kind="recorded rows or labels of the model", name=model)
+    return view
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _delays(delay: tuple[float, float] | None) -> tuple[str, str]:
+    return ("-", "-") if delay is None else (_duration(delay[0]), _duration(delay[1]))
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _band(found: Measured | None) -> str:
+    if found is None:
+        return "-"
+    if not math.isfinite(found.low):
+        return f"{found.value:.4f}"
+    return f"{found.value:.4f} ({found.low:.4f} to {found.high:.4f})"
+
+
+def _estimate(release: ReleaseQuality, name: str) -> tuple[str, str]:
+    found = release.estimate.get(name)
+    if found is None:
+        return "-", "-"
+    return f"{found.value:.4f}", "-" if found.error is None else f"{found.error:+.4f}"

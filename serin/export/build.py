@@ -72,10 +72,7 @@ def export_model(
         proven.logits, folder, columns, description.task, spec.export.budget.metric
     )
     score = _scores(proven)
-    rows = _raw_rows(spec, read_rows)
-    given = None if rows is None else score(rows.table)
-    proven = replace(proven, report=_with_groups(spec, proven, rows, given))
-    quality = measure_quality(spec, proven.schema, folder, proven.logits, rows, given)
+    proven, quality = _judged(spec, proven, score, folder, read_rows)
     champion = meet_champion(
         spec, score, proven.schema, store=store, read_rows=read_rows, approved_by=approved_by
     )
@@ -98,6 +95,16 @@ def export_model(
         card=card,
         fill=lambda work: _fill(work, names, proven, description, folder, checkpoint, columns, measured),
     )
+
+
+def _judged(
+    spec: PipelineSpec, proven: Proven, score: Score, folder: Path, read_rows: ReadRows | None
+) -> tuple[Proven, QualityReference]:
+    """The model with the groups in its report, and its quality on the test rows."""
+    rows = _raw_rows(spec, read_rows)
+    given = None if rows is None else score(rows.table)
+    proven = replace(proven, report=_with_groups(spec, proven, rows, given))
+    return proven, measure_quality(spec, proven.schema, folder, proven.logits, rows, given)
 
 
 def _raw_rows(spec: PipelineSpec, read_rows: ReadRows | None) -> RawRows | None:

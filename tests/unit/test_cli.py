@@ -60,6 +60,8 @@ COMMAND_LINE = {
         "[MODEL] [--rollout] [--margin] [--tolerance-ms] [--false-rollback] [--error-tolerance] [--log] [--json]"
     ),
     "rollout rollback": "[MODEL] [--to] [--why] [--follow --no-follow]",
+    "labels show": "[MODEL] [--json]",
+    "quality": "[MODEL] [--json]",
     "labels add": "[MODEL] [FILE] [--id] [--row] [--client-id] [--on] [--value] [--time] [--version] [--json]",
     "models list": "[--json]",
     "models diff": "[MODEL] [LEFT] [RIGHT] [--json]",

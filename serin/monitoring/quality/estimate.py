@@ -45,16 +45,17 @@ def expected(
     places = np.array(sorted(int(place) for place in counts))
     rows = np.array([counts[str(place)] for place in places], np.float64)
     odds = (places + 0.5) / BINS * 2 * _LARGEST - _LARGEST
-    chance = _calibrated(1 / (1 + np.exp(-odds)), reliability)
+    score = 1 / (1 + np.exp(-odds))
+    chance = _calibrated(score, reliability)
     if task == "multiclass":
         return {"accuracy": float(rows @ chance / rows.sum())}
-    sure = np.clip(chance, _SMALLEST, 1 - _SMALLEST)
-    entropy = -(chance * np.log(sure) + (1 - chance) * np.log(1 - sure))
-    found = {
-        "logloss": float(rows @ entropy / rows.sum()),
-        "brier": float(rows @ (chance * (1 - chance)) / rows.sum()),
-        "accuracy": float(rows @ np.maximum(chance, 1 - chance) / rows.sum()),
+    given = np.clip(score, _SMALLEST, 1 - _SMALLEST)
+    each = {
+        "logloss": -(chance * np.log(given) + (1 - chance) * np.log(1 - given)),
+        "brier": chance * (1 - score) ** 2 + (1 - chance) * score**2,
+        "accuracy": np.where(score > 0.5, chance, 1 - chance),
     }
+    found = {name: float(rows @ values / rows.sum()) for name, values in each.items()}
     positive, negative = rows * chance, rows * (1 - chance)
     pairs = positive.sum() * negative.sum()
     if pairs:

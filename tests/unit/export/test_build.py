@@ -17,6 +17,7 @@ from serin.export.score.bulk import find_pieces, score_pieces
 from serin.export.score.predict import Scorer, score_table
 from serin.export.session import FrontAndCore, open_session
 from serin.formats.bundle import read_golden, verify_bundle
+from serin.formats.quality import read_quality_reference
 from serin.formats.rows import write_rows
 from serin.formats.schema import Schema, Task
 from serin.spec.load import read_yaml
@@ -136,7 +137,7 @@ def test_the_bundle_holds_what_it_promises_and_nothing_else(trained: Trained, bu
     assert sorted(manifest.files) == [
         "card.md", "champion.json", "explain/columns.json", "explain/model.json", "explain/weights.safetensors",
         "features.json", "gate.json", "golden.parquet", "importance.json", "lookups/planes.parquet",
-        "metrics.json", "model.onnx", "schema.json", "spec.yaml",
+        "metrics.json", "model.onnx", "quality.json", "schema.json", "spec.yaml",
     ]  # fmt: skip
     assert manifest.lineage == {
         "run": "r|1",
@@ -156,6 +157,11 @@ def test_the_bundle_holds_what_it_promises_and_nothing_else(trained: Trained, bu
     assert (gate["chosen"], gate["target"], gate["made_by"]) == ("fp32", "cpu", "torch")
     assert gate["runtime"]["threads"] >= 1
     assert gate["allowed_difference"] == gate["tolerance"] == 1e-4
+    quality = read_quality_reference(Path(bundle.path))
+    assert quality is not None
+    assert quality.metrics["auc"].value == pytest.approx(gate["test_onnx"]["auc"])
+    assert quality.loss == quality.metrics["brier"].value
+    assert (quality.block_s, sum(rows for *_, rows in quality.reliability)) == (86_400.0, quality.rows)
     champion = json.loads(Path(bundle.path, "champion.json").read_text())
     assert (champion["verdict"], champion["reason"]) == ("not compared", "there is no live model")
 

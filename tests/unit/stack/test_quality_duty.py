@@ -1,0 +1,185 @@
+"""The quality duty: late, shuffled, incomplete and corrected labels give the numbers of an offline computation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from serin import metrics
+from serin.cli import app
+from serin.columns.scored import measured
+from serin.monitoring.quality.follow import quality_folder
+from serin.monitoring.quality.labels import Columns, add_labels
+from serin.monitoring.quality.truth import TruthOf
+from serin.monitoring.quality.view import QualityView, read_quality
+from serin.spec.load import load_stored_spec
+from serin.stack.watch.quality_duty import QualityDuty
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
+from tests.fakes.live_quality import BEGAN, DAY_S, Served, publish, serve
+from tests.unit.serving import bundles
+
+ROWS = 2000
+
+
+def add(home: Path, bundle: Bundle, labels: pa.Table, now: float) -> None:
+    data = load_stored_spec(Path(bundle.path) / "spec.yaml").data
+    add_labels(home, TruthOf(model=bundles.MODEL, data=data, schema=bundles.SCHEMA), labels, Columns(), now)
+
+
+def follow(home: Path, now: float) -> QualityView:
+    """What a new process makes of all that is there."""
+    QualityDuty(home, clock=lambda: 0.0).tick(now)  # a tick that never gets late
+    view = read_quality(home, bundles.MODEL)
+    assert view is not None
+    assert not view.behind
+    return view
+
+
+def send_labels(home: Path, served: Served, bundle: Bundle, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A day late (those of version 2 two days), shuffled, in three batches, a fifth missing; then 5% of them corrected.
+    Returns the rows with a label and their final truth."""
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(served.ids))
+    known = order[: int(0.8 * len(order))]
+    truth = served.late.copy()
+    wrong = random.permutation(known)[: int(0.05 * len(known))]
+    first = served.delay.copy()
+    first[wrong] = np.where(served.delay[wrong] > 15, 0.0, 99.0)  # what was believed first
+    given = Served(version=served.version, ids=served.ids, t=served.t, scores=served.scores, delay=first)
+    came = BEGAN + DAY_S * bundle.version
+    for number, batch in enumerate(np.array_split(known, 3)):
+        add(home, bundle, given.labels(batch), came + 600 * number)
+        follow(home, came + 600 * number + 30)  # a new process each time
+    add(home, bundle, served.labels(wrong), came + DAY_S / 2)
+    return np.sort(known), truth[np.sort(known)]
+
+
+@pytest.fixture
+def two(home: Path) -> list[tuple[Bundle, Served]]:
+    """Two releases that have answered requests side by side."""
+    made = [publish(Store.open(), bias) for bias in (0.0, 1.5)]
+    return [(bundle, serve(home, bundle, ROWS, seed=bundle.version)) for bundle in made]
+
+
+def test_live_metrics_of_each_release_equal_the_offline_computation_on_the_same_rows(
+    home: Path, two: list[tuple[Bundle, Served]]
+) -> None:
+    expected = [(served, *send_labels(home, served, bundle, 5)) for bundle, served in two]
+    view = follow(home, BEGAN + 3 * DAY_S)
+    for release, (served, rows, truth) in zip(view.releases, expected, strict=True):
+        assert (release.recorded, release.labelled) == (ROWS, len(rows))
+        assert release.coverage == pytest.approx(0.8)
+        assert release.metrics["auc"].value == metrics.auc(truth, served.scores[rows])
+        for name, offline in measured("binary", truth, served.scores[rows]).items():
+            assert asdict(release.metrics[name]) == pytest.approx(asdict(offline))  # sums in another order
+        assert release.delay_s is not None
+        days = release.version + np.array([-0.3, 0.4])
+        assert days[0] * DAY_S < release.delay_s[0] < release.delay_s[1] < days[1] * DAY_S
+        assert release.offline["auc"].low < release.offline["auc"].value < release.offline["auc"].high
+    assert (view.received, view.unknown, view.ambiguous) == (2 * int(0.8 * ROWS * 1.05), 0, 0)
+
+
+def test_the_estimate_is_there_before_labels_and_its_error_is_known_with_them(
+    home: Path, two: list[tuple[Bundle, Served]]
+) -> None:
+    before = follow(home, BEGAN + DAY_S / 2)
+    good = before.releases[0]
+    assert not good.metrics
+    assert {each.error for each in good.estimate.values()} == {None}
+    expected = [(served, *send_labels(home, served, bundle, 6)) for bundle, served in two]
+    after = follow(home, BEGAN + 3 * DAY_S)
+    for first, release, (served, rows, truth) in zip(before.releases, after.releases, expected, strict=True):
+        assert set(release.estimate) == {"auc", "logloss", "brier", "accuracy"}
+        for name, estimate in release.estimate.items():
+            assert estimate.value == first.estimate[name].value  # the same scores
+            assert estimate.error == pytest.approx((estimate.labelled or 0) - release.metrics[name].value)
+            assert abs(estimate.error or 1) < 0.03, (release.version, name, estimate)
+        assert metrics.auc(truth, served.scores[rows]) == pytest.approx(
+            release.estimate["auc"].value, abs=0.03
+        )
+    brier = after.releases[1].metrics["brier"].value  # scores that are too high by 1.5 in log-odds
+    raw = np.mean(two[1][1].scores * (1 - two[1][1].scores))
+    assert abs(raw - brier) > 3 * abs(
+        after.releases[1].estimate["brier"].error or 0
+    )  # calibration is what helps
+
+
+def test_segments_are_those_of_the_spec_with_metrics_of_their_own_rows(
+    home: Path, two: list[tuple[Bundle, Served]]
+) -> None:
+    bundle, served = two[0]
+    add(home, bundle, served.labels(slice(None)), BEGAN + DAY_S)
+    release = follow(home, BEGAN + DAY_S + 60).releases[0]
+    carriers = bundles.rows(ROWS, seed=bundle.version)["carrier"][:, 0]
+    found = {segment.name: segment for segment in release.segments}
+    assert set(found) == {
+        "carrier=AA",
+        "carrier=UA",
+        "carrier=DL",
+        "carrier is null",
+        "carrier=unseen",
+        "carrier=Zürich 雪",
+    }
+    inside = carriers == "UA"
+    assert found["carrier=UA"].metrics["auc"].value == metrics.auc(served.late[inside], served.scores[inside])
+    assert found["carrier=UA"].rows == np.count_nonzero(inside)
+
+
+def test_a_lost_state_is_rebuilt_from_records_and_labels(
+    home: Path, two: list[tuple[Bundle, Served]]
+) -> None:
+    for bundle, served in two:
+        send_labels(home, served, bundle, 7)
+    before = follow(home, BEGAN + 3 * DAY_S)
+    folder = quality_folder(home, bundles.MODEL)
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    after = follow(home, BEGAN + 3 * DAY_S)
+    assert after.releases == before.releases
+
+
+def test_quality_and_labels_are_shown_to_people_and_programs(
+    home: Path, two: list[tuple[Bundle, Served]]
+) -> None:
+    bundle, served = two[0]
+    add(
+        home,
+        bundle,
+        pa.concat_tables([served.labels(slice(500)), pa.table({"_id": ["x"], "arr_delay": [1.0]})]),
+        BEGAN + DAY_S,
+    )
+    view = follow(home, BEGAN + DAY_S + 60)
+    run = CliRunner().invoke
+    shown = run(app, ["quality", bundles.MODEL]).output
+    assert "delays-v1: 500 of 2,000 recorded rows have a label (25.0%)" in shown
+    assert f"auc          {view.releases[0].metrics['auc'].value:.4f} (" in shown
+    assert json.loads(run(app, ["quality", bundles.MODEL, "--json"]).output)["releases"][0]["labelled"] == 500
+    told = run(app, ["labels", "show", bundles.MODEL]).output
+    assert "501 labels received" in told
+    assert "1 are about no recorded row so far" in told
+    listed = json.loads(run(app, ["labels", "show", bundles.MODEL, "--json"]).output)
+    assert (listed["unknown"], listed["releases"][1]["labelled"]) == (1, 0)
+
+
+def test_a_tick_does_a_bounded_amount_of_work(home: Path, two: list[tuple[Bundle, Served]]) -> None:
+    for number, (bundle, served) in enumerate(two * 3):
+        add(home, bundle, served.labels(slice(100 * number, 100 * number + 100)), BEGAN + DAY_S + number)
+    clock = iter(range(10_000))
+    duty = QualityDuty(home, clock=lambda: float(next(clock)))  # a second passes with every look at the clock
+    duty.tick(BEGAN + DAY_S + 60)
+    view = read_quality(home, bundles.MODEL)
+    assert view is not None
+    assert view.behind
+    for _ in range(300):
+        duty.tick(BEGAN + DAY_S + 120)
+        done = read_quality(home, bundles.MODEL)
+        if done and sum(release.labelled for release in done.releases) == 600:
+            return
+    raise AssertionError(f"the labels were never taken in: {done}")
