@@ -67,21 +67,23 @@ def bin_codes(column: BinnedColumn, table: pa.Table) -> Array | None:
     """The bin of each row; None when the table does not have the column."""
     if column.field not in table.column_names:
         return None
-    values = table.column(column.field)
-    if column.element is not None and (
-        pa.types.is_list(values.type)
-        or pa.types.is_large_list(values.type)
-        or pa.types.is_fixed_size_list(values.type)
-    ):
-        values = pc.list_element(values, column.element)
+    values = element_of(table.column(column.field), column.element)
     if column.kind == "number":
         return _number_codes(column, values)
     return _hour_codes(values) if column.kind == "timestamp" else _category_codes(column, values)
 
 
+def element_of(values: pa.ChunkedArray, element: int | None) -> pa.ChunkedArray:
+    """One place of a column of lists; the column itself when it has none."""
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    if element is None or not any(is_list(values.type) for is_list in lists):
+        return values
+    return pc.list_element(values, element)
+
+
 def _number_codes(column: BinnedColumn, values: pa.ChunkedArray) -> Array:
     """Inner bins are closed below and open above, but for the last, which holds the largest training value."""
-    numbers = _floats(values)
+    numbers = number_values(values)
     edges = np.asarray(column.edges)
     inner = max(len(edges) - 1, 1)
     codes = np.minimum(np.searchsorted(edges, numbers, side="right") - 1, inner - 1)
@@ -91,7 +93,7 @@ def _number_codes(column: BinnedColumn, values: pa.ChunkedArray) -> Array:
     return codes
 
 
-def _floats(values: pa.ChunkedArray) -> Array:
+def number_values(values: pa.ChunkedArray) -> Array:
     """The numbers as float64 with NaN for null; a column of another kind is all null."""
     kind = kind_of_type(values.type)
     if kind == "int":
@@ -128,7 +130,7 @@ def as_texts(values: pa.ChunkedArray) -> Column:
 
 
 def _whole_numbers(values: pa.ChunkedArray) -> pa.Array:
-    numbers = _floats(values)
+    numbers = number_values(values)
     whole = np.isfinite(numbers) & (np.trunc(numbers) == numbers) & (np.abs(numbers) < 2.0**53)
     texts = np.where(whole, np.where(whole, numbers, 0).astype(np.int64).astype(str), numbers.astype(str))
     return pa.array(texts, pa.string(), mask=np.isnan(numbers))

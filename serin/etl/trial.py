@@ -28,11 +28,13 @@ _JOIN_BYTES = 1 << 30
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """`rows`: how many rows of the main table were read, of `total`. `unread`: joined tables that are too large to be
-    read here, so that nothing is known about their keys."""
+    read here, so that nothing is known about their keys. `training_s`: how long the training period is, where all rows
+    were read and have a time."""
 
     rows: int
     total: int
     unread: tuple[str, ...] = ()
+    training_s: float | None = None
 
 
 def try_rows(
@@ -58,10 +60,22 @@ def try_rows(
         if found:
             break  # the other pieces would show the same
     rows = sum(piece.rows for piece in pieces)
-    if not found and rows == main.rows and len(prepared) == len(pieces):
+    whole = not found and rows == main.rows and len(prepared) == len(pieces)
+    if whole:
         _judge(data, features, prepared, found)
     problems.include(found)
-    return Trial(rows=rows, total=main.rows, unread=unread)
+    training_s = _training_s(data, prepared) if whole else None
+    return Trial(rows=rows, total=main.rows, unread=unread, training_s=training_s)
+
+
+def _training_s(data: DataSpec, prepared: Sequence[Prepared]) -> float | None:
+    """From the first training row to the last, by data.time."""
+    if data.time is None:
+        return None
+    times = np.sort(np.concatenate([np.asarray(each.time) for each in prepared]))
+    share = data.split.train if data.split_kind == "temporal" else 1.0
+    first = times[: max(int(len(times) * share), 1)]
+    return float(first[-1] - first[0]) / 1e6 if len(first) else None
 
 
 def _load_joins(

@@ -47,16 +47,17 @@ class Evidence:
     rows: Array
 
 
-def bettors(share: Array, largest: Array, tolerance: Array) -> Bettors:
-    """The bettors for bins with these training shares. "Less" is bet on shares capped at the largest of training."""
+def bettors(share: Array, cap: Array, capped: Array, tolerance: Array) -> Bettors:
+    """The bettors for bins with these training shares. "Less" is bet on shares that count as at most `cap`; their mean
+    in training is `capped`. A smaller cap allows a larger stake."""
     more = np.flatnonzero(share + tolerance < 1)
-    less = np.flatnonzero(share - tolerance > 0)
-    bins = np.concatenate([more, less])
+    less = np.flatnonzero(capped - tolerance > 0)
     sign = np.repeat([1.0, -1.0], [len(more), len(less)])
-    limit = share[bins] + sign * tolerance[bins]
-    cap = np.where(sign > 0, 1.0, np.maximum(largest, share)[bins])
-    room = np.where(sign > 0, limit, cap - limit)
-    return Bettors(bin=bins, sign=sign, limit=limit, cap=cap, stakes=STAKES / room[:, None])
+    limit = np.concatenate([(share + tolerance)[more], (capped - tolerance)[less]])
+    most = np.concatenate([np.ones(len(more)), np.maximum(cap, capped)[less]])
+    room = np.where(sign > 0, limit, most - limit)
+    bins = np.concatenate([more, less])
+    return Bettors(bin=bins, sign=sign, limit=limit, cap=most, stakes=STAKES / room[:, None])
 
 
 def start(size: int) -> Evidence:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from serin.errors import ExportFailed
 from serin.export.champion import ReadRows, meet_champion
 from serin.export.convert.fuse import name_model
+from serin.export.drift.version import ReadTraining, version_statistics
 from serin.export.explain.feature_columns import trace_features
 from serin.export.explain.keep import keep_for_explanations
 from serin.export.gate.golden import write_golden
@@ -27,6 +28,8 @@ from serin.export.session import open_session, run_in_batches
 from serin.export.validate import Proven, prove_model
 from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES, write_document
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
+from serin.formats.drift import FILE as DRIFT
+from serin.formats.drift import DriftStatistics
 from serin.formats.explain import FeatureColumns
 from serin.formats.gate import GateReport
 from serin.formats.importance import FILE as IMPORTANCE
@@ -55,6 +58,7 @@ def export_model(
     store: Store,
     lineage: Mapping[str, Any],
     read_rows: ReadRows | None = None,
+    read_training: ReadTraining | None = None,
     approved_by: str | None = None,
 ) -> Bundle:
     """Exports, validates, compares with the live model and publishes.
@@ -76,8 +80,9 @@ def export_model(
     champion = meet_champion(
         spec, score, proven.schema, store=store, read_rows=read_rows, approved_by=approved_by
     )
+    drift = version_statistics(spec, proven.schema, score, importance, read_training)
     check_stopped()
-    measured = {IMPORTANCE: importance, QUALITY: quality}
+    measured = {IMPORTANCE: importance, QUALITY: quality, DRIFT: drift}
     release = Release(model=spec.name, version=store.reserve_version(spec.name))
     facts = _lineage(lineage, description, checkpoint)
     known = (description, proven.plan, proven.schema, proven.report, champion)
@@ -146,7 +151,7 @@ def _fill(
     folder: Path,
     checkpoint: Checkpoint,
     columns: FeatureColumns,
-    measured: Mapping[str, Importance | QualityReference | None],
+    measured: Mapping[str, Importance | QualityReference | DriftStatistics | None],
 ) -> None:
     """The graphs, golden rows, fitted features and lookup tables of a bundle, and what explains its scores."""
     chosen, trained = proven.report.chosen, Path(checkpoint.path)

@@ -74,9 +74,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftSeries:
-    """One column, in all rows or in one segment. Per bin: `share` in training, `largest` share of a training block,
-    `tolerance` (a smaller shift of the mean share is not drift) and `block` (the time over which a share is
-    taken).
+    """One column, in all rows or in one segment. Per bin: `share` in training, `tolerance` (a smaller shift of the mean
+    share is not drift) and `block` (the time over which a share is taken). `capped`: the mean training share when that
+    of a block counts as at most `cap`, for bets on "less".
 
     `column`: its place in the statistics. `weight`: its part of the false alarms; all weights add up to 1.
     """
@@ -86,7 +86,8 @@ class DriftSeries:
     weight: float
     rows: int
     share: tuple[float, ...]
-    largest: tuple[float, ...]
+    cap: tuple[float, ...]
+    capped: tuple[float, ...]
     tolerance: tuple[float, ...]
     block: tuple[Block, ...]
 
@@ -144,7 +145,7 @@ def _column(entry: Mapping[str, Any]) -> BinnedColumn:
 
 def _series(entry: Mapping[str, Any], columns: tuple[BinnedColumn, ...]) -> DriftSeries:
     segment = None if entry["segment"] is None else Segment(**entry["segment"])
-    arrays = {name: tuple(entry[name]) for name in ("share", "largest", "tolerance", "block")}
+    arrays = {name: tuple(entry[name]) for name in ("share", "cap", "capped", "tolerance", "block")}
     series = DriftSeries(**{**entry, **arrays, "segment": segment})
     column = columns[series.column]
     if any(len(values) != column.bins for values in arrays.values()):

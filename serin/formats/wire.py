@@ -39,6 +39,27 @@ class RawRows:
         return len(self.row)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingRows:
+    """Rows of the training split as requests would bring them, with natural types and true nulls, in the order of time
+    where there is one. `times`: seconds since 1970. `total`: how many rows they are an even sample of."""
+
+    table: pa.Table
+    times: Array | None
+    total: int
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def thinned(self, step: int) -> TrainingRows:
+        """Every `step`-th row."""
+        if step == 1:
+            return self
+        chosen = np.arange(0, len(self), step)
+        times = None if self.times is None else self.times[chosen]
+        return TrainingRows(table=self.table.take(pa.array(chosen)), times=times, total=self.total)
+
+
 def to_wire(table: pa.Table | pd.DataFrame, schema: Schema) -> dict[str, Array]:
     """The schema's columns out of `table`; RowsUnfit names one that does not fit. Others are left alone."""
     rows = as_arrow(table)

@@ -13,6 +13,7 @@ from serin.errors import ColumnMissing, SpecError
 from serin.formats.schema import InputColumn, difference, read_schema
 from serin.spec.data import DataSpec
 from serin.spec.load import load_spec, spec_file
+from serin.spec.monitoring import weeks_problem
 from serin.spec.pipeline import PipelineSpec
 from serin.store.store import Store
 
@@ -94,6 +95,7 @@ def _check_data(spec: PipelineSpec, problems: Problems) -> CheckedSpec:
     with _opened(spec.data, problems) as tables:
         laid = try_lay_out(spec.data, spec.features, tables, problems)
         trial = try_rows(spec.data, spec.features, laid, tables, problems)
+    _check_weeks(spec, trial, problems)
     layout = laid.layout
     if layout is None:
         return CheckedSpec(spec=spec)
@@ -102,6 +104,16 @@ def _check_data(spec: PipelineSpec, problems: Problems) -> CheckedSpec:
     )
     unlike = _unlike_live(spec, layout.inputs)
     return CheckedSpec(spec=spec, inputs=layout.inputs, lookups=lookups, trial=trial, unlike_live=unlike)
+
+
+def _check_weeks(spec: PipelineSpec, trial: Trial, problems: Problems) -> None:
+    """Drift needs weeks of training rows to take a tolerance from."""
+    drift = spec.monitoring.drift
+    if drift is None or drift.tolerance is not None or trial.training_s is None:
+        return
+    problem = weeks_problem(int(trial.training_s // (7 * 86_400)))
+    if problem is not None:
+        problems.add(SpecError(where=spec.name, problems=[problem]))
 
 
 def _unlike_live(spec: PipelineSpec, inputs: Sequence[InputColumn]) -> str:

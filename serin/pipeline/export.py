@@ -98,7 +98,7 @@ def _export(
     approved_by: str | None,
     reason: Reason | None,
 ) -> Bundle:
-    from serin.etl.raw_rows import read_test_rows
+    from serin.etl.raw_rows import read_test_rows, read_training_rows
     from serin.export import build  # torch and ONNX: not for a call that only looks
 
     lineage: dict[str, Any] = {"training": Path(checkpoint.path).parent.name, "export": key}
@@ -111,6 +111,7 @@ def _export(
         store=Store.open(),
         lineage=lineage if call.run is None else {"flow_run": call.run, **lineage},
         read_rows=lambda features, most: read_test_rows(spec.data, features, dataset, max_rows=most),
+        read_training=lambda most: read_training_rows(spec.data, spec.features, dataset, max_rows=most),
         approved_by=approved_by,
     )
 

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
+from serin.errors import nearest
 from serin.spec.section import Duration, Section, is_empty
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:per|/)\s*(day|week|month|year)")
+FEWEST_WEEKS = 8  # of training rows that show how much weeks differ
 _PER_YEAR = {"day": 365.0, "week": 365.0 / 7, "month": 12.0, "year": 1.0}
+
+
+def tolerance_problem(why: str) -> tuple[str, str]:
+    """What is wrong with a spec whose tolerance cannot be measured."""
+    return "monitoring.drift.tolerance", (
+        f"is missing: {why} it cannot be taken from the weeks of the training period; name the shift of a bin's share "
+        "that is not drift, for example 0.05"
+    )
+
+
+def weeks_problem(weeks: int) -> tuple[str, str] | None:
+    """What is wrong when the tolerance is to come from so many complete weeks."""
+    if weeks >= FEWEST_WEEKS:
+        return None
+    return tolerance_problem(f"with {weeks} weeks of training rows (it takes {FEWEST_WEEKS})")
 
 
 def per_year(value: Any) -> Any:
@@ -61,6 +79,10 @@ class DriftSpec(Section):
     """The shift that is not drift: how much the share of a bin or a category may differ from training. By default as
     much as the weeks of the training period differ among themselves; it must be named when the data has no time column
     or covers fewer than eight weeks."""
+    block: Literal["minute", "hour", "day", "week"] | None = Field(default=None, exclude_if=is_empty)
+    """The time over which a share is taken, with at least 200 rows. By default the shortest at which the shares of the
+    training rows do not follow each other or a daily pattern, for each bin; a day without a time column. A bin that is
+    nearly empty in training, such as that of unseen values, is always judged by the minute."""
     columns: tuple[str, ...] | None = Field(default=None, min_length=1)
     """The request columns to watch. By default all of them, and the scores."""
 
@@ -120,3 +142,32 @@ class MonitoringSpec(Section):
         default=RetrainBudgetSpec(), exclude_if=lambda value: value == RetrainBudgetSpec()
     )
     """How often retraining may happen by itself."""
+
+    def drift_problems(
+        self, request_columns: Collection[str], *, has_time: bool
+    ) -> Iterator[tuple[str, str]]:
+        """Why drift cannot be watched, as (key, problem and how to fix it). `request_columns`: none for a model that
+        defines its own inputs."""
+        if self.drift is None:
+            return
+        if not request_columns:
+            yield (
+                "monitoring.drift",
+                "needs data: without training rows there is nothing to compare with; take it out",
+            )
+            return
+        if not self.capture.share:
+            yield (
+                "monitoring.drift",
+                "needs recorded requests: set monitoring.capture.share, for example to 0.1",
+            )
+        if self.drift.tolerance is None and not has_time:
+            yield tolerance_problem("without data.time")
+        hidden = {*self.capture.mask, *self.capture.drop}
+        for name in self.drift.columns or ():
+            if name not in request_columns:
+                text = f"{name!r} is not a column of a request{nearest(name, request_columns)}"
+                yield "monitoring.drift.columns", text
+            elif name in hidden:
+                text = f"{name!r} is not recorded: monitoring.capture masks or drops it; take it out of one of them"
+                yield "monitoring.drift.columns", text

@@ -102,6 +102,7 @@ class PipelineSpec(Section):
             found.append(
                 ("search", "needs data; a model that defines its own inputs is trained as its script says")
             )
+        found += self.monitoring.drift_problems(self._request_columns(), has_time=self.data.time is not None)
         if found:
             raise PydanticCustomError(
                 "inconsistent",
@@ -193,9 +194,12 @@ class PipelineSpec(Section):
             return f"data.rename calls it {new!r}; use that name"
         return f"add data.rename: {{{self.data.main}: {{{name}: input_{name}}}}} and use the new name here"
 
-    def _segment_problems(self) -> Iterator[tuple[str, str]]:
+    def _request_columns(self) -> set[str]:
         inputs = (column for feature in self.features for column in feature.inputs)
-        asked = {name for column in inputs for name in self.data.request_columns(column)}
+        return {name for column in inputs for name in self.data.request_columns(column)}
+
+    def _segment_problems(self) -> Iterator[tuple[str, str]]:
+        asked = self._request_columns()
         for segment in self.export.segments:
             if segment not in asked:
                 yield "export.segments", f"{segment!r} is not a column of a request{nearest(segment, asked)}"

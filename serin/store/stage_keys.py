@@ -32,7 +32,10 @@ _SOURCES: Mapping[str, tuple[str, ...]] = {
         "training/engine/**/*.py", "training/foreign/**/*.py", "training/launch/**/*.py", "training/parallel/**/*.py",
         "training/programs/**/*.py", "training/results/**/*.py",
     ),
-    "export": (*_EVERYWHERE, "columns/**/*.py", "etl/**/*.py", "export/**/*.py", "features/**/*.py", "models/**/*.py"),
+    "export": (
+        *_EVERYWHERE, "columns/**/*.py", "etl/**/*.py", "evidence/**/*.py", "export/**/*.py", "features/**/*.py",
+        "models/**/*.py",
+    ),
 }  # fmt: skip
 """The rooms whose code decides a stage's result. Pages, plots and the journals of serving are not among them."""
 _LIBRARIES: Mapping[str, tuple[str, ...]] = {

@@ -22,7 +22,7 @@ def series_of(
     weight: float = 1.0,
     segment: Segment | None = None,
 ) -> DriftSeries:
-    """A series with these shares; its largest block is a little above each."""
+    """A series with these shares; shares of a block of 200 rows are capped at their mean."""
     blocks = (block,) * len(share) if isinstance(block, str) else tuple(block)
     return DriftSeries(
         column=column,
@@ -30,7 +30,8 @@ def series_of(
         weight=weight,
         rows=100_000,
         share=tuple(share),
-        largest=tuple(min(1.0, value * 1.6 + 0.02) if value else 0.0 for value in share),
+        cap=tuple(share),
+        capped=tuple(max(value - 0.4 * (value * (1 - value) / 200) ** 0.5, 0.0) for value in share),
         tolerance=(tolerance,) * len(share),
         block=blocks,
     )

@@ -78,7 +78,7 @@ export: rollout.latency.tolerance_ms rollout.second_opinion rollout.warmup
 export: monitoring.retrain monitoring.retrain_budget.cool_down monitoring.retrain_budget.per_week
 export: monitoring.capture.share monitoring.capture.mask monitoring.capture.drop monitoring.capture.days
 export: monitoring.capture.max_gb monitoring.drift.false_alarms monitoring.drift.tolerance
-export: monitoring.drift.columns monitoring.quality.margin monitoring.quality.false_alarms
+export: monitoring.drift.columns monitoring.drift.block monitoring.quality.margin monitoring.quality.false_alarms
 export: monitoring.quality.rollback monitoring.objectives.availability monitoring.objectives.latency
 export: monitoring.objectives.rollback
 none: search.space.uniform search.space.log search.space.integer search.space.choice search.trials
@@ -132,7 +132,7 @@ def whole_spec() -> PipelineSpec:
             },
             "features": [{"columns": ["fare"], "steps": ["normalize"]}],
             "training": {"prune": {"share": 0.5}},
-            "monitoring": {"drift": {}, "quality": {"margin": 0.01}},
+            "monitoring": {"capture": {"share": 0.1}, "drift": {"tolerance": 0.05}, "quality": {"margin": 0.01}},
             "search": {"space": {"training.learning_rate": {"log": [0.001, 0.1]}}},
         }
     )  # fmt: skip

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from serin.evidence import e_detector
-
 if TYPE_CHECKING:
     from serin.monitoring.drift.detector import DriftDetector
 
@@ -60,7 +58,7 @@ def describe(detector: DriftDetector, series: int, at: float) -> Alarm:
     """The alarm of a series that has reached its threshold."""
     statistics, evidence = detector.statistics, detector.evidence
     own = np.flatnonzero(detector.series_of_bettor == series)
-    worth = e_detector.means(evidence, own) * detector.years[own]
+    worth = detector.worth[own]
     order = own[np.argsort(-worth, kind="stable")]
     share = np.sort(worth)[::-1] / max(worth.sum(), 1e-300)
     named = [int(who) for who, part in zip(order[:_BINS], share, strict=False) if part >= _PART] or [
@@ -103,8 +101,8 @@ def _now(detector: DriftDetector, who: int) -> float:
 
 
 def _segments(detector: DriftDetector, series: int, who: int) -> tuple[str, ...]:
-    """The segments whose own shares of the bin are outside their tolerance, in the same direction; none when all are,
-    by the column of `export.segments` with the fewest of them."""
+    """The segments whose own shares of the bin are outside their tolerance, in the same direction, by the column of
+    `export.segments` with the fewest of them; none when the shift is in all that can tell."""
     statistics = detector.statistics
     alarmed = statistics.series[series]
     inside = int(detector.who.bin[who] - detector.first_bin[series])
@@ -114,6 +112,8 @@ def _segments(detector: DriftDetector, series: int, who: int) -> tuple[str, ...]
             continue
         flat = int(detector.first_bin[place]) + inside
         bettor = np.flatnonzero((detector.who.bin == flat) & (detector.who.sign == detector.who.sign[who]))
+        if not len(bettor):  # the segment has too few rows in this bin to say
+            continue
         seen = place == series or any(_is_beyond(detector, int(each)) for each in bettor)
         by_column.setdefault(other.segment.column, []).append((statistics.segment_name(other.segment), seen))
     if alarmed.segment is not None:
@@ -122,9 +122,7 @@ def _segments(detector: DriftDetector, series: int, who: int) -> tuple[str, ...]
         (sum(seen for _, seen in found) / len(found), tuple(name for name, seen in found if seen))
         for found in by_column.values()
     ]
-    some = [part for part in parts if 0 < part[0] < 1]
-    if alarmed.segment is not None and not some:
-        return (statistics.segment_name(alarmed.segment),)
+    some = [part for part in parts if 0 < part[0] < 1 or len(part[1]) == part[0] == 1]
     return min(some)[1] if some else ()
 
 

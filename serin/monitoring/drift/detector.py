@@ -51,6 +51,7 @@ class DriftDetector:
         self.open_rows = np.zeros(groups)
         self.open_start = np.full(groups, np.nan)
         self.evidence = e_detector.start(len(self.who))
+        self.worth = np.zeros(len(self.who))  # of each bettor, in years
         self.quiet: dict[int, QuietColumn] = {}
 
     @classmethod
@@ -59,6 +60,7 @@ class DriftDetector:
         detector = cls(statistics)
         if state is not None and state.get("statistics") == statistics.digest():
             unpack(detector, state)
+            detector.worth = e_detector.means(detector.evidence) * detector.years
         return detector
 
     def state(self) -> dict[str, Any]:
@@ -97,14 +99,15 @@ class DriftDetector:
         self.series_of_bin = np.repeat(np.arange(len(series)), sizes)
         self.share = np.concatenate([np.asarray(each.share) for each in series])
         self.tolerance = np.concatenate([np.asarray(each.tolerance) for each in series])
-        largest = np.concatenate([np.asarray(each.largest) for each in series])
+        cap = np.concatenate([np.asarray(each.cap) for each in series])
+        capped = np.concatenate([np.asarray(each.capped) for each in series])
         length = np.concatenate([[BLOCK_S[block] for block in each.block] for each in series])
         pairs, self.group_of_bin = np.unique(
             np.stack([self.series_of_bin, length], axis=1), axis=0, return_inverse=True
         )
         self.group_of_bin = self.group_of_bin.reshape(-1)
         self.group_series, self.group_length = pairs[:, 0].astype(np.int64), pairs[:, 1]
-        self.who = e_detector.bettors(self.share, largest, self.tolerance)
+        self.who = e_detector.bettors(self.share, cap, capped, self.tolerance)
         self.series_of_bettor = self.series_of_bin[self.who.bin]
         self.group_of_bettor = self.group_of_bin[self.who.bin]
         own = np.maximum(np.bincount(self.series_of_bettor, minlength=len(series)), 1)
@@ -128,17 +131,14 @@ class DriftDetector:
         e_detector.advance(
             self.evidence, self.who, chosen, hits, self.open_rows[group], self.open_start[group]
         )
+        self.worth[chosen] = e_detector.means(self.evidence, chosen) * self.years[chosen]
 
     def _is_quiet(self) -> Array:
         """Which series belong to a column that has alarmed and is not back yet."""
         return np.isin(self.column_of_series, list(self.quiet))
 
     def _scores(self) -> Array:
-        return np.bincount(
-            self.series_of_bettor,
-            weights=e_detector.means(self.evidence) * self.years,
-            minlength=len(self.threshold),
-        )
+        return np.bincount(self.series_of_bettor, weights=self.worth, minlength=len(self.threshold))
 
     def _alarms(self, minute: float) -> Iterator[Alarm]:
         over = np.flatnonzero(self._scores() >= self.threshold)
@@ -149,10 +149,9 @@ class DriftDetector:
                 continue
             alarm = describe(self, int(place), minute)
             self.quiet[column] = QuietColumn.after(alarm, self)
-            e_detector.forget(
-                self.evidence,
-                np.flatnonzero(self.column_of_series[self.series_of_bettor] == column),
-            )
+            silent = np.flatnonzero(self.column_of_series[self.series_of_bettor] == column)
+            e_detector.forget(self.evidence, silent)
+            self.worth[silent] = 0.0
             yield alarm
 
     def _recovered(self, due: Array, minute: float) -> Iterator[Recovery]:

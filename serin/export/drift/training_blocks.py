@@ -1,0 +1,111 @@
+"""Cuts the training period into blocks of time, and chooses for each bin the block over which its share is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from serin.columns.column import Array
+from serin.formats.drift import BLOCK_S, FEWEST_ROWS, Block
+
+WEEK_S, DAY_S = BLOCK_S["week"], BLOCK_S["day"]
+NEARLY_EMPTY = 0.01  # a bin that is never larger is within every tolerance
+_UNCORRELATED = 0.1
+_SHORT: Sequence[Block] = ("minute", "hour")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cut:
+    """The rows of a series in blocks of one length. `block`: of each row. `rows`: of each block. `week`: of each
+    block. `filled`: whether blocks of this length usually have enough rows by themselves."""
+
+    block: Array
+    rows: Array
+    week: Array
+    filled: bool
+
+    def shares(self, codes: Array, bins: int) -> Array:
+        """float64[blocks, bins]."""
+        size = len(self.rows)
+        counts = np.bincount(self.block * bins + codes, minlength=size * bins).reshape(size, bins)
+        return counts / self.rows[:, None]
+
+
+def cut_time(times: Array, length: float, origin: float) -> Cut:
+    """Cuts rows, in the order of time, into blocks of `length` seconds; neighbours with few rows become one."""
+    moments, place, counts = np.unique(
+        np.floor((times - origin) / length).astype(np.int64), return_inverse=True, return_counts=True
+    )
+    total = np.cumsum(counts)
+    starts = [0]
+    while starts[-1] < len(counts):
+        before = total[starts[-1] - 1] if starts[-1] else 0
+        starts.append(int(np.searchsorted(total, before + FEWEST_ROWS)) + 1)
+    if len(starts) > 2 and total[-1] - (total[starts[-2] - 1] if starts[-2] else 0) < FEWEST_ROWS:
+        del starts[-2]  # the last block is too small
+    block_of_moment = np.searchsorted(np.asarray(starts[1:]), np.arange(len(counts)), side="right")
+    block_of_moment = np.minimum(block_of_moment, len(starts) - 2)
+    block = block_of_moment[place.reshape(-1)]
+    first = np.asarray(starts[:-1])
+    week = np.floor(moments[first] * length / WEEK_S).astype(np.int64)
+    return Cut(
+        block=block,
+        rows=np.bincount(block),
+        week=week,
+        filled=bool(np.median(counts) >= FEWEST_ROWS),
+    )
+
+
+def cut_evenly(rows: int) -> Cut:
+    """Blocks of 200 rows in the order of the table, for data without a time."""
+    block = np.minimum(np.arange(rows) // FEWEST_ROWS, max(rows // FEWEST_ROWS - 1, 0))
+    return Cut(
+        block=block, rows=np.bincount(block), week=np.zeros(int(block[-1]) + 1, np.int64), filled=False
+    )
+
+
+def choose_blocks(shares: Mapping[Block, Array], cuts: Mapping[Block, Cut]) -> list[Block]:
+    """The block of each bin: the shortest whose shares are not correlated within a week, nor those of longer ones; else
+    a day, or a week when a day has too few rows. A bin that is nearly empty: a minute."""
+    usable = [name for name in _SHORT if cuts[name].filled and cuts["day"].filled]
+    free = {name: _uncorrelated(shares[name], cuts[name], BLOCK_S[name]) for name in usable}
+    fallback: Block = "day" if cuts["day"].filled else "week"
+    chosen: list[Block] = []
+    for place, empty in enumerate(nearly_empty(shares["minute"])):
+        fitting = (
+            name for at, name in enumerate(usable) if all(free[longer][place] for longer in usable[at:])
+        )
+        chosen.append("minute" if empty else next(fitting, fallback))
+    return chosen
+
+
+def nearly_empty(shares: Array) -> Array:
+    """Which bins are so small in all blocks that they are within every tolerance."""
+    empty: Array = shares.max(axis=0) <= NEARLY_EMPTY
+    return empty
+
+
+def _uncorrelated(shares: Array, cut: Cut, length: float) -> Array:
+    """Whether successive shares of each bin, and those a day apart, are uncorrelated within a week."""
+    size = np.bincount(cut.week - cut.week.min())
+    sums = np.stack([np.bincount(cut.week - cut.week.min(), weights=column) for column in shares.T], axis=1)
+    rest = shares - (sums / np.maximum(size, 1)[:, None])[cut.week - cut.week.min()]
+    free = np.ones(shares.shape[1], bool)
+    for lag in {1, max(1, round(DAY_S / length))}:
+        if len(rest) > 2 * lag:
+            both = (rest[lag:] * rest[:-lag]).sum(axis=0) / np.maximum((rest**2).sum(axis=0), 1e-12)
+            free &= np.abs(both) < _UNCORRELATED
+    return free
+
+
+def weekly_deviation(shares: Array, cut: Cut, weeks: int) -> Array:
+    """The largest deviation of a complete week's mean share from the mean, of each bin."""
+    mean = shares.mean(axis=0)
+    found = [
+        np.abs(shares[cut.week == week].mean(axis=0) - mean)
+        for week in range(weeks)
+        if (cut.week == week).any()
+    ]
+    return np.max(found, axis=0) if found else np.zeros(shares.shape[1])

@@ -1,0 +1,217 @@
+"""drift.json: bins, blocks, tolerances and weights from training rows, and its place in a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from serin.columns.bins import count_by_minute, table_times
+from serin.errors import SpecError
+from serin.export.drift.build import make_statistics
+from serin.export.drift.choose_bins import Source
+from serin.export.drift.version import version_statistics
+from serin.formats.bundle import read_manifest, verify_bundle
+from serin.formats.drift import FILE, DriftSeries, DriftStatistics, read_drift
+from serin.formats.schema import Schema, outputs_of
+from serin.formats.wire import TrainingRows
+from serin.monitoring.drift.detector import DriftDetector
+from serin.pipeline.check import check_spec
+from serin.pipeline.run_stage import run_export, run_train
+from serin.spec.load import load_spec
+from serin.spec.monitoring import DriftSpec
+from tests.fakes.small_pipeline import small_spec
+
+WEEK = 604_800.0
+SCHEMA = Schema(task="binary", inputs=(), outputs=outputs_of("binary"))
+FIRST = 1_699_833_600.0  # a Monday
+
+
+def rows_of(columns: dict[str, Any], times: Any) -> TrainingRows:
+    return TrainingRows(table=pa.table(columns), times=times, total=len(times))
+
+
+def statistics_of(rows: TrainingRows, **facts: Any) -> DriftStatistics:
+    known = {"segments": (), "spec": DriftSpec(), "importance": {}, **facts}
+    sources = [Source(name=name, field=name, source="request") for name in rows.table.column_names]
+    return make_statistics(rows, sources, **known)
+
+
+def series_named(statistics: DriftStatistics, name: str) -> DriftSeries:
+    names = [statistics.columns[each.column].name for each in statistics.series]
+    return statistics.series[names.index(name)]
+
+
+@pytest.fixture(scope="module")
+def dense() -> DriftStatistics:
+    """Nine weeks with 250 rows an hour: a plain column, one with a daily wave, one that follows a slow state."""
+    random = np.random.default_rng(0)
+    times = np.sort(FIRST + random.random(250 * 24 * 63) * 9 * WEEK)
+    hour = times / 3600 % 24
+    state = np.cumsum(random.normal(0, 0.4, 9 * 168 + 1)) * 0
+    for place in range(1, len(state)):  # correlated over about 30 hours
+        state[place] = state[place - 1] * np.exp(-1 / 30) + random.normal(0, 0.26)
+    slow = state[((times - FIRST) // 3600).astype(int)] + random.normal(0, 0.5, len(times))
+    plain = random.choice(["a", "b", "c"], len(times), p=[0.6, 0.3, 0.1])
+    wave = np.where(random.random(len(times)) < 0.5 + 0.4 * np.sin(hour / 24 * 2 * np.pi), "day", "night")
+    return statistics_of(rows_of({"plain": plain, "wave": wave, "slow": slow}, times))
+
+
+def test_a_column_without_a_pattern_is_judged_by_the_hour_and_one_with_a_wave_by_the_day(
+    dense: DriftStatistics,
+) -> None:
+    assert series_named(dense, "plain").block == ("hour",) * 3 + ("minute",) * 3
+    assert series_named(dense, "wave").block == ("day",) * 2 + ("minute",) * 3
+    slow = series_named(dense, "slow").block
+    assert set(slow[:-3]) == {"day"}
+    assert slow[-3:] == ("minute",) * 3, "out of range and null: empty in training"
+
+
+def test_a_tolerance_covers_what_weeks_differ_by_and_is_at_least_one_percent(dense: DriftStatistics) -> None:
+    assert (dense.origin, dense.weeks) == ("weeks", 8)
+    assert dense.kappa is not None
+    assert dense.kappa >= 1.25
+    assert series_named(dense, "plain").tolerance[:3] == pytest.approx([0.01] * 3, abs=0.003)
+    assert max(series_named(dense, "slow").tolerance) > 0.02
+
+
+def test_a_named_tolerance_and_block_are_used_as_they_are() -> None:
+    times = FIRST + np.arange(3000.0) * 60
+    rows = rows_of({"x": np.arange(3000) % 7}, times)
+    found = statistics_of(rows, spec=DriftSpec(tolerance=0.05, block="minute"))
+    assert (found.origin, found.kappa, set(found.series[0].tolerance)) == ("spec", None, {0.05})
+    assert set(found.series[0].block) == {"minute"}
+
+
+def test_without_a_time_a_day_is_the_block_of_what_training_had() -> None:
+    rows = TrainingRows(table=pa.table({"x": np.arange(3000) % 7}), times=None, total=3000)
+    found = statistics_of(rows, spec=DriftSpec(tolerance=0.05))
+    assert found.series[0].block == ("day",) * 7 + ("minute",) * 3
+    assert (found.first, found.last, found.weeks) == (None, None, 0)
+
+
+def test_weights_add_up_to_one_and_follow_importance() -> None:
+    random = np.random.default_rng(0)
+    times = FIRST + np.arange(9000.0) * 600
+    columns = {name: random.choice(["p", "q"], 9000) for name in ("good", "bad", "seg")}
+    found = statistics_of(
+        rows_of(columns, times),
+        segments=("seg",),
+        importance={"good": 0.3, "bad": -0.1},
+        spec=DriftSpec(tolerance=0.05),
+    )
+    weights = {
+        (found.columns[each.column].name, each.segment and found.segment_name(each.segment)): each.weight
+        for each in found.series
+    }
+    assert sum(weights.values()) == pytest.approx(1)
+    assert weights["good", None] == pytest.approx((1 / 6 + 1 / 2) / 2)
+    assert weights["bad", "seg=p"] == pytest.approx(1 / 6 / 4)
+    assert weights["seg", None] == pytest.approx(1 / 6), "a segment column has no segments of itself"
+
+
+def test_values_that_keep_being_new_are_expected_to_be_unseen() -> None:
+    times = FIRST + np.arange(20_000.0) * (9 * WEEK / 20_000)
+    known = np.arange(20_000) % 90
+    names = np.where(np.arange(20_000) % 10 == 0, 1000 + np.arange(20_000), known).astype(str)
+    share = series_named(statistics_of(rows_of({"id": names}, times)), "id").share
+    assert share[-2] == pytest.approx(0.1, abs=0.01)
+    assert sum(share) == pytest.approx(1, abs=0.02)
+
+
+def test_edges_are_the_values_themselves_and_nothing_of_training_is_outside() -> None:
+    values = np.random.default_rng(0).gamma(2.0, 1.0, 5000).astype(np.float32)
+    values[:50] = np.nan
+    values[50:60] = 0.0
+    times = FIRST + np.arange(5000.0) * (10 * WEEK / 5000)
+    found = statistics_of(rows_of({"x": values}, times))
+    assert found.series[0].share[-3:-1] == (0.0, 0.0)
+    assert found.columns[0].edges[0] == 0.0
+
+
+def test_odd_columns_have_statistics_too() -> None:
+    times = FIRST + np.arange(4000.0) * (10 * WEEK / 4000)
+    table = {
+        "constant": np.full(4000, 3.5),
+        "all null": pa.nulls(4000, pa.float32()),
+        "no text": pa.nulls(4000, pa.string()),
+        "flag": np.arange(4000) % 2 == 0,
+        "infinite": np.where(np.arange(4000) % 2, np.inf, 1.0),
+        "when": pa.array((times * 1e6).astype(np.int64)).cast(pa.timestamp("us")),
+    }
+    rows = rows_of(table, times)
+    found = statistics_of(rows)
+    counts = count_by_minute(found, rows.table, times)
+    assert DriftDetector(found).observe(counts.minutes, counts.counts).alarms == ()
+    assert counts.counts.sum() == 4000 * len(table)
+
+
+def timed_spec(folder: Path, *, weeks: float, **drift: Any) -> dict[str, Any]:
+    spec = small_spec(folder, rows=4000)
+    path = Path(spec["data"]["tables"]["parcels"])
+    table = pq.read_table(path)
+    moments = (FIRST + np.arange(4000) * (weeks * WEEK / 4000)) * 1e6
+    times = pa.array(moments.astype(np.int64)).cast(pa.timestamp("us"))
+    pq.write_table(table.append_column("sent", times), path)
+    spec["data"]["time"] = "sent"
+    spec["export"] = {"segments": ["carrier"]}
+    spec["monitoring"] = {"capture": {"share": 1, "mask": ["distance"]}, "drift": drift}
+    return spec
+
+
+def test_an_exported_version_has_the_statistics_of_its_inputs_and_scores(home: Path) -> None:
+    given = timed_spec(home / "data", weeks=13, block="hour")
+    spec = load_spec(given)
+    run_train(spec)
+    folder = Path(run_export(spec).value.path)
+    found = read_drift(folder)
+    assert found is not None
+    assert FILE in read_manifest(folder).files
+    verify_bundle(folder)
+    assert [column.name for column in found.columns] == ["weight", "carrier", "score"], "distance is masked"
+    assert (found.rows, found.total_rows, found.weeks) == (3200, 3200, 10)
+    assert series_named(found, "carrier").share[:3] == pytest.approx((0.5, 0.4, 0.1), abs=0.03)
+    assert series_named(found, "weight").share[-1] == pytest.approx(0.02, abs=0.01)
+    assert sum(each.segment is not None for each in found.series) == 4, "swift and steady; slow has few rows"
+    rows = pq.read_table(given["data"]["tables"]["parcels"])
+    counts = count_by_minute(found, rows, table_times(rows, "sent"))
+    assert DriftDetector(found).observe(counts.minutes, counts.counts).alarms == ()
+
+
+def test_too_few_weeks_without_a_named_tolerance_are_refused_by_check_and_export(home: Path) -> None:
+    short = timed_spec(home / "data", weeks=9)  # 7.2 weeks of training
+    with pytest.raises(SpecError, match=r"monitoring\.drift\.tolerance: is missing: with 7 weeks") as refused:
+        check_spec(short)
+    assert "for example 0.05" in str(refused.value)
+    rows = rows_of({"weight": np.zeros(100)}, FIRST + np.linspace(0, 7.2 * WEEK, 100))
+    with pytest.raises(SpecError, match="with 7 weeks of training rows"):
+        version_statistics(load_spec(short), SCHEMA, lambda _: pytest.fail("scored"), None, lambda _: rows)
+    short["monitoring"]["drift"] = {"tolerance": 0.1}
+    assert check_spec(short).spec.monitoring.drift is not None
+
+
+@pytest.mark.parametrize(
+    ("monitoring", "refusal"),
+    [
+        ({"capture": {"share": 1}, "drift": {}}, r"drift\.tolerance: is missing: without data\.time"),
+        ({"drift": {"tolerance": 0.1}}, r"needs recorded requests: set monitoring\.capture\.share"),
+        ({"capture": {"share": 1}, "drift": {"tolerance": 0}}, "greater than 0"),
+        (
+            {"capture": {"share": 1}, "drift": {"tolerance": 0.1, "columns": ["wight"]}},
+            "'wight' is not a column of a request; did you mean 'weight'",
+        ),
+        (
+            {"capture": {"share": 1, "drop": ["weight"]}, "drift": {"tolerance": 0.1, "columns": ["weight"]}},
+            "'weight' is not recorded",
+        ),
+    ],
+)
+def test_a_spec_whose_drift_cannot_be_watched_is_refused(
+    tmp_path: Path, monitoring: dict[str, Any], refusal: str
+) -> None:
+    with pytest.raises(SpecError, match=refusal):
+        load_spec(small_spec(tmp_path, monitoring=monitoring))
