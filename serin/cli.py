@@ -14,7 +14,9 @@ import typer
 from serin.api.progress import progress_lines
 from serin.commands import (
     alerts,
+    captures,
     console,
+    drift,
     explain,
     keys,
     labels,
@@ -74,7 +76,9 @@ for _module in (
     rollout,
     service,
     models,
+    captures,
     labels,
+    drift,
     explain,
     keys,
     tuning,

@@ -68,6 +68,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── RolloutRefused          a command that cannot be honoured now
 │   ├── CommandRefused          the controller refused a command, for the reason it gives
 │   ├── RolloutFailed           a rollout that ended in a rollback
+│   ├── ReplayEnded             the process that sends recorded requests exited; it is started again
 │   ├── RolloutUnfinished       a rollout that outlasted its follower; it continues by itself
 │   ├── ControllerSilent        no controller answered a command (retryable)
 │   ├── JournalHeld             another controller decides for this model
@@ -75,6 +76,7 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── MonitoringError
 │   ├── AlertRefused            an alert that is not open (exit code 2)
 │   ├── ReceiverRefused         a receiver of alerts that cannot be added or removed as asked (exit code 2)
+│   ├── NotWatched              a model without a watch on drift, with the reason
 │   └── WatchStateBroken        a file of the watcher's state that cannot be read
 ├── StageFailed                 a stage that was run elsewhere failed; names the run
 ├── StageLost                   a stage's run elsewhere crashed or was lost (retryable)
@@ -774,6 +776,12 @@ class RolloutFailed(RolloutError):
     reason: str
 
 
+class ReplayEnded(RolloutError):
+    template = "the process that replays recorded requests exited with code {code}; the controller's log has its output"
+    retryable = True
+    code: int
+
+
 class RolloutUnfinished(RolloutError):
     template = (
         "release {release} is not live yet ({phase}); the rollout continues without this run: "
@@ -832,6 +840,12 @@ class StageStopped(SerinError):
 
 class MonitoringError(SerinError):
     pass
+
+
+class NotWatched(MonitoringError):
+    template = "the drift of {model!r} is not watched: {reason}"
+    model: str
+    reason: str
 
 
 class WatchStateBroken(MonitoringError):

@@ -161,7 +161,9 @@ def delete_model(
     name: Annotated[str, typer.Argument(metavar="MODEL[:VERSION]", help="A model, or one of its versions.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete versions from the store for good: one, or all of a model. Refused while one is served or rolled out."""
+    """Delete versions and their recorded requests for good: one, or all of a model. Refused while one is served or
+    rolled out."""
+    from serin.stack.captures import delete_records
     from serin.stack.delete_versions import delete_versions, versions_to_delete
     from serin.store.store import Store
 
@@ -169,9 +171,13 @@ def delete_model(
     model, _, version = name.partition(":")
     going = versions_to_delete(store, home, model, version or None)
     what = f"version {going[0]}" if len(going) == 1 else f"all {len(going)} versions"
-    confirm(f"Delete {what} of {model} from {store.url}?", yes=yes)
-    for number in delete_versions(store, home, model, version or None):
+    confirm(f"Delete {what} of {model} from {store.url}, and the requests recorded of it?", yes=yes)
+    going = delete_versions(store, home, model, version or None)
+    size = delete_records(home, model, going, whole=not store.versions(model))
+    for number in going:
         show(f"{model} version {number} is deleted")
+    if size:
+        show(f"{human_bytes(size)} of recorded requests are deleted")
 
 
 def verify_model(model: Model, version: Version = "") -> None:
@@ -271,7 +277,9 @@ def gc(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List old versions, unused datasets, old runs and leftovers of crashes; remove them with --remove."""
+    """List old versions, unused datasets, old runs, expired records and leftovers of crashes; remove them with
+    --remove."""
+    from serin.stack.captures import expired_records
     from serin.store.retention import Policy, collect_garbage
     from serin.store.store import Store
 
@@ -282,7 +290,9 @@ def gc(
         )
         raise SpecError(where=store.url, problems=[("", problem)])
     policy = Policy(keep_versions=keep_versions, keep_days=keep_days)
-    found = collect_garbage(store, environment.home(), policy, remove=remove)
+    home = environment.home()
+    found = collect_garbage(store, home, policy, remove=remove)
+    found += expired_records(home, store, remove=remove)
     if as_json:
         show_json([dataclasses.asdict(entry) for entry in found])
         return

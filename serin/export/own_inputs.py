@@ -16,7 +16,7 @@ import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serin.errors import ChampionRefused, ExportFailed, GateFailed
+from serin.errors import ChampionRefused, ExportFailed, GateFailed, SpecError
 from serin.export.convert.fuse import name_model
 from serin.export.gate.gate import batch_sizes
 from serin.export.gate.golden import tile
@@ -50,6 +50,8 @@ def export_own_inputs(
     folder = Path(checkpoint.path)
     _record, data = read_trained(folder)
     model, schema = onnx.load_model_from_string(data), read_schema(folder)
+    if problems := [*spec.monitoring.capture.problems([column.name for column in schema.inputs])]:
+        raise SpecError(where=spec.name, problems=problems)
     table, inputs, known = _golden(folder, schema)
     logger.info(f"gate: scores of {len(table)} golden rows")
     answers, report = _prove(spec, model, schema, inputs, known, checkpoint.metrics)

@@ -57,8 +57,8 @@ class BinnedColumn:
         """The name of each bin, for people."""
         if self.kind == "number":
             pairs = zip(self.edges, self.edges[1:] or self.edges, strict=False)
-            inner = tuple(f"{low:g}" if low == high else f"{low:g} to {high:g}" for low, high in pairs)
-            return (*inner, f"below {self.edges[0]:g}", f"above {self.edges[-1]:g}", "null")
+            inner = tuple(f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}" for low, high in pairs)
+            return (*inner, f"below {self.edges[0]:.4g}", f"above {self.edges[-1]:.4g}", "null")
         if self.kind == "timestamp":
             return (*(f"{hour:02d}:00" for hour in range(24)), "null")
         return (*self.categories, "other known values", "unseen values", "null")

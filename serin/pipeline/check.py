@@ -46,6 +46,7 @@ class CheckedSpec:
         spec = self.spec
         if not spec.has_data:
             yield f"{spec.name} is good: a {spec.model.kind} that defines its own inputs, {spec.model.task}"
+            yield from _unrecorded_lines(spec)
             return
         yield f"{spec.name} is good: {spec.data.target.task}, feature groups: {len(spec.features)}"
         yield "clients of the served model will send"
@@ -58,6 +59,18 @@ class CheckedSpec:
             yield from _read_lines(self.trial)
         if self.unlike_live:
             yield self.unlike_live
+        yield from _unrecorded_lines(spec)
+
+
+def _unrecorded_lines(spec: PipelineSpec) -> Iterator[str]:
+    """A line when requests are to be recorded and the way of serving that the spec names cannot do that."""
+    from serin.serving.triton.backends import RECORDING
+
+    if spec.monitoring.capture.share and spec.serving.backend not in ("auto", *RECORDING):
+        yield (
+            f"requests are not recorded (monitoring.capture): serving.backend: {spec.serving.backend} cannot; "
+            f"leave it out, or name {' or '.join(RECORDING)}"
+        )
 
 
 def _read_lines(trial: Trial) -> Iterator[str]:
@@ -126,7 +139,7 @@ def _unlike_live(spec: PipelineSpec, inputs: Sequence[InputColumn]) -> str:
     reason = difference(schema, replace(schema, inputs=tuple(inputs)))
     if not reason:
         return ""
-    rule = "" if spec.rollout.steps[0] == 100 else "; set rollout.steps: [100], or give it another name"
+    rule = "" if spec.rollout.shares[0] == 100 else "; set rollout.steps: [100], or give it another name"
     return f"clients of live version {live} must change: {reason}{rule}"
 
 

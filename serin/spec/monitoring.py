@@ -69,6 +69,26 @@ class CaptureSpec(Section):
     max_gb: float = Field(default=10, gt=0)
     """The most disk space that the model's records take, in gigabytes. The oldest hours are deleted first."""
 
+    def problems(self, columns: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Masked and dropped columns that are not among `columns`, those of a request: a typing mistake must not record
+        what was to be hidden."""
+        for key, names in (("mask", self.mask), ("drop", self.drop)):
+            for name in names:
+                if name not in columns:
+                    hint = nearest(name, columns)
+                    yield f"monitoring.capture.{key}", f"{name!r} is not a column of a request{hint}"
+
+    @property
+    def not_replayable(self) -> str:
+        """Why the recorded requests cannot be sent to another version, and what to do; empty: they can."""
+        if self.share == 0:
+            return "monitoring.capture.share is 0, so none are recorded; set it, such as 0.1, or leave shadow out"
+        if hidden := [*self.mask, *self.drop]:
+            keys = " and ".join(key for key, found in (("mask", self.mask), ("drop", self.drop)) if found)
+            removed = f"monitoring.capture.{keys} removes {', '.join(hidden)} from them"
+            return f"{removed}; record these columns, or leave shadow out"
+        return ""
+
 
 class DriftSpec(Section):
     """When live traffic counts as different from the training rows."""

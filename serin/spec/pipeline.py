@@ -94,10 +94,11 @@ class PipelineSpec(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        found = [*self._source_problems()]
+        found = [*self._source_problems(), *self._shadow_problems()]
         if self.has_data:
             found += [*self.data.problems(), *self.feature_problems()]
             found += [*self._segment_problems(), *self._search_problems()]
+            found += self.monitoring.capture.problems(self._request_columns())
         elif self.search is not None:
             found.append(
                 ("search", "needs data; a model that defines its own inputs is trained as its script says")
@@ -209,6 +210,10 @@ class PipelineSpec(Section):
                 yield "export.groups", "has limits, but export.segments names no columns to group by"
             if groups.max_rate_gap is not None and self.data.target.task != "binary":
                 yield "export.groups.max_rate_gap", "is for binary targets, where a score selects a row"
+
+    def _shadow_problems(self) -> Iterator[tuple[str, str]]:
+        if self.rollout.has_shadow and (problem := self.monitoring.capture.not_replayable):
+            yield "rollout.steps", f"shadow replays recorded requests, but {problem}"
 
     def _search_problems(self) -> Iterator[tuple[str, str]]:
         if self.search is None:

@@ -32,6 +32,7 @@ from serin.serving.external import External
 from serin.serving.triton.repository import serving_settings
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
 from serin.stack.host.standing import log_to_stdout
+from serin.stack.shadow.replayer import Replayer
 from serin.stack.wiring import build_gateway, build_releases, request_log
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from serin.store.store import Store
@@ -105,6 +106,7 @@ def run(home: Path, stop: threading.Event) -> None:
         journals=JournalFolder(home),
         versions=CombinedVersions(store, external),
         commands=Inbox(home),
+        replayer=Replayer(home, store, external, fleet.endpoint),
     )
     log.info("the controller has started")
     rotate_at = 0.0

@@ -7,6 +7,7 @@ import json
 import time
 from pathlib import Path
 
+from serin.formats.serving.spool import spool_root
 from serin.machine import environment
 from serin.machine.process import Process
 from serin.serving.envoy.gateway import Gateway
@@ -42,7 +43,7 @@ def key_file(home: Path) -> KeyFile:
 
 
 def build_releases(home: Path) -> Releases:
-    return Releases(home / "releases", host=Supervisor(home), store=Store.open())
+    return Releases(home / "releases", host=Supervisor(home), store=Store.open(), spool=spool_root(home))
 
 
 def controller_process(home: Path) -> Process:

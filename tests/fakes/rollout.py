@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from serin.errors import GatewayRejected, ReleaseNotReady, VerificationFailed
+from serin.errors import GatewayRejected, ReleaseNotReady, ReplayEnded, RolloutRefused, VerificationFailed
 from serin.rollout.decide.advance import ReleaseState
+from serin.rollout.decide.shadow import Batch, Difference, Mismatch
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.decide.verdict import Judgement, Verdict
 from serin.store.artifacts import Endpoint, ModelRoute, Release
@@ -158,6 +159,71 @@ class FakeJudge:
             evidence={"looks": looks},
             latency_alone=self.slow_by_chance,
         )
+
+
+@dataclass
+class FakeReplay:
+    """One report for each look: a batch of `rows` rows each, until the records are used up."""
+
+    records: FakeReplayer
+    at: int
+    stopped: bool = False
+
+    def take(self) -> list[dict[str, Any]]:
+        if self.records.dies_at == self.at:
+            self.records.dies_at = None
+            raise ReplayEnded(code=-9)
+        if self.records.unable:
+            return [{"unable": self.records.unable}]
+        if self.at * self.records.rows >= self.records.recorded:
+            return [{"waiting": "no request of flights-v1 is recorded yet"}]
+        self.at += 1
+        self.records.sent.append(self.at)
+        return [self.records.batch(self.at).to_json()]
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@dataclass
+class FakeReplayer:
+    """Sends `recorded` rows, `rows` with each look. `wrong_at`: the batch with a row that is not served as computed."""
+
+    recorded: int = 10_000
+    rows: int = 100
+    wrong_at: int | None = None
+    failed: int = 0  # requests of each batch
+    us: float = 2000.0
+    away: float = 0.01  # the mean difference from the live version's scores, which are 0.5
+    dies_at: int | None = None
+    unable: str = ""
+    refusal: str = ""
+    sent: list[int] = field(default_factory=list)
+    started: list[FakeReplay] = field(default_factory=list)
+
+    def check(self, rollout: Rollout) -> None:
+        if self.refusal:
+            raise RolloutRefused(model=rollout.model, command="start", reason=self.refusal)
+
+    def start(self, rollout: Rollout, place: Mapping[str, Any]) -> FakeReplay:
+        self.started.append(FakeReplay(self, place.get("batch", 0)))
+        return self.started[-1]
+
+    def batch(self, number: int) -> Batch:
+        difference = Difference(
+            rows=self.rows, live=self.rows / 2, signed=0.0, absolute=self.rows * self.away
+        )
+        small = Difference(rows=1, live=0.5, absolute=0.5)
+        wrong = Mismatch(
+            request="r17", row=0, segments=("carrier=AA",), output="score", served="0.4", computed="0.8",
+            values={"carrier": "AA", "temp": "nan"},
+        )  # fmt: skip
+        return Batch(
+            requests=self.rows, failed=self.failed, us=(self.us,) * (self.rows - self.failed), rows=self.rows,
+            compared=self.rows, unsteady=0, segments={"all rows": difference, f"carrier={number}": small},
+            place={"batch": number}, mismatch=wrong if number == self.wrong_at else None,
+            failure="no" if self.failed else "",
+        )  # fmt: skip
 
 
 @dataclass

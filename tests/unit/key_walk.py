@@ -74,7 +74,8 @@ export: rollout.steps rollout.approve rollout.step_time rollout.min_requests rol
 export: rollout.false_promotion rollout.latency.quantiles rollout.latency.margin
 export: rollout.latency.bad_margin rollout.error_tolerance rollout.max_error_share
 export: rollout.max_slow_share rollout.bake rollout.deadline rollout.mode rollout.baseline
-export: rollout.latency.tolerance_ms rollout.second_opinion rollout.warmup
+export: rollout.latency.tolerance_ms rollout.second_opinion rollout.warmup rollout.shadow.rows
+export: rollout.shadow.time rollout.shadow.share rollout.shadow.max_difference
 export: monitoring.retrain monitoring.retrain_budget.cool_down monitoring.retrain_budget.per_week
 export: monitoring.capture.share monitoring.capture.mask monitoring.capture.drop monitoring.capture.days
 export: monitoring.capture.max_gb monitoring.drift.false_alarms monitoring.drift.tolerance

@@ -4,9 +4,10 @@
 // that cannot be scored is answered with an error of its own and never fails those that share its batch.
 
 #include <chrono>
-#include <mutex>
+#include <cstdlib>
 
 #include "graph.h"
+#include "spool_writer.h"
 
 namespace {
 
@@ -14,7 +15,10 @@ using native::BadRequest;
 using native::Graph;
 using native::Reading;
 using native::Settings;
+using native::Spool;
 
+constexpr char kIdHeader[] = "x-request-id";  // serin/serving/triton/process.py lets these two pass
+constexpr char kClientIdHeader[] = "x-serin-client-id";
 constexpr char kUnscorable[] = "the model could not score this request; the server's log says why";
 
 uint64_t now_ns() {
@@ -38,6 +42,13 @@ Runtime& runtime(const std::string& folder) {
   static Runtime* made = new Runtime(folder);
   return *made;
 }
+
+// What an instance works with. `spool` belongs to the model; null: nothing is recorded.
+struct Instance {
+  Graph graph;
+  Spool* spool;
+  double began = 0;  // when the present batch came, seconds since 1970
+};
 
 struct Asked {
   TRITONBACKEND_Request* request = nullptr;
@@ -86,9 +97,48 @@ void answer(Asked& asked, const Settings& settings, const std::vector<native::An
   asked.success = true;
 }
 
-// In halves where it fails: the others must not pay for the one at fault.
-void score(Graph& graph, Asked** begin, Asked** end) {
+// The value of a request's last parameter of this name: the gateway's header comes after what the client sent.
+std::string_view parameter(TRITONBACKEND_Request* request, std::string_view name) {
+  std::string_view found;
+  uint32_t count = 0;
+  native::check(TRITONBACKEND_RequestParameterCount(request, &count));
+  for (uint32_t index = 0; index < count; ++index) {
+    const char* key = nullptr;
+    int type = 0;
+    const void* value = nullptr;
+    native::check(TRITONBACKEND_RequestParameter(request, index, &key, &type, &value));
+    if (name == key && type == triton::kParameterString) found = static_cast<const char*>(value);
+  }
+  return found;
+}
+
+// Records what was answered, if its lot is drawn. A request without the gateway's id (a probe, a warm-up) is not recorded.
+void record(Spool& spool, const Asked& asked, const std::vector<native::Answer>& outputs, int64_t start, double t) {
+  if (!asked.success) return;
+  std::string_view id = parameter(asked.request, kIdHeader);
+  if (!spool.draws(id)) return;
+  std::string_view client_id = parameter(asked.request, kClientIdHeader);
+  const char* own = nullptr;
+  if (client_id.empty()) native::check(TRITONBACKEND_RequestId(asked.request, &own));
+  spool.add({t, id, own == nullptr ? client_id : std::string_view(own), &asked.reading, &outputs, start});
+}
+
+void record_all(Instance& instance, Asked** begin, Asked** end, const std::vector<native::Answer>& outputs) {
+  int64_t start = 0;
+  for (Asked** each = begin; each != end; ++each) {
+    try {
+      record(*instance.spool, **each, outputs, start, instance.began);
+    } catch (const std::exception& error) {
+      forget(TRITONSERVER_LogMessage(triton::kLogError, __FILE__, __LINE__, error.what()));
+    }
+    start += (*each)->reading.rows;
+  }
+}
+
+// Scores in halves where a batch fails: the others must not pay for the one at fault.
+void score(Instance& instance, Asked** begin, Asked** end) {
   if (begin == end) return;
+  Graph& graph = instance.graph;
   int64_t rows = 0;
   std::vector<const Reading*> batch;
   for (Asked** each = begin; each != end; ++each) {
@@ -107,6 +157,7 @@ void score(Graph& graph, Asked** begin, Asked** end) {
         }
         start += (*each)->reading.rows;
       }
+      if (instance.spool != nullptr) record_all(instance, begin, end, outputs);  // everybody has an answer
     });
     return;
   } catch (const std::exception& error) {
@@ -114,8 +165,8 @@ void score(Graph& graph, Asked** begin, Asked** end) {
   }
   if (end - begin > 1) {
     Asked** middle = begin + (end - begin) / 2;
-    score(graph, begin, middle);
-    score(graph, middle, end);
+    score(instance, begin, middle);
+    score(instance, middle, end);
     return;
   }
   forget(TRITONSERVER_LogMessage(triton::kLogError, __FILE__, __LINE__, ("scoring failed: " + fault).c_str()));
@@ -133,6 +184,15 @@ void read(Asked& asked, const Settings& settings) {
   }
 }
 
+std::string version_folder(TRITONBACKEND_Model* model) {
+  const char* repository = nullptr;
+  int kind = 0;
+  uint64_t version = 0;
+  native::check(TRITONBACKEND_ModelRepository(model, &kind, &repository));
+  native::check(TRITONBACKEND_ModelVersion(model, &version));
+  return std::string(repository) + "/" + std::to_string(version);
+}
+
 TRITONSERVER_Error* failed(const std::exception& error) { return TRITONSERVER_ErrorNew(triton::kInternal, error.what()); }
 
 }  // namespace
@@ -147,23 +207,51 @@ TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend*) {
   return TRITONSERVER_ErrorNew(triton::kUnsupported, "this backend is for version 1 of Triton's interface");
 }
 
+TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model* model) {
+  try {
+    Settings settings = Settings::read(version_folder(model) + "/native.txt");
+    const char* folder = std::getenv("SERIN_SPOOL");
+    if (settings.recording.share <= 0 || folder == nullptr || *folder == '\0') return nullptr;
+    std::unique_ptr<Spool> spool;
+    try {
+      spool = std::make_unique<Spool>(settings, folder);
+    } catch (const std::exception& error) {  // no thread: the model serves without
+      std::string text = std::string("requests are not recorded: ") + error.what();
+      forget(TRITONSERVER_LogMessage(triton::kLogWarning, __FILE__, __LINE__, text.c_str()));
+      return nullptr;
+    }
+    native::check(TRITONBACKEND_ModelSetState(model, spool.get()));
+    spool.release();
+    return nullptr;
+  } catch (const std::exception& error) {
+    return failed(error);
+  }
+}
+
+TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model) {
+  void* state = nullptr;
+  if (TRITONSERVER_Error* error = TRITONBACKEND_ModelState(model, &state)) return error;
+  delete static_cast<Spool*>(state);
+  return nullptr;
+}
+
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelInstance* instance) {
   try {
     TRITONBACKEND_Model* model = nullptr;
     TRITONBACKEND_Backend* backend = nullptr;
-    const char *library = nullptr, *repository = nullptr;
+    const char* library = nullptr;
     int kind = 0;
-    uint64_t version = 0;
+    void* spool = nullptr;
     native::check(TRITONBACKEND_ModelInstanceModel(instance, &model));
     native::check(TRITONBACKEND_ModelBackend(model, &backend));
     native::check(TRITONBACKEND_BackendArtifacts(backend, &kind, &library));
-    native::check(TRITONBACKEND_ModelRepository(model, &kind, &repository));
-    native::check(TRITONBACKEND_ModelVersion(model, &version));
-    std::string folder = std::string(repository) + "/" + std::to_string(version);
+    native::check(TRITONBACKEND_ModelState(model, &spool));
+    std::string folder = version_folder(model);
     Runtime& onnx = runtime(library);
-    auto graph = std::make_unique<Graph>(onnx.api, onnx.env, folder + "/model.onnx", Settings::read(folder + "/native.txt"));
-    native::check(TRITONBACKEND_ModelInstanceSetState(instance, graph.get()));
-    graph.release();
+    std::unique_ptr<Instance> made(new Instance{
+        {onnx.api, onnx.env, folder + "/model.onnx", Settings::read(folder + "/native.txt")}, static_cast<Spool*>(spool)});
+    native::check(TRITONBACKEND_ModelInstanceSetState(instance, made.get()));
+    made.release();
     return nullptr;
   } catch (const std::exception& error) {
     return failed(error);
@@ -173,7 +261,7 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelIns
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInstance* instance) {
   void* state = nullptr;
   if (TRITONSERVER_Error* error = TRITONBACKEND_ModelInstanceState(instance, &state)) return error;
-  delete static_cast<Graph*>(state);
+  delete static_cast<Instance*>(state);
   return nullptr;
 }
 
@@ -181,7 +269,8 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, const uint32_t count) {
   void* state = nullptr;
   if (TRITONSERVER_Error* error = TRITONBACKEND_ModelInstanceState(instance, &state)) return error;
-  Graph& graph = *static_cast<Graph*>(state);
+  Instance& own = *static_cast<Instance*>(state);
+  own.began = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   uint64_t begin = now_ns(), computing = begin, rows = 0;
   std::vector<Asked> all;
   try {
@@ -193,14 +282,14 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     std::vector<Asked*> sound;
     for (uint32_t index = 0; index < count; ++index) {
       all[index].request = requests[index];
-      read(all[index], graph.settings());
+      read(all[index], own.graph.settings());
       if (!all[index].answered) {
         sound.push_back(&all[index]);
         rows += all[index].reading.rows;
       }
     }
     computing = now_ns();
-    score(graph, sound.data(), sound.data() + sound.size());
+    score(own, sound.data(), sound.data() + sound.size());
   } catch (const std::exception& error) {
     forget(TRITONSERVER_LogMessage(triton::kLogError, __FILE__, __LINE__, error.what()));
   }

@@ -31,11 +31,26 @@ struct Column {
   size_t width = 1;  // values in a row
 };
 
+// Which requests are recorded (spool.h).
+struct Recording {
+  struct Output {
+    size_t row_bytes = 0;  // 0: strings
+    size_t width = 1;      // values in a row
+  };
+  double share = 0;        // 0: none
+  size_t limit = 0;        // bytes in the release's folder
+  std::string header;      // the first line of each file
+  std::vector<Output> outputs;
+};
+
 // native.txt beside the graph, a line for each: `threads 1`, `max_string_bytes 65536`, `input KIND DIMS NAME`,
-// `output NAME`. Names in hexadecimal, for a column may be called anything; sizes of a row with commas.
+// `output NAME`. Names are hexadecimal, because a column may have any name; sizes of a row have commas between them.
+// Where requests are recorded also `record SHARE LIMIT HEADER` (hexadecimal) and, for each output in order,
+// `recorded ROW_BYTES WIDTH`.
 struct Settings {
   int threads = 1;
   size_t most_bytes = 0;
+  Recording recording;
   std::vector<Column> inputs;
   std::vector<std::string> outputs;
 
@@ -54,12 +69,22 @@ struct Settings {
         found.outputs.push_back(name(hex));
       } else if (word == "input") {
         found.inputs.push_back(column(file));
+      } else if (word == "record") {
+        file >> found.recording.share >> found.recording.limit >> hex;
+        found.recording.header = name(hex);
+      } else if (word == "recorded") {
+        Recording::Output output;
+        file >> output.row_bytes >> output.width;
+        found.recording.outputs.push_back(output);
       } else {
         throw std::runtime_error(path + ": what is '" + word + "'?");
       }
       if (!file) throw std::runtime_error(path + ": a line is cut off");
     }
     if (found.inputs.empty() || found.outputs.empty()) throw std::runtime_error(path + " names no tensors");
+    if (found.recording.share > 0 && found.recording.outputs.size() != found.outputs.size()) {
+      throw std::runtime_error(path + " does not say how outputs are recorded");
+    }
     return found;
   }
 

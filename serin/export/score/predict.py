@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,11 @@ class Scorer:
 
     def answers(self, table: pa.Table | pd.DataFrame) -> dict[str, Array]:
         """Returns the model's outputs, [rows, ...], in the order of the rows."""
+        return self.wire_answers(to_wire(table, self.schema))
+
+    def wire_answers(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns the same for columns that are already in wire form."""
         names = [output.name for output in self.schema.outputs]
-        inputs = to_wire(table, self.schema)
         if not len(next(iter(inputs.values()))):
             return {
                 output.name: np.empty((0, *output.dims), np.int64 if output.dtype == "INT64" else np.float32)

@@ -33,7 +33,7 @@ from serin.formats.serving.spool_blocks import (
 
 __all__ = [
     "COMPLETE", "DEFAULT_LIMIT_BYTES", "OPEN", "Recorded", "SpoolBlock", "SpoolFile", "SpoolHeader", "Strings",
-    "Tensor", "encode_block", "encode_header", "is_drawn", "lot", "read_spool", "spool_folder",
+    "Tensor", "encode_block", "encode_header", "is_drawn", "lot", "read_spool", "spool_folder", "spool_root",
 ]  # fmt: skip
 
 DTYPES: Mapping[str, str | None] = {
@@ -119,8 +119,13 @@ class SpoolFile:
     torn_bytes: int
 
 
+def spool_root(home: Path) -> Path:
+    return home / "spool"
+
+
 def spool_folder(home: Path, release: str) -> Path:
-    return home / "spool" / release
+    """Returns the release's folder, with a folder for each process that writes."""
+    return spool_root(home) / release
 
 
 def read_spool(path: Path) -> SpoolFile:

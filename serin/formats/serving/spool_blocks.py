@@ -3,13 +3,14 @@
 It needs numpy and nothing else, because a copy of this file is part of every release that is served by Triton's Python
 backend (triton_models/onnx_python). The C++ backend writes the same bytes (triton_models/onnx_native/spool.h).
 
-A file is one line of JSON (`encode_header`) and blocks (`encode_block`). Files of one writer are numbered; the one that
+A file is one line of JSON (`encode_header`) and blocks (`Rows.encode`). Files of one writer are numbered; the one that
 is being written is called `NNNNNNNN.open` and is renamed to `NNNNNNNN.rows` when it is complete.
 """
 
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -70,29 +71,69 @@ def encode_header(
     return json.dumps({**document, **tensors}, separators=(",", ":")).encode() + b"\n"
 
 
+class Rows:
+    """Requests by column. `is_text`: of each input and then each output, whether it holds strings."""
+
+    def __init__(self, is_text: Sequence[bool]) -> None:
+        self.requests = self.rows = self.bytes = 0
+        self._is_text = tuple(is_text)
+        self._times, self._counts = array("d"), array("I")
+        self._ids, self._client_ids = _Strings(), _Strings()
+        self._columns = [_Strings() if text else bytearray() for text in self._is_text]
+
+    def add(self, request: Recorded) -> None:
+        self._times.append(request.t)
+        self._counts.append(request.rows)
+        size = 12 + self._ids.add([request.id[:LONGEST_ID_BYTES]])
+        size += self._client_ids.add([request.client_id[:LONGEST_ID_BYTES]])
+        for column, values in zip(self._columns, request.values, strict=True):
+            if isinstance(column, _Strings):
+                size += column.add(values.reshape(-1).tolist())
+            elif values.size:
+                column += np.ascontiguousarray(values).data.cast("B")
+                size += values.nbytes
+        self.requests += 1
+        self.rows += request.rows
+        self.bytes += size
+
+    def encode(self, *, sent: int, dropped: int) -> list[Any]:
+        """Returns a block in pieces. `sent`, `dropped`: how many requests this writer has drawn and lost since it
+        started."""
+        buffers: list[Any] = [_bytes_of(self._times), _bytes_of(self._counts)]
+        for column in (self._ids, self._client_ids, *self._columns):
+            buffers += column.buffers() if isinstance(column, _Strings) else [column]
+        if not self.requests:
+            buffers = []
+        document = {"requests": self.requests, "rows": self.rows, "sent": sent, "dropped": dropped}
+        sizes = [len(buffer) for buffer in buffers]
+        header = json.dumps({**document, "sizes": sizes}, separators=(",", ":")).encode()
+        return [MAGIC + len(header).to_bytes(4, "little") + header, *buffers]
+
+
 def encode_block(requests: Sequence[Recorded], *, sent: int, dropped: int) -> bytes:
-    """Returns a block. `sent`, `dropped`: how many requests this writer has drawn and lost since it started."""
-    buffers = [
-        np.array([request.t for request in requests], "<f8").tobytes(),
-        np.array([request.rows for request in requests], "<u4").tobytes(),
-        *_strings([request.id[:LONGEST_ID_BYTES] for request in requests]),
-        *_strings([request.client_id[:LONGEST_ID_BYTES] for request in requests]),
-    ]
-    for arrays in zip(*(request.values for request in requests), strict=True):
-        if arrays[0].dtype == object:
-            buffers += _strings([value for array in arrays for value in array.reshape(-1).tolist()])
-        else:
-            buffers.append(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays))
-    counts = {"requests": len(requests), "rows": sum(request.rows for request in requests)}
-    sizes = [len(buffer) for buffer in buffers] if requests else []
-    document = {**counts, "sent": sent, "dropped": dropped, "sizes": sizes}
-    header = json.dumps(document, separators=(",", ":")).encode()
-    head = MAGIC + len(header).to_bytes(4, "little") + header
-    return b"".join([head, *buffers]) if requests else head
+    """Returns a block of these requests, of which the first shows which columns are strings."""
+    rows = Rows([values.dtype == object for values in requests[0].values] if requests else [])
+    for request in requests:
+        rows.add(request)
+    return b"".join(rows.encode(sent=sent, dropped=dropped))
 
 
-def _strings(values: list[bytes]) -> list[bytes]:
-    return [np.array([len(value) for value in values], "<u4").tobytes(), b"".join(values)]
+class _Strings:
+    def __init__(self) -> None:
+        self._lengths, self._data = array("I"), bytearray()
+
+    def add(self, values: list[bytes]) -> int:
+        joined = b"".join(values)
+        self._lengths.extend(map(len, values))
+        self._data += joined
+        return len(joined) + 4 * len(values)
+
+    def buffers(self) -> list[Any]:
+        return [_bytes_of(self._lengths), self._data]
+
+
+def _bytes_of(values: array[Any]) -> memoryview:
+    return memoryview(values).cast("B")
 
 
 def _scrambled(word: int) -> int:

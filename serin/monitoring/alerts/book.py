@@ -14,7 +14,7 @@ from typing import Final
 
 from serin.errors import AlertRefused, ReceiverRefused
 from serin.monitoring.alerts.alert import Alert
-from serin.monitoring.alerts.book_file import changing, reading
+from serin.monitoring.alerts.book_file import book_file
 from serin.monitoring.alerts.receivers import ReceiverFile
 from serin.monitoring.alerts.records import Silence, silences_in
 
@@ -33,14 +33,14 @@ class AlertBook:
     """Implements `Alerts`. Every call is durable when it returns, and waits for no delivery."""
 
     def __init__(self, home: Path) -> None:
-        self._home = home
+        self._home, self._file = home, book_file(home)
 
     def fire(self, alert: Alert, now: float) -> None:
         """Opens an alert, or updates the open one with its key. A message is due when it opens and when its severity
         rises."""
         if self._is_current(alert, now):
             return
-        with changing(self._home) as book:
+        with self._file.changing() as book:
             row = _open(book, alert.key)
             if row is None:
                 number = _insert(book, alert, now)
@@ -56,10 +56,10 @@ class AlertBook:
     def resolve(self, key: str, now: float) -> None:
         """Ends an alert. Nothing happens when none with this key is open. Receivers that never got the alert because
         it was silenced get no message about its end."""
-        with reading(self._home) as book:
+        with self._file.reading() as book:
             if book is None or _open(book, key) is None:
                 return
-        with changing(self._home) as book:
+        with self._file.changing() as book:
             row = _open(book, key)
             if row is None:
                 return
@@ -70,7 +70,7 @@ class AlertBook:
 
     def acknowledge(self, key: str, *, by: str, note: str = "", now: float) -> None:
         """Records that somebody looks after an open alert. Raises AlertRefused when none with this key is open."""
-        with changing(self._home) as book:
+        with self._file.changing() as book:
             row = _open(book, key)
             if row is None:
                 known = [
@@ -97,7 +97,7 @@ class AlertBook:
         open then is sent."""
         if (pattern is None) == (model is None):
             raise ValueError("name either a pattern or a model")
-        with changing(self._home) as book:
+        with self._file.changing() as book:
             found = book.execute(
                 "INSERT INTO silences (pattern, model, made, until, by, why) VALUES (?, ?, ?, ?, ?, ?)",
                 (pattern, model, now, until, by, why),
@@ -111,7 +111,7 @@ class AlertBook:
 
     def end_silence(self, number: int, *, by: str, now: float) -> None:
         """Ends a silence before its time. Nothing happens when it has ended already."""
-        with changing(self._home) as book:
+        with self._file.changing() as book:
             changed = book.execute(
                 "UPDATE silences SET until = ? WHERE id = ? AND until > ?", (now, number, now)
             )
@@ -120,7 +120,7 @@ class AlertBook:
 
     def _is_current(self, alert: Alert, now: float) -> bool:
         """Whether the book has this alert already, so that a duty may fire it at every tick without a write."""
-        with reading(self._home) as book:
+        with self._file.reading() as book:
             row = None if book is None else _open(book, alert.key)
             return (
                 row is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from serin.monitoring.alerts.book import BUILT_IN
-from serin.monitoring.alerts.book_file import changing, reading
+from serin.monitoring.alerts.book_file import book_file
 from serin.monitoring.alerts.records import (
     AlertRecord,
     Event,
@@ -44,11 +44,11 @@ class Outbox:
     """Used by one thread of one process. Messages of a receiver are sent in the order in which they were made."""
 
     def __init__(self, home: Path) -> None:
-        self._home = home
+        self._file = book_file(home)
 
     def due(self, now: float, *, busy: Collection[str] = ()) -> list[Message]:
         """Returns the oldest due message of each receiver that is not busy, unless a silence holds it back."""
-        with reading(self._home) as book:
+        with self._file.reading() as book:
             if book is None:
                 return []
             rows = book.execute(
@@ -58,7 +58,7 @@ class Outbox:
             return _firsts(rows.fetchall(), silences_in(book), book_id(book), now, busy)
 
     def record_sent(self, message: Message) -> None:
-        with changing(self._home) as book:
+        with self._file.changing() as book:
             book.execute(
                 "UPDATE deliveries SET state = 'sent', attempts = attempts + 1, problem = NULL WHERE id = ?",
                 (message.number,),
@@ -67,7 +67,7 @@ class Outbox:
 
     def record_failure(self, message: Message, problem: str, now: float) -> bool:
         """Plans the next attempt: after 1 s, 2 s, 4 s and so on up to five minutes. False when it is given up."""
-        with changing(self._home) as book:
+        with self._file.changing() as book:
             row = book.execute("SELECT * FROM deliveries WHERE id = ?", (message.number,)).fetchone()
             if row is None or row["state"] != "pending":
                 return False
@@ -85,11 +85,11 @@ class Outbox:
 
     def drop_excess(self) -> int:
         """Drops the oldest messages of receivers with too many; returns how many. They are counted."""
-        with reading(self._home) as book:
+        with self._file.reading() as book:
             waiting = {} if book is None else _pending(book)
         excess = {name: number - MOST_PENDING for name, number in waiting.items() if number > MOST_PENDING}
         if excess:
-            with changing(self._home) as book:
+            with self._file.changing() as book:
                 for name, number in excess.items():
                     book.execute(
                         "UPDATE deliveries SET state = 'dropped' WHERE id IN (SELECT id FROM deliveries"
@@ -101,7 +101,7 @@ class Outbox:
 
     def cancel(self, receiver: str) -> None:
         """Cancels the messages that wait for a receiver, because it was removed."""
-        with changing(self._home) as book:
+        with self._file.changing() as book:
             book.execute(
                 "UPDATE deliveries SET state = 'cancelled' WHERE receiver = ? AND state = 'pending'",
                 (receiver,),

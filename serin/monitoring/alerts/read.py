@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.monitoring.alerts.book_file import reading
+from serin.monitoring.alerts.book_file import book_file
 from serin.monitoring.alerts.outbox import receiver_records
 from serin.monitoring.alerts.records import (
     AlertRecord,
@@ -44,7 +44,7 @@ def read_alerts(
 ) -> AlertsView:
     """Reads the alerts of a model, or all of them. A home without a book has none."""
     now = time.time() if now is None else now
-    with reading(home) as book:
+    with book_file(home).reading() as book:
         if book is None:
             return AlertsView()
         silences = silences_in(book)

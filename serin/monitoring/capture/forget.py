@@ -15,8 +15,8 @@ from serin.expressions import Expression, ExpressionError, Masked, evaluate, par
 from serin.formats.captures import captures_folder, hours_captured, parts_of_hour, versions_captured, writing
 from serin.monitoring.capture.merge import rewrite
 
-Forgotten = Callable[[pa.Table], int]
-"""Deletes what else is known of these rows (`_id`, `_row`, `_client_id`), such as labels; returns how much."""
+Forgotten = Callable[[int, pa.Table], int]
+"""Deletes what else is known of these rows of a version, such as labels; returns how much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ def forget(
     home: Path, model: str, where: str, *, remove: bool = True, also: Sequence[Forgotten] = ()
 ) -> Deletion:
     """Deletes the rows of all versions for which `where` is true. Raises ExpressionError when it cannot be computed:
-    nothing is deleted then. `remove`: otherwise rows are only counted. `also`: called with the rows of each file before
-    they are deleted, so that a repeated call finds them after a crash."""
+    nothing is deleted then. `remove`: otherwise rows are only counted. `also`: called with the rows that a file loses
+    before it is rewritten, so that a repeated call finds them after a crash."""
     expression = parse(where)
     known = _types(home, model)
     for name in expression.columns:
@@ -55,7 +55,9 @@ def forget(
                     continue
                 rows, files = rows + count, files + 1
                 if remove:
-                    others += sum(act(table.filter(pa.array(going))) for act in also)
+                    if also:
+                        rows_going = pq.read_table(part.path).filter(pa.array(going))
+                        others += sum(act(part.version, rows_going) for act in also)
                     rewrite(folder, [part], pa.array(~going))
     return Deletion(rows=rows, files=files, others=others, unread=tuple(sorted(unread)))
 
@@ -87,7 +89,7 @@ def _masked(column: pa.ChunkedArray) -> Masked:
 
 
 def _columns(path: Path, expression: Expression, known: dict[str, pa.DataType]) -> tuple[pa.Table, set[str]]:
-    wanted = ["_id", "_row", "_client_id", *expression.columns]
+    wanted = ["_row", *expression.columns]
     with pq.ParquetFile(path) as file:
         there = set(file.schema_arrow.names)
         table = file.read([name for name in dict.fromkeys(wanted) if name in there])

@@ -88,6 +88,21 @@ def parts(home: Path, model: str, *, after: str | None = None) -> list[Part]:
     return [part for part in rest if part is not None and part.rows]
 
 
+def newest(home: Path, model: str, rows: int, *, version: int | None = None) -> pa.Table:
+    """The last `rows` rows in the order of writing, out of all versions or one."""
+    found: list[pa.Table] = []
+    left = rows
+    for part in reversed(parts(home, model)):
+        if left <= 0:
+            break
+        if version is None or part.version == version:
+            table = read_part(part)
+            if table is not None:
+                found.append(table.slice(max(0, table.num_rows - left)))
+                left -= found[-1].num_rows
+    return alike(found[::-1]) if found else captured(home, model, versions=())
+
+
 def read_part(part: Part, columns: Sequence[str] | None = None) -> pa.Table | None:
     """The rows of a part; None when it was merged or deleted since it was listed: list the parts again."""
     try:

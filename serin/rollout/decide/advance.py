@@ -49,7 +49,7 @@ def advance(now: Rollout, seen: Seen, t: float) -> Rollout:
             return _load(now, seen, t)
         case Phase.VERIFYING:
             return _verify(now, seen, t)
-        case Phase.SHIFTING:
+        case Phase.SHADOWING | Phase.SHIFTING:
             return _gone(now, seen, t) or _shift(now, seen, t)
         case Phase.WITHDRAWING:
             return _leave(now, seen, t, Phase.RESTARTING, now.candidate)
@@ -96,11 +96,12 @@ def _verify(now: Rollout, seen: Seen, t: float) -> Rollout:
     if now.stable is None:
         reason = "the model's first release answers its golden rows"
         return move(now, t, Phase.DRAINING, reason, verdict=Verdict.PASS)
+    reason = "its golden rows are answered"
+    if now.plan.shadow and now.step is None:
+        return replace(move(now, t, Phase.SHADOWING, reason, verdict=Verdict.PASS), evidence={})
     if needs_approval(now, 0) and now.step is None:
-        return _ask(now, 0, "its golden rows are answered")
-    step = min(now.step or 0, len(now.plan.steps) - 1)  # the step before a restart
-    then = shift(now, t, step, "its golden rows are answered")
-    return replace(then, evidence_from=t, evidence_epoch=then.epoch, evidence={})
+        return _ask(now, 0, reason)
+    return shift(now, t, min(now.step or 0, len(now.plan.steps) - 1), reason)  # the step before a restart
 
 
 def _restart(now: Rollout, seen: Seen, t: float) -> Rollout:
@@ -129,14 +130,14 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
         return now
     now = replace(now, evidence=found.evidence)
     told = _tell(now, found)
-    if now.plan.mode == "observe":
+    if now.plan.mode == "observe" and not (now.phase is Phase.SHADOWING and found.verdict is Verdict.PASS):
         return told
     match found.verdict:
         case Verdict.FAIL:
             if now.hold is Hold.INCIDENT and not _control_gone(now, seen):
                 # The counts include an incident that was not the candidate's alone.
                 return begin_again(now, t, "the incident is over; the step begins again")
-            if found.latency_alone and now.plan.second_opinion and not now.restarted and seen.restartable:
+            if _deserves_another(now, found) and seen.restartable:
                 reason = f"restarting it for a second judgement before a rollback; {found.reason}"
                 return move(replace(now, restarted=True), t, Phase.WITHDRAWING, reason, verdict=found.verdict)
             if now.plan.mode == "hold":
@@ -153,6 +154,12 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
             return _go_on(now, told, found, t)
         case _ as never:
             assert_never(never)
+
+
+def _deserves_another(now: Rollout, found: Judgement) -> bool:
+    """Returns whether a second process may be judged before a rollback."""
+    shifting = now.phase is Phase.SHIFTING
+    return shifting and found.latency_alone and now.plan.second_opinion and not now.restarted
 
 
 def _tell(now: Rollout, found: Judgement) -> Rollout:
@@ -174,15 +181,16 @@ def _go_on(now: Rollout, told: Rollout, found: Judgement, t: float) -> Rollout:
     if now.hold is Hold.INCIDENT:
         return begin_again(now, t, "the incident is over; the step begins again")
     if now.hold is Hold.NO_TRAFFIC:
+        back = "requests are recorded" if now.phase is Phase.SHADOWING else "traffic is back"
         return replace(
-            told, hold=None, since=t, verdict=Verdict.WAIT, reason="traffic is back; the step's time begins"
+            told, hold=None, since=t, verdict=Verdict.WAIT, reason=f"{back}; the step's time begins"
         )
     if now.hold is not None or found.verdict is Verdict.WAIT:
         return told
-    assert now.step is not None
-    if needs_approval(now, now.step + 1):
-        return _ask(told, now.step + 1, found.reason)
-    return shift(now, t, now.step + 1, found.reason)
+    following = 0 if now.step is None else now.step + 1
+    if needs_approval(now, following):
+        return _ask(told, following, found.reason)
+    return shift(now, t, following, found.reason)
 
 
 def _ask(now: Rollout, step: int, reason: str) -> Rollout:

@@ -19,6 +19,24 @@ _TUPLES: Final = ("steps", "approve", "quantiles")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowPlan:
+    """What a candidate must do with recorded requests before it gets traffic."""
+
+    rows: int = 1000
+    time_s: float = 30.0
+    share: float = 0.2  # of the live version's requests per second
+    max_difference: float | None = None  # mean absolute difference of scores, as a share of the mean score
+
+    def check(self) -> None:
+        """Raises ValueError for numbers that no rollout could follow."""
+        limit = 1.0 if self.max_difference is None else self.max_difference
+        if self.rows < 1 or not 0 < self.share <= 1 or not 0 < limit < float("inf"):
+            raise ValueError("shadow: rows must be at least 1, share in 0 .. 1, max_difference above 0")
+        if not 0 <= self.time_s < float("inf"):
+            raise ValueError("shadow: time_s must be seconds of at least 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Times are seconds, steps and weights percent of traffic. The last step is always 100: the bake."""
 
@@ -48,6 +66,7 @@ class Plan:
     load_s: float = 300.0  # a release that is not ready by then is rejected
     drain_s: float = 30.0  # a release that still has requests then is stopped anyway
     unready_s: float = 2.0  # a process that lives but is not ready for this long counts as dead
+    shadow: ShadowPlan | None = None  # recorded requests come before the first step
 
     @classmethod
     def from_spec(
@@ -60,10 +79,10 @@ class Plan:
     ) -> Self:
         """Makes a plan from a spec. `serving` gives the latency promise and the longest request; `drain_s` None: from
         that."""
-        latency = spec.latency
+        latency, shadow = spec.latency, spec.shadow
         timeout_s = serving.request_timeout if serving else _LONGEST_WAIT_S
         return cls(
-            steps=tuple(float(step) for step in spec.steps),
+            steps=tuple(float(step) for step in spec.shares),
             approve=tuple(float(step) for step in spec.approve),
             step_s=spec.step_time,
             min_requests=spec.min_requests,
@@ -86,6 +105,14 @@ class Plan:
             baseline=spec.baseline,
             load_s=load_s,
             drain_s=max(30.0, 2 * timeout_s) if drain_s is None else drain_s,
+            shadow=ShadowPlan(
+                rows=shadow.rows,
+                time_s=shadow.time,
+                share=shadow.share,
+                max_difference=shadow.max_difference,
+            )
+            if spec.has_shadow
+            else None,
         )
 
     @property
@@ -131,7 +158,8 @@ class Plan:
         if unknown := sorted(set(value) - known):
             raise ValueError(f"a plan has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
         rows = {name: tuple(float(item) for item in value[name]) for name in _TUPLES if name in value}
-        plan = cls(**{**value, **rows})
+        shadow = ShadowPlan(**value["shadow"]) if value.get("shadow") else None
+        plan = cls(**{**value, **rows, "shadow": shadow})
         plan.check()
         return plan
 
@@ -155,6 +183,8 @@ class Plan:
         if not 0 <= self.margin < float("inf") or not self.margin <= self.bad_margin < float("inf"):
             raise ValueError(f"bad_margin {self.bad_margin} must not be smaller than margin {self.margin}")
         self._check_times()
+        if self.shadow:
+            self.shadow.check()
 
     def _check_times(self) -> None:
         spans = (self.step_s, self.bake_s, self.deadline_s, self.load_s, self.drain_s, self.unready_s)

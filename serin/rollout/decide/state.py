@@ -2,6 +2,7 @@
 
     Pending -> Loading -> Verifying -> Shifting(step) ... -> Baking -> Draining -> Promoted
 
+    with recorded requests before the first step: Verifying -> Shadowing -> Shifting.
     from each of these: -> Aborting -> RolledBack; the first release of a model goes from Verifying to Draining.
     for a second opinion: Shifting -> Withdrawing -> Restarting -> Loading, once in a rollout.
     taken out of service: Retiring -> Retired; `candidate` is the release that was live.
@@ -22,12 +23,14 @@ from serin.rollout.decide.verdict import Verdict
 from serin.store.artifacts import ModelRoute, Release
 
 CONTROLLER: Final = "controller"
+SHADOW: Final = "shadow"  # the part of the evidence that recorded requests gave
 
 
 class Phase(StrEnum):
     PENDING = "pending"
     LOADING = "loading"
     VERIFYING = "verifying"
+    SHADOWING = "shadowing"  # it answers recorded requests, and no client
     SHIFTING = "shifting"
     WITHDRAWING = "withdrawing"  # it gets no more traffic and finishes its requests
     RESTARTING = "restarting"  # its process is being stopped and replaced
@@ -94,7 +97,7 @@ class Rollout:
         match self.phase:
             case Phase.PENDING | Phase.LOADING | Phase.VERIFYING | Phase.ABORTING | Phase.ROLLED_BACK:
                 return 0.0
-            case Phase.WITHDRAWING | Phase.RESTARTING | Phase.RETIRING | Phase.RETIRED:
+            case Phase.SHADOWING | Phase.WITHDRAWING | Phase.RESTARTING | Phase.RETIRING | Phase.RETIRED:
                 return 0.0
             case Phase.SHIFTING:
                 assert self.step is not None
@@ -232,7 +235,11 @@ def needs_approval(now: Rollout, step: int) -> bool:
 
 
 def shift(now: Rollout, t: float, step: int, reason: str, *, by: str = CONTROLLER) -> Rollout:
-    """Moves to a step. The step with all traffic is the bake."""
+    """Moves to a step. The step with all traffic is the bake. The first traffic begins the evidence of requests."""
     phase = Phase.BAKING if now.plan.steps[step] == 100 else Phase.SHIFTING
     verdict = Verdict.PASS if by == CONTROLLER else None
-    return move(now, t, phase, reason, step=step, verdict=verdict, by=by)
+    then = move(now, t, phase, reason, step=step, verdict=verdict, by=by)
+    if now.phase not in (Phase.VERIFYING, Phase.SHADOWING):
+        return then
+    shadow = {name: found for name, found in now.evidence.items() if name == SHADOW}  # for the report
+    return replace(then, evidence_from=t, evidence_epoch=then.epoch, evidence=shadow)

@@ -152,7 +152,7 @@ def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
     match now.phase:
         case Phase.PENDING | Phase.LOADING | Phase.VERIFYING | Phase.WITHDRAWING | Phase.RESTARTING:
             return replace(now, plan=_at_once(now.plan), hold=None, reason=reason, by=command.by)
-        case Phase.SHIFTING:
+        case Phase.SHADOWING | Phase.SHIFTING:
             trusted = replace(now, plan=replace(now.plan, min_requests=0))
             return shift(trusted, t, len(now.plan.steps) - 1, reason, by=command.by)
         case Phase.BAKING:
@@ -162,8 +162,8 @@ def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
 
 
 def _at_once(plan: Plan) -> Plan:
-    """Returns a plan with all traffic in one step. A person requested it, so the bake does not wait for requests."""
-    return replace(plan, steps=(100.0,), approve=(), min_requests=0)
+    """Returns a plan with all traffic in one step. A person requested it, so nothing waits for requests."""
+    return replace(plan, steps=(100.0,), approve=(), min_requests=0, shadow=None)
 
 
 def _refused(command: Command, reason: str) -> RolloutRefused:

@@ -24,11 +24,13 @@ from serin.rollout.run.ports import (
     Journal,
     Journals,
     Judge,
+    Replayer,
     Router,
     Versions,
 )
 from serin.rollout.run.reconciler import Reconciler
 from serin.rollout.run.record import decision2rollout, rollout2decision
+from serin.rollout.run.shadow import Shadows
 from serin.rollout.run.verification import FOREIGN, Beside
 
 logger = logging.getLogger(__name__)
@@ -60,10 +62,17 @@ class Controller:
         commands: Commands,
         clock: Clock | None = None,
         beside: Beside | None = None,
+        replayer: Replayer | None = None,
     ) -> None:
-        self._clock = clock or EvenClock()
+        self._clock, self._shadows = clock or EvenClock(), Shadows(replayer)
         self._world = Reconciler(
-            router=router, fleet=fleet, judge=judge, versions=versions, clock=self._clock, beside=beside
+            router=router,
+            fleet=fleet,
+            judge=judge,
+            versions=versions,
+            clock=self._clock,
+            shadows=self._shadows,
+            beside=beside,
         )
         self._journals, self._versions, self._commands = journals, versions, commands
         self._courses: dict[str, Course] = {}
@@ -95,7 +104,8 @@ class Controller:
         return [course.rollout for course in self._courses.values() if course.rollout]
 
     def close(self) -> None:
-        """Releases the journals. Running releases and routes stay as they are."""
+        """Releases the journals and stops replays. Running releases and routes stay as they are."""
+        self._shadows.close()
         for course in self._courses.values():
             course.journal.close()
         self._courses.clear()
@@ -125,7 +135,7 @@ class Controller:
         t = self._clock.now()
         try:
             then = apply_command(now, command, t)
-            self._check_published(command, then)
+            self._check_possible(command, then)
         except FOREIGN as error:
             self._commands.answer(Answer(id=command.id, accepted=False, reason=str(error)))
             return False
@@ -133,13 +143,15 @@ class Controller:
         self._commands.answer(Answer(id=command.id, accepted=True, reason=then.reason, rollout=then.id))
         return True
 
-    def _check_published(self, command: Command, then: Rollout) -> None:
+    def _check_possible(self, command: Command, then: Rollout) -> None:
         version = then.candidate.version
         if command.kind == "retire":  # also a version that was removed must be stopped
             return
         if then.id == command.id and version not in self._versions.versions(command.model):
             reason = f"version {version} is not in the store"
             raise RolloutRefused(model=command.model, command=command.kind, reason=reason)
+        if then.id == command.id:
+            self._shadows.check(then)
 
     def _decide(self, course: Course) -> None:
         now = course.rollout

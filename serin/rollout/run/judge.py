@@ -32,11 +32,10 @@ class LogJudge:
 
     def _read(self, rollout: Rollout, t: float) -> tuple[Evidence, Offset, int]:
         memory = rollout.evidence
-        evidence = Evidence.from_json(memory["guards"] if memory else {})
-        place = (
-            Offset.from_json(memory["offset"]) if memory else find_offset(self._log, rollout.evidence_from)
-        )
-        bad_lines: int = memory["bad_lines"] if memory else 0
+        evidence = Evidence.from_json(memory.get("guards", {}))
+        begun = "offset" in memory
+        place = Offset.from_json(memory["offset"]) if begun else find_offset(self._log, rollout.evidence_from)
+        bad_lines: int = memory.get("bad_lines", 0)
         more = True
         while more:
             batch = read_requests(self._log, place)

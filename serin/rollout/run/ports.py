@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from serin.formats.serving.journal import Decision, Keep
 from serin.rollout.decide.advance import ReleaseState
@@ -58,6 +58,27 @@ class Judge(Protocol):
     def judge(self, rollout: Rollout, t: float) -> Judgement:
         """Returns the judgement at time `t` on a rollout that is shifting or baking. Its state is kept in the
         evidence."""
+        ...
+
+
+class Replay(Protocol):
+    """Recorded requests that another process sends to a candidate."""
+
+    def take(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the reports since the last call, without waiting: a batch (decide/shadow.py), `waiting` or `unable`
+        with a reason. Raises ReplayEnded when the process is gone."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+class Replayer(Protocol):
+    def check(self, rollout: Rollout) -> None:
+        """Raises RolloutRefused when there are no recorded requests that could be sent."""
+        ...
+
+    def start(self, rollout: Rollout, place: Mapping[str, Any]) -> Replay:
+        """Starts to send recorded requests to the candidate, from the place of an earlier batch on."""
         ...
 
 

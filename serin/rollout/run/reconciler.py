@@ -13,7 +13,9 @@ from typing import Final
 
 from serin.rollout.decide.advance import ReleaseState, Seen
 from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.decide.verdict import Judgement
 from serin.rollout.run.ports import Clock, Fleet, Judge, Router, Versions
+from serin.rollout.run.shadow import Shadows
 from serin.rollout.run.verification import FOREIGN, Beside, Verifications, Verified
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
@@ -68,10 +70,11 @@ class Reconciler:
         judge: Judge,
         versions: Versions,
         clock: Clock,
+        shadows: Shadows,
         beside: Beside | None = None,
     ) -> None:
         self._router, self._fleet, self._judge, self._versions = router, fleet, judge, versions
-        self._clock = clock
+        self._clock, self._shadows = clock, shadows
         self._verifications = Verifications(fleet, beside)
         self._memories: dict[str, Memory] = {}
         self._states: dict[Release, ReleaseState] = {}
@@ -91,7 +94,6 @@ class Reconciler:
         verified = Verified(problem=memory.problem if now.phase is Phase.LOADING else "")
         if now.phase is Phase.VERIFYING and self._state(now.candidate) == "ready":
             verified = self._verifications.of(now)
-        judged = now.phase in (Phase.SHIFTING, Phase.BAKING)
         return Seen(
             candidate=self._candidate_state(memory, now),
             restartable=self._restartable(now),
@@ -102,14 +104,20 @@ class Reconciler:
             active_requests=self._active_requests(now),
             verified=verified.done,
             problem=verified.problem,
-            judgement=self._judge.judge(now, t) if judged else None,
+            judgement=self._judgement(now, t),
         )
+
+    def _judgement(self, now: Rollout, t: float) -> Judgement | None:
+        if now.phase is Phase.SHADOWING:
+            return self._shadows.judge(now, t)
+        self._shadows.stop(now.model)
+        return self._judge.judge(now, t) if now.phase in (Phase.SHIFTING, Phase.BAKING) else None
 
     def _candidate_state(self, memory: Memory, now: Rollout) -> ReleaseState:
         """Returns "dead" also for a restarted candidate: one that dies under traffic has failed, even if its host
         restarts it."""
         state = self._state(now.candidate)
-        if state != "ready" or now.phase not in (Phase.SHIFTING, Phase.BAKING):
+        if state != "ready" or now.phase not in (Phase.SHADOWING, Phase.SHIFTING, Phase.BAKING):
             return state
         try:
             instance = self._fleet.instance(now.candidate)
@@ -201,7 +209,7 @@ class Reconciler:
     def _start_baseline(self, now: Rollout, t: float) -> None:
         """Starts the baseline while it may be needed; one that died is restarted, since its death is not evidence."""
         memory = self._memory(now)
-        needed = now.phase in (Phase.LOADING, Phase.VERIFYING, Phase.SHIFTING)
+        needed = now.phase in (Phase.LOADING, Phase.VERIFYING, Phase.SHADOWING, Phase.SHIFTING)
         if now.baseline is None or not needed or t < memory.baseline.at:
             return
         state = self._state(now.baseline)

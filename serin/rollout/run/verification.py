@@ -50,7 +50,8 @@ class Verifications:
     def _verify(self, now: Rollout) -> None:
         self._fleet.verify(now.candidate)
         if now.stable:
-            self._fleet.check_fits(now.candidate, now.stable, share=now.plan.steps[0] < 100)  # percent
+            same_requests = now.plan.steps[0] < 100 or now.plan.shadow is not None
+            self._fleet.check_fits(now.candidate, now.stable, share=same_requests)
         if now.baseline:
             self._fleet.verify(now.baseline)
 

@@ -95,10 +95,12 @@ def build_mark(sources: Iterable[Path], *flags: str) -> str:
     return digest.hexdigest()
 
 
-def compile_library(compiler: Compiler, source: Path, library: Path, *, what: str) -> None:
+def compile_library(
+    compiler: Compiler, source: Path, library: Path, *, what: str, flags: Iterable[str] = ()
+) -> None:
     """Compiles `source`; raises TritonInstallFailed with the compiler's messages when that fails."""
     exports = f"-Wl,--version-script={source.with_suffix('.map')}"
-    command = [*compiler.command, *_FLAGS, exports, "-o", str(library), str(source), "-ldl"]
+    command = [*compiler.command, *_FLAGS, *flags, exports, "-o", str(library), str(source), "-ldl"]
     done = subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=compiler.variables()
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
@@ -21,6 +22,7 @@ SOURCES = environment.application_folder() / "triton_models" / "onnx_native"
 LIBRARY = f"libtriton_{NATIVE}.so"
 
 _RUNTIME = "libonnxruntime.so"
+_FLAGS = ("-pthread",)
 
 
 def is_built(backends: Path) -> bool:
@@ -44,7 +46,7 @@ def build(compiler: Compiler, backends: Path, runtime: Path) -> None:
     scratch.mkdir(parents=True)
     source, made = SOURCES / "backend.cc", scratch / LIBRARY
     try:
-        compile_library(compiler, source, made, what="the ONNX backend")
+        compile_library(compiler, source, made, what="the ONNX backend", flags=_FLAGS)
     except TritonInstallFailed:
         shutil.rmtree(scratch)
         raise
@@ -56,16 +58,19 @@ def build(compiler: Compiler, backends: Path, runtime: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def native_settings(schema: Schema, *, threads: int, max_string_bytes: int) -> bytes:
+def native_settings(
+    schema: Schema, *, threads: int, max_string_bytes: int, recording: Sequence[str] = ()
+) -> bytes:
     """Returns the file that the backend reads beside the graph (columns.h). Names are hexadecimal: any name is
-    allowed."""
+    allowed. `recording`: the lines that say which requests are recorded."""
     lines = [f"threads {threads}", f"max_string_bytes {max_string_bytes}"]
     for column in schema.inputs:
         dims = ",".join(map(str, column.dims))
         lines.append(f"input {column.kind} {dims} {column.name.encode().hex()}")
     lines += [f"output {output.name.encode().hex()}" for output in schema.outputs]
-    return "\n".join([*lines, ""]).encode()
+    return "\n".join([*lines, *recording, ""]).encode()
 
 
 def _mark() -> str:
-    return build_mark(sorted(file for kind in ("*.h", "*.cc", "*.map") for file in SOURCES.glob(kind)))
+    sources = sorted(file for kind in ("*.h", "*.cc", "*.map") for file in SOURCES.glob(kind))
+    return build_mark(sources, *_FLAGS)

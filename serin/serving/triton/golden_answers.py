@@ -50,19 +50,26 @@ def difference_found(golden: Golden, answer: Mapping[str, Array], allowed: float
         wanted = golden.outputs[name][: len(given)]
         if given.shape != wanted.shape:
             return f"{name!r} has shape {given.shape}, but its bundle has {wanted.shape}"
-        if not np.issubdtype(given.dtype, np.integer):
-            near = _near(given, wanted, allowed)
-        elif name == "label" and "probabilities" in golden.outputs:
-            near = _near_labels(golden.outputs["probabilities"][: len(given)], given, allowed)
-        else:
-            near = given == wanted
-        wrong = np.flatnonzero(~near.reshape(len(near), -1).all(axis=1))
+        wrong = np.flatnonzero(~rows_near(name, given, golden.outputs, allowed))
         if wrong.size:
             return (
                 f"{wrong.size} of {len(given)} rows differ in {name!r} by more than {allowed:.3g}; row "
                 f"{golden.row[wrong[0]]} gives {given[wrong[0]].tolist()}, its bundle has {wanted[wrong[0]].tolist()}"
             )
     return None
+
+
+def rows_near(name: str, given: Array, wanted: Mapping[str, Array], allowed: float) -> Array:
+    """Returns for each row of the output `name` whether it agrees with the first rows of `wanted`; the shapes must
+    fit."""
+    expected = wanted[name][: len(given)]
+    if not np.issubdtype(given.dtype, np.integer):
+        near = _near(given, expected, allowed)
+    elif name == "label" and "probabilities" in wanted:
+        near = _near_labels(wanted["probabilities"][: len(given)], given, allowed)
+    else:
+        near = given == expected
+    return np.asarray(near.reshape(len(near), -1).all(axis=1))
 
 
 def _near(given: Array, wanted: Array, allowed: float) -> Array:

@@ -14,6 +14,7 @@ from serin.formats.bundle import Golden
 from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.machine import environment
 from serin.serving.triton.backends import PLAN_PROFILE_ROWS
+from serin.serving.triton.recording import Recording
 from serin.serving.triton.warm_up import CPU_ROWS, GPU_ROWS, add_warm_up
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
@@ -21,6 +22,7 @@ from serin.store.artifacts import Release
 BACKENDS = environment.application_folder() / "triton_models"
 PYTHON_BACKEND = BACKENDS / "onnx_python"
 MODEL_CODE = PYTHON_BACKEND / "1" / "model.py"
+RECORDING_CODE = tuple(PYTHON_BACKEND / "1" / name for name in ("recording.py", "spool_writer.py"))
 
 _TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "INT8": "TYPE_INT8"}
 _WORKSPACE_BYTES = 1 << 30
@@ -41,6 +43,7 @@ class Settings:
     fp16: bool = False
     engines: Path | None = None  # where TensorRT stores engines built at the first start
     golden: Golden | None = None
+    recording: Recording | None = None  # by the model that clients call, if its backend can
     tags: Mapping[str, str] = field(default_factory=dict)
 
     def of_front(self) -> Settings:
@@ -76,6 +79,8 @@ def python_config(
     }
     if settings.gpus and settings.gpu_bytes:
         words["gpu_mem_limit"] = str(settings.gpu_bytes)
+    if settings.recording and name is None:
+        words |= settings.recording.parameters()
     for key, value in words.items():
         config.parameters[key].string_value = value
     return _finished(config, schema.inputs, settings)

@@ -14,6 +14,7 @@ from serin.machine import environment
 from serin.machine.process import Leftovers, Process
 from serin.serving.native.grpc_cancel_guard import cancel_guard_variables
 from serin.serving.triton.installation import TritonInstall
+from serin.serving.triton.recording import SPOOL_VARIABLE
 from serin.store.artifacts import Endpoint, Release
 
 _SETTLE_S = 10.0  # one that dies sooner did not start: the next try waits longer
@@ -70,10 +71,12 @@ def triton_process(
     place: TritonPorts,
     log: Path,
     devices: Sequence[str] = (),
+    spool: Path | None = None,
 ) -> Process:
     """Returns the process of one release: loopback only; it loads its repository, and no call changes that.
 
-    It sees only the GPUs that it has memory on; without any, Triton does not use their memory either.
+    It sees only the GPUs that it has memory on; without any, Triton does not use their memory either. `spool`: where
+    its backend leaves the requests that it records.
     """
     guard = cancel_guard_variables(install.cancel_guard, place.grpc_port) if install.cancel_guard else {}
     variables = environment.child_environment(
@@ -81,6 +84,7 @@ def triton_process(
         PATH=f"{install.python_folder}:{environment.search_path()}",
         LD_LIBRARY_PATH=":".join(_libraries(install, devices)) or None,
         CUDA_VISIBLE_DEVICES=",".join(devices),
+        **{SPOOL_VARIABLE: str(spool) if spool else None},
         PYTHONPATH=None,
         PYTHONHOME=None,
         VIRTUAL_ENV=None,

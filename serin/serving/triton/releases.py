@@ -18,6 +18,7 @@ from serin.machine.locks import locked
 from serin.machine.ports import free_ports, is_free
 from serin.machine.process import ProcessHost
 from serin.serving.client.client import Protocol, predict
+from serin.serving.triton.backends import NOT_RECORDED
 from serin.serving.triton.golden_answers import allowed_difference, difference_found
 from serin.serving.triton.gpu_memory import estimate_need, look_around, pick_devices, repository_need
 from serin.serving.triton.installation import TritonInstall, find_triton
@@ -29,6 +30,7 @@ from serin.serving.triton.process import (
     reclaim_shared_memory,
     triton_process,
 )
+from serin.serving.triton.recording import recorded_share
 from serin.serving.triton.release_record import Record, Served, read_record, write_record
 from serin.serving.triton.repository import (
     build_repository,
@@ -58,12 +60,15 @@ class Releases:
         store: Store,
         install: TritonInstall | None = None,
         devices: Callable[[], Sequence[Device]] = inventory,
+        spool: Path | None = None,
     ) -> None:
+        """`spool`: the folder where releases leave the requests that they record; None: they record nothing."""
         self._folder = folder
         self._host = host
         self._store = store
         self._install = install
         self._devices = devices
+        self._spool = spool
         self._row_s: dict[str, float] = {}  # how long one row took when it was last ready
 
     def start(self, release: Release) -> None:
@@ -91,7 +96,13 @@ class Releases:
             raise
         self._row_s.pop(release.name, None)
         process = triton_process(
-            self._install, release, repository, record.place, self.log(release), record.served.devices
+            self._install,
+            release,
+            repository,
+            record.place,
+            self.log(release),
+            record.served.devices,
+            self._spool / release.name if self._spool else None,
         )
         self._host.start(process)
 
@@ -229,12 +240,13 @@ class Releases:
         if (folder / REPOSITORY).is_dir():
             wanted = len(devices) if serving.device != "cpu" else 0
             asks = check_own_repository(folder, read_manifest(folder), server, wanted)
+            note = f". {NOT_RECORDED}" if recorded_share(bundle) else ""
             if not asks:
-                return Served(backend="repository", reason="your own repository, unchanged")
+                return Served(backend="repository", reason=f"your own repository, unchanged{note}")
             need, count, reason = (
                 repository_need(folder, serving),
                 serving.gpus,
-                "one of its models needs a GPU",
+                f"one of its models needs a GPU{note}",
             )
             backend = "repository"
         else:

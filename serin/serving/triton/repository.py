@@ -26,6 +26,7 @@ from serin.formats.schema import FILE as SCHEMA
 from serin.formats.schema import read_schema, write_schema
 from serin.serving.triton.backends import Choice, Server, choose_backend
 from serin.serving.triton.model_config import MODEL_CODE, Settings
+from serin.serving.triton.recording import recorded_share, recording_of
 from serin.serving.triton.submodels import build_parts, contents_of
 from serin.serving.triton.tuned import read_tuned
 from serin.spec.load import read_yaml
@@ -91,7 +92,7 @@ def choose_for(bundle: Bundle, *, server: Server, serving: ServingSpec, gpus: in
     source = Path(bundle.path)
     own = serving_settings(bundle)
     contents = contents_of(source, read_manifest(source), read_schema(source), own)
-    return choose_backend(contents, server, serving, gpus)
+    return choose_backend(contents, server, serving, gpus, recorded=recorded_share(bundle) > 0)
 
 
 def check_own_repository(source: Path, manifest: Manifest, server: Server, gpus: int) -> bool:
@@ -143,6 +144,7 @@ def _settings(
         fp16=(source / PLAN).is_file(),
         engines=folder.with_name("engines"),
         golden=read_golden(source) if (source / GOLDEN).is_file() else None,
+        recording=recording_of(bundle, read_schema(source)),
         tags={"backend": choice.backend},
     )
 

@@ -15,6 +15,7 @@ from serin.formats.schema import NULL_OF_KIND, DType, InputColumn, Kind, OutputT
 from serin.serving.native.onnx_backend import SETTINGS, native_settings
 from serin.serving.triton.backends import Choice, Contents, Runner
 from serin.serving.triton.model_config import (
+    RECORDING_CODE,
     Configured,
     Settings,
     Step,
@@ -25,6 +26,7 @@ from serin.serving.triton.model_config import (
     plan_config,
     python_config,
 )
+from serin.serving.triton.recording import FORMAT_CODE
 from serin.spec.serving import ServingSpec
 
 _ELEMENTS: dict[int, DType] = {TensorProto.FLOAT: "FP32", TensorProto.INT64: "INT64"}
@@ -64,7 +66,10 @@ def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings
         return [Part(name=model, config=onnxruntime_config(schema, settings), files={MODEL: folder / MODEL})]
     if choice.backend == "onnx_native":
         asked = native_settings(
-            schema, threads=settings.threads, max_string_bytes=settings.serving.max_string_bytes
+            schema,
+            threads=settings.threads,
+            max_string_bytes=settings.serving.max_string_bytes,
+            recording=settings.recording.native_lines() if settings.recording else (),
         )
         files: dict[str, Path | bytes] = {MODEL: folder / MODEL, SETTINGS: asked}
         return [Part(name=model, config=native_config(schema, settings), files=files)]
@@ -72,9 +77,10 @@ def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings
         in_two = choice.place == "gpu" and (folder / CORE).is_file()
         graphs = (FRONT, CORE) if in_two else (MODEL,)
         config = python_config(schema, settings, graphs=graphs)
-        return [
-            Part(name=model, config=config, files={name: folder / name for name in graphs}, schema=schema)
-        ]
+        needed: dict[str, Path | bytes] = {name: folder / name for name in graphs}
+        if settings.recording:
+            needed |= {path.name: path for path in (*RECORDING_CODE, FORMAT_CODE)}
+        return [Part(name=model, config=config, files=needed, schema=schema)]
     assert choice.front is not None, "a model in two parts has a front ..."
     assert choice.core is not None, "... and a core"
     front_name, core_name = f"{model}_front", f"{model}_core"  # no model name of Serin contains an underscore

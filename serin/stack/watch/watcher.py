@@ -19,7 +19,9 @@ from serin.stack.watch.alerts_duty import AlertsDuty
 from serin.stack.watch.capture_duty import CaptureDuty
 from serin.stack.watch.drift_duty import DriftDuty
 from serin.stack.watch.duty import Duty, Rounds
+from serin.stack.watch.history_duty import HistoryDuty
 from serin.stack.watch.metrics.server import MetricsServer
+from serin.stack.watch.promises import Promises
 from serin.stack.watch.quality_duty import QualityDuty
 
 log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is __main__ here
@@ -27,8 +29,14 @@ log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is _
 
 def duties(home: Path) -> list[Duty]:
     """Returns all duties, the recorder first: the others read what it writes."""
-    alerts = AlertBook(home)
-    return [CaptureDuty(home, alerts), AlertsDuty(home), DriftDuty(home, alerts), QualityDuty(home)]
+    alerts, promises = AlertBook(home), Promises()
+    return [
+        CaptureDuty(home, alerts),
+        AlertsDuty(home),
+        HistoryDuty(home, promises),
+        DriftDuty(home, alerts),
+        QualityDuty(home),
+    ]
 
 
 def run(home: Path, stop: threading.Event) -> None:

@@ -79,6 +79,14 @@ def test_an_onnx_file_without_data_becomes_a_version_that_answers_arrays(tmp_pat
         scorer.answers(pa.table({"image": [[1.0] * 12, [1.0]]}))
 
 
+def test_a_mask_that_names_no_input_is_refused_before_anything_is_published(tmp_path: Path) -> None:
+    spec, store = spec_in(tmp_path / "own", picture_model()), Store(str(tmp_path / "store"))
+    wrong = load_spec({**spec.model_dump(mode="json"), "monitoring": {"capture": {"mask": ["picture"]}}})
+    with pytest.raises(SpecError, match=r"monitoring.capture.mask: 'picture' is not .*; known: image"):
+        export_model(wrong, taken_over(spec, tmp_path / "run"), NO_DATASET, store=store, lineage={})
+    assert store.versions("pictures") == []
+
+
 def test_answers_that_are_not_its_makers_do_not_pass_the_gate(tmp_path: Path) -> None:
     wrong = chances(IMAGES)
     wrong[7, 1] += 0.01

@@ -13,7 +13,7 @@ from serin.errors import AlertRefused, ReceiverRefused
 from serin.monitoring.alerts import outbox as outboxes
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.book_file import book_path
+from serin.monitoring.alerts.book_file import book_file
 from serin.monitoring.alerts.outbox import Message, Outbox
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.alerts.receivers import ReceiverFile
@@ -187,7 +187,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_damaged_book_is_put_aside_and_a_new_one_begins(tmp_path: Path) -> None:
-    path = book_path(tmp_path)
+    path = book_file(tmp_path).path
     path.parent.mkdir()
     path.write_bytes(b"not a database" * 100)
     assert read_alerts(tmp_path).open == ()

@@ -154,3 +154,17 @@ def test_a_good_spec_says_which_rows_were_read(tmp_path: Path, monkeypatch: pyte
     said = str(check_spec(path))
     assert "checked on 20 of 60 rows" in said
     assert "side is large" in said
+
+
+@pytest.mark.parametrize(
+    ("backend", "share", "said"),
+    [("onnxruntime", 0.1, True), ("fil", 1, True), ("onnxruntime", 0, False), ("auto", 0.1, False),
+     ("onnx_python", 0.1, False)],
+)  # fmt: skip
+def test_a_backend_that_cannot_record_requests_is_named(
+    tmp_path: Path, backend: str, share: float, said: bool
+) -> None:
+    more = {"serving": {"backend": backend}, "monitoring": {"capture": {"share": share}}}
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump({**good(), **more}), encoding="utf-8")
+    assert (f"serving.backend: {backend} cannot; leave it out" in str(check_spec(path))) == said

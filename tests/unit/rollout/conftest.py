@@ -16,7 +16,16 @@ from serin.rollout.run.controller import Controller
 from serin.rollout.run.record import JournalFolder, decision2rollout
 from serin.rollout.run.verification import Beside, run
 from serin.store.artifacts import ModelRoute, Release
-from tests.fakes.rollout import Bomb, FakeClock, FakeFleet, FakeJudge, FakeRouter, FakeVersions, Mined
+from tests.fakes.rollout import (
+    Bomb,
+    FakeClock,
+    FakeFleet,
+    FakeJudge,
+    FakeReplayer,
+    FakeRouter,
+    FakeVersions,
+    Mined,
+)
 from tests.logs import heard
 
 PLAN = Plan(steps=(5.0, 50.0, 100.0), drain_s=10.0)
@@ -57,6 +66,7 @@ class Scene:
         default_factory=lambda: FakeVersions(published={"flights": [1, 2, 3], "taxis": [1, 2]})
     )
     bomb: Bomb = field(default_factory=Bomb)
+    replayer: FakeReplayer = field(default_factory=FakeReplayer)
     beside: Beside | None = at_once  # None: as in a real controller, in threads
     compact_bytes: int = 1  # so that journals are compacted again and again
     said: list[str] = field(default_factory=list)
@@ -83,6 +93,7 @@ class Scene:
                 commands=Mined(Inbox(self.home), self.bomb, "answer"),
                 clock=self.clock,
                 beside=self.beside,
+                replayer=self.replayer,
             )
         return self._controller
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.plan import Plan, ShadowPlan
 from serin.rollout.decide.state import Phase
 from serin.rollout.decide.verdict import Verdict
 from serin.rollout.run.status import history
@@ -49,6 +49,11 @@ def one_live_and_a_candidate_that_is_slow_by_chance(scene: Scene) -> None:
     scene.judge.slow_by_chance = True
 
 
+def one_live_and_a_candidate_that_serves_something_else(scene: Scene) -> None:
+    scene.promote_first()
+    scene.replayer.wrong_at = 2
+
+
 @dataclass(frozen=True)
 class Story:
     before: Callable[[Scene], None]
@@ -70,6 +75,18 @@ STORIES = {
         ("start", 2),
         Phase.PROMOTED,
         replace(PLAN, steps=(50.0, 100.0), second_opinion=True),
+    ),
+    "recorded requests first": Story(
+        one_live,
+        ("start", 2),
+        Phase.PROMOTED,
+        replace(PLAN, steps=(50.0, 100.0), shadow=ShadowPlan(rows=300, time_s=0.0)),
+    ),
+    "recorded requests answered wrongly": Story(
+        one_live_and_a_candidate_that_serves_something_else,
+        ("start", 2),
+        Phase.ROLLED_BACK,
+        replace(PLAN, shadow=ShadowPlan(rows=300, time_s=0.0)),
     ),
     "back to the version before": Story(two_were_live, ("rollback",), Phase.PROMOTED),
     "a retirement": Story(
@@ -117,7 +134,10 @@ def outcome(scene: Scene, command: str) -> dict[str, Any]:
 
 def copied(scene: Scene, home: Path, bomb: Bomb) -> Scene:
     shutil.copytree(scene.home, home)
-    parts = {name: copy.deepcopy(getattr(scene, name)) for name in ("clock", "fleet", "judge", "versions")}
+    parts = {
+        name: copy.deepcopy(getattr(scene, name))
+        for name in ("clock", "fleet", "judge", "versions", "replayer")
+    }
     router = copy.copy(scene.router)
     router.pushes = list(router.pushes)
     return Scene(home, router=router, bomb=bomb, **parts)

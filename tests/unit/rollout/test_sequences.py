@@ -10,7 +10,7 @@ import pytest
 
 from serin.errors import RolloutRefused
 from serin.rollout.decide.advance import Seen, advance
-from serin.rollout.decide.plan import Mode, Plan
+from serin.rollout.decide.plan import Mode, Plan, ShadowPlan
 from serin.rollout.decide.state import CONTROLLER, Hold, Phase, Rollout
 from serin.rollout.decide.verdict import Judgement, Verdict
 from serin.rollout.run.apply_command import apply_command
@@ -75,7 +75,7 @@ def first(mode: Mode) -> Rollout:
         candidate=V2,
         stable=V1,
         previous=None,
-        plan=replace(PLAN, mode=mode),
+        plan=replace(PLAN, mode=mode, shadow=None if mode == "hold" else ShadowPlan()),
         began=0.0,
         since=0.0,
         evidence_from=0.0,
@@ -116,12 +116,15 @@ def test_no_sequence_gives_traffic_without_the_evidence_or_a_person_s_word(mode:
         if now.phase is Phase.VERIFYING:
             assert event.seen is not None
             assert event.seen.verified
+            assert now.plan.shadow is None or now.step is not None, (
+                "it had recorded requests before a restart"
+            )
             continue
         judged = ("pass",) if now.baseline_percent else ("pass", "control gone")
         assert event.name in judged, (now, event)
         assert then.by == CONTROLLER
-        assert now.step is not None
-        assert now.plan.steps[now.step + 1] not in now.plan.approve or now.approved == now.step + 1
+        following = 0 if now.phase is Phase.SHADOWING else (now.step or 0) + 1
+        assert now.plan.steps[following] not in now.plan.approve or now.approved == following
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -163,7 +166,7 @@ def _ends(now: Rollout, *commands: Kind) -> Phase:
 def test_a_dead_candidate_has_no_traffic_after_any_sequence(mode: Mode) -> None:
     dead = next(event for event in EVENTS if event.name == "dead")
     for now in states(mode):
-        if now.phase in (Phase.SHIFTING, Phase.BAKING, Phase.DRAINING):
+        if now.phase in (Phase.SHADOWING, Phase.SHIFTING, Phase.BAKING, Phase.DRAINING):
             assert dead.happen(now).phase is Phase.ABORTING
 
 

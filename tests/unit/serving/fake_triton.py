@@ -51,12 +51,22 @@ class Logger:
     def log_error(cls, line: str) -> None:
         cls.lines.append(line)
 
+    log_warn = log_error
+
 
 @dataclass
 class InferenceRequest:
     """Strings arrive as bytes, as they do in Triton."""
 
     columns: dict[str, Array]
+    given: str = "{}"  # parameters, as JSON
+    id: str = ""
+
+    def parameters(self) -> str:
+        return self.given
+
+    def request_id(self) -> str:
+        return self.id
 
     def inputs(self) -> list[Tensor]:
         return [Tensor(name, _as_bytes(values)) for name, values in self.columns.items()]

@@ -13,6 +13,7 @@ from serin.serving.native import compiler, onnx_backend
 from serin.serving.native.compiler import Compiler, obtain_compiler
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.triton.installation import TritonInstall
+from serin.serving.triton.recording import Recording
 
 NAME = "a b\n雪"  # a column may be called anything
 
@@ -37,6 +38,19 @@ def test_its_settings_have_every_column_by_kind_sizes_and_name() -> None:
         f"input string 1 {_hex(NAME)}",
         f"input float 2,3 {_hex('n')}",
         f"output {_hex('score')}",
+    ]
+
+
+def test_its_settings_say_what_is_recorded_only_where_something_is() -> None:
+    outputs = (
+        OutputTensor(name="score", dtype="FP32", dims=(2, 3)),
+        OutputTensor(name="word", dtype="BYTES", dims=(2,)),
+    )
+    recording = Recording(share=0.1, header='{"a": 1}', outputs=outputs, limit_bytes=9)
+    assert recording.native_lines() == [
+        "record 0.1 9 " + _hex('{"a": 1}\n'),
+        "recorded 24 6",
+        "recorded 0 2",
     ]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,6 +91,26 @@ def test_a_repository_holds_one_version_of_one_model_read_only(tmp_path: Path) -
     assert {path.stat().st_mode & 0o777 for path in folder.rglob("*.*")} == {0o444}
     assert [path.name for path in (tmp_path / "releases").iterdir()] == ["repository"]
     assert build_repository(bundle, folder) == folder
+
+
+def test_a_repository_has_what_records_requests_only_where_the_spec_asks_for_it(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    shares = (0, 0.5)
+    specs = [f"serving: {{}}\nmonitoring: {{capture: {{share: {share}}}}}\n" for share in shares]
+    made = [bundles.publish(store, bias=0.0, spec=spec) for spec in specs]
+    without, with_it = (
+        build_repository(bundle, tmp_path / str(bundle.version) / "repository") / MODEL for bundle in made
+    )
+    code = {"recording.py", "spool_blocks.py", "spool_writer.py"}
+    assert code & {path.name for path in (without / "1").iterdir()} == set()
+    assert code <= {path.name for path in (with_it / "2").iterdir()}
+    assert "record" not in (without / "config.pbtxt").read_text()
+    said = parse((with_it / "config.pbtxt").read_text()).parameters
+    assert float(said["record_share"].string_value) == 0.5
+    header = json.loads(said["record_header"].string_value)
+    assert (header["model"], header["release"], header["share"]) == (MODEL, f"{MODEL}-v2", 0.5)
+    assert header["inputs"][0] == ["carrier", "string", [1]]
+    assert header["outputs"] == [["score", "FP32", [1]]]
 
 
 def test_a_bundle_that_was_changed_becomes_no_repository(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from serin.errors import WatchStateBroken
+from serin.commands.drift import drift
+from serin.errors import NotWatched, WatchStateBroken
 from serin.formats.bundle import write_document
 from serin.formats.captures import write_part
 from serin.formats.drift import FILE
@@ -21,6 +23,7 @@ from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.drift import model_watch
 from serin.monitoring.drift.model_watch import read_state, state_file
+from serin.monitoring.drift.read import read_drift
 from serin.monitoring.retrain import RetrainBook
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
@@ -136,6 +139,25 @@ def test_an_alarm_names_the_column_then_and_now_and_ends_when_the_column_is_back
     assert read_alerts(home, NAME).resolved[0].alert.key == KEY
     (past,) = release_state(home)["past"]
     assert past["alarm"]["column"] == "carrier"
+
+
+def test_the_command_shows_the_alarm_and_writes_the_page(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(NotWatched, match=r"set monitoring\.capture\.share"):
+        drift(NAME)
+    record(home, range(30), unseen=0.2)
+    tick(home, 30)
+    drift(NAME, report=tmp_path / "drift.html")
+    shown = capsys.readouterr().out
+    assert "9,000 rows since" in shown
+    assert re.search(r"(?m)^carrier +drifted +- +1 +unseen values +0\.0% +(19|20|21)\.\d% +1\.0%$", shown)
+    assert re.search(r"(?m)^_row +within tolerance +0\.0% +2 ", shown)
+    assert "carrier</span>: drifted" in (tmp_path / "drift.html").read_text()
+    view = read_drift(home, NAME)
+    assert view is not None
+    assert [column.state for column in view.columns] == ["drifted", "within tolerance"]
+    assert view.columns[0].unseen == pytest.approx((0.0, 0.2), abs=0.02)
 
 
 def test_an_alarm_about_a_column_that_hardly_matters_is_for_information(home: Path) -> None:

@@ -7,6 +7,8 @@ path or a stack.
 """
 
 import json
+import sys
+import time
 from itertools import chain
 from pathlib import Path
 
@@ -50,9 +52,15 @@ class TritonPythonModel:
         self._most_bytes = int(settings.get("max_string_bytes", 65_536))
         self._session = _open(folder, settings, int(args.get("model_instance_device_id", 0)))
         self._outputs = self._session.outputs
+        self._recording = _open_recording(folder, settings, schema)
+
+    def finalize(self):
+        if self._recording is not None:
+            self._recording.close()
 
     def execute(self, requests):
         """Returns one response per request, in order."""
+        began = time.time()
         responses = [None] * len(requests)
         readable, batch = [], []
         for position, request in enumerate(requests):
@@ -62,8 +70,13 @@ class TritonPythonModel:
             except BadRequest as error:
                 responses[position] = _refusal(str(error))
         if batch:
-            for position, response in zip(readable, self._answer(batch), strict=True):
-                responses[position] = response
+            for position, arrays, answer in zip(readable, batch, self._answer(batch), strict=True):
+                if isinstance(answer, dict):
+                    responses[position] = _response(answer)
+                    if self._recording is not None:
+                        self._recording.add(requests[position], arrays, answer, began)
+                else:
+                    responses[position] = answer
         return responses
 
     def _read(self, request):
@@ -78,7 +91,7 @@ class TritonPythonModel:
         return [known[name].as_numpy() for name in self._names]
 
     def _answer(self, batch):
-        """Returns responses for requests that were read; those at fault are found and answered separately."""
+        """Returns the outputs by name for each request that was read, or an error response for one at fault."""
         try:
             feed = self._join(batch)
         except (BadRequest, ValueError, TypeError):
@@ -99,7 +112,7 @@ class TritonPythonModel:
         return [_failure(_UNSCORABLE)]
 
     def _answer_sound(self, batch):
-        responses = [None] * len(batch)
+        answers = [None] * len(batch)
         sound = []
         for position, arrays in enumerate(batch):
             try:
@@ -107,11 +120,11 @@ class TritonPythonModel:
                 self._join([arrays])
                 sound.append(position)
             except BadRequest as error:
-                responses[position] = _refusal(str(error))
+                answers[position] = _refusal(str(error))
         if sound:
-            for position, response in zip(sound, self._answer([batch[at] for at in sound]), strict=True):
-                responses[position] = response
-        return responses
+            for position, answer in zip(sound, self._answer([batch[at] for at in sound]), strict=True):
+                answers[position] = answer
+        return answers
 
     def _join(self, batch):
         """Returns one array for each column.
@@ -175,19 +188,16 @@ class TritonPythonModel:
     def _score(self, batch, feed):
         outputs = self._session.run(self._outputs, feed)
         if len(batch) == 1:
-            return [self._response(outputs)]
+            return [dict(zip(self._outputs, outputs, strict=True))]
         counts = [len(arrays[0]) for arrays in batch]
         if any(len(output) != sum(counts) for output in outputs):
             raise ValueError(f"{sum(counts)} rows were answered with {[len(output) for output in outputs]}")
-        responses, start = [], 0
+        answers, start = [], 0
         for count in counts:
-            responses.append(self._response([output[start : start + count] for output in outputs]))
+            own = [output[start : start + count] for output in outputs]
+            answers.append(dict(zip(self._outputs, own, strict=True)))
             start += count
-        return responses
-
-    def _response(self, outputs):
-        tensors = [pb_utils.Tensor(name, values) for name, values in zip(self._outputs, outputs, strict=True)]
-        return pb_utils.InferenceResponse(output_tensors=tensors)
+        return answers
 
 
 class _Graph:
@@ -251,6 +261,21 @@ def _provider_options(provider, settings, device):
         options["gpu_mem_limit"] = int(settings["gpu_mem_limit"])
         options["arena_extend_strategy"] = "kSameAsRequested"
     return options
+
+
+def _open_recording(folder, settings, schema):
+    """Returns what records requests, or None. Its files are there only where the release records requests."""
+    if "record_share" not in settings:
+        return None
+    sys.path.insert(0, str(folder))
+    from recording import open_recording
+
+    return open_recording(settings, schema, pb_utils.Logger.log_warn)
+
+
+def _response(outputs):
+    tensors = [pb_utils.Tensor(name, values) for name, values in outputs.items()]
+    return pb_utils.InferenceResponse(output_tensors=tensors)
 
 
 def _no_bool(name, joined):

@@ -1,0 +1,107 @@
+"""The command `serin drift`: whether live traffic still looks like the training rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serin.commands.output import Json, show, show_json, show_table, when
+from serin.errors import NotWatched
+from serin.machine import environment
+
+if TYPE_CHECKING:
+    from serin.reports.drift_view import ColumnView, DriftView
+
+_SHOWN = 15
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(drift)
+
+
+def drift(
+    model: Annotated[str, typer.Argument(help="The model's name.")],
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", help="Write a page with every distribution to this file.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare live traffic with the training rows: alarms, and how close each column is to one."""
+    from serin.monitoring.drift.read import read_drift
+    from serin.reports.drift_page import drift2html
+
+    view = read_drift(environment.home(), model)
+    if view is None:
+        raise NotWatched(model=model, reason=_why_not(model))
+    if report is not None:
+        report.write_text(drift2html(view), encoding="utf-8")
+    if as_json:
+        show_json(dataclasses.asdict(view))
+        return
+    _show(view)
+    if report is not None:
+        show(f"written to {report}")
+
+
+def _show(view: DriftView) -> None:
+    since = "no rows yet" if view.first is None else f"{view.rows:,} rows since {when(view.first)}"
+    show(f"{view.release}: {since}; at most {view.false_alarms:g} false alarms a year over all columns")
+    for alarm in view.alarms:
+        show(f"  {alarm.severity}: {alarm.title}")
+        show(f"    {alarm.text}")
+    columns = (
+        "column",
+        "state",
+        "evidence",
+        "importance",
+        "most different",
+        "training",
+        "last day",
+        "tolerance",
+    )
+    show_table(columns, [_row(column) for column in view.columns[:_SHOWN]], empty="no columns are watched")
+    if len(view.columns) > _SHOWN:
+        show(f"and {len(view.columns) - _SHOWN} more (--report FILE, --json)")
+
+
+def _row(column: ColumnView) -> tuple[object, ...]:
+    worst = column.largest
+    return (
+        column.name,
+        column.state,
+        None if column.state == "drifted" else f"{column.evidence:.1%}",
+        column.importance_rank,
+        worst.label,
+        f"{worst.then:.1%}",
+        f"{worst.now:.1%}" if column.rows else None,
+        f"{worst.tolerance:.1%}",
+    )
+
+
+def _why_not(model: str) -> str:
+    """Why there is nothing to show, and what to do about it."""
+    from serin.formats.drift import read_drift as read_statistics
+    from serin.rollout.run.status import model_status
+    from serin.spec.load import load_stored_spec
+    from serin.store.store import Store
+
+    status = model_status(environment.home(), model)
+    if status is None or status.live is None:
+        return "no version of it is served"
+    bundle = Path(Store.open().bundle(model, status.live).path)
+    if not (bundle / "spec.yaml").is_file():
+        return f"version {status.live} was imported without a spec"
+    monitoring = load_stored_spec(bundle / "spec.yaml").monitoring
+    if monitoring.drift is None:
+        return f"the spec of version {status.live} has no monitoring.drift; add it and run the pipeline again"
+    if monitoring.capture.share == 0:
+        return f"version {status.live} records no requests: set monitoring.capture.share"
+    if read_statistics(bundle) is None:
+        return f"version {status.live} has no statistics for drift; export it again (`serin export --fresh`)"
+    return "no recorded request was counted yet; is the stack up (`serin status`)?"

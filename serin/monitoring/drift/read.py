@@ -1,0 +1,135 @@
+"""Reads the drift watch of a model from its state, for pages, the command, the console and Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from serin.errors import WatchStateBroken
+from serin.formats.drift import BinnedColumn
+from serin.formats.drift import read_drift as read_statistics
+from serin.formats.importance import Importance, read_importance
+from serin.formats.schema import read_schema
+from serin.monitoring.drift.alarm import Alarm
+from serin.monitoring.drift.alerts import drift_alert, priority_of
+from serin.monitoring.drift.model_watch import read_state, state_file
+from serin.monitoring.drift.release_watch import ReleaseWatch
+from serin.reports.drift_view import AlarmView, BinView, ColumnView, DriftView, State
+from serin.store.artifacts import Release
+
+
+def read_drift(home: Path, model: str) -> DriftView | None:
+    """The watch of the model's live release; None when it is not watched, or nothing was counted yet. Changes
+    nothing."""
+    document = read_state(home, model)
+    if document is None or (entry := document["releases"].get(str(document["live"]))) is None:
+        return None
+    bundle = Path(entry["bundle"])
+    if not bundle.is_dir() or (statistics := read_statistics(bundle)) is None:
+        return None  # deleted
+    inputs = tuple(column.name for column in read_schema(bundle).inputs)
+    try:
+        watch = ReleaseWatch.from_json(statistics, inputs, entry)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise WatchStateBroken(path=state_file(home, model), reason=reason) from error
+    release = Release(model=model, version=int(document["live"])).name
+    importance = read_importance(bundle)
+    alarms = tuple(_alarm(watch, release, importance, alarm) for alarm in watch.alarms.values())
+    past = tuple(_alarm(watch, release, importance, each.alarm, each.ended) for each in reversed(watch.past))
+    return DriftView(
+        model=model,
+        release=release,
+        false_alarms=statistics.false_alarms,
+        origin=statistics.origin,
+        weeks=statistics.weeks,
+        training_rows=statistics.total_rows,
+        rows=watch.rows,
+        first=watch.first,
+        newest=watch.newest,
+        day_since=watch.recent.since,
+        columns=_columns(watch, importance),
+        alarms=alarms,
+        past=past,
+    )
+
+
+def _alarm(
+    watch: ReleaseWatch, release: str, importance: Importance | None, alarm: Alarm, ended: float | None = None
+) -> AlarmView:
+    alert = drift_alert(Release.parse(release).model, release, alarm, watch.statistics, importance)
+    bins = tuple(
+        BinView(label=each.label, then=each.then, now=each.now, tolerance=each.tolerance)
+        for each in alarm.bins
+    )
+    return AlarmView(
+        column=alarm.column,
+        title=alert.title,
+        text=alert.text,
+        severity=alert.severity,
+        segments=alarm.segments,
+        bins=bins,
+        rows=alarm.rows,
+        since=alarm.since,
+        at=alarm.at,
+        ended=ended,
+    )
+
+
+def _columns(watch: ReleaseWatch, importance: Importance | None) -> tuple[ColumnView, ...]:
+    series = watch.statistics.series
+    evidence = [0.0] * len(watch.statistics.columns)
+    for level in watch.detector.levels():
+        place = series[level.series].column
+        evidence[place] = max(evidence[place], level.evidence / level.threshold)
+    counts = np.split(watch.recent.total(), watch.detector.first_bin[1:])
+    found = [
+        _column(watch, place, counts[place].astype(float), evidence[each.column], importance)
+        for place, each in enumerate(series)
+        if each.segment is None
+    ]
+    found.sort(key=lambda each: (each.state != "drifted", -each.evidence, each.importance_rank or 0))
+    return tuple(found)
+
+
+def _column(
+    watch: ReleaseWatch,
+    series: int,
+    counts: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    evidence: float,
+    importance: Importance | None,
+) -> ColumnView:
+    own = watch.statistics.series[series]
+    column = watch.statistics.columns[own.column]
+    rows = int(counts.sum())
+    now = (counts / max(rows, 1)).tolist()
+    bins = tuple(
+        BinView(label=label, then=then, now=share, tolerance=tolerance)
+        for label, then, share, tolerance in zip(column.labels, own.share, now, own.tolerance, strict=True)
+    )
+    state: State = "within tolerance" if rows else "no rows"
+    if column.name in watch.alarms:
+        state = "drifted"
+    priority = priority_of(column.name, importance)
+    return ColumnView(
+        name=column.name,
+        source=column.source,
+        kind=column.kind,
+        state=state,
+        evidence=evidence,
+        importance_rank=priority.rank,
+        importance_share=priority.share,
+        rows=rows,
+        bins=bins,
+        nulls=(bins[-1].then, bins[-1].now),
+        unseen=(bins[-2].then, bins[-2].now) if column.kind == "category" else None,
+        outside=_outside(column, bins),
+    )
+
+
+def _outside(column: BinnedColumn, bins: tuple[BinView, ...]) -> tuple[float, float] | None:
+    if column.kind != "number":
+        return None
+    below, above = bins[-3:-1]
+    return below.then + above.then, below.now + above.now

@@ -1,0 +1,132 @@
+"""Reads the history: `read_history` for people, `counts_since` for objectives."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from serin.monitoring.history.sketch import merge, quantiles_ms, unpack
+from serin.monitoring.history.store import history_file
+
+_QUANTILES: Final = (0.5, 0.95, 0.99)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPoint:
+    """Requests that arrived from `t` to `t + width_s`. Quantiles have a relative error of at most 1%; None: no request
+    was answered. For the other numbers see `Tally`."""
+
+    t: int
+    width_s: int
+    requests: int
+    errors: int
+    saved: int
+    slow: int
+    refused: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesHistory:
+    release: str
+    arm: str
+    points: tuple[HistoryPoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryView:
+    """Times without requests have no points. A point is wider than `step_s` where the history is coarser."""
+
+    model: str
+    since: float
+    until: float
+    step_s: int
+    series: tuple[SeriesHistory, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """What one release was asked in one row of the history, over all arms."""
+
+    release: str
+    t: int
+    width_s: int
+    requests: int
+    errors: int
+    slow: int
+
+
+def read_history(
+    home: Path, model: str, since: float, until: float, step_s: int = 60, *, arms: bool = True
+) -> HistoryView | None:
+    """Returns a model's requests from `since` to `until`, added up to points of `step_s`, by release and arm (or by
+    release alone); None when it has no history."""
+    with history_file(home).reading() as book:
+        if book is None or not _known(book, model):
+            return None
+        rows = book.execute(
+            "SELECT s.release, s.arm, c.* FROM series s JOIN counts c ON c.series = s.id"
+            " WHERE s.model = ? AND c.start > ? - c.width AND c.start < ? ORDER BY c.start",
+            (model, since, until),
+        ).fetchall()
+    found: dict[tuple[str, str], dict[tuple[int, int], list[sqlite3.Row]]] = {}
+    for row in rows:
+        width = max(step_s, row["width"])
+        place = (row["start"] // width * width, width)
+        found.setdefault((row["release"], row["arm"] if arms else ""), {}).setdefault(place, []).append(row)
+    return HistoryView(
+        model=model,
+        since=since,
+        until=until,
+        step_s=step_s,
+        series=tuple(
+            SeriesHistory(
+                release=release,
+                arm=arm,
+                points=tuple(_point(t, width, members) for (t, width), members in sorted(places.items())),
+            )
+            for (release, arm), places in sorted(found.items())
+        ),
+    )
+
+
+def counts_since(home: Path, model: str, since: float) -> list[Count]:
+    """Returns the rows of a model's history that end after `since`, oldest first. Cheap: no latencies are read."""
+    with history_file(home).reading() as book:
+        if book is None:
+            return []
+        rows = book.execute(
+            "SELECT s.release, c.start, c.width, sum(c.requests), sum(c.errors), sum(c.slow)"
+            " FROM series s JOIN counts c ON c.series = s.id WHERE s.model = ? AND c.start > ? - c.width"
+            " GROUP BY s.release, c.start, c.width ORDER BY c.start",
+            (model, since),
+        )
+        return [
+            Count(release=release, t=t, width_s=width, requests=requests, errors=errors, slow=slow)
+            for release, t, width, requests, errors, slow in rows
+        ]
+
+
+def models_with_history(home: Path) -> list[str]:
+    with history_file(home).reading() as book:
+        if book is None:
+            return []
+        return [row["model"] for row in book.execute("SELECT DISTINCT model FROM series ORDER BY model")]
+
+
+def _known(book: sqlite3.Connection, model: str) -> bool:
+    return book.execute("SELECT 1 FROM series WHERE model = ?", (model,)).fetchone() is not None
+
+
+def _point(t: int, width: int, rows: Iterable[sqlite3.Row]) -> HistoryPoint:
+    members = list(rows)
+    p50, p95, p99 = quantiles_ms(merge([unpack(row["latency"]) for row in members]), _QUANTILES)
+    sums = {
+        name: sum(row[name] for row in members) for name in ("requests", "errors", "saved", "slow", "refused")
+    }
+    return HistoryPoint(t=t, width_s=width, p50_ms=p50, p95_ms=p95, p99_ms=p99, **sums)

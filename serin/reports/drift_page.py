@@ -1,0 +1,180 @@
+"""Renders the drift watch of a model as one HTML page: alarms, and for each column both distributions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import Final
+
+from serin.reports.charts import WIDTH, number, percent
+from serin.reports.drift_view import AlarmView, BinView, ColumnView, DriftView
+from serin.reports.page import html_page
+from serin.reports.svg import Axes, Drawing, Scale
+
+_CATEGORIES: Final = 10  # shown of a column, the most frequent and those outside their tolerance
+_ROW: Final = 22.0
+_STATES: Final = {"drifted": "bad", "within tolerance": "good", "no rows": ""}
+
+
+def drift2html(view: DriftView) -> str:
+    """Returns the page."""
+    drifted = [each.name for each in view.columns if each.state == "drifted"]
+    lead = (
+        f'<span class="bad">{escape(", ".join(drifted))}</span>: drifted'
+        if drifted
+        else '<span class="good">within tolerance</span>: no column has drifted'
+    )
+    return html_page(
+        f"{view.release}: drift",
+        f'<p class="lead">{lead}.</p>{_facts(view)}{_alarms("Open alarms", view.alarms)}{_overview(view)}'
+        f'<h2>Columns</h2><p class="note">Pale: training rows. <span class="key">Coloured</span>: live rows of the '
+        f"last day. The line across a bar is the range within which a share is not drift.</p>"
+        f"<main>{''.join(map(_card, view.columns))}</main>{_alarms('Earlier alarms', view.past)}",
+    )
+
+
+def _facts(view: DriftView) -> str:
+    boxes = [
+        ("live rows counted", f"{view.rows:,}"),
+        ("newest row, UTC", _time(view.newest)),
+        ("training rows", f"{view.training_rows:,}"),
+        ("columns", f"{len(view.columns)}"),
+        ("false alarms accepted", f"{view.false_alarms:g} <small>a year</small>"),
+    ]
+    figures = "".join(f"<div><b>{value}</b><span>{escape(name)}</span></div>" for name, value in boxes)
+    origin = (
+        f"from how much the {view.weeks} weeks of training differ"
+        if view.origin == "weeks"
+        else "named by the spec (monitoring.drift.tolerance)"
+    )
+    note = (
+        f"Counted since {_time(view.first)} UTC. The rate of false alarms is over all columns together, however often "
+        f"they are looked at. Tolerances: {origin}."
+    )
+    return f'<div class="figures">{figures}</div><p class="note">{escape(note)}</p>'
+
+
+def _alarms(title: str, alarms: Sequence[AlarmView]) -> str:
+    if not alarms:
+        return ""
+    rows = "".join(
+        f'<li><a href="#{escape(each.column, quote=True)}">{escape(each.column)}</a> ({escape(each.severity)}): '
+        f"{escape(each.text)}{'' if each.ended is None else f' Ended at {_time(each.ended)} UTC.'}</li>"
+        for each in alarms
+    )
+    return f'<h2>{escape(title)}</h2><ul class="warnings">{rows}</ul>'
+
+
+def _overview(view: DriftView) -> str:
+    titles = ("column", "state", "evidence for an alarm", "importance", "null", "unseen", "outside the range")
+    head = "".join(f"<th>{title}</th>" for title in titles)
+    table = f"<table><tr>{head}</tr>{''.join(map(_line, view.columns))}</table>"
+    return f'<h2>Overview</h2><div style="overflow-x:auto">{table}</div>'
+
+
+def _line(column: ColumnView) -> str:
+    rank = "" if column.importance_rank is None else f"number {column.importance_rank}"
+    cells = (
+        f'<a href="#{escape(column.name, quote=True)}">{escape(column.name)}</a>',
+        f'<span class="{_STATES[column.state]}">{column.state}</span>',
+        "" if column.state == "drifted" else _meter(column.evidence),
+        rank,
+        _pair(column.nulls),
+        "" if column.unseen is None else _pair(column.unseen),
+        "" if column.outside is None else _pair(column.outside),
+    )
+    row = "".join(f'<td class="n">{cell}</td>' for cell in cells)
+    return f"<tr>{row}</tr>"
+
+
+def _pair(shares: tuple[float, float]) -> str:
+    then, now = map(percent, shares)
+    return escape(now if then == now else f"{then} → {now}")
+
+
+def _meter(share: float) -> str:
+    width = 100 * min(share, 1)
+    return f'<span class="meter told"><i style="width:{width:.1f}%"></i></span>{escape(percent(share))}'
+
+
+def _card(column: ColumnView) -> str:
+    worst = column.largest
+    facts = [
+        f"{column.rows:,} live rows",
+        f"most different: {worst.label}, {percent(worst.then)} in training, {percent(worst.now)} now",
+    ]
+    what = "score" if column.source == "score" else column.kind
+    chart = _bars(column.bins) if column.kind == "category" else _histogram(column.bins)
+    return (
+        f'<section id="{escape(column.name, quote=True)}"><h3>{escape(column.name)}'
+        f'<small class="{_STATES[column.state]}">{column.state}, {escape(what)}</small></h3>'
+        f"{chart.embedded(f'{column.name}: training and live distribution')}"
+        f"<p>{escape(' · '.join(facts))}</p></section>"
+    )
+
+
+def _bars(bins: Sequence[BinView]) -> Drawing:
+    """Two bars for each category, one below the other."""
+    order = sorted(range(len(bins)), key=lambda place: -max(bins[place].then, bins[place].now))
+    chosen = set(order[:_CATEGORIES]) | {place for place in order if bins[place].beyond > 0}
+    shown = [
+        bins[place]
+        for place in order
+        if place in chosen and max(bins[place].then, bins[place].now, bins[place].beyond) > 0
+    ]
+    drawing = Drawing(WIDTH, 8 + _ROW * max(len(shown), 1), font=10.5)
+    left, most = 118.0, max((max(each.then, each.now) for each in shown), default=1.0) or 1.0
+    x = Scale(0.0, most, left, WIDTH - 96.0)
+    for index, each in enumerate(shown):
+        top = 4 + index * _ROW
+        label = each.label if len(each.label) <= 18 else f"{each.label[:17]}…"
+        colour = "alarm" if each.beyond > 0 else "line"
+        drawing.text(left - 6, top + 14, label, colour="ink", anchor="end", title=each.label)
+        drawing.rect(left, top + 2, max(x(each.then) - left, 0.5), 8, "bar")
+        drawing.rect(left, top + 11, max(x(each.now) - left, 0.5), 8, colour)
+        low, high = x(max(each.then - each.tolerance, 0.0)), x(each.then + each.tolerance)
+        drawing.line([(low, top + 6), (high, top + 6)], "dim", width=1.2)
+        text = f"{percent(each.then)} → {percent(each.now)}"
+        drawing.text(WIDTH - 4, top + 14, text, colour=colour if each.beyond > 0 else "dim", anchor="end")
+    return drawing
+
+
+def _histogram(bins: Sequence[BinView]) -> Drawing:
+    """The bins from left to right: pale bars for training, coloured ones in front of them for live rows."""
+    drawing = Drawing(WIDTH, 156, font=10.5)
+    most = max((max(each.then + each.tolerance, each.now) for each in bins), default=1.0) or 1.0
+    axes = Axes(drawing, Scale(0.0, len(bins), 34.0, WIDTH - 4.0), Scale(0.0, min(most, 1.0), 112.0, 8.0))
+    axes.rows((0.0, axes.y.high), percent)
+    for place, each in enumerate(bins):
+        axes.bar((place, place + 1), (0.0, each.then), "bar", gap=2)
+        colour = "alarm" if each.beyond > 0 else "line"
+        axes.bar((place + 0.25, place + 0.75), (0.0, each.now), colour, gap=1)
+        low, high = max(each.then - each.tolerance, 0.0), each.then + each.tolerance
+        axes.line([(place + 0.45, low), (place + 0.45, high)], "dim", width=1.1)
+        hint = f"{each.label}: {percent(each.then)} in training, {percent(each.now)} now"
+        axes.dot(place + 0.45, each.now, colour, radius=1.5, title=hint)
+    _name_ends(drawing, axes, bins)
+    return drawing
+
+
+def _name_ends(drawing: Drawing, axes: Axes, bins: Sequence[BinView]) -> None:
+    """The ends of the ordinary bins, and below them the names of the special ones (below, above, null)."""
+    special = [place for place, each in enumerate(bins) if each.label.startswith(("below ", "above "))]
+    inner = special[0] if special else len(bins) - 1
+    drawing.text(axes.x(0), 126, _short(bins[0].label.partition(" to ")[0]))
+    drawing.text(axes.x(inner) - 4, 126, _short(bins[inner - 1].label.rpartition(" to ")[2]), anchor="end")
+    for place in range(inner, len(bins)):
+        name = bins[place].label.partition(" ")[0]
+        drawing.text(axes.x(place + 0.5), 138 + 12 * ((place - inner) % 2), name, anchor="middle")
+
+
+def _short(label: str) -> str:
+    try:
+        return number(float(label))
+    except ValueError:
+        return label
+
+
+def _time(t: float | None) -> str:
+    return "never" if t is None else f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M}"

@@ -1,0 +1,36 @@
+"""Reads what a replay needs from the spec that is stored with a version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from serin.errors import BundleBroken
+from serin.spec.load import read_yaml
+from serin.spec.monitoring import CaptureSpec
+
+
+def stored_segments(bundle: Path) -> tuple[str, ...]:
+    """Returns the columns of `export.segments`."""
+    return tuple(str(name) for name in _section(bundle, "export").get("segments") or ())
+
+
+def stored_capture(bundle: Path) -> CaptureSpec:
+    """Returns the section `monitoring.capture`."""
+    try:
+        return CaptureSpec.model_validate(_section(bundle, "monitoring").get("capture") or {})
+    except ValidationError as error:
+        raise BundleBroken(path=str(bundle / "spec.yaml"), reason=f"monitoring.capture: {error}") from error
+
+
+def _section(bundle: Path, name: str) -> dict[str, Any]:
+    path = bundle / "spec.yaml"
+    try:
+        document = read_yaml(path.read_text(encoding="utf-8"))
+        return dict(document.get(name) or {})
+    except FileNotFoundError:  # a version that was imported without one
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,63 @@
+"""What the specs of served versions promise their clients."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from serin.errors import NotFound, SerinError
+from serin.spec.monitoring import ObjectivesSpec
+from serin.store.artifacts import Release
+from serin.store.store import Store
+
+log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """`p99_ms`: None for a server without a spec, such as one that runs elsewhere; it has no latency objective."""
+
+    objectives: ObjectivesSpec = field(default_factory=ObjectivesSpec)
+    p99_ms: float | None = None
+
+
+class Promises:
+    """Reads each version's spec once: a version never changes."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store
+        self._known: dict[tuple[str, int], Promise] = {}
+        self._retry_at: dict[tuple[str, int], float] = {}
+
+    def of(self, model: str, version: int) -> Promise:
+        """Returns the default promise for a version that is not in the store, or cannot be read now."""
+        key = model, version
+        if key not in self._known and time.monotonic() >= self._retry_at.get(key, 0.0):
+            try:
+                self._known[key] = self._read(model, version)
+            except NotFound:
+                self._retry_at[key] = time.monotonic() + _RETRY_S
+            except (SerinError, OSError) as error:
+                self._retry_at[key] = time.monotonic() + _RETRY_S
+                log.warning("the promises of %s version %d cannot be read: %s", model, version, error)
+        return self._known.get(key, Promise())
+
+    def limit_ms(self, model: str, release: str) -> float | None:
+        """Returns the latency that a release of the request log promises."""
+        try:
+            parsed = Release.parse(release)
+        except SerinError:
+            return None
+        return self.of(model, parsed.version).p99_ms
+
+    def _read(self, model: str, version: int) -> Promise:
+        from serin.spec.load import load_stored_spec  # takes a while to import: only when a model is served
+
+        self._store = self._store or Store.open()
+        spec = load_stored_spec(Path(self._store.bundle(model, version).path) / "spec.yaml")
+        return Promise(objectives=spec.monitoring.objectives, p99_ms=spec.serving.p99_ms)

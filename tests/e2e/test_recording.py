@@ -1,0 +1,164 @@
+"""Requests are recorded as they were sent and answered, by both backends, and no request ever suffers from it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serin.formats.serving.request_log import read_requests
+from serin.formats.serving.spool import DEFAULT_LIMIT_BYTES, is_drawn
+from serin.serving.native.onnx_backend import NATIVE
+from serin.serving.triton.installation import find_triton
+from tests.e2e.recording_stack import Recorder, RecordingStack, recording_stack
+from tests.e2e.serving_host import wait_for
+from tests.unit.serving import bundles
+
+pytestmark = pytest.mark.skipif(
+    NATIVE not in find_triton().describe(gpus=False).backends,
+    reason="Triton was installed without a C++ compiler: run `serin install triton` where there is one",
+)
+BACKENDS = ("onnx_native", "onnx_python")
+DROPPED = "recorded requests are dropped"
+ODD = {"long": "x" * 500, "quotes": 'a"b\\', "bytes": "caf\xe9 \x80"}
+
+
+def _spec(backend: str, share: float) -> str:
+    return (
+        f"serving: {{backend: {backend}, request_timeout: 20s, instances: 2}}\n"
+        f"monitoring: {{capture: {{share: {share}}}}}\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[RecordingStack]:
+    specs = {backend: _spec(backend, 1.0) for backend in BACKENDS}
+    with recording_stack(**specs, tenth=_spec("onnx_native", 0.1)) as running:
+        yield running
+
+
+def _ask_by(recorder: Recorder, protocol: str, number: int, **headers: str) -> str:
+    rows = bundles.rows((1, 7, 40)[number % 3], seed=number)
+    if protocol == "json":
+        rows["temp"] = np.nan_to_num(rows["temp"])  # JSON has no NaN
+    found: str = getattr(recorder, protocol)(rows, **headers)
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_row_is_recorded_as_it_was_sent_and_answered(stack: RecordingStack, backend: str) -> None:
+    recorder, release = stack.recorder(backend), stack.by_name[backend]
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [
+            pool.submit(_ask_by, recorder, protocol, number, x_request_id=f"mine-{number % 4}")
+            for number in range(12)
+            for protocol in ("json", "binary", "grpc")
+        ]
+        ids = [job.result() for job in jobs]
+    recorder.json({**bundles.rows(1), "temp": np.zeros((1, 1), np.float32)}, kserve="of the body")
+    assert len(set(ids)) == len(ids), "the gateway's id is unique, whatever the client sends"
+    stack.wait_for_requests(release, len(ids) + 1)
+    assert stack.recorded(release) == recorder.rows
+    assert {block.dropped for block in stack.blocks(release)} == {0}
+    assert max(block.sent for block in stack.blocks(release)) <= len(ids) + 1
+
+
+def test_ids_of_clients_are_kept_or_cut_and_never_hurt(stack: RecordingStack) -> None:
+    recorder = stack.recorder("onnx_python")
+    release = stack.by_name["onnx_python"]
+    before = sum(block.requests for block in stack.blocks(release))
+    found = {name: _ask_by(recorder, "binary", 0, x_request_id=value) for name, value in ODD.items()}
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    found["trace"] = _ask_by(recorder, "binary", 0, traceparent=f"00-{trace}-00f067aa0ba902b7-01")
+    stack.wait_for_requests(release, before + len(found))
+    recorded = stack.recorded(release)
+    clients = {name: recorded[id_, 0].client_id for name, id_ in found.items()}
+    assert clients == {"long": "x" * 128, "quotes": ODD["quotes"], "bytes": "", "trace": ""}
+    logged: dict[str, Any] = {}
+
+    def complete() -> bool:
+        logged.update({each.id: each for each in read_requests(stack.gateway.log).requests})
+        return logged.keys() >= set(found.values())
+
+    wait_for("the log's lines", complete, stack.host)
+    assert {name: logged[id_].client_id for name, id_ in found.items()} == clients
+    assert (logged[found["trace"]].trace, logged[found["long"]].trace) == (trace, "")
+
+
+def test_lots_are_drawn_by_the_gateways_id(stack: RecordingStack) -> None:
+    recorder, release = stack.recorder("tenth"), stack.by_name["tenth"]
+    with ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(lambda number: _ask_by(recorder, "binary", 3 * number), range(150)))
+    drawn = {id_ for id_ in ids if is_drawn(id_, 0.1)}
+    assert 0 < len(drawn) < len(ids)
+    stack.wait_for_requests(release, len(drawn))
+    assert {id_ for id_, _ in stack.recorded(release)} == drawn
+
+
+def _fill(folder: Path) -> Path:
+    """A file that takes no space and uses up the limit."""
+    filler = folder / "filler" / "00000001.rows"
+    filler.parent.mkdir(parents=True)
+    with filler.open("wb") as file:
+        os.truncate(file.fileno(), DEFAULT_LIMIT_BYTES)
+    return filler.parent
+
+
+@pytest.mark.parametrize("fault", ["full", "unwritable"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_folder_that_cannot_take_rows_costs_no_request_and_losses_are_counted(
+    stack: RecordingStack, backend: str, fault: str
+) -> None:
+    recorder, release = stack.recorder(backend), stack.by_name[backend]
+    folder, log = stack.spool(release), stack.releases.log(release)
+    before = stack.counters(release)
+    shutil.rmtree(folder, ignore_errors=True)  # as the recorder may
+    said = log.read_text().count(DROPPED)
+    if fault == "full":
+        blocker = _fill(folder)
+    else:
+        folder.write_bytes(b"not a folder")
+        blocker = folder
+    for number in range(10):
+        _ask_by(recorder, "binary", number)
+    wait_for("a line", lambda: log.read_text().count(DROPPED) > said, stack.host, release.name)
+    shutil.rmtree(blocker) if blocker.is_dir() else blocker.unlink()
+    _ask_by(recorder, "binary", 0)
+    asked = len({id_ for id_, _ in recorder.rows})
+
+    def counted() -> bool:
+        return stack.total(before, release)[0] == stack.total(before)[0] + asked
+
+    wait_for("counters of all requests", counted, stack.host, release.name)
+    recorded = stack.recorded(release)
+    assert recorded.items() <= recorder.rows.items()
+    lost = stack.total(before, release)[1] - stack.total(before)[1]
+    assert lost > 0
+    assert len({id_ for id_, _ in recorded}) == asked - lost
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_was_written_survives_a_kill_and_a_stop_writes_the_rest(
+    stack: RecordingStack, backend: str
+) -> None:
+    recorder, release = stack.recorder(backend), stack.by_name[backend]
+    shutil.rmtree(stack.spool(release), ignore_errors=True)
+    for number in range(4):
+        _ask_by(recorder, "grpc", number)
+    stack.wait_for_requests(release, 4)
+    stack.host.kill(release.name)
+    assert stack.recorded(release) == recorder.rows
+    stack.bring_up(release)
+    stack.route()
+    for number in range(4):
+        _ask_by(recorder, "binary", number)
+    stack.host.stop(release.name)
+    assert stack.recorded(release) == recorder.rows
+    assert len({path.parent for path in stack.spool(release).glob("*/*")}) >= 2
+    assert not list(stack.spool(release).glob("*/*.open"))

@@ -1,0 +1,37 @@
+"""Request logs for tests, in the gateway's format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from serin.formats.serving.request import Request
+
+GOOD = Request(
+    t=0.0,
+    model="flights",
+    epoch=1,
+    arm="stable",
+    release="flights-v1",
+    code=200,
+    grpc=None,
+    us=5_000.0,
+    up_us=4_000.0,
+    attempts=1,
+    flags="-",
+    proto="HTTP/1.1",
+    id="id",
+)
+
+
+def line(request: Request) -> str:
+    values: dict[str, Any] = request._asdict()
+    return json.dumps({**values, "t": f"{request.t:.6f}"}) + "\n"
+
+
+def append(log: Path, requests: Iterable[Request]) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as stream:
+        stream.writelines(map(line, requests))

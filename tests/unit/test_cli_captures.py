@@ -1,0 +1,123 @@
+"""`serin captures`, and what deleting versions and `serin gc` do to records."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+
+from serin.cli import app
+from serin.errors import NotFound, SpecError
+from serin.formats.captures import METADATA, captures_folder, write_part
+from serin.monitoring.capture.read import captured
+from serin.stack import captures
+from serin.store.store import Store
+from tests.unit.monitoring.capture.spooling import NOON, Backend, request
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path))
+    monkeypatch.delenv("SERIN_STORE", raising=False)
+    monkeypatch.setattr(captures, "_BUFFERED_S", 0.0)  # no backend runs
+    return tmp_path
+
+
+def serin(*words: str) -> Result:
+    result = CliRunner().invoke(app, words)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def published(model: str, *versions: int, capture: str = "{share: 1}") -> Store:
+    store = Store.open()
+    for version in versions:
+        folder = Path(store.url) / "models" / model / "versions" / str(version)
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(json.dumps({"name": model, "version": version}))
+        (folder / "spec.yaml").write_text(f"monitoring: {{capture: {capture}}}\n")
+    return store
+
+
+def rows(*numbers: int, t: float = NOON) -> pa.Table:
+    times = pa.array([round(t * 1e6)] * len(numbers), pa.int64()).cast(METADATA["_t"])
+    return pa.table(
+        {
+            "_id": [f"id-{number}" for number in numbers],
+            "_row": pa.array([0] * len(numbers), pa.int32()),
+            "_t": times,
+            "passenger_id": list(numbers),
+            "_answer_p": [[0.25, 0.75]] * len(numbers),
+        }
+    )
+
+
+def test_list_shows_what_is_kept_and_what_was_counted(home: Path) -> None:
+    assert "no recorded requests" in serin("captures", "list").output
+    published("taxis", 1)
+    Backend(home, share=0.5).leave([request(1, NOON, rows=3), request(2, NOON)], dropped=7)
+    captures.record_all(home, "taxis")
+    line = serin("captures", "list").output.splitlines()[1].split()
+    assert line[:6] == ["taxis", "1", "1", "2026-03-01T12", "2026-03-01T12", "4"]
+    assert line[-3:] == ["50%", "2", "7"]
+    (view,) = json.loads(serin("captures", "list", "--json").output)
+    assert view["releases"]["taxis-v1"]["dropped"] == 7
+
+
+def test_show_prints_the_newest_rows_as_csv_or_json(home: Path) -> None:
+    write_part(home, "taxis", 1, rows(1, 2, 3))
+    write_part(home, "taxis", 2, rows(4))
+    table = serin("captures", "show", "taxis", "-n", "2").output.splitlines()
+    assert table[0].startswith('"_id","_row"')
+    assert [line.split(",")[0] for line in table[1:]] == ['"id-3"', '"id-4"']
+    (only,) = json.loads(serin("captures", "show", "taxis", "--version", "1", "-n", "1", "--json").output)
+    assert (only["passenger_id"], only["_answer_p"]) == (3, [0.25, 0.75])
+    with pytest.raises(NotFound, match="no recorded model 'taxi'; did you mean 'taxis'"):
+        serin("captures", "show", "taxi")
+
+
+def test_forget_also_deletes_rows_that_are_still_in_the_spool(home: Path) -> None:
+    published("taxis", 1)
+    Backend(home).leave([request(17, NOON), request(18, NOON)])
+    result = serin("captures", "forget", "taxis", "--where", "age = 17000", "--yes")
+    assert "1 rows deleted in 1 files" in result.output
+    assert captured(home, "taxis")["age"].to_pylist() == [18000]
+    with pytest.raises(SpecError, match="no column 'agee'"):
+        serin("captures", "forget", "taxis", "--where", "agee = 1", "--yes")
+
+
+def test_without_yes_and_a_terminal_nothing_is_deleted(home: Path) -> None:
+    write_part(home, "taxis", 1, rows(1))
+    assert serin("captures", "forget", "taxis", "--where", "true").exit_code == 2
+    assert captured(home, "taxis").num_rows == 1
+
+
+def test_deleting_a_version_deletes_its_records(home: Path) -> None:
+    published("taxis", 1, 2)
+    write_part(home, "taxis", 1, rows(1))
+    write_part(home, "taxis", 2, rows(2))
+    Backend(home, "taxis-v1").leave([request(3, NOON)])
+    assert "of recorded requests are deleted" in serin("models", "delete", "taxis:1", "--yes").output
+    assert captured(home, "taxis")["passenger_id"].to_pylist() == [2]
+    assert not (home / "spool" / "taxis-v1").exists()
+    serin("models", "delete", "taxis", "--yes")
+    assert not captures_folder(home, "taxis").exists()
+
+
+def test_gc_removes_expired_records_and_those_of_deleted_models_only(home: Path) -> None:
+    now = time.time()
+    published("taxis", 1, capture="{days: 2}")
+    for days in (0, 1, 5):
+        write_part(home, "taxis", 1, rows(days, t=now - days * 86400))
+    write_part(home, "gone", 1, rows(1))
+    listed = json.loads(serin("gc", "--json").output)
+    assert [(each["kind"], each["name"]) for each in listed] == [("records", "gone"), ("records", "taxis")]
+    assert captured(home, "taxis").num_rows == 3
+    serin("gc", "--remove")
+    assert sorted(captured(home, "taxis")["passenger_id"].to_pylist()) == [0, 1]
+    assert not captures_folder(home, "gone").exists()
