@@ -21,13 +21,14 @@ from serin.commands.output import when
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us
 from serin.formats.serving.journal import Decision
 from serin.reports.rollout_charts import EvidencePoint
+from serin.reports.rollout_shadow import ShadowStory, share
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.sentences import percent
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import reader
-from serin.rollout.run.story import point, tell
+from serin.rollout.run.story import point, shadow_story, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _EVERY_S: Final = 0.5
 _BAR: Final = 30
 _DECISIONS: Final = 6
+_SEGMENTS: Final = 12
 _COLOURS: Final = {Phase.PROMOTED: "green", Phase.ROLLED_BACK: "red", Phase.ABORTING: "red"}
 
 
@@ -58,6 +60,8 @@ def frame(decisions: Sequence[Decision], judge: LogJudge, t: float) -> Renderabl
         evidence = Evidence.from_json(found.evidence.get("guards", {}))
         reason = reason if now.hold else found.reason
     parts: list[RenderableType] = [_head(now, t), Text(reason)]
+    if now.phase is Phase.SHADOWING and (shadow := shadow_story(now)):
+        parts += [Text(), *(Text(line) for line in shadow.lines), Text(), _segments(shadow)]
     if evidence.blocks:
         parts += [Text(), _evidence(now, point(now, evidence, t)), Text(), _arms(now, evidence)]
     parts += [Text(), _story(tell(decisions).decisions)]
@@ -119,6 +123,23 @@ def _arms(now: Rollout, evidence: Evidence) -> RenderableType:
             for us, (low, high) in zip(quantiles, bands, strict=True)
         ]
         table.add_row(name, str(counts.requests), str(counts.errors), str(counts.refused), *shown)
+    return table
+
+
+def _segments(shadow: ShadowStory) -> RenderableType:
+    """Shows how the scores differ from the live version's, the first segments only."""
+    table = Table(
+        "segment", "rows", "live", "difference", "absolute", "of the mean score", box=None, pad_edge=False
+    )
+    for segment in shadow.segments[:_SEGMENTS]:
+        table.add_row(
+            segment.name,
+            str(segment.rows),
+            f"{segment.live:.4g}",
+            f"{segment.difference:+.3g}",
+            f"{segment.absolute:.3g}",
+            Text(share(segment.relative), style="bold red" if segment.beyond else ""),
+        )
     return table
 
 

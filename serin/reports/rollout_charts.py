@@ -11,6 +11,7 @@ import numpy as np
 from serin.evidence.e_process import Array
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us, upper_us
 from serin.formats.serving.journal import Decision
+from serin.reports.rollout_shadow import ShadowStory
 from serin.reports.svg import SERIES, Axes, Drawing, Scale
 
 _WIDTH, _HEIGHT = 920.0, 300.0
@@ -40,6 +41,7 @@ class StoryRules:
     """The settings of the rollout that its page mentions. `steps`: percent of traffic."""
 
     steps: tuple[float, ...]
+    shadow: bool  # recorded requests come before the steps
     quantiles: tuple[float, ...]
     rollback_at: float
     promote_at: float
@@ -65,6 +67,7 @@ class RolloutStory:
     decisions: tuple[Decision, ...]  # those that changed something
     points: tuple[EvidencePoint, ...]
     latencies: tuple[Array, Array] | None  # bin counts: stable's, candidate's
+    shadow: ShadowStory | None = None  # recorded requests came before the first step
 
 
 def evidence_drawing(story: RolloutStory) -> Drawing | None:

@@ -9,6 +9,7 @@ from typing import Final
 from serin.formats.serving.journal import Decision
 from serin.reports.page import html_page
 from serin.reports.rollout_charts import RolloutStory, evidence_drawing, latency_drawing, proof_drawing
+from serin.reports.rollout_shadow import shadow_section
 from serin.reports.svg import Drawing
 
 _AGAINST_NOTE: Final = (
@@ -36,6 +37,7 @@ def story2html(story: RolloutStory) -> str:
     return html_page(
         f"{story.candidate} against {story.stable}",
         f'<p class="lead"><span class="{kind}">{escape(word)}</span>: {escape(story.reason)}</p>{_rules(story)}'
+        + (shadow_section(story.shadow) if story.shadow else "")
         + _chart("Evidence against the candidate", evidence_drawing(story), _AGAINST_NOTE)
         + _chart("Evidence for the candidate", proof_drawing(story), _FOR_NOTE)
         + _chart("Latency of both arms", latency_drawing(story), _LATENCY_NOTE)
@@ -45,7 +47,7 @@ def story2html(story: RolloutStory) -> str:
 
 def _rules(story: RolloutStory) -> str:
     rules = story.rules
-    steps = ", ".join(f"{step:g}%" for step in rules.steps)
+    steps = ", ".join([*(["shadow"] if rules.shadow else []), *(f"{step:g}%" for step in rules.steps)])
     return (
         f"<p>{escape(_sentence(story.began_because))}</p>"
         f'<p class="note">{_time(story.began)} to {_time(story.ended) if story.ended else "now"} UTC. Steps: {steps}. '

@@ -154,6 +154,12 @@ class Tally:
     def quantiles_us(self, plan: Plan) -> list[float | None]:
         return quantiles_us(self.seen, plan.quantiles)
 
+    def ordered(self) -> list[tuple[str, Difference]]:
+        """All segments by column, those with the most rows first; all rows at the top."""
+        place = {column: number for number, column in enumerate(dict.fromkeys(map(_column, self.segments)))}
+        found = sorted(self.segments.items(), key=lambda entry: (place[_column(entry[0])], -entry[1].rows))
+        return sorted(found, key=lambda entry: not entry[0].startswith(ALL_ROWS))
+
     def beyond(self, limit: float) -> list[tuple[str, Difference]]:
         """The segments with enough rows that differ by more than `limit`, the farthest first."""
         judged = {

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from serin.formats.serving.journal import Decision, JournalReader, last_decision, read_decisions
-from serin.rollout.decide.state import Rollout
+from serin.reports.rollout_shadow import ShadowStory
+from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.record import JournalFolder, decision2rollout
+from serin.rollout.run.story import shadow_story
 from serin.spec.names import valid_model_name
 
 
@@ -40,6 +42,9 @@ class RolloutStatus:
     began: float
     since: float
     decided: float
+    shadow: ShadowStory | None = (
+        None  # of a rollout that answers recorded requests now, before it has traffic
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,7 @@ def model_status(home: Path, model: str) -> ModelStatus | None:
             began=now.began,
             since=now.since,
             decided=decision.t,
+            shadow=shadow_story(now) if now.phase is Phase.SHADOWING else None,
         ),
     )
 

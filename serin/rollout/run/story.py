@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from serin.evidence.histogram import latency_name
 from serin.formats.serving.journal import Decision
 from serin.reports.rollout_charts import EvidencePoint, RolloutStory, StoryRules
+from serin.reports.rollout_shadow import ShadowSegment, ShadowStory
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.decide.shadow import Tally
+from serin.rollout.decide.state import SHADOW, Phase, Rollout
 from serin.rollout.decide.verdict import Verdict, weigh
 from serin.rollout.run.record import decision2rollout
 
@@ -48,6 +51,49 @@ def tell(decisions: Sequence[Decision]) -> RolloutStory:
         decisions=tuple(changes),
         points=tuple(points),
         latencies=(newest.seen[0], newest.seen[1]) if newest else None,
+        shadow=_shadow(decisions),
+    )
+
+
+def _shadow(decisions: Sequence[Decision]) -> ShadowStory | None:
+    """Returns what the newest line with recorded requests says; None: no phase of the rollout had any."""
+    found = next((decision for decision in reversed(decisions) if decision.evidence.get(SHADOW)), None)
+    return shadow_story(decision2rollout(found)) if found else None
+
+
+def shadow_story(now: Rollout) -> ShadowStory | None:
+    """Returns what a rollout's evidence says about recorded requests."""
+    plan, tally = now.plan, Tally.from_json(now.evidence.get(SHADOW, {}))
+    if plan.shadow is None:
+        return None
+    names = "/".join(latency_name(quantile) for quantile in plan.quantiles)
+    shown = "/".join("-" if us is None else f"{us / 1000:.3g}" for us in tally.quantiles_us(plan))
+    limit = plan.shadow.max_difference
+    far = {name for name, _ in tally.beyond(limit)} if limit is not None else set()
+    return ShadowStory(
+        verdict=now.verdict.value if now.verdict else "",
+        rows=tally.rows,
+        needed=plan.shadow.rows,
+        compared=tally.compared,
+        unsteady=tally.unsteady,
+        requests=tally.counts.requests,
+        failed=tally.counts.errors,
+        latency=f"{names} {shown} ms, {tally.counts.slow} slower than promised",
+        max_difference=limit,
+        segments=tuple(
+            ShadowSegment(
+                name=name,
+                rows=found.rows + found.lost,
+                live=found.mean_live,
+                difference=found.mean,
+                absolute=found.mean_absolute,
+                relative=found.relative,
+                beyond=name in far,
+            )
+            for name, found in tally.ordered()
+        ),
+        mismatch=str(tally.mismatch) if tally.mismatch else "",
+        values=dict(tally.mismatch.values) if tally.mismatch else {},
     )
 
 
@@ -70,6 +116,7 @@ def _control(now: Rollout) -> str:
 def _rules(plan: Plan) -> StoryRules:
     return StoryRules(
         steps=plan.steps,
+        shadow=plan.shadow is not None,
         quantiles=plan.quantiles,
         rollback_at=plan.rollback_at,
         promote_at=plan.promote_at,

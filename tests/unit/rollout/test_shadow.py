@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from serin.commands.rollout_view import frame
 from serin.errors import RolloutRefused
+from serin.formats.serving.journal import Decision
+from serin.reports.rollout_page import story2html
 from serin.rollout.decide.plan import Plan, ShadowPlan
 from serin.rollout.decide.shadow import MOST_VALUES, Batch, Difference, Tally, add_batch
 from serin.rollout.decide.shadow_verdict import judge_shadow
 from serin.rollout.decide.state import Hold, Phase, Rollout
 from serin.rollout.decide.verdict import Verdict
+from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
+from serin.rollout.run.shadow import Shadows
 from serin.rollout.run.status import history, model_status
+from serin.rollout.run.story import tell
 from serin.spec.rollout import RolloutSpec
 from tests.fakes.rollout import FakeReplayer
 from tests.unit.rollout.conftest import PLAN, Scene, release
@@ -285,8 +293,6 @@ def test_a_candidate_without_a_graph_is_judged_by_the_rest() -> None:
 
 
 def test_a_controller_without_records_refuses_the_step(scene: Scene) -> None:
-    from serin.rollout.run.shadow import Shadows
-
     with pytest.raises(RolloutRefused, match=r"leave shadow out of rollout\.steps"):
         Shadows(None).check(begun(scene))
 
@@ -295,3 +301,52 @@ def test_a_journal_s_line_of_the_phase_is_read_back_as_it_was(scene: Scene) -> N
     now = begun(scene)
     (row,) = [row for row in history(scene.home, "flights", now.id) if row.phase == "shadowing"][:1]
     assert decision2rollout(row).plan == SHADOW
+
+
+def course(scene: Scene) -> list[Decision]:
+    now = begun(scene, replace(SHADOW, shadow=ShadowPlan(rows=300, time_s=0.0, max_difference=0.5)))
+    scene.until(Phase.ROLLED_BACK, Phase.SHIFTING)
+    return history(scene.home, "flights", now.id)
+
+
+def test_the_report_shows_recorded_requests_by_segment(scene: Scene) -> None:
+    story = tell(course(scene))
+    assert story.shadow is not None
+    assert [(found.name, found.rows) for found in story.shadow.segments][:2] == [
+        ("all rows", 300),
+        ("carrier=1", 1),
+    ]
+    page = story2html(story)
+    assert "Steps: shadow, 5%, 50%, 100%" in page
+    assert "All 300 served scores are what the candidate&#x27;s own bundle computes." in page
+    assert "no segment is beyond it" in page
+    assert '<td>all rows</td><td class="n">300</td><td class="n">0.5</td><td class="n">+0</td>' in page
+
+
+def test_the_report_shows_the_row_that_was_served_otherwise(scene: Scene) -> None:
+    scene.replayer.wrong_at = 2
+    page = story2html(tell(course(scene)))
+    assert "is served with score 0.4, its bundle computes 0.8" in page
+    assert "<tr><td>temp</td><td>nan</td></tr>" in page
+
+
+def test_a_report_without_the_step_says_nothing_of_it(scene: Scene) -> None:
+    begun_without = scene.command("start", 1)
+    scene.until(Phase.PROMOTED)
+    assert "ecorded requests" not in story2html(tell(history(scene.home, "flights", begun_without)))
+
+
+def test_the_live_view_and_the_status_show_it_while_it_runs(scene: Scene) -> None:
+    now = begun(scene)
+    scene.tick(3)
+    scene.command("pause")
+    scene.tick()
+    console = Console(record=True, width=160, file=StringIO())
+    console.print(frame(history(scene.home, "flights", now.id), LogJudge(scene.home / "none"), scene.clock.t))
+    shown = console.export_text()
+    assert "of 1000 recorded rows were answered" in shown
+    assert "all rows" in shown
+    status = model_status(scene.home, "flights")
+    assert status is not None
+    assert status.rollout.shadow is not None
+    assert status.rollout.shadow.rows >= 300
