@@ -73,7 +73,10 @@ class Login:
     async def start(self, request: Request) -> Response:
         """Sends the browser to the provider. What the answer must contain is kept in a short-lived cookie."""
         settings = self._provider()
-        begun = await run_in_threadpool(oidc.begin, settings, self._callback_url)
+        try:
+            begun = await run_in_threadpool(oidc.begin, settings, self._callback_url)
+        except oidc.LoginRefused as refusal:
+            return self._page(request, str(refusal), 502)
         answer = RedirectResponse(begun.url, 303)
         started = {"state": begun.state, "nonce": begun.nonce, "verifier": begun.verifier}
         answer.set_cookie(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import httpx
 import jwt
@@ -109,7 +109,7 @@ def _exchange(settings: OidcSettings, begun: Begun, code: str, callback: str) ->
         secret = settings.client_secret_file.read_text(encoding="utf-8").strip()
         methods = found.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
         if "client_secret_basic" in methods:
-            basic = settings.client_id, secret
+            basic = quote(settings.client_id, safe=""), quote(secret, safe="")
         else:
             body["client_secret"] = secret
     answer = _ask("POST", found["token_endpoint"], data=body, basic=basic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from serin.console.views import machines, models, rollouts, watching
+from serin.console.views import captures, machines, models, rollouts, watching
 from serin.console.views.view import View
 
 VIEWS: Final = (
@@ -71,7 +71,7 @@ VIEWS: Final = (
         path="/models/{model}/captures",
         template="captures",
         title="Captures of {model}",
-        read=watching.read_captures,
+        read=captures.read_recorded,
         section="models",
         every_s=5.0,
     ),

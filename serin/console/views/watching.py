@@ -15,11 +15,6 @@ def read_alert_list(home: Path, parameters: Parameters) -> dict[str, Any]:
     return {"alerts": read_alerts(home, resolved=30)}
 
 
-def read_captures(home: Path, parameters: Parameters) -> dict[str, Any]:
-    model = parameters["model"]
-    return {"model": model, "tab": "captures", "state": known_model(home, model), "captures": None}
-
-
 def read_quality(home: Path, parameters: Parameters) -> dict[str, Any]:
     model = parameters["model"]
     return {"model": model, "tab": "quality", "state": known_model(home, model), "quality": None}
