@@ -23,6 +23,7 @@ BENCHMARKS = {
     "runtime": "benchmarks.runtime.benchmark",
     "serving": "benchmarks.serving.benchmark",
     "training": "benchmarks.training.benchmark",
+    "watch": "benchmarks.watch.benchmark",
 }
 
 

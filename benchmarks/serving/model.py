@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,14 @@ def score(path: Path, columns: Columns) -> np.ndarray[Any, Any]:
     return np.asarray(session.run(["score"], columns)[0])
 
 
-def publish(store: Store, *, queue_delay_us: int) -> Bundle:
+def publish(store: Store, *, queue_delay_us: int, more: Mapping[str, Any] | None = None) -> Bundle:
+    """Publishes the next version. `more`: further settings, by section of the spec."""
     version = store.reserve_version(NAME)
     with store.workspace() as folder:
         onnx.save(graph(), folder / "model.onnx")
         write_schema(folder, SCHEMA)
-        settings = {"serving": {"threads": 1, "max_batch_rows": 256, "queue_delay_us": queue_delay_us}}
+        own = {"threads": 1, "max_batch_rows": 256, "queue_delay_us": queue_delay_us}
+        settings = {**(more or {}), "serving": {**own, **(more or {}).get("serving", {})}}
         (folder / "spec.yaml").write_text(json.dumps(settings))
         golden = rows(40, seed=7)
         table = {name: pa.array(values.reshape(-1)) for name, values in golden.items()}

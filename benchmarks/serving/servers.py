@@ -93,9 +93,9 @@ def _ours(
     endpoint = releases.endpoint(release)
     endpoints = {release.name: endpoint, waiting.name: releases.endpoint(waiting)}
     gateway.apply([ModelRoute(model=release.model, epoch=1, stable=release)], endpoints)
-    door, proxy = f"127.0.0.1:{port}", _cpu_s(host, PROCESS_NAME)
-    triton, both = _cpu_s(host, release.name), _cpu_s(host, release.name, PROCESS_NAME)
-    patient = _cpu_s(host, waiting.name, PROCESS_NAME)
+    door, proxy = f"127.0.0.1:{port}", cpu_seconds(host, PROCESS_NAME)
+    triton, both = cpu_seconds(host, release.name), cpu_seconds(host, release.name, PROCESS_NAME)
+    patient = cpu_seconds(host, waiting.name, PROCESS_NAME)
     path = f"/v2/models/{model.NAME}/infer"
     return {
         "serin": tensors(door, "http", "ours", both, proxy_s=proxy),
@@ -109,7 +109,9 @@ def _ours(
     }
 
 
-def _cpu_s(host: Children, *names: str) -> Callable[[], float]:
+def cpu_seconds(host: Children, *names: str) -> Callable[[], float]:
+    """Returns a function that says how long these processes and their children have computed."""
+
     def spent() -> float:
         total = 0.0
         for name in names:
@@ -148,7 +150,7 @@ def _start(host: Children, name: str, peer: Peer, path: Path, folder: Path, core
         log=own / "log.txt",
         stop_s=20.0,
     )
-    servers = _peer(name, peer, f"127.0.0.1:{ports[0]}", _cpu_s(host, name))
+    servers = _peer(name, peer, f"127.0.0.1:{ports[0]}", cpu_seconds(host, name))
     _bring_up(host, process, servers[name])
     return servers
 
@@ -157,7 +159,7 @@ def _behind(host: Children, folder: Path, url: str, cores: int) -> dict[str, Ser
     """Starts an Envoy that only forwards requests in front of the best peer."""
     name = f"{BEST_PEER}{BEHIND}"
     process, at = _bare_envoy(folder, name, url, cores)
-    servers = _peer(BEST_PEER, PEERS[BEST_PEER], at, _cpu_s(host, BEST_PEER, name))
+    servers = _peer(BEST_PEER, PEERS[BEST_PEER], at, cpu_seconds(host, BEST_PEER, name))
     _bring_up(host, process, servers[BEST_PEER])
     return {f"{form}{BEHIND}": server for form, server in servers.items()}
 
@@ -165,7 +167,7 @@ def _behind(host: Children, folder: Path, url: str, cores: int) -> dict[str, Ser
 def _passed_on(host: Children, folder: Path, url: str, release: str, cores: int) -> Server:
     """Starts such an Envoy in front of Triton: the difference is the cost of our gateway's own work."""
     process, at = _bare_envoy(folder, PASSED_ON, url, cores)
-    proxy, both = _cpu_s(host, PASSED_ON), _cpu_s(host, PASSED_ON, release)
+    proxy, both = cpu_seconds(host, PASSED_ON), cpu_seconds(host, PASSED_ON, release)
     server = tensors(at, "http", "limit", both, proxy_s=proxy)
     _bring_up(host, process, server)
     return server

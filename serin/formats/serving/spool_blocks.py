@@ -1,7 +1,7 @@
 """How recorded requests are written to the spool, and which requests are recorded.
 
-It needs numpy and nothing else, because a copy of this file is part of every release that is served by Triton's Python
-backend (triton_models/onnx_python). The C++ backend writes the same bytes (triton_models/onnx_native/spool.h).
+It imports nothing but Python's own modules, because a copy of this file is part of every release that Triton's Python
+backend serves (triton_models/onnx_python). The C++ backend writes the same bytes (triton_models/onnx_native/spool.h).
 
 A file is one line of JSON (`encode_header`) and blocks (`Rows.encode`). Files of one writer are numbered; the one that
 is being written is called `NNNNNNNN.open` and is renamed to `NNNNNNNN.rows` when it is complete.
@@ -10,11 +10,10 @@ is being written is called `NNNNNNNN.open` and is renamed to `NNNNNNNN.rows` whe
 from __future__ import annotations
 
 import json
+import struct
 from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 FORMAT, VERSION = "serin.spool", 1
 MAGIC = b"\x89SpoolB\n"
@@ -40,17 +39,19 @@ def is_drawn(request_id: str | bytes, share: float) -> bool:
 
     So equal ids have equal lots everywhere, and a larger share draws every id that a smaller one draws.
     """
-    return lot(request_id) < share * 2.0**32
+    return share >= 1 or lot(request_id) < share * 2.0**32
 
 
 def lot(request_id: str | bytes) -> int:
     """Returns murmur3-32 (seed 0) of the id's UTF-8 bytes. `serin.columns.hashing.hash_strings` does whole arrays."""
     data = request_id.encode() if isinstance(request_id, str) else bytes(request_id)
-    state, whole = 0, len(data) & ~3
-    for at in range(0, whole, 4):
-        state ^= _scrambled(int.from_bytes(data[at : at + 4], "little"))
+    state, words = 0, len(data) // 4
+    for word in struct.unpack_from(f"<{words}I", data):
+        word = (word * 0xCC9E2D51) & _MASK
+        state ^= (((word << 15) | (word >> 17)) * 0x1B873593) & _MASK
         state = (((state << 13) | (state >> 19)) * 5 + 0xE6546B64) & _MASK
-    state ^= _scrambled(int.from_bytes(data[whole:], "little")) ^ len(data)
+    word = (int.from_bytes(data[4 * words :], "little") * 0xCC9E2D51) & _MASK
+    state ^= ((((word << 15) | (word >> 17)) * 0x1B873593) & _MASK) ^ len(data)
     state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _MASK
     state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _MASK
     return state ^ (state >> 16)
@@ -88,9 +89,9 @@ class Rows:
         size += self._client_ids.add([request.client_id[:LONGEST_ID_BYTES]])
         for column, values in zip(self._columns, request.values, strict=True):
             if isinstance(column, _Strings):
-                size += column.add(values.reshape(-1).tolist())
-            elif values.size:
-                column += np.ascontiguousarray(values).data.cast("B")
+                size += column.add(values.ravel().tolist())
+            else:
+                column += values.tobytes()
                 size += values.nbytes
         self.requests += 1
         self.rows += request.rows
@@ -134,8 +135,3 @@ class _Strings:
 
 def _bytes_of(values: array[Any]) -> memoryview:
     return memoryview(values).cast("B")
-
-
-def _scrambled(word: int) -> int:
-    word = (word * 0xCC9E2D51) & _MASK
-    return (((word << 15) | (word >> 17)) * 0x1B873593) & _MASK

@@ -9,7 +9,12 @@ from spool_writer import SpoolWriter
 
 # Headers of the gateway, which Triton passes on as parameters (serin/serving/triton/process.py).
 _ID, _CLIENT_ID = "x-request-id", "x-serin-client-id"
-_DTYPES = {"BYTES": object, "FP32": np.float32, "INT64": np.int64, "INT8": np.int8}
+_DTYPES = {
+    "BYTES": np.dtype(object),
+    "FP32": np.dtype(np.float32),
+    "INT64": np.dtype(np.int64),
+    "INT8": np.dtype(np.int8),
+}
 
 
 class Recording:
@@ -31,9 +36,7 @@ class Recording:
             return
         try:
             values = [*inputs, *(_as_declared(outputs[name], dtype) for name, dtype in self._outputs)]
-            size = sum(_size(array) for array in values)
-            recorded = Recorded(t, found.encode(), client_id.encode(), len(inputs[0]), values)
-            self._writer.add(recorded, size)
+            self._writer.add(Recorded(t, found.encode(), client_id.encode(), len(inputs[0]), values))
         except (ValueError, TypeError, MemoryError):
             self._writer.drop()
 
@@ -60,16 +63,10 @@ def open_recording(settings, schema, log):
 
 
 def _as_declared(values, dtype):
-    if values.dtype != np.dtype(_DTYPES[dtype]):
+    if values.dtype != _DTYPES[dtype]:
         raise ValueError(f"an output is {values.dtype} instead of {dtype}")
     if dtype != "BYTES":
         return values
     encoded = np.empty(values.size, dtype=object)  # ONNX Runtime's strings are str
     encoded[:] = [text.encode() for text in values.reshape(-1)]
     return encoded
-
-
-def _size(values):
-    if values.dtype != object:
-        return values.nbytes
-    return 4 * values.size + sum(map(len, values.reshape(-1)))

@@ -38,14 +38,22 @@ class SpoolWriter:
     def draws(self, request_id):
         return bool(request_id) and is_drawn(request_id, self._share)
 
-    def add(self, request, size):
-        """Takes a request of about `size` bytes, or drops it."""
+    def add(self, request):
+        """Takes a request, or drops it when too many wait."""
         with self._lock:
             self._sent += 1
-            if self._filling.bytes + size > _MOST_BYTES:
-                self._dropped += 1
+            if self._filling.bytes < _MOST_BYTES:
+                try:
+                    self._filling.add(request)
+                except (
+                    ValueError,
+                    TypeError,
+                    MemoryError,
+                ):  # some of its columns may be in the buffer already
+                    self._dropped += self._filling.requests + 1
+                    self._filling = Rows(self._is_text)
             else:
-                self._filling.add(request)
+                self._dropped += 1
             wake = self._filling.bytes > _WAKE_BYTES
         if wake:
             self._wake.set()
