@@ -15,6 +15,7 @@ from serin.spec.data import DataSpec
 from serin.spec.load import load_spec, spec_file
 from serin.spec.monitoring import weeks_problem
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.stored import stored_capture
 from serin.store.store import Store
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class CheckedSpec:
         if not spec.has_data:
             yield f"{spec.name} is good: a {spec.model.kind} that defines its own inputs, {spec.model.task}"
             yield from _unrecorded_lines(spec)
+            yield from _shadow_lines(spec)
             return
         yield f"{spec.name} is good: {spec.data.target.task}, feature groups: {len(spec.features)}"
         yield "clients of the served model will send"
@@ -60,6 +62,7 @@ class CheckedSpec:
         if self.unlike_live:
             yield self.unlike_live
         yield from _unrecorded_lines(spec)
+        yield from _shadow_lines(spec)
 
 
 def _unrecorded_lines(spec: PipelineSpec) -> Iterator[str]:
@@ -71,6 +74,17 @@ def _unrecorded_lines(spec: PipelineSpec) -> Iterator[str]:
             f"requests are not recorded (monitoring.capture): serving.backend: {spec.serving.backend} cannot; "
             f"leave it out, or name {' or '.join(RECORDING)}"
         )
+
+
+def _shadow_lines(spec: PipelineSpec) -> Iterator[str]:
+    """A line when the next rollout is to begin with recorded requests that the live version does not have."""
+    store = Store.open()
+    live = store.aliases(spec.name).get("live") if spec.rollout.has_shadow else None
+    if live is None:
+        return
+    problem = stored_capture(Path(store.bundle(spec.name, live).path)).not_replayable
+    if problem:
+        yield f"shadow replays recorded requests of live version {live}: {problem} for this rollout"
 
 
 def _read_lines(trial: Trial) -> Iterator[str]:

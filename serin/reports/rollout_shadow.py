@@ -9,8 +9,8 @@ from html import escape
 
 _NOTE = (
     "Recorded requests of the live version were sent to the candidate; no client saw an answer. A difference is the "
-    "candidate's score minus the live version's on the same row. It is no fault by itself: a version that has learned "
-    "something new differs."
+    "candidate's score minus the live version's on the same row. It is not a fault by itself: a version that has "
+    "learned something new differs."
 )
 _HEAD = (
     "segment",

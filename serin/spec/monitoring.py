@@ -82,11 +82,13 @@ class CaptureSpec(Section):
     def not_replayable(self) -> str:
         """Why the recorded requests cannot be sent to another version, and what to do; empty: they can."""
         if self.share == 0:
-            return "monitoring.capture.share is 0, so none are recorded; set it, such as 0.1, or leave shadow out"
+            return (
+                "none are recorded (monitoring.capture.share is 0); set it, such as 0.1, or leave shadow out"
+            )
         if hidden := [*self.mask, *self.drop]:
             keys = " and ".join(key for key, found in (("mask", self.mask), ("drop", self.drop)) if found)
-            removed = f"monitoring.capture.{keys} removes {', '.join(hidden)} from them"
-            return f"{removed}; record these columns, or leave shadow out"
+            lacking = f"they lack {', '.join(hidden)} (monitoring.capture.{keys})"
+            return f"{lacking}; record these columns, or leave shadow out"
         return ""
 
 

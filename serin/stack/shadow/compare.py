@@ -20,7 +20,7 @@ from serin.formats.schema import OutputTensor, Schema, read_schema
 from serin.formats.wire import Array
 from serin.rollout.decide.shadow import ALL_ROWS, Difference, Mismatch
 from serin.serving.triton.golden_answers import allowed_difference, rows_near
-from serin.stack.shadow.stored_spec import stored_segments
+from serin.spec.stored import stored_segments
 
 Columns = Mapping[str, Array]
 Ask = Callable[[Columns], dict[str, Array]]

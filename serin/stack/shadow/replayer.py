@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from serin.errors import ReplayEnded, RolloutRefused
+from serin.formats.bundle import REPOSITORY
 from serin.rollout.decide.state import Rollout
 from serin.serving.external import External
+from serin.serving.triton.backends import RECORDING
 from serin.serving.triton.repository import serving_settings
+from serin.spec.stored import stored_capture
 from serin.stack.shadow.job import Job
-from serin.stack.shadow.stored_spec import stored_capture
 from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
 
@@ -41,11 +43,15 @@ class Replayer:
         if self._external.has(live):
             reason = "requests to servers elsewhere are not recorded; leave shadow out of rollout.steps"
             raise RolloutRefused(model=rollout.model, command="start", reason=reason)
-        problem = stored_capture(Path(self._store.bundle(live.model, live.version).path)).not_replayable
+        bundle = self._store.bundle(live.model, live.version)
+        problem = stored_capture(Path(bundle.path)).not_replayable
+        own = (Path(bundle.path) / REPOSITORY).is_dir()
+        if own or serving_settings(bundle).backend not in ("auto", *RECORDING):
+            problem = "it is served by a backend that does not record requests; leave shadow out"
         if problem:
             reason = (
-                f"shadow replays recorded requests of live version {live.version}, and in its spec {problem} for this "
-                "rollout (`serin rollout start --spec`)"
+                f"shadow replays recorded requests of live version {live.version}: {problem} for this rollout (`serin "
+                "rollout start --spec`)"
             )
             raise RolloutRefused(model=rollout.model, command="start", reason=reason)
 

@@ -11,6 +11,8 @@ import yaml
 from serin.errors import SpecError
 from serin.etl import trial
 from serin.pipeline.check import check_spec
+from serin.store.store import Store
+from tests.unit.serving import bundles
 
 ROWS = 60
 MISTAKES = {
@@ -168,3 +170,25 @@ def test_a_backend_that_cannot_record_requests_is_named(
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump({**good(), **more}), encoding="utf-8")
     assert (f"serving.backend: {backend} cannot; leave it out" in str(check_spec(path))) == said
+
+
+@pytest.mark.parametrize(
+    ("capture", "says"),
+    [
+        ("{share: 0}", "live version 1: none are recorded (monitoring.capture.share is 0)"),
+        ("{share: 1, drop: [temp]}", "live version 1: they lack temp (monitoring.capture.drop)"),
+        ("{share: 1}", None),
+    ],
+)
+def test_recorded_requests_that_the_live_version_lacks_are_named(
+    tmp_path: Path, capture: str, says: str | None
+) -> None:
+    store = Store.open()
+    bundles.publish(store, bias=0.0, spec=f"monitoring: {{capture: {capture}}}\n")
+    store.set_alias(bundles.MODEL, "live", 1)
+    spec = {**good(), "name": bundles.MODEL, "rollout": {"steps": ["shadow", 100]}}
+    spec["monitoring"] = {"capture": {"share": 0.5}}
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(spec, sort_keys=False), encoding="utf-8")
+    shown = str(check_spec(path))
+    assert (f"shadow replays recorded requests of {says}" in shown) if says else ("shadow" not in shown)

@@ -97,6 +97,11 @@ def test_all_problems_are_reported_at_once_with_key_and_fix() -> None:
         (("[0.001, 0.999]", "[0.9, 0.1]"), "features[0].steps[1]", "increasing"),
         (("step_time: 1.5h", "step_time: soon"), "rollout.step_time", "not a valid duration"),
         (("step_time: 1.5h", "steps: [5, 1]"), "rollout.steps", "must increase"),
+        (("step_time: 1.5h", "steps: [1, shadow, 100]"), "rollout.steps", "as the first step"),
+        (("step_time: 1.5h", "steps: [shadow]"), "rollout.steps", "end with 100"),
+        (("step_time: 1.5h", "steps: [dark, 100]"), "rollout.steps[0]", "must be 'shadow', not 'dark'"),
+        (("step_time: 1.5h", "shadow: {rows: 7}"), "rollout", "do not begin with shadow"),
+        (("step_time: 1.5h", "steps: [shadow, 100]"), "rollout.steps", "set it, such as 0.1, or leave shadow out"),
         (("name: flight-delays", "name: ../etc"), "name", "not a valid model name"),
         (("time: time_hour", "split: {train: 0.5, valid: 0.1, test: 0.1}"), "data.split", "add up to 1"),
     ],
@@ -104,6 +109,14 @@ def test_all_problems_are_reported_at_once_with_key_and_fix() -> None:
 def test_each_mistake_is_named_by_its_key(change: tuple[str, str], key: str, says: str) -> None:
     assert change[0] in GOOD
     assert says in problems_of(GOOD.replace(*change))[key]
+
+
+def test_recorded_requests_without_some_of_their_columns_cannot_be_replayed() -> None:
+    text = GOOD.replace("step_time: 1.5h", "steps: [shadow, 5, 100]")
+    good_one = read_yaml(text + "monitoring: {capture: {share: 0.1}}\n")
+    assert spec_from_mapping(good_one, where="spec.yaml", base=Path("/base")).rollout.shares == (5, 100)
+    found = problems_of(text + "monitoring: {capture: {share: 0.1, mask: [carrier], drop: [temp]}}\n")
+    assert "they lack carrier, temp (monitoring.capture.mask and drop)" in found["rollout.steps"]
 
 
 def test_a_batch_that_does_not_divide_names_the_nearest_that_does() -> None:

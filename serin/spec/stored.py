@@ -1,4 +1,4 @@
-"""Reads what a replay needs from the spec that is stored with a version."""
+"""Reads single sections of the spec that is stored with a version, for processes that do not need all of it."""
 
 from __future__ import annotations
 
