@@ -100,8 +100,6 @@ def _why_not(model: str) -> str:
     monitoring = load_stored_spec(bundle / "spec.yaml").monitoring
     if monitoring.drift is None:
         return f"the spec of version {status.live} has no monitoring.drift; add it and run the pipeline again"
-    if monitoring.capture.share == 0:
-        return f"version {status.live} records no requests: set monitoring.capture.share"
     if read_statistics(bundle) is None:
         return f"version {status.live} has no statistics for drift; export it again (`serin export --fresh`)"
     return "no recorded request was counted yet; is the stack up (`serin status`)?"

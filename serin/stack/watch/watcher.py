@@ -23,6 +23,7 @@ from serin.stack.watch.history_duty import HistoryDuty
 from serin.stack.watch.metrics.server import MetricsServer
 from serin.stack.watch.promises import Promises
 from serin.stack.watch.quality_duty import QualityDuty
+from serin.stack.watch.refusals_duty import RefusalsDuty
 
 log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is __main__ here
 
@@ -36,6 +37,7 @@ def duties(home: Path) -> list[Duty]:
         HistoryDuty(home, promises),
         DriftDuty(home, alerts),
         QualityDuty(home),
+        RefusalsDuty(home, alerts),
     ]
 
 

@@ -52,7 +52,12 @@ def served(home: Path, tmp_path: Path) -> None:
 
 def publish(folder: Path, **monitoring: Any) -> int:
     """A version that watches its carrier, which matters most, and its colour, which does not."""
-    watched = {"drift": {"tolerance": 0.01}, "retrain": ["drift"], **monitoring}
+    watched = {
+        "capture": {"share": 1},
+        "drift": {"tolerance": 0.01},
+        "retrain": ["drift"],
+        **monitoring,
+    }
     columns = [category_column("carrier", ["swift", "steady", "slow"]), category_column("_row", ["1", "2"])]
     series = [series_of(0, SHARE, weight=0.7), series_of(1, (0.5, 0.5, 0.0, 0.0, 0.0), weight=0.3)]
     inputs = tuple(
@@ -144,7 +149,7 @@ def test_an_alarm_names_the_column_then_and_now_and_ends_when_the_column_is_back
 def test_the_command_shows_the_alarm_and_writes_the_page(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(NotWatched, match=r"set monitoring\.capture\.share"):
+    with pytest.raises(NotWatched, match="no recorded request was counted yet"):
         drift(NAME)
     record(home, range(30), unseen=0.2)
     tick(home, 30)
