@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,10 +12,11 @@ import typer
 
 from serin.commands import rollout_story
 from serin.commands.output import Json, say, show, show_json, show_table, when
-from serin.errors import CommandRefused, NotFound, RolloutFailed, RolloutRefused
+from serin.errors import CommandRefused, NotFound, RolloutRefused
 from serin.machine import environment
 
 if TYPE_CHECKING:
+    from serin.formats.serving.journal import Decision
     from serin.rollout.decide.plan import Plan
     from serin.rollout.run.commands import Kind
     from serin.rollout.run.status import ModelStatus
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Argument(help="The model's name.")]
 Why = Annotated[str, typer.Option("--why", help="A reason, for the journal.")]
 Follow = Annotated[bool, typer.Option(help="Show every decision until the rollout has ended.")]
-
-_POLL_S = 0.3
 
 
 def register(app: typer.Typer) -> None:
@@ -237,27 +235,12 @@ def _plan(model: str, version: int, spec: Path | None) -> Plan | None:
 
 def _follow(model: str, *, returning: bool = False) -> None:
     """Prints each decision once; raises RolloutFailed when the rollout ended in a rollback that nobody requested."""
-    from serin.rollout.run.status import model_status, reader
+    from serin.pipeline.roll_out import follow_decisions
 
-    home = environment.home()
-    known = model_status(home, model)
-    if known is None:
-        raise NotFound(kind="rollout of", name=model, known=[entry.name for entry in _statuses(None)])
-    rollout, shown = known.rollout.id, 0
-    journal = reader(home, model, rollout)
+    (now,) = _statuses(model)
+    rollout = now.rollout.id
     try:
-        while True:
-            for decision in journal.decisions():
-                if decision.seq > shown:
-                    shown = decision.seq
-                    say(
-                        f"{when(decision.t)}  {decision.phase:<12} {decision.weight:5.1f}%  {decision.reason}"
-                    )
-            now = model_status(home, model)
-            assert now is not None, "a journal must not lose lines"
-            if not now.rollout.running or now.rollout.id != rollout:
-                break
-            time.sleep(_POLL_S)
+        follow_decisions(model, rollout, _say)
     except KeyboardInterrupt:
         say(
             f"stopped watching; the rollout continues. `serin rollout watch {model}` shows it, `abort` ends it"
@@ -266,17 +249,22 @@ def _follow(model: str, *, returning: bool = False) -> None:
     _end(model, rollout, returning=returning)
 
 
+def _say(decision: Decision) -> None:
+    say(f"{when(decision.t)}  {decision.phase:<12} {decision.weight:5.1f}%  {decision.reason}")
+
+
 def _end(model: str, rollout: str, *, returning: bool = False) -> None:
+    from serin.pipeline.roll_out import rollout_outcome
+    from serin.rollout.run.record import decision2rollout
     from serin.rollout.run.status import history
 
-    (now,), home = _statuses(model), environment.home()
-    if now.rollout.phase == "retired":
+    decisions = history(environment.home(), model, rollout)
+    if decisions[-1].phase == "retired":
         show(f"{model} is retired: no version of it is served")
         return
-    if now.rollout.phase != "promoted" and not returning:
-        turned = [decision for decision in history(home, model, rollout) if decision.phase == "aborting"]
-        reason = turned[0].reason if turned else now.rollout.reason
-        raise RolloutFailed(release=f"{model}-v{now.rollout.version}", model=model, reason=reason)
+    if not returning:
+        rollout_outcome(decision2rollout(decisions[-1]).candidate, decisions)
+    (now,) = _statuses(model)
     show(f"{model}: version {now.live} is live")
 
 

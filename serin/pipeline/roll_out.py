@@ -108,20 +108,43 @@ def follow_rollout(
     """Every decision, once the last one is made, or once the plan could not have lasted so long by itself.
 
     `until_asked`: return also when the rollout waits for approval. What the release's Triton logs is logged, too."""
-    stop, log = stop or threading.Event(), environment.home() / "releases" / "logs" / f"{release.name}.log"
-    shown, began = 0, time.monotonic()
-    journal = reader(environment.home(), release.model, rollout)
+    log, began = environment.home() / "releases" / "logs" / f"{release.name}.log", time.monotonic()
+
+    def tell(decision: Decision) -> None:
+        _log.info("%s: %s", release.name, describe(decision))
+        on_decision(decision)
+
     with process_lines(lambda: [log] if log.exists() else [], label=triton_line(release.name)):
-        while True:
-            decisions = journal.decisions()
-            for decision in decisions[shown:]:
-                _log.info("%s: %s", release.name, describe(decision))
+        return follow_decisions(
+            release.model,
+            rollout,
+            tell,
+            until=lambda decisions: _is_final(decisions, until_asked) or _is_late(decisions, began),
+            stop=stop,
+        )
+
+
+def follow_decisions(
+    model: str,
+    rollout: str,
+    on_decision: OnDecision,
+    *,
+    until: Callable[[list[Decision]], bool] = lambda decisions: Phase(decisions[-1].phase).final,
+    stop: threading.Event | None = None,
+) -> list[Decision]:
+    """Every decision, once `until` says so; by default once the last one is made. Each is handed on when it is new,
+    also when the journal is compacted in the meantime."""
+    stop, journal, shown = stop or threading.Event(), reader(environment.home(), model, rollout), 0
+    while True:
+        decisions = journal.decisions()
+        for decision in decisions:
+            if decision.seq > shown:
+                shown = decision.seq
                 on_decision(decision)
-            shown = len(decisions)
-            if decisions and (_is_final(decisions, until_asked) or _is_late(decisions, began)):
-                return decisions
-            if stop.wait(_POLL_S):
-                raise StageStopped(stage="rollout")
+        if decisions and until(decisions):
+            return decisions
+        if stop.wait(_POLL_S):
+            raise StageStopped(stage="rollout")
 
 
 def _is_final(decisions: list[Decision], until_asked: bool) -> bool:
@@ -131,6 +154,7 @@ def _is_final(decisions: list[Decision], until_asked: bool) -> bool:
 def _is_late(decisions: list[Decision], began: float) -> bool:
     plan = Plan.from_json(decisions[0].state["plan"])
     steps_s = (len(plan.steps) - 1) * max(plan.deadline_s, plan.step_s)
+    steps_s += max(plan.deadline_s, plan.shadow.time_s) if plan.shadow else 0.0
     return time.monotonic() - began > plan.load_s + steps_s + plan.bake_s + plan.drain_s + 60.0
 
 
