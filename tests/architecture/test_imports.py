@@ -19,7 +19,9 @@ PURE = [
         for name in python_files("serin/evidence", "serin/rollout/decide")
         if not name.endswith("__init__.py")
     ),
-    *(f"serin/monitoring/{name}.py" for name in ("latency", "objectives")),
+    "serin/monitoring/latency.py",
+    *(f"serin/monitoring/objectives/{name}.py" for name in ("burn", "blame", "objective_alert")),
+    *(f"serin/monitoring/history/{name}.py" for name in ("sketch", "tally")),
     *(f"serin/monitoring/drift/{name}.py" for name in ("detector", "alarm", "quiet")),
     "serin/formats/serving/request.py",
 ]
@@ -27,6 +29,7 @@ PURE_MAY_IMPORT = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
     "operator", "statistics", "types", "typing", "zlib", "numpy", "serin.store.artifacts", "serin.errors", "serin.spec",
     "serin.formats.serving.request", "serin.monitoring.latency",
+    "serin.monitoring.alerts.alert", "serin.monitoring.objectives.burn", "serin.monitoring.history.sketch",
     "serin.formats.drift", "serin.monitoring.drift",
     "serin.evidence", "serin.rollout.decide",
 }  # fmt: skip

@@ -27,7 +27,7 @@ def test_long_tests_come_before_short_ones_and_those_of_one_scope_together() -> 
         "tests/e2e/test_client.py::test_a",
         "tests/tasks/test_train.py::test_a",
         "tests/e2e/stack/test_stack_pipeline.py::test_a[tests/unit]",
-        "tests/flows/test_watch.py::test_a",
+        "tests/flows/test_retrain.py::test_a",
         "tests/e2e/stack/test_stack.py::test_a",
     ]
     scopes = [scope(test) for test in sorted(tests, key=order)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,9 @@ from serin.monitoring.history.sketch import merge, quantiles_ms, unpack
 from serin.monitoring.history.store import history_file
 
 _QUANTILES: Final = (0.5, 0.95, 0.99)
+
+WindowSums = Mapping[int, Mapping[str, tuple[int, int, int]]]
+"""Window in seconds -> release -> requests, errors, slow ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,43 @@ def counts_since(home: Path, model: str, since: float) -> list[Count]:
             Count(release=release, t=t, width_s=width, requests=requests, errors=errors, slow=slow)
             for release, t, width, requests, errors, slow in rows
         ]
+
+
+def window_sums(home: Path, model: str, now: float, windows: Sequence[int]) -> WindowSums:
+    """Returns requests, errors and slow requests of each release in the last `windows` seconds before `now`.
+
+    Rows that begin within the window count: so it is exact to a minute, and to an hour at the end of 30 days.
+    """
+    sums = ", ".join(
+        f"sum(c.{name} * (c.start >= {now - window:.3f}))"
+        for window in windows
+        for name in ("requests", "errors", "slow")
+    )
+    found: dict[int, dict[str, tuple[int, int, int]]] = {window: {} for window in windows}
+    with history_file(home).reading() as book:
+        if book is None:
+            return found
+        rows = book.execute(
+            f"SELECT s.release, {sums} FROM series s JOIN counts c ON c.series = s.id"  # noqa: S608 (numbers only)
+            " WHERE s.model = ? AND c.start >= ? AND c.start <= ? GROUP BY s.release",
+            (model, now - max(windows), now),
+        )
+        for release, *numbers in rows:
+            for place, window in enumerate(windows):
+                found[window][release] = tuple(numbers[3 * place : 3 * place + 3])
+    return found
+
+
+def first_counted(home: Path, model: str) -> int | None:
+    """Returns the beginning of a model's history; None when it has none."""
+    with history_file(home).reading() as book:
+        if book is None:
+            return None
+        (found,) = book.execute(
+            "SELECT min((SELECT min(start) FROM counts WHERE series = s.id)) FROM series s WHERE s.model = ?",
+            (model,),
+        ).fetchone()
+        return None if found is None else int(found)
 
 
 def models_with_history(home: Path) -> list[str]:

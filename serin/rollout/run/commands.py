@@ -116,10 +116,15 @@ def ask(home: Path, command: Command, *, timeout_s: float = 10.0) -> Answer:
         if answer := read_answer(home, command.id):
             return answer
         time.sleep(_POLL_S)
-    (_inbox(home) / f"{command.id}.json").unlink(missing_ok=True)
+    withdraw(home, command.id)
     if answer := read_answer(home, command.id):
         return answer
     raise ControllerSilent(model=command.model, command=command.kind, waited_s=timeout_s)
+
+
+def withdraw(home: Path, command_id: str) -> None:
+    """Takes back a command that the controller has not obeyed yet."""
+    (_inbox(home) / f"{command_id}.json").unlink(missing_ok=True)
 
 
 class Inbox:

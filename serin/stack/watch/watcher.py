@@ -21,6 +21,7 @@ from serin.stack.watch.drift_duty import DriftDuty
 from serin.stack.watch.duty import Duty, Rounds
 from serin.stack.watch.history_duty import HistoryDuty
 from serin.stack.watch.metrics.server import MetricsServer
+from serin.stack.watch.objectives_duty import ObjectivesDuty
 from serin.stack.watch.promises import Promises
 from serin.stack.watch.quality_duty import QualityDuty
 from serin.stack.watch.refusals_duty import RefusalsDuty
@@ -35,6 +36,7 @@ def duties(home: Path) -> list[Duty]:
         CaptureDuty(home, alerts),
         AlertsDuty(home),
         HistoryDuty(home, promises),
+        ObjectivesDuty(home, alerts, promises),
         DriftDuty(home, alerts),
         QualityDuty(home),
         RefusalsDuty(home, alerts),

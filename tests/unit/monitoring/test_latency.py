@@ -2,11 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from serin.formats.serving.request import Request
 from serin.monitoring.latency import ReleaseLatency, summarise
-from serin.monitoring.objectives import breaches
 
 
 def request(t: float = 100.0, ms: float | None = 5.0, **changes: Any) -> Request:
@@ -67,24 +64,3 @@ def test_only_the_window_counts() -> None:
 def test_a_request_that_was_given_up_counts_but_has_no_latency() -> None:
     (found,) = summarise([request(ms=None, code=0, flags="DC")], 10.0)
     assert (found.requests, found.p99_ms, found.error_share) == (1, None, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, []),
-        ({"p99_ms": 50.0}, []),
-        ({"p99_ms": 50.1}, ["flights-v1 (stable): p99 50.1 ms, promised 50 ms"]),
-        ({"error_share": 0.02}, ["flights-v1 (stable): 2.00% of requests failed, limit 1.00%"]),
-        (
-            {"p99_ms": None, "error_share": 1.0},
-            ["flights-v1 (stable): 100.00% of requests failed, limit 1.00%"],
-        ),
-        ({"p99_ms": 500.0, "error_share": 1.0, "requests": 19}, []),
-    ],
-)
-def test_a_breach_is_a_promise_broken_by_enough_requests(
-    changes: dict[str, Any], expected: list[str]
-) -> None:
-    found = breaches([latency(**changes)], p99_ms=50.0, max_error_share=0.01)
-    assert [str(breach) for breach in found] == expected

@@ -1,0 +1,117 @@
+"""Reads a model's objectives for people: `read_objectives` for status, `serin slo`, console and Prometheus."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from serin.monitoring.history.read import WindowSums, first_counted, window_sums
+from serin.monitoring.objectives.burn import (
+    PAIRS,
+    PERIOD_S,
+    WINDOWS,
+    Objective,
+    Share,
+    add,
+    budget_left,
+    burn_rates,
+    firing_pair,
+)
+from serin.monitoring.objectives.state import ObjectivesState
+from serin.monitoring.rollbacks import Rollback, read_rollbacks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowBurn:
+    """`threshold`: an alert needs this burn rate in both windows of the pair; `pair_s`: the other window."""
+
+    window_s: int
+    pair_s: int
+    threshold: float
+    burn: float
+    requests: int
+    bad: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveView:
+    """`budget_left`: share of the budget of 30 days, negative when overspent; None without requests."""
+
+    name: str
+    target: float
+    limit_ms: float | None
+    requests: int
+    bad: int
+    budget_left: float | None
+    windows: tuple[WindowBurn, ...]
+    fires: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectivesView:
+    model: str
+    release: str
+    objectives: tuple[ObjectiveView, ...]
+    rollbacks: tuple[Rollback, ...]
+
+
+def read_objectives(home: Path, model: str, *, now: float | None = None) -> ObjectivesView | None:
+    """Returns budgets and burn rates; None for a model that the watcher has never seen live."""
+    state = ObjectivesState.load(home, model)
+    if not state.objectives:
+        return None
+    now = time.time() if now is None else now
+    sums, age_s = window_sums(home, model, now, (*WINDOWS, PERIOD_S)), counted_for(home, model, now)
+    return ObjectivesView(
+        model=model,
+        release=state.release,
+        objectives=tuple(
+            _view(objective, shares_of(objective, sums), age_s) for objective in state.objectives
+        ),
+        rollbacks=read_rollbacks(home, model),
+    )
+
+
+def counted_for(home: Path, model: str, now: float) -> float:
+    """Returns for how many seconds the model's requests have been counted."""
+    first = first_counted(home, model)
+    return 0.0 if first is None else max(0.0, now - first)
+
+
+def shares_of(objective: Objective, sums: WindowSums) -> dict[int, Share]:
+    """Returns the shares of bad requests by window, over all releases."""
+    return {
+        window: add(share_of(objective, counted) for counted in releases.values())
+        for window, releases in sums.items()
+    }
+
+
+def share_of(objective: Objective, counted: tuple[int, int, int]) -> Share:
+    requests, errors, slow = counted
+    return Share(requests, errors if objective.name == "availability" else slow)
+
+
+def _view(objective: Objective, shares: dict[int, Share], age_s: float) -> ObjectiveView:
+    period, rates = shares[PERIOD_S], burn_rates(objective, shares, age_s)
+    return ObjectiveView(
+        name=objective.name,
+        target=objective.target,
+        limit_ms=objective.limit_ms,
+        requests=period.requests,
+        bad=period.bad,
+        budget_left=budget_left(objective, period),
+        windows=tuple(
+            WindowBurn(
+                window_s=window,
+                pair_s=other,
+                threshold=pair.threshold,
+                burn=rates[window],
+                requests=shares[window].requests,
+                bad=shares[window].bad,
+            )
+            for pair in PAIRS
+            for window, other in ((pair.short_s, pair.long_s), (pair.long_s, pair.short_s))
+        ),
+        fires=firing_pair(objective, shares, age_s) is not None,
+    )

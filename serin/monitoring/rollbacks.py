@@ -1,0 +1,81 @@
+"""The automatic rollbacks of a model, `<home>/watch/rollbacks/<model>.json`: stored before the controller is asked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from serin.machine.durable import write_whole
+from serin.machine.private import make_private
+
+FORMAT, VERSION = "serin.rollbacks", 1
+_KEPT: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """`command`: its id in the controller's inbox. `outcome`: the controller's answer, None until it is there."""
+
+    t: float
+    from_version: int
+    to_version: int
+    by: str
+    why: str
+    command: str
+    outcome: str | None = None
+    accepted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is known of a model's versions when one is to be rolled back automatically."""
+
+    live: int | None
+    previous: int | None
+    rollout_runs: bool
+
+
+def refusal(now: Situation, made: tuple[Rollback, ...]) -> str | None:
+    """Returns why the live version must not be rolled back automatically, or None. Pure.
+
+    It is only ever exchanged for an older one: so two versions that are both bad never take turns.
+    """
+    if now.live is None or now.previous is None:
+        return "no version was live before"
+    if now.rollout_runs:
+        return "a rollout is running and decides itself"
+    if now.previous > now.live:
+        return f"version {now.live} is live because of a rollback; a further step is for a person to decide"
+    if any(each.from_version == now.live and (each.accepted or each.outcome is None) for each in made):
+        return (
+            f"version {now.live} was rolled back automatically once; a second time is for a person to decide"
+        )
+    return None
+
+
+def read_rollbacks(home: Path, model: str) -> tuple[Rollback, ...]:
+    """Returns the automatic rollbacks of a model, oldest first; none when the file is missing or damaged."""
+    try:
+        value = json.loads(_path(home, model).read_bytes())
+        if (value["format"], value["version"]) != (FORMAT, VERSION):
+            return ()
+        return tuple(Rollback(**each) for each in value["rollbacks"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def save_rollbacks(home: Path, model: str, rollbacks: tuple[Rollback, ...]) -> None:
+    path = _path(home, model)
+    make_private(path.parent)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "rollbacks": [asdict(each) for each in rollbacks[-_KEPT:]],
+    }
+    write_whole(path, json.dumps(content, indent=1))
+
+
+def _path(home: Path, model: str) -> Path:
+    return home / "watch" / "rollbacks" / f"{model}.json"

@@ -1,0 +1,95 @@
+"""Returns a model to its previous version without a person, at most once for each version, through the controller."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from serin.formats.serving.journal import last_decision
+from serin.monitoring.rollbacks import Rollback, Situation, read_rollbacks, refusal, save_rollbacks
+from serin.rollout.decide.plan import Plan
+from serin.rollout.run.commands import Command, new_id, read_answer, submit, withdraw
+from serin.rollout.run.record import JournalFolder, decision2rollout
+from serin.rollout.run.status import ModelStatus
+
+log = logging.getLogger(__name__)
+
+_ANSWER_S: Final = 60.0
+_AGAIN_S: Final = 600.0  # after a command that was refused or not answered
+
+
+class AutoRollback:
+    """A rollback is stored, then submitted as `serin rollout rollback` does. After a crash between the two the same
+    command is submitted again; the controller obeys it once."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def refusal(self, model: ModelStatus, now: float) -> str | None:
+        """Returns why the live version must not be rolled back automatically now, or None."""
+        made = read_rollbacks(self._home, model.name)
+        if made and not made[-1].accepted and abs(now - made[-1].t) < _AGAIN_S:
+            return (
+                f"a rollback was tried a moment ago: {made[-1].outcome or 'the controller has not answered'}"
+            )
+        return refusal(_situation(model), made)
+
+    def begin(self, model: ModelStatus, *, why: str, by: str, now: float) -> None:
+        """Asks the controller to return to the previous version. `refusal` must have been None."""
+        assert model.live is not None
+        assert model.previous is not None
+        rollback = Rollback(
+            t=now,
+            from_version=model.live,
+            to_version=model.previous,
+            by=by,
+            why=why,
+            command=new_id(),
+        )
+        save_rollbacks(self._home, model.name, (*read_rollbacks(self._home, model.name), rollback))
+        log.warning("%s: returning from version %d to %d: %s", model.name, model.live, model.previous, why)
+        submit(self._home, self._command(model.name, rollback))
+
+    def settle(self, model: str, now: float) -> None:
+        """Stores the controller's answer to the last rollback. Without one in time it is withdrawn, so that it is not
+        obeyed later."""
+        made = read_rollbacks(self._home, model)
+        if not made or made[-1].outcome is not None:
+            return
+        last = made[-1]
+        answer = read_answer(self._home, last.command)
+        if answer is None and abs(now - last.t) < _ANSWER_S:
+            submit(self._home, self._command(model, last))
+            return
+        if answer is None:
+            withdraw(self._home, last.command)
+            answer = read_answer(self._home, last.command)
+        outcome = "the controller did not answer" if answer is None else answer.reason
+        accepted = answer is not None and answer.accepted
+        save_rollbacks(self._home, model, (*made[:-1], replace(last, outcome=outcome, accepted=accepted)))
+        if not accepted:
+            log.warning("%s: the automatic rollback did not begin: %s", model, outcome)
+
+    def _command(self, model: str, rollback: Rollback) -> Command:
+        return Command(
+            kind="rollback",
+            model=model,
+            version=rollback.to_version,
+            by=rollback.by,
+            why=rollback.why,
+            plan=self._plan(model),
+            id=rollback.command,
+        )
+
+    def _plan(self, model: str) -> Plan:
+        """The last rollout's plan. If the version it returns to is bad too, the bake asks a person instead of going
+        back and forth."""
+        decision = last_decision(JournalFolder(self._home).path(model))
+        assert decision is not None, "a model with a live version has a journal"
+        return replace(decision2rollout(decision).plan, mode="hold")
+
+
+def _situation(model: ModelStatus) -> Situation:
+    return Situation(live=model.live, previous=model.previous, rollout_runs=model.rollout.running)

@@ -1,0 +1,272 @@
+"""The objectives' duty over real logs, journals, alerts and a controller; releases and traffic are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serin.monitoring.alerts.book import AlertBook
+from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.objectives.read import read_objectives
+from serin.monitoring.rollbacks import read_rollbacks
+from serin.rollout.decide.state import Phase
+from serin.rollout.run.commands import Inbox
+from serin.rollout.run.status import history as decisions
+from serin.rollout.run.status import model_status
+from serin.spec.monitoring import ObjectivesSpec
+from serin.stack.watch import auto_rollback
+from serin.stack.watch.history_duty import HistoryDuty
+from serin.stack.watch.objectives_duty import ObjectivesDuty
+from serin.stack.watch.promises import Promise, Promises
+from serin.stack.wiring import request_log
+from tests.unit.monitoring.request_lines import GOOD, append
+from tests.unit.rollout.conftest import Scene
+
+T = 1_800_000_000.0
+KEY = "flights/objective/availability"
+
+
+class Told(Promises):
+    """The promises of versions, without a store."""
+
+    def __init__(self, promise: Promise) -> None:
+        super().__init__()
+        self.promise = promise
+
+    def of(self, model: str, version: int) -> Promise:
+        del model, version
+        return self.promise
+
+
+class World:
+    """A controller with a model, the watcher's two duties, and traffic minute by minute."""
+
+    def __init__(self, home: Path, *, rollback: bool = False) -> None:
+        self.home, self.scene, self.now = home, Scene(home), T
+        self.scene.clock.t = T - 7_200
+        promises = Told(Promise(objectives=ObjectivesSpec(rollback=rollback), p99_ms=20.0))
+        self._duties = (
+            HistoryDuty(home, promises),
+            ObjectivesDuty(home, AlertBook(home), promises),
+        )
+
+    def minute(self, version: int, *, requests: int = 100, bad: int = 0, slow: int = 0) -> None:
+        """A minute of traffic, then a tick of the duties."""
+        lines = [
+            GOOD._replace(
+                t=self.now + number * 60 / requests,
+                release=f"flights-v{version}",
+                code=503 if number < bad else 200,
+                us=90_000.0 if bad <= number < bad + slow else 5_000.0,
+            )
+            for number in range(requests)
+        ]
+        append(request_log(self.home), lines)
+        self.now += 60
+        self.tick()
+
+    def tick(self) -> None:
+        for duty in self._duties:
+            duty.tick(self.now)
+
+    def promote(self, version: int) -> None:
+        self.scene.clock.t = self.now - 10
+        if version == 1:
+            self.scene.promote_first(1)
+        else:
+            self.scene.command("start", version)
+            self.scene.until(Phase.PROMOTED)
+
+    def open_keys(self) -> list[str]:
+        return [each.alert.key for each in read_alerts(self.home, now=self.now).open]
+
+    def minutes_until_alert(self, version: int, most: int, **traffic: int) -> int | None:
+        for minute in range(1, most + 1):
+            self.minute(version, **traffic)
+            if self.open_keys():
+                return minute
+        return None
+
+    def close(self) -> None:
+        for duty in self._duties:
+            duty.close()
+        self.scene.kill()
+
+
+@pytest.fixture
+def world(home: Path) -> Iterator[World]:
+    made = World(home)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def strict(home: Path) -> Iterator[World]:
+    """A model whose spec allows automatic rollbacks, with two versions; the second is live."""
+    made = World(home, rollback=True)
+    made.promote(1)
+    for _ in range(30):
+        made.minute(1)
+    made.promote(2)
+    yield made
+    made.close()
+
+
+def test_a_2_percent_wave_fires_in_its_window_and_resolves_after_it(world: World) -> None:
+    world.promote(1)
+    for _ in range(70):
+        world.minute(1, requests=50)
+    found = world.minutes_until_alert(1, 60, requests=50, bad=1)
+    assert found is not None
+    assert 40 <= found <= 50
+    (alert,) = read_alerts(world.home, now=world.now).open
+    assert (alert.alert.key, alert.alert.severity, alert.alert.release) == (KEY, "page", "flights-v1")
+    assert T + 69 * 60 <= alert.alert.since <= T + 72 * 60
+    for _ in range(40):
+        world.minute(1, requests=50)
+    assert world.open_keys() == []
+    (past,) = read_alerts(world.home, now=world.now).resolved
+    assert past.id == alert.id, "one alert from the beginning to the end"
+
+
+def test_a_wave_of_half_the_budget_fires_nothing(world: World) -> None:
+    world.promote(1)
+    for minute in range(80):
+        world.minute(1, requests=100, bad=1 if minute % 20 == 0 else 0)  # 0.05%
+    assert world.open_keys() == []
+    view = read_objectives(world.home, "flights", now=world.now)
+    assert view is not None
+    available, fast = view.objectives
+    assert (available.requests, available.bad, available.fires) == (8_000, 4, False)
+    assert available.budget_left == pytest.approx(0.5)
+    assert (fast.name, fast.limit_ms, fast.budget_left) == ("latency", 20.0, 1.0)
+
+
+def test_slow_answers_burn_the_latency_budget(world: World) -> None:
+    world.promote(1)
+    for _ in range(20):
+        world.minute(1, requests=50)
+    assert world.minutes_until_alert(1, 60, requests=50, slow=15) is not None
+    assert world.open_keys() == ["flights/objective/latency"]
+    assert "take longer than 20 ms" in read_alerts(world.home).open[0].alert.text
+
+
+def test_the_alert_survives_a_restart_of_the_watcher_as_one(world: World) -> None:
+    world.promote(1)
+    world.minutes_until_alert(1, 15, bad=50)
+    (before,) = read_alerts(world.home, now=world.now).open
+    again = World(world.home)
+    again.now = world.now
+    again.minute(1, bad=50)
+    again.close()
+    assert [each.id for each in read_alerts(world.home, now=again.now).open] == [before.id]
+
+
+@pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0])
+def test_a_clock_that_jumps_neither_pages_nor_breaks_the_duty(world: World, jump_s: float) -> None:
+    world.promote(1)
+    for minute in range(30):
+        world.minute(1, bad=1 if minute == 5 else 0)
+    world.now += jump_s
+    for _ in range(10):
+        world.minute(1)
+    assert world.open_keys() == []
+    world.now -= jump_s
+    for _ in range(5):
+        world.minute(1)
+    assert world.open_keys() == []
+    assert world.minutes_until_alert(1, 20, bad=50) is not None
+
+
+def test_a_release_that_burns_is_exchanged_for_the_version_before(strict: World) -> None:
+    assert strict.minutes_until_alert(2, 20, bad=30) is not None
+    (made,) = read_rollbacks(strict.home, "flights")
+    assert (made.from_version, made.to_version, made.by) == (2, 1, "objectives")
+    strict.scene.until(Phase.PROMOTED)
+    assert strict.scene.router.route("flights").stable.version == 1  # type: ignore[union-attr]
+    why = [each for each in decisions(strict.home, "flights") if each.by == "objectives"]
+    assert why
+    assert "since the release of version 2 too many requests fail" in why[0].reason
+    strict.tick()
+    assert read_rollbacks(strict.home, "flights")[-1].accepted
+    assert "The gateway returned to version 1" in read_alerts(strict.home).open[0].alert.text
+
+
+def test_the_version_it_returned_to_is_not_exchanged_again(strict: World) -> None:
+    strict.minutes_until_alert(2, 20, bad=30)
+    strict.scene.until(Phase.PROMOTED)
+    for _ in range(70):
+        strict.minute(1, requests=30, bad=10)
+    assert len(read_rollbacks(strict.home, "flights")) == 1
+    assert model_status(strict.home, "flights").live == 1  # type: ignore[union-attr]
+    assert strict.open_keys() == [KEY]
+    assert "because of a rollback" in read_alerts(strict.home).open[0].alert.text
+
+
+def test_a_version_that_a_person_starts_again_is_left_to_the_person(strict: World) -> None:
+    strict.minutes_until_alert(2, 20, bad=30)
+    strict.scene.until(Phase.PROMOTED)
+    for _ in range(70):
+        strict.minute(1, requests=30)
+    strict.promote(2)
+    assert strict.minutes_until_alert(2, 20, bad=30) is not None
+    assert len(read_rollbacks(strict.home, "flights")) == 1
+    assert model_status(strict.home, "flights").live == 2  # type: ignore[union-attr]
+
+
+def test_nothing_is_rolled_back_while_a_rollout_decides(strict: World) -> None:
+    strict.scene.command("start", 3)
+    strict.scene.until(Phase.SHIFTING)
+    assert strict.minutes_until_alert(2, 20, bad=30) is not None
+    assert read_rollbacks(strict.home, "flights") == ()
+    assert "a rollout is running and decides itself" in read_alerts(strict.home).open[0].alert.text
+
+
+def test_without_permission_there_is_an_alert_alone(world: World) -> None:
+    world.promote(1)
+    for _ in range(10):
+        world.minute(1)
+    world.promote(2)
+    assert world.minutes_until_alert(2, 20, bad=30) is not None
+    assert read_rollbacks(world.home, "flights") == ()
+    assert Inbox(world.home).pending() == []
+
+
+def test_a_crash_before_the_command_is_submitted_submits_it_once(
+    strict: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise OSError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(auto_rollback, "submit", crash)
+        for _ in range(14):
+            try:
+                strict.minute(2, bad=30)
+            except OSError:
+                break
+    assert len(read_rollbacks(strict.home, "flights")) == 1
+    assert Inbox(strict.home).pending() == []
+    strict.now += 10
+    strict.tick()
+    strict.tick()
+    assert len(Inbox(strict.home).pending()) == 1
+    strict.scene.until(Phase.PROMOTED)
+    strict.tick()
+    (made,) = read_rollbacks(strict.home, "flights")
+    assert made.accepted
+    assert model_status(strict.home, "flights").live == 1  # type: ignore[union-attr]
+
+
+def test_a_command_that_no_controller_answers_is_withdrawn_and_may_be_tried_later(strict: World) -> None:
+    strict.minutes_until_alert(2, 20, bad=30)
+    for _ in range(3):
+        strict.minute(2, bad=30)
+    (made,) = read_rollbacks(strict.home, "flights")
+    assert (made.outcome, made.accepted) == ("the controller did not answer", False)
+    assert Inbox(strict.home).pending() == []
+    for _ in range(12):
+        strict.minute(2, bad=30)
+    assert len(read_rollbacks(strict.home, "flights")) == 2
