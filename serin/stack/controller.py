@@ -19,6 +19,7 @@ from pathlib import Path
 from serin.errors import ReleaseNotReady, SerinError
 from serin.formats.bundle import REPOSITORY
 from serin.formats.schema import Schema, read_schema
+from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.machine import environment
 from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.commands import Inbox
@@ -102,7 +103,11 @@ def run(home: Path, stop: threading.Event) -> None:
     controller = Controller(
         router=GatewayRouter(gateway, fleet, timeouts_of(store, external)),
         fleet=fleet,
-        judge=LogJudge(request_log(home), time.time),
+        judge=LogJudge(
+            request_log(home),
+            time.time,
+            lambda release: read_quality_blocks(home, release.model, release.name),
+        ),
         journals=JournalFolder(home),
         versions=CombinedVersions(store, external),
         commands=Inbox(home),

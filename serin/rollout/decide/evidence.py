@@ -38,6 +38,7 @@ from serin.rollout.decide.guards import (
     reversed_name,
 )
 from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.quality import QualityBet
 
 RECENT_S: Final = 30
 
@@ -87,6 +88,7 @@ class Evidence:
     seen: Array = field(
         default_factory=lambda: np.zeros((2, BINS), dtype=np.int64)
     )  # all: stable's, candidate's
+    quality: QualityBet | None = None  # None: the candidate has no quality objective
 
     @property
     def stable_recent(self) -> Counts:
@@ -138,6 +140,7 @@ class Evidence:
             "pace": [self.pace_since, {name: wealth.tolist() for name, wealth in self.pace_from.items()}],
             "recent": [[second, *counts.to_json()] for second, counts in self.recent],
             "seen": [counts2json(row) for row in self.seen],
+            **({} if self.quality is None else {"quality": self.quality.to_json()}),
         }
 
     @classmethod
@@ -168,6 +171,7 @@ class Evidence:
             pace_from={name: np.array(wealth) for name, wealth in pace_from.items()},
             recent=tuple((second, Counts(*counts)) for second, *counts in value["recent"]),
             seen=np.array([json2counts(row, np.int64) for row in value["seen"]]),
+            quality=QualityBet.from_json(value.get("quality")),
         )
 
 

@@ -14,6 +14,7 @@ from serin.rollout.decide.blocks import Counts
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.guards import ERRORS, PROMISES, REFUSED, proven_quantiles, reversed_name
 from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.quality import QUALITY
 
 NOTHING_AGAINST: Final = "nothing speaks against it"
 _VOID: Final = "{} s do not count: one release took over more than a tenth of another's requests"
@@ -23,6 +24,7 @@ def finding(plan: Plan, guard: str) -> str:
     """What the evidence of a guard means."""
     return {
         ERRORS: "it fails more often than the stable version",
+        QUALITY: "its answers are worse than its quality objective allows",
         REFUSED: "it refuses more requests than the stable version",
         PROMISES[0]: f"more than {percent(plan.max_error_share)} of its requests fail",
         PROMISES[
@@ -33,9 +35,10 @@ def finding(plan: Plan, guard: str) -> str:
 
 def verdict_against(plan: Plan, evidence: Evidence, guard: str) -> str:
     """Why a candidate is rolled back."""
+    numbers = str(evidence.quality) if guard == QUALITY else arms(plan, evidence)
     return (
         f"{finding(plan, guard)}; a good version looks like this in at most {percent(plan.false_rollback)} "
-        f"of rollouts; {arms(plan, evidence)}"
+        f"of rollouts; {numbers}"
     )
 
 

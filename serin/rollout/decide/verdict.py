@@ -15,6 +15,7 @@ from serin.rollout.decide.guards import (
     weights,
 )
 from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.quality import QUALITY, WEIGHT
 from serin.rollout.decide.sentences import (
     NOTHING_AGAINST,
     arms,
@@ -69,13 +70,23 @@ class Weighed:
 
 def weigh(plan: Plan, evidence: Evidence) -> Weighed:
     """Returns the weighted mean of the guards; by chance it ever reaches x in at most one of x rollouts."""
-    shares, worths = weights(plan), evidence.worths()
+    shares, worths = _shares(plan, evidence), evidence.worths()
+    if evidence.quality is not None:
+        worths[QUALITY] = evidence.quality.e_value
     counted = {name: worths.get(name, 1.0) for name in shares}
     excused = tuple(name for name in PROMISES if _stable_breaks(plan, evidence, name))
     for name in excused:
         counted[name] = 0.0
     total = sum(shares[name] * counted[name] for name in shares)
     return Weighed(total=total, worths=counted, excused=excused)
+
+
+def _shares(plan: Plan, evidence: Evidence) -> dict[str, float]:
+    """Returns the weights of the guards; the quality guard is one of them when there is a quality objective."""
+    shares = weights(plan)
+    if evidence.quality is None:
+        return shares
+    return {**{name: (1 - WEIGHT) * share for name, share in shares.items()}, QUALITY: WEIGHT}
 
 
 def judge_step(plan: Plan, evidence: Evidence, *, elapsed_s: float, last: bool) -> tuple[Verdict, str]:
@@ -134,7 +145,7 @@ def judge_bake(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Ver
 
 def fails_by_latency_alone(plan: Plan, evidence: Evidence) -> bool:
     """Returns whether only the comparison of latencies is against the candidate, and it keeps every promise."""
-    shares, weighed, seen = weights(plan), weigh(plan, evidence), evidence.candidate
+    shares, weighed, seen = _shares(plan, evidence), weigh(plan, evidence), evidence.candidate
     latency = {latency_name(quantile) for quantile in plan.quantiles}
     rest = sum(shares[name] * weighed.worths[name] for name in shares if name not in latency)
     kept = seen.error_share <= plan.max_error_share and not too_slow(plan, seen)

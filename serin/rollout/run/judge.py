@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from serin.formats.serving.quality_evidence import QualityBlocks
 from serin.formats.serving.request_log import Offset, find_offset, read_requests
 from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.quality import QualityBet, bet_on_quality
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.decide.verdict import Judgement, Verdict, fails_by_latency_alone, judge_bake, judge_step
+from serin.store.artifacts import Release
+
+Quality = Callable[[Release], QualityBlocks | None]
+"""What the watcher knows about the labels of a release; None: it has no quality objective."""
 
 
 class LogJudge:
-    """Judges a rollout by the request log. `log_clock` is the clock of the times in the log; None: the rollout's
-    own."""
+    """Judges a rollout by the request log, and by the labels of the candidate's answers where it has a quality
+    objective. `log_clock` is the clock of the times in the log; None: the rollout's own."""
 
-    def __init__(self, log: Path, log_clock: Callable[[], float] | None = None) -> None:
-        self._log, self._log_clock = log, log_clock
+    def __init__(
+        self, log: Path, log_clock: Callable[[], float] | None = None, quality: Quality | None = None
+    ) -> None:
+        self._log, self._log_clock, self._quality = log, log_clock, quality
 
     def judge(self, rollout: Rollout, t: float) -> Judgement:
         """Returns the judgement at time `t` on a rollout that is shifting or baking."""
@@ -25,10 +34,24 @@ class LogJudge:
         except OSError as error:
             reason = f"the request log cannot be read: {error}"
             return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=rollout.evidence)
+        evidence = replace(evidence, quality=self._bet_on_quality(rollout))
         verdict, reason = verdict_on(rollout, evidence, t)
         memory = {"guards": evidence.to_json(), "offset": offset.to_json(), "bad_lines": bad_lines}
         alone = verdict is Verdict.FAIL and fails_by_latency_alone(rollout.plan, evidence)
         return Judgement(verdict=verdict, reason=reason, evidence=memory, latency_alone=alone)
+
+    def _bet_on_quality(self, rollout: Rollout) -> QualityBet | None:
+        """Bets on the labels of this rollout. A rollout that needs no evidence, as a rollback, needs none of these."""
+        found = self._quality(rollout.candidate) if self._quality and rollout.plan.min_requests else None
+        if found is None:
+            return None
+        return bet_on_quality(
+            found.blocks,
+            since=rollout.evidence_from,
+            loss_name=found.loss_name,
+            offline=found.offline,
+            limit=found.limit,
+        )
 
     def _read(self, rollout: Rollout, t: float) -> tuple[Evidence, Offset, int]:
         memory = rollout.evidence

@@ -1,30 +1,47 @@
-"""The duty that joins labels with recorded rows and measures live quality, a bounded amount of work at a time."""
+"""The duty that joins labels with recorded rows, measures live quality and holds it to the quality objective.
+
+It does a bounded amount of work in a tick. Only the live version's alarms are reported; a version in a rollout is
+judged by the controller, which reads the blocks that are written here.
+"""
 
 from __future__ import annotations
 
-import functools
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
-from serin.errors import BundleBroken, NotFound, SerinError
-from serin.formats.quality import QualityReference, read_quality_reference
-from serin.monitoring.quality.follow import Follower, Hooks
-from serin.monitoring.quality.measure import MOST_ROWS, count_recorded, measure_release
+from serin.errors import SerinError
+from serin.formats.serving.quality_evidence import QualityBlocks, write_quality_blocks
+from serin.monitoring.alerts.alert import Alerts
+from serin.monitoring.quality.alerts import alert_key, quality_alert
+from serin.monitoring.quality.follow import Follower, Hooks, quality_folder
+from serin.monitoring.quality.measure import MOST_ROWS, count_recorded, measure_release, scored
+from serin.monitoring.quality.objective import (
+    ObjectiveState,
+    Watch,
+    blocks_of,
+    judge_blocks,
+    objective_of,
+    take_labels,
+)
 from serin.monitoring.quality.scan import Watched
-from serin.monitoring.quality.state import QualityState
+from serin.monitoring.quality.state import QualityState, write_state
 from serin.monitoring.quality.view import QualityView, ReleaseQuality, write_quality
-from serin.pipeline.labels import watched_versions
-from serin.spec.load import load_stored_spec
-from serin.spec.monitoring import MonitoringSpec
+from serin.rollout.run.commands import Command, submit
+from serin.spec.monitoring import QualitySpec
+from serin.stack.watch.quality_versions import Known, QualityVersions
+from serin.store.artifacts import Release
 from serin.store.store import Store
 
 log = logging.getLogger(__name__)
+
+WATCHER: Final = "watcher"  # who asks for a rollback, in the journal
 
 _WORK_S: Final = 1.0  # of a tick: the recorder must not wait for long
 _SHARE: Final = 0.05  # of the time that measuring may take
@@ -35,11 +52,13 @@ _DELETE_EVERY_S: Final = 3600.0
 class _Model:
     """A model that is followed. `seen`: what the last view was made of. `due`: when the next one may be made."""
 
+    name: str
     follower: Follower
-    reference: Callable[[int], QualityReference | None]
-    seen: tuple[str | None, str] | None = None
+    versions: QualityVersions
+    seen: tuple[object, ...] | None = None
     due: float = 0.0
     deleted: float = 0.0
+    blocks: dict[str, QualityBlocks] = field(default_factory=dict)
 
 
 class QualityDuty:
@@ -47,8 +66,8 @@ class QualityDuty:
 
     name, every_s = "quality", 5.0
 
-    def __init__(self, home: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._home, self._clock = home, clock
+    def __init__(self, home: Path, alerts: Alerts, clock: Callable[[], float] = time.monotonic) -> None:
+        self._home, self._alerts, self._clock = home, alerts, clock
         self._models: dict[str, _Model] = {}
 
     def tick(self, now: float) -> None:
@@ -59,7 +78,7 @@ class QualityDuty:
         for name in self._names():
             try:
                 self._look(name, now, end)
-            except (SerinError, OSError, ValueError, pa.ArrowException) as error:
+            except (SerinError, OSError, ValueError, pa.ArrowException, sqlite3.Error) as error:
                 self._models.pop(name, None)  # what it has in memory was not saved
                 failed = error
         if failed is not None:
@@ -69,70 +88,127 @@ class QualityDuty:
         pass
 
     def _names(self) -> list[str]:
-        folders = (self._home / "captures", self._home / "labels")
-        return sorted(
-            {path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir()}
-        )
+        folders = [folder for name in ("captures", "labels") if (folder := self._home / name).is_dir()]
+        return sorted({path.name for folder in folders for path in folder.iterdir() if path.is_dir()})
 
     def _look(self, name: str, now: float, end: float) -> None:
         model = self._models.get(name) or self._models.setdefault(name, self._open(name))
+        model.versions.look_again()
         more = model.follower.advance()
         while more and self._clock() < end:
             more = model.follower.advance()
         if now - model.deleted >= _DELETE_EVERY_S:
             model.deleted = now
-            model.follower.delete_before(now - self._monitoring(name).capture.days * 86_400)
+            model.follower.delete_before(now - model.versions.days() * 86_400)
+        self._judge(model, now)
         state = model.follower.state
-        seen = state.part, state.labels
+        seen = state.part, state.labels, tuple(each.get("count") for each in state.evidence.values())
         if seen != model.seen and self._clock() >= model.due:
             began = self._clock()
-            write_quality(self._home, self._view(name, model, now, behind=more))
+            write_quality(self._home, self._view(model, now, behind=more))
             model.seen, model.due = seen, self._clock() + (self._clock() - began) / _SHARE
 
     def _open(self, name: str) -> _Model:
-        store = Store.open()
-        versions = watched_versions(store, name)
-        hooks = Hooks(recorded=count_recorded, labelled=_nothing)
+        versions = QualityVersions(Store.open(), name)
 
-        @functools.cache
-        def reference(version: int) -> QualityReference | None:
-            try:
-                return read_quality_reference(Path(store.bundle(name, version).path))
-            except (NotFound, BundleBroken):
-                return None
+        def labelled(watched: Watched, rows: pa.Table, state: QualityState) -> None:
+            known = versions.known(watched.version)
+            if known is not None and known.watch is not None:
+                _take(state, watched.version, known.watch, rows, watched)
 
-        return _Model(Follower(self._home, name, versions, hooks), reference)
+        hooks = Hooks(recorded=count_recorded, labelled=labelled)
+        return _Model(name, Follower(self._home, name, versions.watched, hooks), versions)
 
-    def _view(self, name: str, model: _Model, now: float, *, behind: bool) -> QualityView:
-        follower, versions = model.follower, watched_versions(Store.open(), name)
-        state = follower.state
+    def _judge(self, model: _Model, now: float) -> None:
+        """Judges blocks that are complete, tells the controller, and reports on the live version. Alerts are fired
+        before the state is saved: a crash between the two only repeats them."""
+        state, changed = model.follower.state, False
+        blocks: dict[str, QualityBlocks] = {}
+        for version in model.versions.served:
+            known, name = model.versions.known(version), Release(model=model.name, version=version).name
+            if known is None or known.watch is None:
+                continue
+            entry = state.evidence.get(str(version), {})
+            if name in model.blocks and not entry.get("open"):
+                blocks[name] = model.blocks[name]
+                continue
+            before = ObjectiveState.from_json(entry)
+            after = judge_blocks(before, known.watch, now)
+            if after is not before:
+                state.evidence[str(version)] = after.to_json()
+                changed = True
+            blocks[name] = blocks_of(after, known.watch)
+        changed |= self._report(model, now)
+        if changed or blocks != model.blocks:
+            write_state(quality_folder(self._home, model.name), state)
+        if blocks != model.blocks:
+            write_quality_blocks(quality_folder(self._home, model.name), blocks)
+            model.blocks = blocks
+
+    def _report(self, model: _Model, now: float) -> bool:
+        """Returns whether the state has changed."""
+        live, state = model.versions.aliases.get("live"), model.follower.state
+        known = None if live is None else model.versions.known(live)
+        entry = state.evidence.get(str(live), {})
+        if live is None or known is None or known.watch is None or not entry.get("alarm"):
+            self._alerts.resolve(alert_key(model.name), now)
+            return False
+        own = ObjectiveState.from_json(entry)
+        release = Release(model=model.name, version=live).name
+        told, ask = self._what_to_do(model, live, known.watch.spec)
+        alert = quality_alert(
+            model.name, release, objective_of(own, known.watch), own.evidence.mean, rollback=told
+        )
+        self._alerts.fire(alert, now)
+        if not ask:
+            return False
+        state.acted[str(live)] = now
+        submit(self._home, Command(kind="rollback", model=model.name, by=WATCHER, why=alert.text))
+        log.warning("a rollback of %s is requested: %s", release, alert.text)
+        return True
+
+    def _what_to_do(self, model: _Model, live: int, spec: QualitySpec) -> tuple[str, bool]:
+        """What is done about an alarm of the live version, in words, and whether to ask for a rollback now."""
+        previous, state = model.versions.aliases.get("previous"), model.follower.state
+        if not spec.rollback:
+            return "", False
+        if str(live) in state.acted:
+            return "a rollback was requested", False
+        if "candidate" in model.versions.aliases:
+            return "", False  # a rollout is running; what comes out of it is judged again
+        if previous is None:
+            return "there is no earlier version to return to", False
+        before = ObjectiveState.from_json(state.evidence.get(str(previous), {}))
+        if before.alarm or str(previous) in state.acted:
+            return f"version {previous} before it was no better, so it stays", False
+        return f"a rollback to version {previous} is requested", True
+
+    def _view(self, model: _Model, now: float, *, behind: bool) -> QualityView:
+        follower, state = model.follower, model.follower.state
         numbers = {int(version) for version in state.recorded} | set(follower.joined.versions())
-        releases: list[ReleaseQuality] = []
-        for version in sorted(numbers):
-            watched = versions(version)
-            if watched is not None:
-                rows = follower.joined.read(version, most=MOST_ROWS)
-                releases.append(measure_release(name, watched, model.reference(version), rows, state, None))
+        known = {version: found for version in sorted(numbers) if (found := model.versions.known(version))}
         return QualityView(
-            model=name,
+            model=model.name,
             updated=now,
             received=state.received,
             unknown=follower.waiting(),
             ambiguous=state.ambiguous,
             unclear=state.unclear,
             behind=behind,
-            releases=tuple(releases),
+            releases=tuple(self._release(model, version, found) for version, found in known.items()),
         )
 
-    def _monitoring(self, name: str) -> MonitoringSpec:
-        """What the spec of the live version says, else of the newest."""
-        store = Store.open()
-        try:
-            version = store.aliases(name).get("live") or store.versions(name)[-1]
-            return load_stored_spec(Path(store.bundle(name, version).path) / "spec.yaml").monitoring
-        except (SerinError, OSError, IndexError):
-            return MonitoringSpec()
+    def _release(self, model: _Model, version: int, known: Known) -> ReleaseQuality:
+        state = model.follower.state
+        rows = model.follower.joined.read(version, most=MOST_ROWS)
+        objective = None
+        if known.watch is not None:
+            own = ObjectiveState.from_json(state.evidence.get(str(version), {}))
+            objective = objective_of(own, known.watch)
+        return measure_release(model.name, known.watched, known.reference, rows, state, objective)
 
 
-def _nothing(watched: Watched, rows: pa.Table, state: QualityState) -> None:
-    del watched, rows, state
+def _take(state: QualityState, version: int, watch: Watch, rows: pa.Table, watched: Watched) -> None:
+    before = ObjectiveState.from_json(state.evidence.get(str(version), {}))
+    after = take_labels(before, scored(rows, watched, watch.reference), watch)
+    state.evidence[str(version)] = after.to_json()

@@ -38,7 +38,7 @@ def duties(home: Path) -> list[Duty]:
         HistoryDuty(home, promises),
         ObjectivesDuty(home, alerts, promises),
         DriftDuty(home, alerts),
-        QualityDuty(home),
+        QualityDuty(home, alerts),
         RefusalsDuty(home, alerts),
     ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,18 +16,27 @@ from typer.testing import CliRunner
 from serin import metrics
 from serin.cli import app
 from serin.columns.scored import measured
+from serin.formats.serving.journal import last_decision
+from serin.formats.serving.quality_evidence import read_quality_blocks
+from serin.monitoring.alerts.book import AlertBook
+from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.quality.follow import quality_folder
 from serin.monitoring.quality.labels import Columns, add_labels
+from serin.monitoring.quality.objective import FEWEST_ROWS
 from serin.monitoring.quality.truth import TruthOf
 from serin.monitoring.quality.view import QualityView, read_quality
+from serin.rollout.decide.state import Phase
+from serin.rollout.run.commands import Command, Inbox, ask
+from serin.rollout.run.record import JournalFolder, decision2rollout
 from serin.spec.load import load_stored_spec
 from serin.stack.watch.quality_duty import QualityDuty
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from tests.fakes.live_quality import BEGAN, DAY_S, Served, publish, serve
+from tests.fakes.running_controller import running_controller
 from tests.unit.serving import bundles
 
-ROWS = 2000
+ROWS = 1600
 
 
 def add(home: Path, bundle: Bundle, labels: pa.Table, now: float) -> None:
@@ -35,7 +46,7 @@ def add(home: Path, bundle: Bundle, labels: pa.Table, now: float) -> None:
 
 def follow(home: Path, now: float) -> QualityView:
     """What a new process makes of all that is there."""
-    QualityDuty(home, clock=lambda: 0.0).tick(now)  # a tick that never gets late
+    QualityDuty(home, AlertBook(home), clock=lambda: 0.0).tick(now)  # a tick that never gets late
     view = read_quality(home, bundles.MODEL)
     assert view is not None
     assert not view.behind
@@ -158,7 +169,7 @@ def test_quality_and_labels_are_shown_to_people_and_programs(
     view = follow(home, BEGAN + DAY_S + 60)
     run = CliRunner().invoke
     shown = run(app, ["quality", bundles.MODEL]).output
-    assert "delays-v1: 500 of 2,000 recorded rows have a label (25.0%)" in shown
+    assert "delays-v1: 500 of 1,600 recorded rows have a label (31.2%)" in shown
     assert f"auc          {view.releases[0].metrics['auc'].value:.4f} (" in shown
     assert json.loads(run(app, ["quality", bundles.MODEL, "--json"]).output)["releases"][0]["labelled"] == 500
     told = run(app, ["labels", "show", bundles.MODEL]).output
@@ -172,7 +183,8 @@ def test_a_tick_does_a_bounded_amount_of_work(home: Path, two: list[tuple[Bundle
     for number, (bundle, served) in enumerate(two * 3):
         add(home, bundle, served.labels(slice(100 * number, 100 * number + 100)), BEGAN + DAY_S + number)
     clock = iter(range(10_000))
-    duty = QualityDuty(home, clock=lambda: float(next(clock)))  # a second passes with every look at the clock
+    # a second passes with every look at the clock
+    duty = QualityDuty(home, AlertBook(home), clock=lambda: float(next(clock)))
     duty.tick(BEGAN + DAY_S + 60)
     view = read_quality(home, bundles.MODEL)
     assert view is not None
@@ -183,3 +195,123 @@ def test_a_tick_does_a_bounded_amount_of_work(home: Path, two: list[tuple[Bundle
         if done and sum(release.labelled for release in done.releases) == 600:
             return
     raise AssertionError(f"the labels were never taken in: {done}")
+
+
+STRICT = "{capture: {share: 1}, quality: {margin: 0.02, rollback: true}}"
+LENIENT = "{capture: {share: 1}, quality: {margin: 0.02}}"
+
+
+def live(home: Path, monitoring: str, *, worse: float, labelled: int = ROWS) -> tuple[Bundle, Served]:
+    """Version 2 is live after version 1; the truth of a share of its rows has nothing to do with its answers."""
+    store = Store.open()
+    first, second = (publish(store, 0.0, monitoring) for _ in range(2))
+    store.set_alias(bundles.MODEL, "previous", first.version)
+    store.set_alias(bundles.MODEL, "live", second.version)
+    served = serve(home, second, ROWS, seed=2, worse=worse)
+    add(home, second, served.labels(slice(labelled)), BEGAN + DAY_S)
+    return second, served
+
+
+def inbox(home: Path) -> list[Command]:
+    return Inbox(home).pending()
+
+
+def test_a_live_version_within_its_objective_raises_no_alert(home: Path) -> None:
+    live(home, STRICT, worse=0.0)
+    view = follow(home, BEGAN + 3 * DAY_S)
+    objective = view.releases[0].objective
+    assert objective is not None
+    assert (objective.alarm, objective.used) == (False, ROWS)
+    assert objective.mean == pytest.approx(objective.offline, abs=0.02)
+    assert read_alerts(home).open == ()
+    assert inbox(home) == []
+
+
+def test_a_live_version_that_is_worse_is_an_alert_with_its_numbers(home: Path) -> None:
+    live(home, LENIENT, worse=1.0)
+    view = follow(home, BEGAN + 3 * DAY_S)
+    (record,) = read_alerts(home).open
+    assert (record.alert.kind, record.alert.release, record.alert.severity) == (
+        "quality",
+        "delays-v2",
+        "page",
+    )
+    assert re.fullmatch(
+        r"the mean brier of delays-v2 is 0\.\d+ since 2026-03-01 12:0\d UTC, at most 0\.\d+ is allowed "
+        r"\(0\.\d+ on the test rows\); 1,600 labels were used",
+        record.alert.text,
+    )
+    assert record.alert.facts["limit"] == view.releases[0].objective.limit  # type: ignore[union-attr]
+    assert inbox(home) == []  # the spec does not ask for a rollback
+    shown = CliRunner().invoke(app, ["quality", bundles.MODEL]).output
+    assert "worse than allowed" in shown
+
+
+def test_few_bad_labels_are_no_alert_yet(home: Path) -> None:
+    live(home, LENIENT, worse=1.0, labelled=40)
+    follow(home, BEGAN + 3 * DAY_S)
+    assert read_alerts(home).open == ()
+
+
+def test_a_worse_version_is_rolled_back_by_the_watcher_where_the_spec_asks_for_it(home: Path) -> None:
+    live(home, STRICT, worse=1.0)
+    with running_controller(home, bundles.MODEL):
+        for version in (1, 2):
+            assert ask(home, Command(kind="start", model=bundles.MODEL, version=version, by="ada")).accepted
+            _until(home, Phase.PROMOTED, version)
+        follow(home, BEGAN + 3 * DAY_S)
+        follow(home, BEGAN + 3 * DAY_S + 5)  # the alarm is still there, and nothing is asked for twice
+        _until(home, Phase.PROMOTED, 1)
+    decisions = JournalFolder(home).open(bundles.MODEL).all()
+    asked = [each for each in decisions if each.by == "watcher"]
+    assert [decision2rollout(each).candidate.version for each in asked] == [1]
+    assert "the mean brier of delays-v2 is 0." in asked[0].reason
+    (record,) = read_alerts(home).open
+    assert record.alert.severity == "ticket"
+    assert "a rollback to version 1 is requested" in record.alert.text
+
+
+def test_no_version_is_rolled_back_to_one_that_was_no_better(home: Path) -> None:
+    live(home, STRICT, worse=1.0)
+    follow(home, BEGAN + 3 * DAY_S)
+    assert [command.by for command in inbox(home)] == ["watcher"]
+    store = Store.open()  # the controller has done it; now version 1 answers, and is no better
+    store.set_alias(bundles.MODEL, "live", 1)
+    store.set_alias(bundles.MODEL, "previous", 2)
+    first = store.bundle(bundles.MODEL, 1)
+    served = serve(home, first, ROWS, seed=3, began=BEGAN + 4 * DAY_S, worse=1.0)
+    add(home, first, served.labels(slice(None)), BEGAN + 5 * DAY_S)
+    follow(home, BEGAN + 7 * DAY_S)
+    assert len(inbox(home)) == 1
+    (record,) = read_alerts(home).open
+    assert "version 2 before it was no better, so it stays" in record.alert.text
+
+
+def test_the_controller_gets_the_blocks_of_versions_that_have_an_objective(home: Path) -> None:
+    live(home, LENIENT, worse=0.0)
+    follow(home, BEGAN + 3 * DAY_S)
+    found = read_quality_blocks(home, bundles.MODEL, "delays-v2")
+    assert found is not None
+    assert ROWS - FEWEST_ROWS < sum(rows for *_, rows in found.blocks) <= ROWS  # the last ones wait for more
+    assert found.limit == pytest.approx(found.offline + 0.02)
+    assert read_quality_blocks(home, bundles.MODEL, "delays-v1") is not None  # without labels so far
+    corrected = found.blocks
+    bundle = Store.open().bundle(bundles.MODEL, 2)
+    labels = pa.table({"_id": [f"2-2-{number}" for number in range(500)], "arr_delay": [99.0] * 500})
+    add(home, bundle, labels, BEGAN + 3 * DAY_S)
+    view = follow(home, BEGAN + 4 * DAY_S)
+    again = read_quality_blocks(home, bundles.MODEL, "delays-v2")
+    assert again is not None
+    assert again.blocks == corrected  # each label is evidence once
+    assert view.releases[0].metrics["brier"].value > found.offline + 0.02  # what is shown is corrected
+
+
+def _until(home: Path, phase: Phase, version: int) -> None:
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if (last := last_decision(JournalFolder(home).path(bundles.MODEL))) is not None:
+            rollout = decision2rollout(last)
+            if (rollout.phase, rollout.candidate.version) == (phase, version):
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"version {version} was never {phase}")
