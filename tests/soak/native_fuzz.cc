@@ -1,7 +1,7 @@
 // The backend in a program of its own, compiled with sanitizers: a Triton of paper hands it requests that no Triton would
 // let pass. Every request must be answered once and given back once. See native_fuzz.py.
 //
-// usage: fuzz FOLDER ROUNDS SEED; FOLDER holds lib/libonnxruntime.so and 1/{model.onnx, native.txt} of the tests' bundle
+// usage: fuzz FOLDER ROUNDS SEED INSTANCES; FOLDER holds lib/libonnxruntime.so and 1/{model.onnx, native.txt} of the tests' bundle
 
 #include <cstdio>
 #include <cstdlib>
@@ -50,7 +50,7 @@ namespace {
 TRITONBACKEND_Backend the_backend;
 TRITONBACKEND_Model the_model;
 std::string folder, library;
-std::mt19937_64 source;
+thread_local std::mt19937_64 source;
 
 uint64_t below(uint64_t count) { return source() % count; }
 bool once_in(uint64_t count) { return below(count) == 0; }
@@ -184,14 +184,17 @@ std::unique_ptr<TRITONBACKEND_Request> make() {
 
 }  // namespace
 
-int main(int, char** words) {
-  folder = words[1], library = folder + "/lib";
-  source.seed(std::strtoull(words[3], nullptr, 10));
+namespace {
+
+std::map<std::string, int> seen;
+std::mutex seen_mutex;
+
+// One instance of the model, in a thread as in Triton. Returns the exit code.
+int serve(long rounds, uint64_t seed) {
+  source.seed(seed);
   TRITONBACKEND_ModelInstance instance;
-  if (Error error = TRITONBACKEND_ModelInitialize(&the_model)) return std::puts(error->text.c_str()), 2;
   if (Error error = TRITONBACKEND_ModelInstanceInitialize(&instance)) return std::puts(error->text.c_str()), 2;
-  std::map<std::string, int> seen;
-  for (long round = std::strtol(words[2], nullptr, 10); round != 0; --round) {
+  for (; rounds != 0; --rounds) {
     std::vector<std::unique_ptr<TRITONBACKEND_Request>> kept;
     std::vector<TRITONBACKEND_Request*> batch;
     for (uint64_t left = 1 + below(6); left != 0; --left) batch.push_back(kept.emplace_back(make()).get());
@@ -200,12 +203,30 @@ int main(int, char** words) {
     }
     for (const auto& request : kept) {
       if (request->sent != 1 || request->released != 1) return std::printf("answered %d times, given back %d times\n", request->sent, request->released), 4;
+      std::lock_guard<std::mutex> lock(seen_mutex);
       std::string words_only;
       for (char each : request->told) if ((each < '0' || each > '9') && each != '-') words_only += each;
       ++seen[words_only];
     }
   }
   TRITONBACKEND_ModelInstanceFinalize(&instance);
+  return 0;
+}
+
+}  // namespace
+
+int main(int, char** words) {
+  folder = words[1], library = folder + "/lib";
+  long rounds = std::strtol(words[2], nullptr, 10), count = std::strtol(words[4], nullptr, 10);
+  uint64_t seed = std::strtoull(words[3], nullptr, 10);
+  if (Error error = TRITONBACKEND_ModelInitialize(&the_model)) return std::puts(error->text.c_str()), 2;
+  std::vector<int> codes(size_t(count), 0);
+  std::vector<std::thread> instances;
+  for (long number = 0; number < count; ++number) {
+    instances.emplace_back([&, number] { codes[size_t(number)] = serve(rounds / count, seed + uint64_t(number)); });
+  }
+  for (std::thread& instance : instances) instance.join();
   TRITONBACKEND_ModelFinalize(&the_model);
+  for (int code : codes) if (code != 0) return code;
   for (const auto& [told, count] : seen) std::printf("%8d %s\n", count, told.c_str());
 }
