@@ -19,13 +19,12 @@ import tritonclient.grpc
 from cryptography import x509
 from tritonclient.utils import InferenceServerException
 
-from serin.serving.client.transports import infer_inputs
 from serin.serving.envoy.keys import KeyFile
 from serin.serving.envoy.tls import TlsFiles
 from tests.e2e.serving_certificates import Authority
 from tests.e2e.serving_stack import Stack, good_inputs, running_stack
 from tests.unit.serving import bundles
-from tests.unit.serving.bundles import MODEL, SCHEMA
+from tests.unit.serving.bundles import MODEL, SCHEMA, infer_inputs
 
 INFER = f"/v2/models/{MODEL}/infer"
 BODY = json.dumps({"inputs": good_inputs()}).encode()

@@ -25,7 +25,6 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from serin.errors import EnvoyFileUnfit
-from serin.serving.client.transports import infer_inputs
 from serin.serving.envoy.api_types import SERVICE
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
 from serin.serving.envoy.routes import Timeouts
@@ -34,7 +33,7 @@ from tests.e2e.fuzz_requests import good_frame
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import lone_gateway
 from tests.unit.serving import bundles
-from tests.unit.serving.bundles import MODEL, SCHEMA
+from tests.unit.serving.bundles import MODEL, SCHEMA, infer_inputs
 
 V1 = Release(model=MODEL, version=1)
 INFER = f"/v2/models/{MODEL}/infer"

@@ -21,7 +21,6 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from serin.serving.client.transports import infer_inputs
 from serin.serving.envoy.api_types import SERVICE
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.triton.installation import find_triton
@@ -31,7 +30,7 @@ from tests.e2e.reset_clients import Resetter, give_up_calls, memory, padded_fram
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import NO_SUCH, Stack, good_inputs, running_stack, start_gateway
 from tests.unit.serving import bundles
-from tests.unit.serving.bundles import MODEL, SCHEMA
+from tests.unit.serving.bundles import MODEL, SCHEMA, infer_inputs
 
 ONLY_MODELS = "this gateway answers inference, readiness and metadata of models, and nothing else"
 

@@ -14,9 +14,10 @@ import pytest
 
 from serin.formats.serving.request_log import read_requests
 from serin.formats.serving.spool import DEFAULT_LIMIT_BYTES, is_drawn
+from serin.serving.client.client import Client, Protocol
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.triton.installation import find_triton
-from tests.e2e.recording_stack import Recorder, RecordingStack, recording_stack
+from tests.e2e.recording_stack import MODEL, SCHEMA, Recorder, RecordingStack, recording_stack
 from tests.e2e.serving_host import wait_for
 from tests.unit.serving import bundles
 
@@ -67,6 +68,24 @@ def test_every_row_is_recorded_as_it_was_sent_and_answered(stack: RecordingStack
     assert stack.recorded(release) == recorder.rows
     assert {block.dropped for block in stack.blocks(release)} == {0}
     assert max(block.sent for block in stack.blocks(release)) <= len(ids) + 1
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_client_knows_by_which_ids_its_rows_were_recorded(
+    stack: RecordingStack, protocol: Protocol
+) -> None:
+    release = stack.by_name["onnx_native"]
+    before = sum(block.requests for block in stack.blocks(release))
+    url = f"127.0.0.1:{stack.port}"
+    with Client(url, MODEL, version=release.version, protocol=protocol, batch_rows=3) as client:
+        answers = client.predict_wire(bundles.rows(7), SCHEMA, client_id="order 17")
+    assert answers.request_row.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert len(set(answers.request_id)) == 3
+    stack.wait_for_requests(release, before + 3)
+    recorded = stack.recorded(release)
+    rows = [recorded[key] for key in zip(answers.request_id, answers.request_row.tolist(), strict=True)]
+    assert [row.got[0] for row in rows] == [score.tobytes() for score in answers["score"]]
+    assert {row.client_id for row in rows} == {"order 17"}
 
 
 def test_ids_of_clients_are_kept_or_cut_and_never_hurt(stack: RecordingStack) -> None:

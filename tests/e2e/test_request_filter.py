@@ -205,6 +205,8 @@ def test_headers_of_the_gateway_and_keys_do_not_pass_and_compressed_bodies_are_r
     with closing(http.client.HTTPConnection("127.0.0.1", port)) as wire:
         _, text, _ = post(wire, INFER, TEXT, given)
         assert not {"authorization", "x-serin-model", "x-serin-may"} & set(json.loads(text)[1])
+        _, text, _ = post(wire, INFER, TEXT, {"traceparent": "00-1", "tracestate": "a=b"})
+        assert {"traceparent", "tracestate", "x-request-id"} <= set(json.loads(text)[1])
         _, text, _ = post(wire, INFER, TEXT, {"authorization": "Basic abc"})
         assert "authorization" in json.loads(text)[1], "another server's business"
 

@@ -22,7 +22,14 @@ from serin.errors import PredictionFailed, RowsUnfit, nearest
 from serin.formats.schema import NULL_OF_KIND, InputColumn, Kind, OutputTensor, Schema
 from serin.formats.wire import Array, as_arrow, to_wire
 from serin.serving.client.address import Address
-from serin.serving.client.transports import GrpcTransport, HttpTransport, Transport, Unanswered
+from serin.serving.client.transports import (
+    ID_HEADER,
+    Answer,
+    GrpcTransport,
+    HttpTransport,
+    Transport,
+    Unanswered,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +40,18 @@ T = TypeVar("T")
 _NUMPY = {"BYTES": np.object_, "FP32": np.float32, "INT64": np.int64, "INT8": np.int8}
 _KINDS: Mapping[str, Kind] = {"BYTES": "string", "FP32": "float", "INT64": "int", "INT8": "bool"}
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+
+
+class Answers(dict[str, Array]):
+    """The model's outputs by name, one row of each for every row given.
+
+    `request_id`: for each row, the id that the gateway gave the request that carried it. `request_row`: the row's
+    number in that request. Labels that arrive later are joined by these two.
+    """
+
+    def __init__(self, outputs: Mapping[str, Array], request_id: Array, request_row: Array) -> None:
+        super().__init__(outputs)
+        self.request_id, self.request_row = request_id, request_row
 
 
 class Client:
@@ -77,34 +96,48 @@ class Client:
         self._transport.close()
 
     def predict(
-        self, rows: pd.DataFrame | pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]]
-    ) -> dict[str, Array]:
+        self,
+        rows: pd.DataFrame | pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        client_id: str | None = None,
+    ) -> Answers:
         """Returns the model's outputs by name, one row of each for every row given.
 
         Rows are a frame, a table, a dict of columns or a list of dicts. RowsUnfit names a column that does not fit;
-        PredictionFailed has the server's message.
+        PredictionFailed has the server's message. `client_id`: an id of your own, which logs and recorded requests
+        keep beside the gateway's.
         """
         table = as_arrow(_table(rows))
         schema = self._schema(table)
-        return self.predict_wire(to_wire(table, schema), schema)
+        return self.predict_wire(to_wire(table, schema), schema, client_id=client_id)
 
-    def predict_wire(self, columns: Mapping[str, Array], schema: Schema) -> dict[str, Array]:
+    def predict_wire(
+        self, columns: Mapping[str, Array], schema: Schema, *, client_id: str | None = None
+    ) -> Answers:
         """Returns the same for columns that are already in wire form."""
-        batches = [
-            self._try(lambda left_s, part=part: self._infer(part, schema, left_s))  # type: ignore[misc]
-            for part in _batches(request_columns(columns, schema), self._batch_rows)
+        headers = {ID_HEADER: client_id} if client_id else {}
+        parts = list(_batches(request_columns(columns, schema), self._batch_rows))
+        answers = [
+            self._try(lambda left_s, part=part: self._infer(part, schema, left_s, headers))  # type: ignore[misc]
+            for part in parts
         ]
+        counts = [len(next(iter(part.values()))) for part in parts]
+        ids = np.array([answer.request_id for answer in answers], dtype=object).repeat(counts)
+        numbers = np.concatenate([np.arange(count) for count in counts])
         try:
-            return {
-                output.name: np.concatenate([batch[output.name] for batch in batches])
+            outputs = {
+                output.name: np.concatenate([answer.outputs[output.name] for answer in answers])
                 for output in schema.outputs
             }
         except KeyError as error:
             reason = f"its answer lacks the output {error}"
             raise PredictionFailed(model=self.model, status="OK", reason=reason) from error
+        return Answers(outputs, ids, numbers)
 
-    def _infer(self, columns: Mapping[str, Array], schema: Schema, left_s: float) -> dict[str, Array]:
-        return self._transport.infer(self.model, self.version, columns, schema, left_s)
+    def _infer(
+        self, columns: Mapping[str, Array], schema: Schema, left_s: float, headers: Mapping[str, str]
+    ) -> Answer:
+        return self._transport.infer(self.model, self.version, columns, schema, left_s, headers)
 
     def _schema(self, table: pa.Table) -> Schema:
         """Returns the model's tensors as its server names them; whether an INT64 is a time can only be seen in the

@@ -63,11 +63,15 @@ def http_body(tensors: Iterable[Tensor]) -> tuple[bytes, int]:
 
 
 def grpc_message(model: str, tensors: Iterable[Tensor], version: int | None = None) -> bytes:
+    return bytes(grpc_request(model, tensors, version).SerializeToString())
+
+
+def grpc_request(model: str, tensors: Iterable[Tensor], version: int | None = None) -> Any:
     message = service_pb2.ModelInferRequest(model_name=model, model_version=str(version) if version else "")
     for tensor in tensors:
         message.inputs.add(name=tensor.name, datatype=tensor.dtype, shape=tensor.shape)
         message.raw_input_contents.append(tensor.data)
-    return bytes(message.SerializeToString())
+    return message
 
 
 def read_http_answer(body: bytes, head_bytes: int | None) -> dict[str, Array]:

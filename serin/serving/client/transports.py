@@ -1,7 +1,7 @@
-"""The client's transports: HTTP/1.1 with binary bodies over a connection pool, or NVIDIA's gRPC client.
+"""The client's transports: HTTP/1.1 with binary bodies over a connection pool, or gRPC.
 
-Several threads may use both at once. Retrying is safe: inference has no side effects. NVIDIA's HTTP client is not used:
-it is documented for one thread, has one timeout for all requests, and does not expose the header retry-after.
+Several threads may use both at once. Retrying is safe: inference has no side effects. NVIDIA's clients are not used:
+they do not expose an answer's headers, and the one for HTTP is for one thread and has one timeout for all requests.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import re
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
+import grpc
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
 from serin.machine.unix_http import UnixConnection
 from serin.serving.client.address import Address
-from serin.serving.client.tensors import HEADER_BYTES, encode, http_body, read_http_answer
+from serin.serving.client.tensors import HEADER_BYTES, encode, grpc_request, http_body, read_http_answer
+
+ID_HEADER = "x-request-id"  # of a request: the client's own id; of an answer: the gateway's
 
 
 class Unanswered(Exception):
@@ -36,12 +39,26 @@ class Unanswered(Exception):
         self.status, self.reason, self.again, self.after_s = status, reason, again, after_s
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outputs by name, and the id that the gateway gave the request; empty when there was no gateway."""
+
+    outputs: dict[str, Array]
+    request_id: str
+
+
 class Transport(Protocol):
     """Raises Unanswered and nothing else."""
 
     def infer(
-        self, model: str, version: int | None, columns: Mapping[str, Array], schema: Schema, timeout_s: float
-    ) -> dict[str, Array]: ...
+        self,
+        model: str,
+        version: int | None,
+        columns: Mapping[str, Array],
+        schema: Schema,
+        timeout_s: float,
+        headers: Mapping[str, str],
+    ) -> Answer: ...
 
     def metadata(self, model: str, version: int | None, timeout_s: float) -> dict[str, Any]: ...
 
@@ -57,14 +74,22 @@ class HttpTransport:
         self._lock = threading.Lock()
 
     def infer(
-        self, model: str, version: int | None, columns: Mapping[str, Array], schema: Schema, timeout_s: float
-    ) -> dict[str, Array]:
+        self,
+        model: str,
+        version: int | None,
+        columns: Mapping[str, Array],
+        schema: Schema,
+        timeout_s: float,
+        headers: Mapping[str, str],
+    ) -> Answer:
         body, head_bytes = http_body(encode(columns, schema))
         path = f"{_path(model, version)}/infer"
-        answer, data = self._exchange("POST", path, body, {HEADER_BYTES: str(head_bytes)}, timeout_s)
+        headers = {**headers, HEADER_BYTES: str(head_bytes)}
+        answer, data = self._exchange("POST", path, body, headers, timeout_s)
         length = answer.getheader(HEADER_BYTES)
         try:
-            return read_http_answer(data, int(length) if length else None)
+            outputs = read_http_answer(data, int(length) if length else None)
+            return Answer(outputs, answer.getheader(ID_HEADER, ""))
         except ValueError as error:
             raise Unanswered(str(answer.status), f"an answer that cannot be read: {error}") from error
 
@@ -129,62 +154,58 @@ class HttpTransport:
 
 
 class GrpcTransport:
-    """NVIDIA's gRPC client, with its errors as Unanswered."""
+    """One channel, with its errors as Unanswered."""
 
     def __init__(self, address: Address, headers: Mapping[str, str]) -> None:
-        self._client = tritonclient.grpc.InferenceServerClient(
-            str(address),
-            ssl=address.tls,
-            root_certificates=str(address.ca) if address.ca else None,
-            channel_args=[("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)],
-        )
+        options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        if address.tls:
+            trusted = grpc.ssl_channel_credentials(address.ca.read_bytes() if address.ca else None)
+            self._channel = grpc.secure_channel(str(address), trusted, options=options)
+        else:
+            self._channel = grpc.insecure_channel(str(address), options=options)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._headers = dict(headers)
 
     def infer(
-        self, model: str, version: int | None, columns: Mapping[str, Array], schema: Schema, timeout_s: float
-    ) -> dict[str, Array]:
-        inputs = infer_inputs(tritonclient.grpc, columns, schema)
-        answer = self._call(self._client.infer, model, version, timeout_s, inputs=inputs)
+        self,
+        model: str,
+        version: int | None,
+        columns: Mapping[str, Array],
+        schema: Schema,
+        timeout_s: float,
+        headers: Mapping[str, str],
+    ) -> Answer:
+        request = grpc_request(model, encode(columns, schema), version)
+        message, call = self._call(self._stub.ModelInfer, request, timeout_s, headers)
+        known = {key: value for key, value in call.initial_metadata() or () if key == ID_HEADER}
+        answer = InferResult(message)
         try:
-            return {output.name: answer.as_numpy(output.name) for output in answer.get_response().outputs}
+            outputs = {output.name: answer.as_numpy(output.name) for output in message.outputs}
         except (ValueError, TypeError, struct.error) as error:
             raise Unanswered("OK", f"an answer that cannot be read: {error}") from error
+        return Answer(outputs, known.get(ID_HEADER, ""))
 
     def metadata(self, model: str, version: int | None, timeout_s: float) -> dict[str, Any]:
-        found = self._call(self._client.get_model_metadata, model, version, timeout_s)
+        request = service_pb2.ModelMetadataRequest(name=model, version=str(version) if version else "")
+        found, _ = self._call(self._stub.ModelMetadata, request, timeout_s, {})
         return {
             part: [_described(tensor) for tensor in getattr(found, part)] for part in ("inputs", "outputs")
         }
 
     def close(self) -> None:
-        self._client.close()
+        self._channel.close()
 
     def _call(
-        self, method: Callable[..., Any], model: str, version: int | None, timeout_s: float, **arguments: Any
-    ) -> Any:
+        self, method: Any, request: Any, timeout_s: float, headers: Mapping[str, str]
+    ) -> tuple[Any, Any]:
+        metadata = tuple({**self._headers, **headers}.items())
         try:
-            return method(
-                model,
-                model_version=str(version) if version else "",
-                headers=self._headers,
-                client_timeout=timeout_s,
-                **arguments,
-            )
-        except InferenceServerException as error:
-            status = error.status() or "nothing"
-            again = status in ("StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED")
-            raise Unanswered(status, error.message() or status, again=again) from error
-
-
-def infer_inputs(library: Any, columns: Mapping[str, Array], schema: Schema) -> list[Any]:
-    """Returns `columns` as the inputs of one of tritonclient's libraries."""
-    inputs = []
-    for column in schema.inputs:
-        values = columns[column.name]
-        tensor = library.InferInput(column.name, list(values.shape), column.dtype)
-        tensor.set_data_from_numpy(values)
-        inputs.append(tensor)
-    return inputs
+            answer: tuple[Any, Any] = method.with_call(request, timeout=timeout_s, metadata=metadata)
+            return answer
+        except grpc.RpcError as error:
+            code = error.code()
+            again = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            raise Unanswered(str(code), error.details() or str(code), again=again) from error
 
 
 def _described(tensor: Any) -> dict[str, Any]:

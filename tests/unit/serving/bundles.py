@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -43,6 +44,17 @@ def rows(count: int, seed: int = 0) -> dict[str, Array]:
         "distance": draw.integers(-3, 3, size=count).reshape(-1, 1),
         "night": draw.integers(-1, 2, size=count).astype(np.int8).reshape(-1, 1),
     }
+
+
+def infer_inputs(library: Any, columns: Mapping[str, Array], schema: Schema) -> list[Any]:
+    """Returns `columns` as the inputs of one of tritonclient's libraries."""
+    inputs = []
+    for column in schema.inputs:
+        values = columns[column.name]
+        tensor = library.InferInput(column.name, list(values.shape), column.dtype)
+        tensor.set_data_from_numpy(values)
+        inputs.append(tensor)
+    return inputs
 
 
 def score(folder: str | Path, columns: dict[str, Array]) -> Array:
