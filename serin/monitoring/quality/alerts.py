@@ -26,7 +26,7 @@ def quality_alert(
         kind="quality",
         model=model,
         release=release,
-        severity="ticket" if rollback else "page",
+        severity="page",
         title=f"{release} is worse than its quality objective allows",
         text=f"{text}; {rollback}" if rollback else text,
         since=since,

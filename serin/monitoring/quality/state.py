@@ -20,8 +20,7 @@ T = TypeVar("T")
 @dataclass(slots=True, kw_only=True)
 class QualityState:
     """`part` and `labels`: the last record and file of labels that were taken in. `recorded`: rows by version and day
-    (UTC). `scores`: for the estimate, counts of scores by version and day: {place: count}. `evidence`: by version.
-    `acted`: versions against which the watcher has acted, and when."""
+    (UTC). `scores`: for the estimate, counts of scores by version and day: {place: count}. `evidence`: by version."""
 
     part: str | None = None
     labels: str = ""
@@ -31,7 +30,6 @@ class QualityState:
     recorded: dict[str, dict[str, int]] = field(default_factory=dict)
     scores: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     evidence: dict[str, dict[str, Any]] = field(default_factory=dict)
-    acted: dict[str, float] = field(default_factory=dict)
 
     def forget_before(self, moment: float) -> None:
         """Drops the counts of days that ended before this time."""

@@ -33,15 +33,14 @@ from serin.monitoring.quality.objective import (
 from serin.monitoring.quality.scan import Watched
 from serin.monitoring.quality.state import QualityState, write_state
 from serin.monitoring.quality.view import QualityView, ReleaseQuality, write_quality
-from serin.rollout.run.commands import Command, submit
+from serin.rollout.run.status import ModelStatus, model_status
 from serin.spec.monitoring import QualitySpec
+from serin.stack.watch.auto_rollback import AutoRollback
 from serin.stack.watch.quality_versions import Known, QualityVersions
 from serin.store.artifacts import Release
 from serin.store.store import Store
 
 log = logging.getLogger(__name__)
-
-WATCHER: Final = "watcher"  # who asks for a rollback, in the journal
 
 _WORK_S: Final = 1.0  # of a tick: the recorder must not wait for long
 _SHARE: Final = 0.05  # of the time that measuring may take
@@ -69,6 +68,7 @@ class QualityDuty:
     def __init__(self, home: Path, alerts: Alerts, clock: Callable[[], float] = time.monotonic) -> None:
         self._home, self._alerts, self._clock = home, alerts, clock
         self._models: dict[str, _Model] = {}
+        self._rollback = AutoRollback(home)
 
     def tick(self, now: float) -> None:
         """Takes in what is new for a moment. A model that fails does not keep the others from being followed; its error
@@ -138,50 +138,40 @@ class QualityDuty:
                 state.evidence[str(version)] = after.to_json()
                 changed = True
             blocks[name] = blocks_of(after, known.watch)
-        changed |= self._report(model, now)
+        self._report(model, now)
         if changed or blocks != model.blocks:
             write_state(quality_folder(self._home, model.name), state)
         if blocks != model.blocks:
             write_quality_blocks(quality_folder(self._home, model.name), blocks)
             model.blocks = blocks
 
-    def _report(self, model: _Model, now: float) -> bool:
-        """Returns whether the state has changed."""
+    def _report(self, model: _Model, now: float) -> None:
         live, state = model.versions.aliases.get("live"), model.follower.state
         known = None if live is None else model.versions.known(live)
         entry = state.evidence.get(str(live), {})
         if live is None or known is None or known.watch is None or not entry.get("alarm"):
             self._alerts.resolve(alert_key(model.name), now)
-            return False
+            return
         own = ObjectiveState.from_json(entry)
         release = Release(model=model.name, version=live).name
-        told, ask = self._what_to_do(model, live, known.watch.spec)
-        alert = quality_alert(
-            model.name, release, objective_of(own, known.watch), own.evidence.mean, rollback=told
-        )
+        found, told = self._to_roll_back(model, known.watch.spec, now)
+        objective = objective_of(own, known.watch)
+        alert = quality_alert(model.name, release, objective, own.evidence.mean, rollback=told)
         self._alerts.fire(alert, now)
-        if not ask:
-            return False
-        state.acted[str(live)] = now
-        submit(self._home, Command(kind="rollback", model=model.name, by=WATCHER, why=alert.text))
-        log.warning("a rollback of %s is requested: %s", release, alert.text)
-        return True
+        if found is not None:
+            self._rollback.begin(found, why=alert.text, by=self.name, now=now)
 
-    def _what_to_do(self, model: _Model, live: int, spec: QualitySpec) -> tuple[str, bool]:
-        """What is done about an alarm of the live version, in words, and whether to ask for a rollback now."""
-        previous, state = model.versions.aliases.get("previous"), model.follower.state
-        if not spec.rollback:
-            return "", False
-        if str(live) in state.acted:
-            return "a rollback was requested", False
-        if "candidate" in model.versions.aliases:
-            return "", False  # a rollout is running; what comes out of it is judged again
-        if previous is None:
-            return "there is no earlier version to return to", False
-        before = ObjectiveState.from_json(state.evidence.get(str(previous), {}))
-        if before.alarm or str(previous) in state.acted:
-            return f"version {previous} before it was no better, so it stays", False
-        return f"a rollback to version {previous} is requested", True
+    def _to_roll_back(self, model: _Model, spec: QualitySpec, now: float) -> tuple[ModelStatus | None, str]:
+        """Returns the model if its live version, which has an alarm, is to be rolled back now, and what is done in
+        words."""
+        found = model_status(self._home, model.name) if spec.rollback else None
+        if found is None or found.live != model.versions.aliases.get("live"):
+            return None, ""
+        if reason := self._rollback.refusal(found, now):
+            return None, f"it is not rolled back: {reason}"
+        if model.follower.state.evidence.get(str(found.previous), {}).get("alarm"):
+            return None, f"it is not rolled back: version {found.previous} was worse than allowed, too"
+        return found, f"a rollback to version {found.previous} is requested"
 
     def _view(self, model: _Model, now: float, *, behind: bool) -> QualityView:
         follower, state = model.follower, model.follower.state
