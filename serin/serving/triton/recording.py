@@ -51,14 +51,14 @@ class Recording:
         }
 
 
-def recording_of(bundle: Bundle, schema: Schema) -> Recording | None:
+def recording_of(bundle: Bundle, release: Release, schema: Schema) -> Recording | None:
     """Returns what the bundle's spec asks for; None when it asks for nothing."""
     share = recorded_share(bundle)
     if not share:
         return None
     header = encode_header(
         model=bundle.model,
-        release=Release(model=bundle.model, version=bundle.version).name,
+        release=release.name,
         share=share,
         inputs=[(column.name, column.kind, column.dims) for column in schema.inputs],
         outputs=[(output.name, output.dtype, output.dims) for output in schema.outputs],

@@ -277,6 +277,7 @@ class Releases:
             serving=serving,
             gpus=tuple(range(len(served.devices))),
             gpu_bytes=served.arena_bytes or None,
+            release=release,
         )
 
     @contextmanager

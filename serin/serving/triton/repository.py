@@ -50,6 +50,7 @@ def build_repository(
     serving: ServingSpec | None = None,
     gpus: tuple[int, ...] = (),
     gpu_bytes: int | None = None,
+    release: Release | None = None,
 ) -> Path:
     """Writes the repository of `bundle` to `folder` and returns it. An existing one is left unchanged.
 
@@ -58,7 +59,8 @@ def build_repository(
         folder/<model>_front, folder/<model>_core: the same, where the model is served in two parts
 
     `server`: the server that will read it (default: the wheel's Triton). `serving`: settings instead of those in the
-    bundle's own spec. `gpus`: ids as the process will see them.
+    bundle's own spec. `gpus`: ids as the process will see them. `release`: by default the version's own; its baseline
+    has another name.
     """
     if folder.is_dir():
         return folder
@@ -77,7 +79,8 @@ def build_repository(
             _take_as_it_is(bundle, manifest.lineage["repository"]["entry"], scratch)
         else:
             choice = choose_for(bundle, server=server, serving=serving, gpus=len(gpus))
-            settings = _settings(bundle, serving, folder, choice, gpus, gpu_bytes)
+            release = release or Release(model=bundle.model, version=bundle.version)
+            settings = _settings(bundle, release, serving, folder, choice, gpus, gpu_bytes)
             _write_parts(bundle, choice, settings, scratch)
         for file in scratch.rglob("*.*"):
             file.chmod(0o444)
@@ -128,6 +131,7 @@ def check_own_repository(source: Path, manifest: Manifest, server: Server, gpus:
 
 def _settings(
     bundle: Bundle,
+    release: Release,
     serving: ServingSpec,
     folder: Path,
     choice: Choice,
@@ -136,7 +140,7 @@ def _settings(
 ) -> Settings:
     source = Path(bundle.path)
     return Settings(
-        release=Release(model=bundle.model, version=bundle.version),
+        release=release,
         serving=serving,
         threads=serving.threads or read_runtime(source).threads,
         gpus=gpus if choice.place == "gpu" else (),
@@ -144,7 +148,7 @@ def _settings(
         fp16=(source / PLAN).is_file(),
         engines=folder.with_name("engines"),
         golden=read_golden(source) if (source / GOLDEN).is_file() else None,
-        recording=recording_of(bundle, read_schema(source)),
+        recording=recording_of(bundle, release, read_schema(source)),
         tags={"backend": choice.backend},
     )
 

@@ -113,6 +113,15 @@ def test_a_repository_has_what_records_requests_only_where_the_spec_asks_for_it(
     assert header["outputs"] == [["score", "FP32", [1]]]
 
 
+def test_what_a_baseline_records_has_its_own_name(tmp_path: Path) -> None:
+    spec = "monitoring: {capture: {share: 1}}\n"
+    bundle = bundles.publish(Store(str(tmp_path / "store")), bias=0.0, spec=spec)
+    release = Release(model=MODEL, version=1, baseline=True)
+    folder = build_repository(bundle, tmp_path / "repository", release=release)
+    said = parse((folder / MODEL / "config.pbtxt").read_text()).parameters
+    assert json.loads(said["record_header"].string_value)["release"] == f"{MODEL}-v1-baseline"
+
+
 def test_a_bundle_that_was_changed_becomes_no_repository(tmp_path: Path) -> None:
     bundle = bundles.publish(Store(str(tmp_path / "store")), bias=0.0)
     model = Path(bundle.path) / "model.onnx"
