@@ -105,13 +105,17 @@ system-deps: ## install the Debian packages that the tests need (needs root; doe
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
 	lib=$$($(PYTHON) -c "$$LIBPYTHON" 2>/dev/null) && missing="$$missing $$lib"; \
 	browser=""; command -v chromium >/dev/null || browser="chromium"; \
-	if [ -z "$$missing$$browser" ]; then echo "system-deps: nothing is missing"; exit 0; fi; \
-	echo "system-deps: installing$$missing $$browser"; \
+	alerts=""; command -v prometheus >/dev/null || alerts="prometheus"; \
+	command -v prometheus-alertmanager >/dev/null || alerts="$$alerts prometheus-alertmanager"; \
+	if [ -z "$$missing$$browser$$alerts" ]; then echo "system-deps: nothing is missing"; exit 0; fi; \
+	echo "system-deps: installing$$missing $$browser $$alerts"; \
 	export DEBIAN_FRONTEND=noninteractive; \
 	apt-get update -q; \
 	if [ -n "$$missing" ]; then apt-get install -q -y --no-install-recommends $$missing || exit 1; fi; \
 	if [ -n "$$browser" ]; then apt-get install -q -y --no-install-recommends $$browser \
-	  || echo "system-deps: no Chromium: the tests will skip Prefect's pages"; fi
+	  || echo "system-deps: no Chromium: the tests will skip Prefect's pages"; fi; \
+	if [ -n "$$alerts" ]; then RUNLEVEL=1 apt-get install -q -y --no-install-recommends $$alerts \
+	  || echo "system-deps: no Prometheus: the tests will skip its rules and its dashboard"; fi
 
 clean: ## caches, builds and environments; leaves .serin/ (stop the stack first: serin down)
 	rm -rf $(VENV) $(VENV)-triton $(BENCH_VENV) build dist

@@ -19,6 +19,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from serin.errors import SerinError, SpecError
 from serin.rollout.run.status import status
+from serin.serving.envoy.gateway import Gateway
 from serin.serving.triton.release_record import read_record
 from serin.stack.watch.metrics.address import candidates, write_address
 from serin.stack.watch.metrics.families import (
@@ -73,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         return content_type, encode(self.server.registry)
 
     def _gateway(self) -> tuple[str, bytes]:
-        return build_gateway(self.server.home).metrics(accept=self.headers.get("Accept", ""))
+        return self.server.gateway.metrics(accept=self.headers.get("Accept", ""))
 
     def _targets(self) -> tuple[str, bytes]:
         return "application/json", json.dumps(targets(self.server.home)).encode()
@@ -94,8 +95,8 @@ class MetricsServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, home: Path, address: tuple[str, int]) -> None:
-        self.home = home
+    def __init__(self, home: Path, address: tuple[str, int], gateway: Gateway | None = None) -> None:
+        self.home, self.gateway = home, gateway or build_gateway(home)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(StackCollector(home, _SECTIONS))
         super().__init__(address, _Handler)

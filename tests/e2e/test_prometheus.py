@@ -1,0 +1,99 @@
+"""Prometheus' rules, its dashboard and Alertmanager's route, loaded and fired by the real programs."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from serin.rollout.decide.state import Phase
+from serin.stack.watch.metrics.server import MetricsServer
+from tests.e2e.external_scene import asking, scene
+from tests.e2e.prometheus_server import FILES, Monitored, monitoring, needs_prometheus
+from tests.e2e.whole_stack import until
+from tests.fakes.kserve import serving
+from tests.fakes.webhooks import webhook
+
+pytestmark = needs_prometheus
+
+_OWN_METRIC = re.compile(r"\bserin_[a-z_]+\b")
+
+
+@pytest.fixture(scope="module")
+def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
+    """Prometheus over a gateway with traffic to one external server."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    with scene() as stack, serving(delay_s=0.002) as server, webhook() as received:
+        stack.start(server)
+        stack.until(Phase.PROMOTED, version=1, within_s=60)
+        metrics = MetricsServer(stack.home, ("127.0.0.1", 0), stack.gateway)
+        threading.Thread(target=metrics.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{metrics.server_address[1]}"
+        try:
+            with asking(stack.port), monitoring(folder, address, received.url) as found:
+                yield found
+        finally:
+            metrics.close()
+
+
+def expressions() -> list[tuple[str, str]]:
+    """Every expression of the dashboard, with the panel it is drawn in. `$model` is what Grafana fills in for all."""
+    board = json.loads((FILES / "grafana-dashboard.json").read_text())
+    drawn = [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
+    drawn += [(each["name"], each["expr"]) for each in board["annotations"]["list"]]
+    return [(title, expression.replace("$model", ".*")) for title, expression in drawn]
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((FILES / "rules.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_the_latency_of_a_release_is_read_from_envoy_s_native_histograms(monitored: Monitored) -> None:
+    def found() -> float | None:
+        values = monitored.value('serin:latency_ms:p99_5m{release="sentiment-v1"}')
+        return values[0][1] if values and values[0][1] > 0 else None
+
+    p99_ms = until(found, "a latency in Prometheus", seconds=60)
+    assert 2.0 <= p99_ms < 10_000  # the server takes two milliseconds
+    assert monitored.targets() == {"serin": "up", "serin-gateway": "up"}
+    (count,) = [value for _, value in monitored.value("serin_model_live_version")]
+    assert count == 1
+
+
+def test_every_rule_is_evaluated_without_an_error(monitored: Monitored) -> None:
+    def evaluated() -> list[dict[str, Any]] | None:
+        known = [rule for group in monitored.ask("rules")["groups"] for rule in group["rules"]]
+        return known if all(rule["health"] != "unknown" for rule in known) else None
+
+    found = until(evaluated, "an evaluation of every rule", seconds=60)
+    assert {rule["name"]: rule["health"] for rule in found} == dict.fromkeys(
+        (rule.get("record") or rule["alert"] for rule in rules()), "ok"
+    )
+    assert [rule["name"] for rule in found if rule.get("state") == "firing"] == []
+
+
+@pytest.mark.parametrize(("title", "expression"), expressions())
+def test_every_expression_of_the_dashboard_can_be_run(
+    monitored: Monitored, title: str, expression: str
+) -> None:
+    assert monitored.ask("query", query=expression)["resultType"] == "vector", title
+
+
+def test_rules_and_dashboard_name_only_metrics_that_are_served(monitored: Monitored) -> None:
+    targets = monitored.ask("targets")["activeTargets"]
+    (place,) = [each["scrapeUrl"] for each in targets if each["labels"]["job"] == "serin"]
+    with urllib.request.urlopen(place, timeout=20) as answer:
+        text = answer.read().decode()
+    served = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    served |= {f"{name}_total" for name in served}
+    written = [rule["expr"] for rule in rules()] + [expression for _, expression in expressions()]
+    named = {name for expression in written for name in _OWN_METRIC.findall(expression)}
+    assert len(named) > 5
+    assert named - served == set()
