@@ -31,12 +31,13 @@ from serin.stack.watch.metrics.families import (
     releases,
     rollouts,
 )
+from serin.stack.watch.metrics.watched import captures
 from serin.stack.wiring import build_gateway
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
-_SECTIONS = (build, releases, rollouts, alerts, leases)
+_SECTIONS = (build, releases, rollouts, captures, alerts, leases)
 
 
 def targets(home: Path) -> list[dict[str, Any]]:
