@@ -31,13 +31,13 @@ from serin.stack.watch.metrics.families import (
     releases,
     rollouts,
 )
-from serin.stack.watch.metrics.watched import captures
+from serin.stack.watch.metrics.watched import captures, drift, objectives, quality
 from serin.stack.wiring import build_gateway
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
-_SECTIONS = (build, releases, rollouts, captures, alerts, leases)
+_SECTIONS = (build, releases, rollouts, objectives, quality, drift, captures, alerts, leases)
 
 
 def targets(home: Path) -> list[dict[str, Any]]:
