@@ -16,6 +16,7 @@ from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
 from serin.stack.guard import Guard, read_guard
+from serin.stack.host.metrics_address import metrics_url
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.host.supervisor import Child, Supervisor
 from serin.stack.prefect import rest_api
@@ -40,6 +41,7 @@ class Status:
     guard: Guard | None = None
     prefect: Address | None = None  # None: serving alone, as in a container without a Prefect server
     console: Address | None = None  # None: it is not installed
+    metrics: str | None = None  # where Prometheus may ask; None: the watcher has not started yet
     processes: tuple[Child, ...] = ()
     models: tuple[ModelStatus, ...] = ()
     ready: frozenset[str] = frozenset()  # names of releases that are ready
@@ -71,6 +73,7 @@ class Status:
             else None,
             "prefect": asdict(self.prefect) if self.prefect else None,
             "console": asdict(self.console) if self.console else None,
+            "metrics": self.metrics,
             "processes": [
                 {"name": child.name, "state": child.state, "pid": child.pid} for child in self.processes
             ],
@@ -89,6 +92,8 @@ class Status:
             yield f"Prefect  {self.prefect.url}  {'ready' if self.prefect.ready else 'NOT READY'}"
         if self.console:
             yield f"console  {self.console.url}  {'ready' if self.console.ready else 'NOT READY'}"
+        if self.metrics:
+            yield f"metrics  {self.metrics}  (for Prometheus)"
         for child in self.processes:
             pid = f"process {child.pid}" if child.pid else ""
             yield f"  {child.name:<24} {child.state:<9} {pid}".rstrip()
@@ -151,6 +156,7 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
         guard=read_guard(home),
         prefect=_prefect(stack),
         console=_console(stack, children),
+        metrics=metrics_url(home),
         processes=children,
         models=models,
         ready=frozenset(release.name for release in named if fleet.state(release) == "ready"),

@@ -5,23 +5,38 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from serin.formats.serving.request import Request
+from serin.monitoring.alerts.book import AlertBook
 from serin.rollout.decide.state import Phase
+from serin.rollout.run.commands import Command, submit
+from serin.rollout.run.status import model_status
+from serin.stack.watch.history_duty import HistoryDuty
 from serin.stack.watch.metrics.server import MetricsServer
+from serin.stack.watch.objectives_duty import ObjectivesDuty
+from serin.stack.watch.promises import Promises
+from serin.stack.wiring import request_log
+from serin.store.store import Store
 from tests.e2e.external_scene import asking, scene
 from tests.e2e.prometheus_server import FILES, Monitored, monitoring, needs_prometheus
 from tests.e2e.whole_stack import until
+from tests.fakes.gpus import write_inventory
 from tests.fakes.kserve import serving
+from tests.fakes.running_controller import running_controller
 from tests.fakes.webhooks import webhook
+from tests.unit.monitoring.request_lines import GOOD, append
 
 pytestmark = needs_prometheus
 
+_FAST_BURN = 'serin_objective_burn_rate{objective="availability", window="1h"}'
 _OWN_METRIC = re.compile(r"\bserin_[a-z_]+\b")
 
 
@@ -84,6 +99,59 @@ def test_every_expression_of_the_dashboard_can_be_run(
     monitored: Monitored, title: str, expression: str
 ) -> None:
     assert monitored.ask("query", query=expression)["resultType"] == "vector", title
+
+
+def test_a_wave_of_errors_reaches_alertmanager_s_receiver_once_and_a_small_one_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2% of the requests to `flights` fail for an hour and 0.05% of those to `fine`; both promise 99.9%."""
+    monkeypatch.setenv("SERIN_INVENTORY", str(write_inventory(tmp_path, ())))
+    home, now = tmp_path / "home", time.time()
+    for model, one_in in (("flights", 50), ("fine", 2_000)):
+        serve_first_version(home, model)
+        append(request_log(home), requests(model, one_in, now))
+    promises, book = Promises(Store(str(home / "store"))), AlertBook(home)
+    for duty in (HistoryDuty(home, promises), ObjectivesDuty(home, book, promises)):
+        duty.tick(now)
+        duty.close()
+    metrics = MetricsServer(home, ("127.0.0.1", 0))
+    threading.Thread(target=metrics.serve_forever, daemon=True).start()
+    try:
+        with (
+            webhook() as received,
+            monitoring(tmp_path, f"127.0.0.1:{metrics.server_address[1]}", received.url) as found,
+        ):
+            (message,) = received.wait_for(1, 60.0)
+            rounds = scrapes(found)
+            until(lambda: scrapes(found) > rounds + 5 or None, "five more evaluations", seconds=60)
+            assert received.got == [message]
+            burning = {labels["model"]: value for labels, value in found.value(_FAST_BURN)}
+    finally:
+        metrics.close()
+    assert (message["status"], message["receiver"]) == ("firing", "pages")
+    (alert,) = message["alerts"]
+    assert {"alertname": "SerinErrorBudgetBurns", "model": "flights"}.items() <= alert["labels"].items()
+    assert burning["flights"] == pytest.approx(20, rel=0.1)
+    assert burning["fine"] == pytest.approx(0.5, rel=0.1)
+
+
+def serve_first_version(home: Path, model: str) -> None:
+    with running_controller(home, model):
+        submit(home, Command(kind="start", model=model, version=1, by="test"))
+        until(lambda: ((found := model_status(home, model)) and found.live) or None, "live", seconds=30)
+
+
+def requests(model: str, one_in: int, now: float) -> Iterator[Request]:
+    """An hour of ten requests per second of which one in `one_in` fails."""
+    for number in range(36_000):
+        code = 500 if number % one_in == 0 else 200
+        release = f"{model}-v1"
+        yield GOOD._replace(t=now - 3_600 + number / 10, model=model, release=release, code=code)
+
+
+def scrapes(found: Monitored) -> float:
+    values = found.value('count_over_time(up{job="serin"}[10m])')
+    return values[0][1] if values else 0.0
 
 
 def test_rules_and_dashboard_name_only_metrics_that_are_served(monitored: Monitored) -> None:

@@ -15,7 +15,7 @@ from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
 from serin.rollout.run.commands import Command, submit
 from serin.rollout.run.status import model_status
-from serin.stack.watch.metrics.address import candidates, read_address
+from serin.stack.host.metrics_address import candidates, read_address
 from serin.stack.watch.metrics.families import StackCollector, build
 from serin.stack.watch.metrics.server import MetricsServer
 from tests.e2e.whole_stack import until

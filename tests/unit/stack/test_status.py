@@ -106,7 +106,17 @@ def test_a_server_that_somebody_else_runs_is_shown_with_its_address() -> None:
 
 def test_the_json_is_what_programs_were_promised() -> None:
     found = WELL.to_json()
-    assert set(found) == {"home", "up", "well", "gateway", "prefect", "console", "processes", "models"}
+    assert set(found) == {
+        "home",
+        "up",
+        "well",
+        "gateway",
+        "prefect",
+        "console",
+        "metrics",
+        "processes",
+        "models",
+    }
     assert found["processes"][0] == {"name": "gateway", "state": "running", "pid": 7}
     (model,) = found["models"]
     assert set(model) == {"name", "releases", "rollout"}

@@ -21,7 +21,7 @@ from serin.errors import SerinError, SpecError
 from serin.rollout.run.status import status
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.triton.release_record import read_record
-from serin.stack.watch.metrics.address import candidates, write_address
+from serin.stack.host.metrics_address import candidates, write_address
 from serin.stack.watch.metrics.families import (
     StackCollector,
     alerts,

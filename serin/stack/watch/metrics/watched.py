@@ -56,7 +56,9 @@ def quality(home: Path) -> Iterator[Metric]:
     """Each metric is from labels (`live`), from the test rows (`offline`) or expected before labels (`estimate`)."""
     value = gauge("serin_quality", "Quality of a release: from labels, from the test rows, or estimated.",
                   "model", "release", "metric", "basis")  # fmt: skip
-    labelled = gauge("serin_labelled_ratio", "The share of recorded rows that have a label.", "model", "release")
+    labelled = gauge(
+        "serin_labelled_ratio", "The share of recorded rows that have a label.", "model", "release"
+    )
     for model in _models(home):
         view = read_quality(home, model)
         for release in view.releases if view else ():

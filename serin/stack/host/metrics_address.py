@@ -32,6 +32,12 @@ def read_address(home: Path) -> tuple[str, int] | None:
         return None
 
 
+def metrics_url(home: Path) -> str | None:
+    """Returns the address for people and for Prometheus."""
+    found = read_address(home)
+    return f"http://{found[0]}:{found[1]}/metrics" if found else None
+
+
 def write_address(home: Path, host: str, port: int) -> None:
     _file(home).parent.mkdir(parents=True, exist_ok=True)
     document = {"format": _FORMAT, "version": _VERSION, "host": host, "port": port}
