@@ -39,7 +39,7 @@ def captures(home: Path) -> Iterator[Metric]:
 
 
 def drift(home: Path) -> Iterator[Metric]:
-    evidence = gauge("serin_drift_evidence_ratio", "Evidence of drift as a share of what an alarm needs: 1 is an alarm.",
+    evidence = gauge("serin_drift_evidence_ratio", "Evidence of drift as a share of what an alarm needs.",
                      "model", "release", "column")  # fmt: skip
     drifted = gauge("serin_drift_columns", "How many columns and scores have drifted.", "model", "release")
     for model in _models(home):
