@@ -57,16 +57,8 @@ def export_own_inputs(
     answers, report = _prove(spec, model, schema, inputs, known, checkpoint.metrics)
     champion = _meet_metrics(spec, schema, checkpoint.metrics, store, approved_by)
     release = Release(model=spec.name, version=store.reserve_version(spec.name))
-    card = own_inputs_card(
-        spec,
-        release,
-        schema,
-        report,
-        champion,
-        metrics=checkpoint.metrics,
-        lineage=lineage,
-        known_answers=bool(known),
-    )
+    judged = (spec, release, schema, report, champion)
+    card = own_inputs_card(*judged, metrics=checkpoint.metrics, lineage=lineage, known_answers=bool(known))
 
     def fill(work: Path) -> None:
         properties = {"name": release.model, "version": str(release.version), "spec_digest": spec.digest()}

@@ -16,6 +16,7 @@ from serin.errors import WatchStateBroken
 from serin.formats.reason import Reason, utc
 from serin.machine.durable import write_whole
 from serin.machine.locks import locked
+from serin.monitoring.alerts.alert import Alert
 from serin.spec.monitoring import MonitoringSpec
 
 FORMAT, VERSION = "serin.retrain", 1
@@ -110,6 +111,25 @@ def ask_again_at(history: History, spec: MonitoringSpec) -> float | None:
     times = [each.t + pause_s for each in history.begun[-1:]]
     times += [each.until for each in history.refused[-1:] if each.until is not None]
     return max(times, default=None)
+
+
+def failed_key(model: str) -> str:
+    return f"{model}/retrain/failed"
+
+
+def failed_alert(model: str, release: str, reason: Reason, error: str, *, now: float) -> Alert:
+    """The alert about a retraining that failed, which no person started and may be waiting for. Pure."""
+    return Alert(
+        key=failed_key(model),
+        kind="retrain",
+        model=model,
+        release=release,
+        severity="ticket",
+        title="its retraining failed",
+        text=f"It was begun because of {reason}. {release} stays live. {error[:1000]}",
+        since=now,
+        facts={"reason": reason.to_json(), "error": error[:1000]},
+    )
 
 
 class RetrainBook:

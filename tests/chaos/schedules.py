@@ -48,22 +48,25 @@ def _plans_and_reacts(api: Api) -> None:
         "occurred": datetime.now(UTC).isoformat(),
         "event": "serin.drift",
         "resource": {"prefect.resource.id": "serin.model.parcels", "serin.model": "parcels"},
+        "payload": {"text": "a chaos test"},
     }
-    already = len(_runs(api, why="drift", model="parcels"))
+    asked = {"why": "drift", "model": "parcels", "reason": event["payload"]}
+    already = len(_runs(api, **asked))
     automations = call(api, "POST", "/automations/filter", {})
     assert sorted(found["name"] for found in automations) == [
         "serin, retrain on drift",
+        "serin, retrain when live quality falls",
         "serin, retrain when the tables of a model have changed",
     ]
     call(api, "POST", "/events", [event])
-    until(lambda: len(_runs(api, why="drift", model="parcels")) > already, "a run for the event")
+    until(lambda: len(_runs(api, **asked)) > already, "a run for the event")
     until(lambda: len(_runs(api, why="nightly")) >= 2, "the next nights are planned")
     until(lambda: len(_runs(api)) >= 2, "the next looks are planned")
     assert {run["expected_start_time"][11:19] for run in _runs(api, why="nightly")} == {"02:00:00"}
-    assert len(_runs(api, why="drift", model="parcels")) == already + 1
+    assert len(_runs(api, **asked)) == already + 1
 
 
-def _runs(api: Api, **parameters: str) -> list[dict[str, Any]]:
+def _runs(api: Api, **parameters: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", {})
     return [run for run in found if run["parameters"] == parameters]
 

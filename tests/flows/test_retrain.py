@@ -17,6 +17,7 @@ from flows.retrain import retrain
 from flows.watch import watch
 from serin.errors import NotFound, StageFailed
 from serin.formats.reason import utc
+from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.retrain import read_retraining
 from serin.store.artifacts import Release
 from serin.store.stage_keys import notes
@@ -42,10 +43,10 @@ def live_models(home: Path, tmp_path: Path) -> None:
 
 
 class FakeStages:
-    """Notes whose pipeline was asked for; the version after it is 2."""
+    """Notes whose pipeline was asked for; the version after it is 2, or what it is told to make."""
 
     def __init__(self, failing: str | None = None) -> None:
-        self.failing = failing
+        self.failing, self.makes = failing, 2
         self.asked: list[str] = []
         self.reasons: list[dict[str, Any]] = []
 
@@ -55,7 +56,7 @@ class FakeStages:
         self.reasons.append(reason)
         if spec["name"] == self.failing:
             raise StageFailed(stage=stage, run="slim-whippet", reason="worse than the live one")
-        return Release(model=spec["name"], version=2)
+        return Release(model=spec["name"], version=self.makes)
 
 
 @pytest.fixture
@@ -119,6 +120,15 @@ def test_an_alarm_about_a_version_that_was_replaced_trains_nothing(home: Path, s
     assert "eager-v7 is not live any more" in read_retraining(home, "eager").refused[0].why
 
 
+def test_a_retraining_that_finds_nothing_new_says_so(home: Path, stages: FakeStages) -> None:
+    stages.makes = 1
+    assert asyncio.run(drift()) == [Release(model="eager", version=1)]
+    (begun,) = read_retraining(home, "eager").begun
+    assert (begun.outcome, begun.detail) == ("unchanged", "eager-v1")
+    (noted,) = notes(home, begun.run)
+    assert noted["why"] == "eager-v1 stays: nothing has changed since it was trained"
+
+
 def test_a_retraining_that_fails_is_recorded_with_its_reason_and_counts(
     home: Path, stages: FakeStages
 ) -> None:
@@ -128,8 +138,14 @@ def test_a_retraining_that_fails_is_recorded_with_its_reason_and_counts(
     (begun,) = read_retraining(home, "eager").begun
     assert begun.outcome == "failed"
     assert "worse than the live one" in begun.detail
+    (alert,) = read_alerts(home, "eager").open
+    assert (alert.alert.key, alert.alert.release) == ("eager/retrain/failed", "eager-v1")
+    assert "drift: carrier drifted. eager-v1 stays live." in alert.alert.text
     asyncio.run(drift())
     assert stages.asked == ["eager"]
+    stages.failing = None
+    asyncio.run(retrain(model="eager"))
+    assert read_alerts(home, "eager").open == ()
 
 
 def test_one_that_fails_does_not_stop_the_others_and_fails_the_run(stages: FakeStages) -> None:

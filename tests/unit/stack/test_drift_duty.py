@@ -238,6 +238,15 @@ def test_a_part_larger_than_what_is_read_at_once_is_counted_whole(home: Path) ->
     assert read_alerts(home, NAME).open == ()
 
 
+def test_a_clock_that_jumps_ahead_and_back_is_no_drift_and_loses_no_row(home: Path) -> None:
+    year = 365 * 24 * 60
+    for minutes in (range(20), range(year, year + 5), range(20, 60)):
+        record(home, minutes)
+    tick(home, 60)
+    assert release_state(home)["rows"] == 65 * 300
+    assert read_alerts(home, NAME).open == ()
+
+
 def test_a_model_that_does_not_ask_for_it_is_not_watched(home: Path, tmp_path: Path) -> None:
     version = publish(tmp_path, drift=None, retrain=[])
     go_live(home, version)
