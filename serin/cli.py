@@ -27,6 +27,7 @@ from serin.commands import (
     schema,
     search,
     service,
+    slo,
     stack,
     tuning,
 )
@@ -75,6 +76,7 @@ for _module in (
     runs,
     rollout,
     service,
+    slo,
     models,
     captures,
     labels,

@@ -10,7 +10,10 @@ from typing import Any
 
 from serin.errors import NameInvalid, SupervisorGone
 from serin.formats.serving.request_log import read_since
+from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.records import AlertRecord
 from serin.monitoring.latency import ReleaseLatency, summarise
+from serin.monitoring.objectives.read import ObjectivesView, budget_words, read_objectives
 from serin.rollout.run.status import ModelStatus, ReleaseStatus
 from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
@@ -47,6 +50,8 @@ class Status:
     ready: frozenset[str] = frozenset()  # names of releases that are ready
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # addresses of external servers
     latency: tuple[ReleaseLatency, ...] = field(default=())
+    objectives: Mapping[str, ObjectivesView] = field(default_factory=dict)  # by model
+    alerts: tuple[AlertRecord, ...] = ()  # open ones
 
     @property
     def well(self) -> bool:
@@ -78,6 +83,7 @@ class Status:
                 {"name": child.name, "state": child.state, "pid": child.pid} for child in self.processes
             ],
             "models": [self._model(model) for model in self.models],
+            "alerts": [asdict(each) for each in self.alerts],
         }
 
     def lines(self) -> Iterator[str]:
@@ -99,6 +105,9 @@ class Status:
             yield f"  {child.name:<24} {child.state:<9} {pid}".rstrip()
         for model in self.models:
             yield from self._model_lines(model)
+        for each in self.alerts:
+            acknowledged = f" (acknowledged by {each.acknowledged_by})" if each.acknowledged_by else ""
+            yield f"ALERT {each.alert.severity} {each.alert.key}: {each.alert.title}{acknowledged}"
 
     def _model_lines(self, model: ModelStatus) -> Iterator[str]:
         yield f"{model.name}: {_live_words(model)}"
@@ -110,6 +119,8 @@ class Status:
             for seen in self._latency_of(name):
                 speed = f"p50 {_ms(seen.p50_ms)}, p95 {_ms(seen.p95_ms)}, p99 {_ms(seen.p99_ms)}"
                 yield f"    as {seen.arm}: {seen.requests_per_s:.1f} requests/s, {speed}, {seen.error_share:.2%} failed"
+        if view := self.objectives.get(model.name):
+            yield f"  error budget of 30 days: {', '.join(map(budget_words, view.objectives))}"
         rollout = model.rollout
         if rollout.running:
             held = f", held: {rollout.hold}" if rollout.hold else ""
@@ -129,7 +140,13 @@ class Status:
                     "latency": [asdict(seen) for seen in self._latency_of(name)],
                 }
             )
-        return {"name": model.name, "releases": releases, "rollout": asdict(model.rollout)}
+        view = self.objectives.get(model.name)
+        return {
+            "name": model.name,
+            "releases": releases,
+            "rollout": asdict(model.rollout),
+            "objectives": [asdict(each) for each in view.objectives] if view else [],
+        }
 
     def _latency_of(self, release: str) -> list[ReleaseLatency]:
         return [seen for seen in self.latency if seen.release == release]
@@ -164,6 +181,8 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
             release.name: external.endpoint(release).http for release in named if external.has(release)
         },
         latency=_latency(request_log(home), window_s),
+        objectives={model.name: view for model in models if (view := read_objectives(home, model.name))},
+        alerts=read_alerts(home, resolved=0).open,
     )
 
 

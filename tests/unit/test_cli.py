@@ -84,6 +84,7 @@ COMMAND_LINE = {
     "keys require": "[--off --on]",
     "gc": "[--keep-versions] [--keep-days] [--remove] [--json]",
     "console secret": "[ROLE] [--rotate] [--json]",
+    "slo": "[MODEL] [--json]",
     "alerts list": "[--model] [--resolved] [--journal] [--json]",
     "alerts ack": "[KEY] [--note]",
     "alerts silence": "[PATTERN] [--model] [--lasts] [--why]",

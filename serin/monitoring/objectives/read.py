@@ -73,6 +73,14 @@ def read_objectives(home: Path, model: str, *, now: float | None = None) -> Obje
     )
 
 
+def budget_words(view: ObjectiveView) -> str:
+    """A budget in a few words, such as "availability 82% left"."""
+    if view.budget_left is None:
+        return f"{view.name} not used yet"
+    state = f"{view.budget_left:.0%} left" if view.budget_left > 0 else "used up"
+    return f"{view.name} {state}{', burns too fast' if view.fires else ''}"
+
+
 def counted_for(home: Path, model: str, now: float) -> float:
     """Returns for how many seconds the model's requests have been counted."""
     first = first_counted(home, model)

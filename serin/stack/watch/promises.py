@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from serin.errors import NotFound, SerinError
+from serin.serving.external import External
 from serin.spec.monitoring import ObjectivesSpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
@@ -27,16 +28,18 @@ class Promise:
 
 
 class Promises:
-    """Reads each version's spec once: a version never changes."""
+    """Reads each version's spec once: a version never changes. Servers elsewhere have none."""
 
-    def __init__(self, store: Store | None = None) -> None:
-        self._store = store
+    def __init__(self, home: Path, store: Store | None = None) -> None:
+        self._external, self._store = External(home), store
         self._known: dict[tuple[str, int], Promise] = {}
         self._retry_at: dict[tuple[str, int], float] = {}
 
     def of(self, model: str, version: int) -> Promise:
         """Returns the default promise for a version that is not in the store, or cannot be read now."""
         key = model, version
+        if self._external.has(Release(model=model, version=version)):
+            return Promise()
         if key not in self._known and time.monotonic() >= self._retry_at.get(key, 0.0):
             try:
                 self._known[key] = self._read(model, version)

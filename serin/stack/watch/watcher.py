@@ -31,7 +31,7 @@ log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is _
 
 def duties(home: Path) -> list[Duty]:
     """Returns all duties, the recorder first: the others read what it writes."""
-    alerts, promises = AlertBook(home), Promises()
+    alerts, promises = AlertBook(home), Promises(home)
     return [
         CaptureDuty(home, alerts),
         AlertsDuty(home),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,14 +16,19 @@ from serin.rollout.decide.state import Phase
 from serin.rollout.run.commands import Inbox
 from serin.rollout.run.status import history as decisions
 from serin.rollout.run.status import model_status
+from serin.serving.external import External
 from serin.spec.monitoring import ObjectivesSpec
 from serin.stack.watch import auto_rollback
 from serin.stack.watch.history_duty import HistoryDuty
 from serin.stack.watch.objectives_duty import ObjectivesDuty
 from serin.stack.watch.promises import Promise, Promises
 from serin.stack.wiring import request_log
+from serin.store.artifacts import Endpoint, Release
+from serin.store.store import Store
+from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 from tests.unit.monitoring.request_lines import GOOD, append
 from tests.unit.rollout.conftest import Scene
+from tests.unit.test_cli_keys import serin
 
 T = 1_800_000_000.0
 KEY = "flights/objective/availability"
@@ -31,8 +37,8 @@ KEY = "flights/objective/availability"
 class Told(Promises):
     """The promises of versions, without a store."""
 
-    def __init__(self, promise: Promise) -> None:
-        super().__init__()
+    def __init__(self, home: Path, promise: Promise) -> None:
+        super().__init__(home)
         self.promise = promise
 
     def of(self, model: str, version: int) -> Promise:
@@ -46,7 +52,7 @@ class World:
     def __init__(self, home: Path, *, rollback: bool = False) -> None:
         self.home, self.scene, self.now = home, Scene(home), T
         self.scene.clock.t = T - 7_200
-        promises = Told(Promise(objectives=ObjectivesSpec(rollback=rollback), p99_ms=20.0))
+        promises = Told(home, Promise(objectives=ObjectivesSpec(rollback=rollback), p99_ms=20.0))
         self._duties = (
             HistoryDuty(home, promises),
             ObjectivesDuty(home, AlertBook(home), promises),
@@ -184,8 +190,11 @@ def test_a_release_that_burns_is_exchanged_for_the_version_before(strict: World)
     assert strict.minutes_until_alert(2, 20, bad=30) is not None
     (made,) = read_rollbacks(strict.home, "flights")
     assert (made.from_version, made.to_version, made.by) == (2, 1, "objectives")
+    before = Release(model="flights", version=1)
+    assert before not in strict.scene.fleet.running(), "it is started again"
     strict.scene.until(Phase.PROMOTED)
-    assert strict.scene.router.route("flights").stable.version == 1  # type: ignore[union-attr]
+    assert before in strict.scene.fleet.running()
+    assert strict.scene.router.route("flights").stable == before  # type: ignore[union-attr]
     why = [each for each in decisions(strict.home, "flights") if each.by == "objectives"]
     assert why
     assert "since the release of version 2 too many requests fail" in why[0].reason
@@ -270,3 +279,41 @@ def test_a_command_that_no_controller_answers_is_withdrawn_and_may_be_tried_late
     for _ in range(12):
         strict.minute(2, bad=30)
     assert len(read_rollbacks(strict.home, "flights")) == 2
+
+
+def test_the_command_shows_budgets_burn_rates_and_rollbacks(
+    strict: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strict.minutes_until_alert(2, 20, bad=30)
+    monkeypatch.setattr("time.time", lambda: strict.now)
+    assert serin(monkeypatch, "slo") == 0
+    shown = capsys.readouterr().out
+    assert "BURNS TOO FAST" in shown
+    assert "automatic rollback from version 2 to 1 (not done: no answer yet)" in shown
+    assert serin(monkeypatch, "slo", "flights", "--json") == 0
+    (view,) = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in view["objectives"]] == ["availability", "latency"]
+    assert serin(monkeypatch, "slo", "fligths") == 1
+    assert "did you mean 'flights'" in capsys.readouterr().err
+
+
+def test_a_version_s_promises_come_from_its_own_spec(home: Path, tmp_path: Path) -> None:
+    store = Store.open()
+    with store.workspace() as folder:
+        spec = small_spec(
+            tmp_path / "data",
+            rows=10,
+            serving={"p99_ms": 20},
+            monitoring={"objectives": {"availability": 0.99, "rollback": True}},
+        )
+        write_spec(folder, spec)
+        (folder / "manifest.json").write_text("{}")
+        store.publish_bundle(NAME, store.reserve_version(NAME), folder)
+    promises = Promises(home)
+    found = promises.of(NAME, 1)
+    assert (found.p99_ms, found.objectives.availability, found.objectives.rollback) == (20.0, 0.99, True)
+    assert promises.limit_ms(NAME, f"{NAME}-v1-baseline") == 20.0
+    assert promises.limit_ms(NAME, f"{NAME}-v2") is None
+    assert promises.limit_ms(NAME, "unknown") is None
+    External(home).register(NAME, Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1"))
+    assert promises.of(NAME, 1) == Promise()

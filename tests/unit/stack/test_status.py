@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from serin.machine.process import ProcessState
+from serin.monitoring.alerts.alert import Alert
+from serin.monitoring.alerts.records import AlertRecord
 from serin.monitoring.latency import ReleaseLatency
+from serin.monitoring.objectives.read import ObjectivesView, ObjectiveView
 from serin.rollout.run.status import ModelStatus, ReleaseStatus, RolloutStatus
 from serin.stack.host.supervisor import Child
 from serin.stack.status import Address, Status
@@ -116,10 +119,11 @@ def test_the_json_is_what_programs_were_promised() -> None:
         "metrics",
         "processes",
         "models",
+        "alerts",
     }
     assert found["processes"][0] == {"name": "gateway", "state": "running", "pid": 7}
     (model,) = found["models"]
-    assert set(model) == {"name", "releases", "rollout"}
+    assert set(model) == {"name", "releases", "rollout", "objectives"}
     assert model["releases"][1] == {
         "version": 2,
         "arm": "candidate",
@@ -136,3 +140,52 @@ def test_people_read_who_is_live_how_fast_it_is_and_why_a_rollout_waits() -> Non
     assert "flights: version 1 is live" in text
     assert "as stable: 2.0 requests/s, p50 1.50 ms, p95 3.00 ms, p99 -, 0.00% failed" in text
     assert "rolling out version 2: shifting, held: no_traffic (no request reached the candidate)" in text
+
+
+def test_budgets_and_open_alerts_are_shown_and_do_not_make_a_stack_ill() -> None:
+    spent = ObjectiveView(
+        name="availability",
+        target=0.999,
+        limit_ms=None,
+        requests=1_000,
+        bad=2,
+        budget_left=-1.0,
+        windows=(),
+        fires=True,
+    )
+    view = ObjectivesView(
+        model="flights",
+        release="flights-v1",
+        objectives=(spent, replace(spent, name="latency", budget_left=0.4, fires=False)),
+        rollbacks=(),
+    )
+    alert = Alert(
+        key="flights/objective/availability",
+        kind="objective",
+        model="flights",
+        release="flights-v1",
+        severity="page",
+        title="flights: too many requests fail",
+        text="",
+        since=0.0,
+    )
+    record = AlertRecord(
+        id="a-1",
+        alert=alert,
+        fired=0.0,
+        seen=0.0,
+        resolved=None,
+        acknowledged=1.0,
+        acknowledged_by="ada",
+        note="",
+        silenced_until=None,
+    )
+    found = replace(WELL, objectives={"flights": view}, alerts=(record,))
+    assert found.well
+    lines = list(found.lines())
+    assert "  error budget of 30 days: availability used up, burns too fast, latency 40% left" in lines
+    words = "ALERT page flights/objective/availability: flights: too many requests fail (acknowledged by ada)"
+    assert lines[-1] == words
+    shown = found.to_json()
+    assert shown["models"][0]["objectives"][0]["budget_left"] == -1.0
+    assert shown["alerts"][0]["alert"]["key"] == alert.key
