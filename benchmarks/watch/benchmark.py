@@ -1,4 +1,4 @@
-"""The watch benchmark: what recording requests costs those who send them."""
+"""The watch benchmark: what recording requests costs those who send them, and what it costs the machine."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Callable
 from benchmarks.machine import machine
 from benchmarks.race import MIN_REPETITIONS
 from benchmarks.report import Report
-from benchmarks.watch import capture
+from benchmarks.watch import capture, records
 
 
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     rounds, lap_s = (25, 3.0) if full else (MIN_REPETITIONS, 1.0)
+    recorded = records.measure_records(full=full, say=say)
     costs = capture.measure_capture(rounds=rounds, lap_s=lap_s, say=say)
     return Report(
         benchmark="watch",
         mode="full" if full else "quick",
         environment=machine(),
         cases={},
-        tables=capture.table(costs),
-        figures={"capture": capture.figures(costs)},
-        line=capture.last_line(costs),
+        tables=[*capture.table(costs), *records.table(recorded)],
+        figures={"capture": capture.figures(costs), "records": records.figures(recorded)},
+        line={**capture.last_line(costs), **records.last_line(recorded)},
         notes=["releases with and without recording take turns; the recorder runs all the time"],
     )

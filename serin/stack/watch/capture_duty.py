@@ -34,7 +34,7 @@ class CaptureDuty:
     """Implements `Duty`."""
 
     name = "capture"
-    every_s = 5.0
+    every_s = 3.0
 
     def __init__(
         self,
