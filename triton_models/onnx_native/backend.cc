@@ -65,7 +65,11 @@ void refuse(Asked& asked, int code, const std::string& text) {
   TRITONSERVER_ErrorDelete(error);
 }
 
-void answer(Asked& asked, const Settings& settings, const std::vector<native::Answer>& outputs, int64_t start) {
+// `before_sending`: called when the answer is complete. The request's columns must not be read after it was sent: the gRPC
+// front end reuses their memory at once, although the request is released later.
+template <typename Call>
+void answer(
+    Asked& asked, const Settings& settings, const std::vector<native::Answer>& outputs, int64_t start, Call before_sending) {
   uint32_t wanted = 0;
   native::check(TRITONBACKEND_RequestOutputCount(asked.request, &wanted));
   for (uint32_t index = 0; index < wanted; ++index) {
@@ -92,6 +96,7 @@ void answer(Asked& asked, const Settings& settings, const std::vector<native::An
     if (memory == triton::kMemoryGpu) throw std::runtime_error("an output was asked for in a GPU's memory");
     if (bytes != 0) std::memcpy(buffer, from, bytes);
   }
+  before_sending();
   asked.answered = true;
   native::check(TRITONBACKEND_ResponseSend(asked.response, triton::kLast, nullptr));
   asked.success = true;
@@ -112,26 +117,19 @@ std::string_view parameter(TRITONBACKEND_Request* request, std::string_view name
   return found;
 }
 
-// Records what was answered, if its lot is drawn. A request without the gateway's id (a probe, a warm-up) is not recorded.
-void record(Spool& spool, const Asked& asked, const std::vector<native::Answer>& outputs, int64_t start, double t) {
-  if (!asked.success) return;
-  std::string_view id = parameter(asked.request, kIdHeader);
-  if (!spool.draws(id)) return;
-  std::string_view client_id = parameter(asked.request, kClientIdHeader);
-  const char* own = nullptr;
-  if (client_id.empty()) native::check(TRITONBACKEND_RequestId(asked.request, &own));
-  spool.add({t, id, own == nullptr ? client_id : std::string_view(own), &asked.reading, &outputs, start});
-}
-
-void record_all(Instance& instance, Asked** begin, Asked** end, const std::vector<native::Answer>& outputs) {
-  int64_t start = 0;
-  for (Asked** each = begin; each != end; ++each) {
-    try {
-      record(*instance.spool, **each, outputs, start, instance.began);
-    } catch (const std::exception& error) {
-      forget(TRITONSERVER_LogMessage(triton::kLogError, __FILE__, __LINE__, error.what()));
-    }
-    start += (*each)->reading.rows;
+// Records an answer, if its lot is drawn. A request without the gateway's id (a probe, a warm-up) is not recorded.
+void record(Instance& instance, const Asked& asked, const std::vector<native::Answer>& outputs, int64_t start) noexcept {
+  if (instance.spool == nullptr) return;
+  try {
+    std::string_view id = parameter(asked.request, kIdHeader);
+    if (!instance.spool->draws(id)) return;
+    std::string_view client_id = parameter(asked.request, kClientIdHeader);
+    const char* own = nullptr;
+    if (client_id.empty()) native::check(TRITONBACKEND_RequestId(asked.request, &own));
+    instance.spool->add(
+        {instance.began, id, own == nullptr ? client_id : std::string_view(own), &asked.reading, &outputs, start});
+  } catch (const std::exception& error) {
+    forget(TRITONSERVER_LogMessage(triton::kLogError, __FILE__, __LINE__, error.what()));
   }
 }
 
@@ -151,13 +149,12 @@ void score(Instance& instance, Asked** begin, Asked** end) {
       int64_t start = 0;
       for (Asked** each = begin; each != end; ++each) {
         try {
-          answer(**each, graph.settings(), outputs, start);
+          answer(**each, graph.settings(), outputs, start, [&] { record(instance, **each, outputs, start); });
         } catch (const std::exception& error) {
           refuse(**each, triton::kInternal, error.what());
         }
         start += (*each)->reading.rows;
       }
-      if (instance.spool != nullptr) record_all(instance, begin, end, outputs);  // everybody has an answer
     });
     return;
   } catch (const std::exception& error) {
