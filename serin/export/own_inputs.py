@@ -50,8 +50,7 @@ def export_own_inputs(
     folder = Path(checkpoint.path)
     _record, data = read_trained(folder)
     model, schema = onnx.load_model_from_string(data), read_schema(folder)
-    if problems := [*spec.monitoring.capture.problems([column.name for column in schema.inputs])]:
-        raise SpecError(where=spec.name, problems=problems)
+    _check_capture(spec, schema)
     table, inputs, known = _golden(folder, schema)
     logger.info(f"gate: scores of {len(table)} golden rows")
     answers, report = _prove(spec, model, schema, inputs, known, checkpoint.metrics)
@@ -81,6 +80,11 @@ def export_own_inputs(
         card=card,
         fill=fill,
     )
+
+
+def _check_capture(spec: PipelineSpec, schema: Schema) -> None:
+    if problems := [*spec.monitoring.capture.problems([column.name for column in schema.inputs])]:
+        raise SpecError(where=spec.name, problems=problems)
 
 
 def _golden(folder: Path, schema: Schema) -> tuple[pa.Table, dict[str, Array], dict[str, Array]]:

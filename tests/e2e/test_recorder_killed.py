@@ -4,8 +4,6 @@ and every drawn row is recorded once or counted as dropped."""
 from __future__ import annotations
 
 import math
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +22,7 @@ from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.read import captured
 from serin.store.artifacts import Release
 from tests.e2e.recording_stack import Recorder, RecordingStack, Row, recording_stack
+from tests.signals import hit, kill_9
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
@@ -51,8 +50,7 @@ def watcher(stack: RecordingStack) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield child
         finally:
-            if child.poll() is None:
-                os.kill(child.pid, signal.SIGKILL)
+            kill_9(child.pid)
             child.wait()
 
 
@@ -126,7 +124,7 @@ def test_rows_are_exact_at_any_share_although_the_watcher_is_killed() -> None:
         load = Load(stack)
         with load, watcher(stack) as first:
             _until("a first record", lambda: _counted(stack, every)[0] > 0, first, log)
-            os.kill(first.pid, signal.SIGKILL)
+            hit(first.pid)
             first.wait()
             before = _counted(stack, every)[0]
             with watcher(stack) as second:

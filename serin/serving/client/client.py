@@ -104,7 +104,7 @@ class Client:
         """Returns the model's outputs by name, one row of each for every row given.
 
         Rows are a frame, a table, a dict of columns or a list of dicts. RowsUnfit names a column that does not fit;
-        PredictionFailed has the server's message. `client_id`: an id of your own, which logs and recorded requests
+        PredictionFailed has the server's message. `client_id`: the caller's id, which logs and recorded requests
         keep beside the gateway's.
         """
         table = as_arrow(_table(rows))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +26,7 @@ from serin.monitoring.alerts.records import ReceiverRecord
 from serin.monitoring.alerts.try_receiver import try_receiver
 from serin.stack.watch.alerts_duty import Channels, event
 from tests.fakes.webhooks import webhook
+from tests.signals import kill_9
 from tests.unit.monitoring.test_alert_book import ALERT
 
 
@@ -168,7 +167,7 @@ time.sleep(120)
         try:
             hook.wait_for(2)
         finally:
-            os.kill(first.pid, signal.SIGKILL)
+            kill_9(first.pid)
             first.wait()
         with delivering(tmp_path):
             wait_until(lambda: record(tmp_path, "team").pending == 0)
