@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,7 +20,13 @@ if TYPE_CHECKING:
 _SEGMENTS = 20
 
 Model = Annotated[str, typer.Argument(help="The model's name.")]
-LabelFile = Annotated[Path, typer.Argument(help="A table of labels: Parquet, CSV or JSON lines.")]
+LabelTable = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|TABLE",
+        help="Labels: a Parquet, CSV or JSON lines file, a URL, folder or glob, or a table's name in data.tables.",
+    ),
+]
 Id = Annotated[
     str | None,
     typer.Option("--id", metavar="COLUMN", help="The column with the request's id. [default: _id]"),
@@ -75,7 +80,7 @@ def register(app: typer.Typer) -> None:
 
 def add_labels(
     model: Model,
-    file: LabelFile,
+    table: LabelTable,
     id_column: Id = None,
     row: Row = None,
     client_id: ClientId = None,
@@ -91,14 +96,13 @@ def add_labels(
     with the same values in the columns of `--on`. A label whose request is not recorded is kept until it is.
     """
     from serin.commands.predictions import open_bundle
-    from serin.formats.schema import read_schema
     from serin.monitoring.quality.labels import Columns
-    from serin.pipeline.labels import add, read_label_file
+    from serin.pipeline.label_tables import read_labels
+    from serin.pipeline.labels import add, truth_of
 
     bundle = open_bundle(model, version)
     columns = Columns(id=id_column, row=row, client_id=client_id, on=tuple(on or ()), value=value, time=time)
-    table = read_label_file(file, read_schema(Path(bundle.path)), columns, model)
-    done = add(bundle, table, columns)
+    done = add(bundle, read_labels(table, truth_of(bundle), columns), columns)
     if as_json:
         show_json(dataclasses.asdict(done))
     else:

@@ -9,13 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.csv as pacsv
-import pyarrow.json as pajson
-import pyarrow.parquet as pq
 
 from serin.errors import BundleBroken, FormatOutdated, LabelsUnfit, NotFound, SpecError
-from serin.formats.csv_values import convert_options, parse_options
-from serin.formats.schema import Schema, read_schema
+from serin.formats.schema import read_schema
 from serin.machine import environment
 from serin.monitoring.quality.forget import forget_rows
 from serin.monitoring.quality.labels import Added, Columns, add_labels
@@ -24,9 +20,6 @@ from serin.monitoring.quality.truth import TruthOf
 from serin.spec.load import load_stored_spec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
-
-_KINDS = {"string": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
-_IDS = ("_id", "_client_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +42,22 @@ class LabelsAdded:
 
 def add(bundle: Bundle, table: pa.Table, columns: Columns) -> LabelsAdded:
     """Stores labels for the answers of a model. LabelsUnfit when they do not fit it; then nothing is stored."""
-    home, folder = environment.home(), Path(bundle.path)
-    spec = load_stored_spec(folder / "spec.yaml")
-    if not spec.has_data:
-        reason = "cannot be read: the model has no data section, so its target is not known"
-        raise LabelsUnfit(model=bundle.model, column="", reason=reason)
-    of = TruthOf(model=bundle.model, data=spec.data, schema=read_schema(folder))
-    if masked := [
-        name for name in columns.on if name in spec.monitoring.capture.mask + spec.monitoring.capture.drop
-    ]:
+    home, of = environment.home(), truth_of(bundle)
+    capture = load_stored_spec(Path(bundle.path) / "spec.yaml").monitoring.capture
+    if masked := [name for name in columns.on if name in (*capture.mask, *capture.drop)]:
         reason = "is masked or dropped in the records (monitoring.capture): labels cannot be joined by it"
         raise LabelsUnfit(model=bundle.model, column=masked[0], reason=reason)
     added = add_labels(home, of, table, columns, time.time())
     return _looked_up(home, bundle.model, added)
+
+
+def truth_of(bundle: Bundle) -> TruthOf:
+    """What a version predicts. LabelsUnfit for a model whose target is not known."""
+    spec = load_stored_spec(Path(bundle.path) / "spec.yaml")
+    if not spec.has_data:
+        reason = "cannot be read: the model has no data section, so its target is not known"
+        raise LabelsUnfit(model=bundle.model, column="", reason=reason)
+    return TruthOf(model=bundle.model, data=spec.data, schema=read_schema(Path(bundle.path)))
 
 
 def _looked_up(home: Path, model: str, added: Added) -> LabelsAdded:
@@ -105,25 +101,3 @@ def watched_versions(store: Store, model: str) -> Versions:
         return Watched(version=version, schema=schema, data=spec.data, segments=spec.export.segments)
 
     return watched
-
-
-def read_label_file(path: Path, schema: Schema, columns: Columns, model: str) -> pa.Table:
-    """A file of labels: Parquet, CSV or JSON lines. Ids and text columns of the request stay text in CSV and JSON."""
-    types = {column.name: _KINDS[column.kind] for column in schema.inputs if column.kind in ("string", "int")}
-    types |= dict.fromkeys([*_IDS, *filter(None, (columns.id, columns.client_id))], pa.string())
-    try:
-        match path.suffix.lower():
-            case ".parquet" | ".pq":
-                return pq.read_table(path)
-            case ".csv":
-                with pacsv.open_csv(path, parse_options=parse_options()) as reader:
-                    present = set(reader.schema.names)
-                known = {name: kind for name, kind in types.items() if name in present}
-                return pacsv.read_csv(path, None, parse_options(), convert_options(known))
-            case ".json" | ".jsonl" | ".ndjson":
-                return pajson.read_json(path)
-            case suffix:
-                reason = f"in {path}: {suffix or 'no suffix'} is unknown; use .parquet, .csv or .jsonl"
-                raise LabelsUnfit(model=model, column="", reason=reason)
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise LabelsUnfit(model=model, column="", reason=f"cannot be read from {path}: {error}") from error

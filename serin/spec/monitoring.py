@@ -165,6 +165,21 @@ class MonitoringSpec(Section):
     )
     """How often retraining may happen by itself."""
 
+    def quality_problems(self, *, has_data: bool) -> Iterator[tuple[str, str]]:
+        """Why quality cannot be watched, as (key, problem and how to fix it)."""
+        if self.quality is None:
+            return
+        if not has_data:
+            yield (
+                "monitoring.quality",
+                "needs data: without a target nobody knows what a label means; take it out",
+            )
+        elif not self.capture.share:
+            yield (
+                "monitoring.quality",
+                "needs recorded requests: set monitoring.capture.share, for example to 0.1",
+            )
+
     def drift_problems(
         self, request_columns: Collection[str], *, has_time: bool
     ) -> Iterator[tuple[str, str]]:

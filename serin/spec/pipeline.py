@@ -103,6 +103,7 @@ class PipelineSpec(Section):
             found.append(
                 ("search", "needs data; a model that defines its own inputs is trained as its script says")
             )
+        found += self.monitoring.quality_problems(has_data=self.has_data)
         found += self.monitoring.drift_problems(self._request_columns(), has_time=self.data.time is not None)
         if found:
             raise PydanticCustomError(

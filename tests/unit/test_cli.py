@@ -63,7 +63,7 @@ COMMAND_LINE = {
     "rollout rollback": "[MODEL] [--to] [--why] [--follow --no-follow]",
     "labels show": "[MODEL] [--json]",
     "quality": "[MODEL] [--json]",
-    "labels add": "[MODEL] [FILE] [--id] [--row] [--client-id] [--on] [--value] [--time] [--version] [--json]",
+    "labels add": "[MODEL] [TABLE] [--id] [--row] [--client-id] [--on] [--value] [--time] [--version] [--json]",
     "captures list": "[--json]",
     "captures show": "[MODEL] [--version] [--rows -n] [--json]",
     "captures forget": "[MODEL] [--where] [--yes -y] [--json]",

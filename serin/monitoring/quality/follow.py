@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from serin.formats.captures import Part
+from serin.machine.locks import locked
 from serin.machine.private import make_private
 from serin.monitoring.capture.read import alike, parts, read_part
 from serin.monitoring.quality.joined import JoinedRows
@@ -44,6 +46,24 @@ def quality_folder(home: Path, model: str) -> Path:
     return home / "watch" / "quality" / valid_model_name(model)
 
 
+@contextmanager
+def following(home: Path, model: str) -> Iterator[Path]:
+    """Holds the lock of a model's labelled rows. Yields their folder."""
+    make_private(home / "watch")
+    make_private(home / "watch" / "quality")
+    folder = make_private(quality_folder(home, model))
+    with locked(folder / "lock"):
+        yield folder
+
+
+def last_forgotten(folder: Path) -> int | None:
+    """Changes whenever labels are deleted on request."""
+    try:
+        return (folder / "forgotten").stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
     recorded: Rows
@@ -59,9 +79,18 @@ class Follower:
         self.joined = JoinedRows(self._folder)
         self.state = read_state(self._folder)
         self._work: Iterator[None] | None = None
+        self._forgotten = last_forgotten(self._folder)
 
     def advance(self) -> bool:
-        """Does a bounded piece of work. Returns whether there is more to do."""
+        """Does a bounded piece of work. Returns whether there is more to do. What was begun before labels were
+        forgotten begins again without them."""
+        with following(self._home, self._model) as folder:
+            forgotten = last_forgotten(folder)
+            if forgotten != self._forgotten:
+                self._work, self._forgotten = None, forgotten
+            return self._advance()
+
+    def _advance(self) -> bool:
         if self._work is None:
             self._work = self._steps()
         try:
@@ -76,6 +105,10 @@ class Follower:
 
     def delete_before(self, moment: float) -> None:
         """Deletes what is older than records are kept."""
+        with following(self._home, self._model):
+            self._delete_before(moment)
+
+    def _delete_before(self, moment: float) -> None:
         delete_old_labels(self._home, self._model, moment)
         self.joined.delete_before(moment)
         for file in self._waiting():
@@ -167,7 +200,6 @@ class Follower:
             watched = self._versions(version)
             if watched is None or not rows.num_rows:
                 continue
-            make_private(self._folder)
             fresh = self.joined.add(version, rows)
             if fresh.num_rows:
                 order = [
@@ -184,9 +216,7 @@ class Follower:
 
     def _keep_waiting(self, like: LabelFile, labels: pa.Table, *, add: bool = False) -> None:
         """Replaces the labels that wait by the same key, or adds to them."""
-        make_private(self._folder.parent.parent)
-        make_private(self._folder.parent)
-        folder = make_private(make_private(self._folder) / "waiting")
+        folder = make_private(self._folder / "waiting")
         name = hashlib.sha256(f"{like.key}\n{like.expression}".encode()).hexdigest()[:16]
         path = folder / f"{name}.parquet"
         if add and path.is_file():

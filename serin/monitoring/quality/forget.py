@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.monitoring.quality.follow import quality_folder
+from serin.monitoring.quality.follow import following
 from serin.monitoring.quality.joined import JoinedRows
 from serin.monitoring.quality.keys import ID, ROW, Key, captured_columns, captured_keys
 from serin.monitoring.quality.scan import Versions
@@ -20,7 +20,14 @@ from serin.monitoring.quality.store import KEY, LabelFile, described, label_file
 def forget_rows(home: Path, model: str, rows: Mapping[int, pa.Table], versions: Versions) -> int:
     """Deletes the labels of recorded rows (by version, with all their columns), wherever labels are kept. Returns how
     many labels that arrived were deleted."""
-    waiting = quality_folder(home, model) / "waiting"
+    with following(home, model) as folder:
+        deleted = _forget(home, model, folder, rows, versions)
+        (folder / "forgotten").touch()
+    return deleted
+
+
+def _forget(home: Path, model: str, folder: Path, rows: Mapping[int, pa.Table], versions: Versions) -> int:
+    waiting = folder / "waiting"
     kept_back = [described(path) for path in waiting.glob("*.parquet")] if waiting.is_dir() else []
 
     def keep(file: LabelFile, labels: pa.Table) -> npt.NDArray[np.bool_]:
@@ -30,9 +37,7 @@ def forget_rows(home: Path, model: str, rows: Mapping[int, pa.Table], versions: 
     deleted = rewrite_labels(label_files(home, model), keep)
     rewrite_labels(kept_back, keep)
     pairs = pa.concat_arrays([pa.array([], pa.string()), *map(_pairs, rows.values())])
-    JoinedRows(quality_folder(home, model)).filter(
-        lambda table: ~np.asarray(pc.is_in(_pairs(table), value_set=pairs))
-    )
+    JoinedRows(folder).filter(lambda table: ~np.asarray(pc.is_in(_pairs(table), value_set=pairs)))
     return deleted
 
 

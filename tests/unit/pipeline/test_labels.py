@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from serin.api.model import Model
 from serin.cli import app
-from serin.errors import LabelsUnfit
+from serin.errors import LabelsUnfit, SourceUnreadable
 from serin.formats.captures import write_part
 from serin.pipeline.stage import StageResult
 from serin.store.artifacts import Bundle
@@ -76,6 +76,26 @@ def test_numbers_stay_ids_in_csv(bundle: Bundle, tmp_path: Path, home: Path) -> 
     assert pd.read_parquet(file)["key"].tolist() == ["007\x1f0"]
 
 
+def test_labels_come_from_a_table_of_the_spec_or_from_several_files(
+    bundle: Bundle, tmp_path: Path, home: Path
+) -> None:
+    frame = pd.DataFrame(
+        {"carrier": ["AA"] * 3, "order": ["0-1-0", "0-1-1", "x"], "arr_delay": [99.0, 1.0, 20.0]}
+    )
+    frame.to_csv(
+        Path(bundle.path) / "flights.parquet"
+    )  # the spec's path is relative to it; not a Parquet file
+    with pytest.raises(SourceUnreadable, match=r"data\.tables\.flights"):
+        run("flights", "--id", "order")
+    frame.to_parquet(Path(bundle.path) / "flights.parquet")
+    done = run("flights", "--id", "order")
+    assert (done["stored"], done["matched"], done["unknown"]) == (3, 2, 1)
+    for number in range(2):
+        frame.iloc[number : number + 1].to_parquet(tmp_path / f"part-{number}.parquet")
+    done = run(str(tmp_path / "part-*.parquet"), "--id", "order")
+    assert (done["rows"], done["matched"]) == (2, 2)
+
+
 def test_a_frame_s_labels_are_added_in_python(bundle: Bundle) -> None:
     model = Model(StageResult(value=bundle, ran=True, why="", receipt=None))
     frame = pd.DataFrame({"request": ["0-1-0", "0-1-2", "later"], "late": [True, False, True]})
@@ -93,5 +113,5 @@ def test_a_file_that_is_no_table_is_refused(bundle: Bundle, tmp_path: Path) -> N
     (tmp_path / "labels.parquet").write_text("no")
     with pytest.raises(LabelsUnfit, match=r"cannot be read from .*labels\.parquet"):
         run(str(tmp_path / "labels.parquet"))
-    with pytest.raises(LabelsUnfit, match=r"use \.parquet, \.csv or \.jsonl"):
+    with pytest.raises(LabelsUnfit, match=r"use \.parquet, \.csv, \.jsonl, or a table of the spec: flights"):
         run(str(tmp_path / "labels.xlsx"))

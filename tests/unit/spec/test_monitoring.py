@@ -26,3 +26,10 @@ def test_a_hidden_column_is_a_column_that_requests_hold(key: str) -> None:
         match=rf"monitoring.capture.{key}: 'name' is not a column of a request; known: height, weight",
     ):
         load_spec({**SPEC, "monitoring": {"capture": {key: ["name"]}}})
+
+
+def test_a_quality_objective_needs_recorded_requests() -> None:
+    good = {"capture": {"share": 0.5}, "quality": {"margin": 0.01}}
+    assert load_spec({**SPEC, "monitoring": good}).monitoring.quality is not None
+    with pytest.raises(SpecError, match=r"monitoring\.quality: needs recorded requests: set"):
+        load_spec({**SPEC, "monitoring": {"quality": {"margin": 0.01}}})

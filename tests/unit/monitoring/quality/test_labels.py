@@ -261,6 +261,17 @@ def test_labels_go_with_the_records_of_their_rows(home: Path) -> None:
     assert [file.rows for file in label_files(home, MODEL)] == [3, 1]
 
 
+def test_a_label_that_is_forgotten_while_it_is_being_joined_does_not_come_back(home: Path) -> None:
+    made = record(home, 4)
+    add(home, made.labels())
+    followed = Followed(home)
+    assert followed.follower.advance()  # the records
+    assert followed.follower.advance()  # the labels are read, and the first rows are found
+    forget_rows(home, MODEL, {1: made.table.slice(2, 1)}, {1: watched(1)}.get)
+    followed.run()
+    assert followed.joined() == expected(made, [0, 1, 3])
+
+
 def test_old_labels_are_deleted_with_old_records(home: Path) -> None:
     made = record(home, 2)
     late = record(home, 1, seed=2, began=NOW)
