@@ -30,17 +30,18 @@ DROPPED = "recorded requests are dropped"
 ODD = {"long": "x" * 500, "quotes": 'a"b\\', "bytes": "caf\xe9 \x80"}
 
 
-def _spec(backend: str, share: float) -> str:
+def _spec(backend: str, share: float, hidden: str = "") -> str:
     return (
         f"serving: {{backend: {backend}, request_timeout: 20s, instances: 2}}\n"
-        f"monitoring: {{capture: {{share: {share}}}}}\n"
+        f"monitoring: {{capture: {{share: {share}{hidden}}}}}\n"
     )
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[RecordingStack]:
     specs = {backend: _spec(backend, 1.0) for backend in BACKENDS}
-    with recording_stack(**specs, tenth=_spec("onnx_native", 0.1)) as running:
+    tenth = _spec("onnx_native", 0.1, ", mask: [carrier, temp], drop: [distance, night]")
+    with recording_stack(**specs, tenth=tenth) as running:
         yield running
 
 
@@ -110,14 +111,18 @@ def test_ids_of_clients_are_kept_or_cut_and_never_hurt(stack: RecordingStack) ->
     assert (logged[found["trace"]].trace, logged[found["long"]].trace) == (trace, "")
 
 
-def test_lots_are_drawn_by_the_gateways_id(stack: RecordingStack) -> None:
+def test_lots_are_drawn_by_the_gateways_id_and_hidden_values_stay_in_memory(stack: RecordingStack) -> None:
     recorder, release = stack.recorder("tenth"), stack.by_name["tenth"]
     with ThreadPoolExecutor(8) as pool:
         ids = list(pool.map(lambda number: _ask_by(recorder, "binary", 3 * number), range(150)))
     drawn = {id_ for id_ in ids if is_drawn(id_, 0.1)}
     assert 0 < len(drawn) < len(ids)
     stack.wait_for_requests(release, len(drawn))
-    assert {id_ for id_, _ in stack.recorded(release)} == drawn
+    recorded = stack.recorded(release)
+    assert {id_ for id_, _ in recorded} == drawn
+    nulls = "", np.float32(np.nan).tobytes(), np.int64(-(2**63)).tobytes(), b"\xff"
+    assert {row.sent for row in recorded.values()} == {nulls}
+    assert all(row.got == recorder.rows[key].got for key, row in recorded.items())
 
 
 def _fill(folder: Path) -> Path:

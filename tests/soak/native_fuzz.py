@@ -87,7 +87,9 @@ def _recording(limit_bytes: int) -> Recording:
         outputs=[(output.name, output.dtype, output.dims) for output in SCHEMA.outputs],
     )
     text = header.decode().rstrip("\n")
-    return Recording(share=0.9, header=text, outputs=SCHEMA.outputs, limit_bytes=limit_bytes)
+    return Recording(
+        share=0.9, header=text, outputs=SCHEMA.outputs, hidden=("carrier", "night"), limit_bytes=limit_bytes
+    )
 
 
 def _recorded(spool: Path, *, lossy: bool) -> str:

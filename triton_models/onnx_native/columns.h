@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -29,6 +30,22 @@ struct Column {
   size_t bytes = 0;  // of one value; 0: a text
   std::vector<int64_t> dims;
   size_t width = 1;  // values in a row
+  bool hidden = false;  // recorded as null
+
+  // One null value, as clients write it.
+  std::string null() const {
+    if (kind == "string") return "";
+    if (kind == "bool") return "\xff";
+    std::string bytes_of_null(bytes, '\0');
+    if (kind == "float") {
+      float value = std::numeric_limits<float>::quiet_NaN();
+      std::memcpy(bytes_of_null.data(), &value, sizeof value);
+    } else {
+      int64_t value = std::numeric_limits<int64_t>::min();
+      std::memcpy(bytes_of_null.data(), &value, sizeof value);
+    }
+    return bytes_of_null;
+  }
 };
 
 // Which requests are recorded (spool.h).
@@ -45,8 +62,8 @@ struct Recording {
 
 // native.txt beside the graph, a line for each: `threads 1`, `max_string_bytes 65536`, `input KIND DIMS NAME`,
 // `output NAME`. Names are hexadecimal, because a column may have any name; sizes of a row have commas between them.
-// Where requests are recorded also `record SHARE LIMIT HEADER` (hexadecimal) and, for each output in order,
-// `recorded ROW_BYTES WIDTH`.
+// Where requests are recorded also `record SHARE LIMIT HEADER` (hexadecimal), for each output in order
+// `recorded ROW_BYTES WIDTH`, and `hidden NAME` for inputs whose values must not be recorded.
 struct Settings {
   int threads = 1;
   size_t most_bytes = 0;
@@ -72,6 +89,9 @@ struct Settings {
       } else if (word == "record") {
         file >> found.recording.share >> found.recording.limit >> hex;
         found.recording.header = name(hex);
+      } else if (word == "hidden") {
+        file >> hex;
+        for (Column& input : found.inputs) input.hidden = input.hidden || input.name == name(hex);
       } else if (word == "recorded") {
         Recording::Output output;
         file >> output.row_bytes >> output.width;

@@ -185,6 +185,7 @@ class Rows {
   void copy(const Scored& scored, size_t place) {
     Buffer& column = columns_[place];
     if (place < inputs()) {
+      if (settings_->inputs[place].hidden) return hide(scored, place);
       if (!is_text(place)) return column.add(scored.reading->data[place]);
       for (std::string_view text : scored.reading->texts[place]) column.add_string(text);
       return;
@@ -194,6 +195,15 @@ class Rows {
     if (!is_text(place)) return column.add({answer.data + answer.row_bytes * size_t(scored.start), answer.row_bytes * rows});
     for (size_t row = 0; row < rows; ++row) {
       each_text(answer.texts[size_t(scored.start) + row], [&](std::string_view text) { column.add_string(text); });
+    }
+  }
+
+  void hide(const Scored& scored, size_t place) {
+    const Column& input = settings_->inputs[place];
+    std::string null = input.null();
+    for (size_t left = size_t(scored.reading->rows) * input.width; left != 0; --left) {
+      if (is_text(place)) columns_[place].lengths.push_back(0);
+      columns_[place].add(null);
     }
   }
 

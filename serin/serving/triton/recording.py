@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +23,18 @@ SPOOL_VARIABLE = (
 )
 FORMAT_CODE = Path(spool_blocks.__file__)  # the Python backend gets a copy
 
+_READ = ("share", "mask", "drop")  # the other keys are the recorder's
 _BYTES = {"FP32": 4, "INT64": 8, "INT8": 1, "BYTES": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """`header`: the first line of each file, without the line break."""
+    """`header`: the first line of each file, without the line break. `hidden`: inputs that are recorded as null."""
 
     share: float
     header: str
     outputs: tuple[OutputTensor, ...]
+    hidden: tuple[str, ...] = ()
     limit_bytes: int = DEFAULT_LIMIT_BYTES
 
     def native_lines(self) -> list[str]:
@@ -40,7 +43,7 @@ class Recording:
         for output in self.outputs:
             width = math.prod(output.dims)
             lines.append(f"recorded {_BYTES[output.dtype] * width} {width}")
-        return lines
+        return [*lines, *(f"hidden {name.encode().hex()}" for name in self.hidden)]
 
     def parameters(self) -> dict[str, str]:
         """Returns the parameters of the Python backend's model."""
@@ -48,33 +51,44 @@ class Recording:
             "record_share": repr(self.share),
             "record_limit_bytes": str(self.limit_bytes),
             "record_header": self.header,
+            "record_hidden": json.dumps(self.hidden),
         }
 
 
 def recording_of(bundle: Bundle, release: Release, schema: Schema) -> Recording | None:
     """Returns what the bundle's spec asks for; None when it asks for nothing."""
-    share = recorded_share(bundle)
-    if not share:
+    asked = _capture_of(bundle)
+    if not asked.share:
         return None
+    hidden = {*asked.mask, *asked.drop}
     header = encode_header(
         model=bundle.model,
         release=release.name,
-        share=share,
+        share=asked.share,
         inputs=[(column.name, column.kind, column.dims) for column in schema.inputs],
         outputs=[(output.name, output.dtype, output.dims) for output in schema.outputs],
     )
-    return Recording(share=share, header=header.decode().rstrip("\n"), outputs=schema.outputs)
+    return Recording(
+        share=asked.share,
+        header=header.decode().rstrip("\n"),
+        outputs=schema.outputs,
+        hidden=tuple(column.name for column in schema.inputs if column.name in hidden),
+    )
 
 
 def recorded_share(bundle: Bundle) -> float:
     """Returns the share of requests that the bundle's spec asks to record."""
+    return _capture_of(bundle).share
+
+
+def _capture_of(bundle: Bundle) -> CaptureSpec:
     path = Path(bundle.path) / "spec.yaml"
     if not path.exists():
-        return 0.0
+        return CaptureSpec()
     try:
         document: Any = read_yaml(path.read_text(encoding="utf-8"))
         asked = (document.get("monitoring") or {}).get("capture") or {}
-        return CaptureSpec.model_validate({"share": asked.get("share", 0.0)}).share
+        return CaptureSpec.model_validate({key: asked[key] for key in _READ if key in asked})
     except (OSError, yaml.YAMLError, ValueError, AttributeError) as error:
         raise BundleBroken(
             path=str(path), reason=f"its section monitoring cannot be read: {error}"

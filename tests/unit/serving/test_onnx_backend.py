@@ -46,11 +46,12 @@ def test_its_settings_say_what_is_recorded_only_where_something_is() -> None:
         OutputTensor(name="score", dtype="FP32", dims=(2, 3)),
         OutputTensor(name="word", dtype="BYTES", dims=(2,)),
     )
-    recording = Recording(share=0.1, header='{"a": 1}', outputs=outputs, limit_bytes=9)
+    recording = Recording(share=0.1, header='{"a": 1}', outputs=outputs, hidden=(NAME,), limit_bytes=9)
     assert recording.native_lines() == [
         "record 0.1 9 " + _hex('{"a": 1}\n'),
         "recorded 24 6",
         "recorded 0 2",
+        f"hidden {_hex(NAME)}",
     ]
 
 

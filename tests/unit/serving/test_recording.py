@@ -20,10 +20,10 @@ from tests.unit.serving.fake_triton import InferenceRequest, Logger, load_model
 
 
 class Recorded:
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, share: float, hidden: str = "") -> None:
         self.spool = folder / "spool" / f"{MODEL}-v1"
         monkeypatch.setenv("SERIN_SPOOL", str(self.spool))
-        spec = f"monitoring: {{capture: {{share: {share}}}}}\n"
+        spec = f"monitoring: {{capture: {{share: {share}{hidden}}}}}\n"
         bundle = bundles.publish(Store(str(folder / "store")), bias=0.0, spec=spec)
         self.model: Any = load_model(build_repository(bundle, folder / "repository") / MODEL, bundle.version)
 
@@ -59,6 +59,21 @@ def test_drawn_requests_are_recorded_with_their_ids(tmp_path: Path, monkeypatch:
     assert block.ids.to_list() == drawn
     assert block.client_ids.to_list() == ["mine" if each.endswith("-2") else "of the body" for each in drawn]
     assert (block.sent, block.dropped, block.rows) == (len(drawn), 0, 2 * len(drawn))
+
+
+def test_hidden_columns_are_recorded_as_null_whatever_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = ", mask: [carrier, temp, missing], drop: [distance, night]"
+    recorded = Recorded(tmp_path, monkeypatch, 1.0, hidden)
+    (response,) = recorded.model.execute([_ask("a")])
+    assert response.error is None
+    (block,) = recorded.blocks()
+    carrier, temp, distance, night = block.inputs
+    assert carrier.to_list() == ["", ""]
+    assert np.isnan(temp).all()
+    assert (distance.tolist(), night.tolist()) == ([[-(2**63)]] * 2, [[-1]] * 2)
+    assert np.array_equal(block.outputs[0], response.output_tensors[0].values)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,15 @@ _DTYPES = {
 }
 
 
-class Recording:
-    """`outputs`: names and dtypes in the order of the files."""
+_NULLS = {"string": b"", "float": np.nan, "bool": -1, "int": -(2**63), "timestamp": -(2**63)}
 
-    def __init__(self, writer, outputs):
-        self._writer, self._outputs = writer, outputs
+
+class Recording:
+    """`outputs`: names and dtypes in the order of the files. `hidden`: places of inputs that are recorded as null, and
+    that value."""
+
+    def __init__(self, writer, outputs, hidden):
+        self._writer, self._outputs, self._hidden = writer, outputs, hidden
 
     def add(self, request, inputs, outputs, t):
         """Records a request that was scored, if its lot is drawn; one without the gateway's id (a probe, a warm-up)
@@ -35,6 +39,8 @@ class Recording:
         except (ValueError, AttributeError):  # parameters that are not UTF-8, or not an object
             return
         try:
+            for place, null in self._hidden:
+                inputs = [*inputs[:place], np.full_like(inputs[place], null), *inputs[place + 1 :]]
             values = [*inputs, *(_as_declared(outputs[name], dtype) for name, dtype in self._outputs)]
             self._writer.add(Recorded(t, found.encode(), client_id.encode(), len(inputs[0]), values))
         except (ValueError, TypeError, MemoryError):
@@ -59,7 +65,13 @@ def open_recording(settings, schema, log):
         + [dtype == "BYTES" for _, dtype in outputs],
         log=log,
     )
-    return Recording(writer, outputs)
+    names = json.loads(settings["record_hidden"])
+    hidden = [
+        (place, _NULLS[column["kind"]])
+        for place, column in enumerate(schema["inputs"])
+        if column["name"] in names
+    ]
+    return Recording(writer, outputs, hidden)
 
 
 def _as_declared(values, dtype):
