@@ -15,6 +15,7 @@ def test_costs_are_compared_within_a_round() -> None:
     costs = Costs({"onnx_native": Pair(without, recorded)}, recorder_us=30.0, requests=7, dropped=1)
     line = last_line(costs)
     assert round(line["onnx_native_throughput"], 9) == 0.98
+    assert round(line["capture_cost"], 9) == 0.02
     assert round(line["onnx_native_cpu"], 9) == 1.03
     assert round(line["onnx_native_p99_added_ms"], 3) == 0.041
     assert (line["recorder_us"], line["dropped"]) == (30.0, 1.0)
