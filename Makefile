@@ -63,6 +63,7 @@ soak: $(INSTALLED) ## the long runs: a table larger than the memory of its worke
 	$(BIN)/python -m tests.soak.resets
 	$(BIN)/python -m tests.soak.native_fuzz
 	$(BIN)/python -m tests.soak.compilers
+	$(BIN)/python -m tests.soak.drift
 
 chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose under load; kill -9 at every part while pipelines run
 	$(BIN)/python -m tests.chaos.rollout

@@ -102,9 +102,9 @@ class DriftSpec(Section):
     much as the weeks of the training period differ among themselves; it must be named when the data has no time column
     or covers fewer than eight weeks."""
     block: Literal["minute", "hour", "day", "week"] | None = Field(default=None, exclude_if=is_empty)
-    """The time over which a share is taken, with at least 200 rows. By default the shortest at which the shares of the
-    training rows do not follow each other or a daily pattern, for each bin; a day without a time column. A bin that is
-    nearly empty in training, such as that of unseen values, is always judged by the minute."""
+    """The time over which shares are taken, with at least 200 rows. By default, for each column, the shortest at which
+    the shares of the training rows do not follow each other or a daily pattern; a day without a time column. Nulls and
+    unseen values that training hardly had are always judged by the minute."""
     columns: tuple[str, ...] | None = Field(default=None, min_length=1)
     """The request columns to watch. By default all of them, and the scores."""
 

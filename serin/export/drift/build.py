@@ -14,10 +14,11 @@ from serin.export.drift.tolerance import Replay, smallest_kappa, tolerances
 from serin.export.drift.training_blocks import (
     WEEK_S,
     Cut,
-    choose_blocks,
+    blocks_of,
+    choose_block,
     cut_evenly,
     cut_time,
-    nearly_empty,
+    longer,
     weekly_deviation,
 )
 from serin.formats.drift import BLOCK_S, FEWEST_ROWS, Block, DriftSeries, DriftStatistics, Segment
@@ -56,13 +57,13 @@ def make_statistics(
     period = _periods(rows)
     binned = [bin_column(source, rows.table, period) for source in sources]
     masks = _segment_masks(binned, segments)
-    parts = []
+    parts: list[_Part] = []
     for segment, mask in [(None, None), *masks]:
         inside = np.arange(len(rows.table)) if mask is None else np.flatnonzero(mask)
         cuts = _cuts(None if times is None else times[inside], len(inside), times)
         check_stopped()
         parts += [
-            _part(place, each, segment, inside, cuts, spec, weeks)
+            _part(place, each, segment, inside, cuts, spec, weeks, _least(each, parts, place))
             for place, each in enumerate(binned)
             if segment is None or place != segment.column
         ]
@@ -81,6 +82,14 @@ def make_statistics(
         first=None if times is None else float(times[0]),
         last=None if times is None else float(times[-1]),
     )
+
+
+def _least(binned: Binned, parts: Sequence[_Part], place: int) -> Block:
+    """A segment's block is at least that of all rows. The hours of a time are those of the blocks, so it takes days."""
+    if binned.column.kind == "timestamp":
+        return "day"
+    whole = next((part.blocks[0] for part in parts if part.column == place), None)
+    return whole or "minute"
 
 
 def complete_weeks(rows: TrainingRows) -> int:
@@ -123,17 +132,16 @@ def _part(
     cuts: Mapping[Block, Cut],
     spec: DriftSpec,
     weeks: int,
+    least: Block,
 ) -> _Part:
-    """Chooses the block of each bin and takes its shares there."""
+    """Chooses the block of each bin, at least as long as `least`, and takes its shares there."""
     column, codes = binned.column, binned.codes[inside]
     shares = {name: cut.shares(codes, column.bins) for name, cut in cuts.items()}
     if "day" not in shares or spec.block is not None:
-        named: Block = spec.block or "day"
-        blocks = ["minute" if empty else named for empty in nearly_empty(shares["minute"])]
+        block: Block = spec.block or "day"
     else:
-        blocks = choose_blocks(shares, cuts)
-        if column.kind == "timestamp":  # its hours are those of the blocks
-            blocks = ["day" if block == "hour" else block for block in blocks]
+        block = longer(least, choose_block(shares, cuts))
+    blocks = blocks_of(column, shares["minute"], block)
     taken: list[tuple[Block, Array, Array]] = []
     share, cap, capped, deviation = (np.zeros(column.bins) for _ in range(4))
     for name in dict.fromkeys(blocks):

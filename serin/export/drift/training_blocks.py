@@ -1,4 +1,4 @@
-"""Cuts the training period into blocks of time, and chooses for each bin the block over which its share is taken."""
+"""Cuts the training period into blocks of time, and chooses the block over which the shares of a column are taken."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from serin.columns.column import Array
-from serin.formats.drift import BLOCK_S, FEWEST_ROWS, Block
+from serin.formats.drift import BLOCK_S, FEWEST_ROWS, BinnedColumn, Block
 
 WEEK_S, DAY_S = BLOCK_S["week"], BLOCK_S["day"]
 NEARLY_EMPTY = 0.01  # a bin that is never larger is within every tolerance
@@ -66,25 +66,31 @@ def cut_evenly(rows: int) -> Cut:
     )
 
 
-def choose_blocks(shares: Mapping[Block, Array], cuts: Mapping[Block, Cut]) -> list[Block]:
-    """The block of each bin: the shortest whose shares are not correlated within a week, nor those of longer ones; else
-    a day, or a week when a day has too few rows. A bin that is nearly empty: a minute."""
+def choose_block(shares: Mapping[Block, Array], cuts: Mapping[Block, Cut]) -> Block:
+    """The block of a series: the shortest at which the shares of no bin are correlated within a week, nor those of
+    longer ones; else a day, or a week when a day has too few rows. Bins share it: where one follows a slow state or a
+    client that repeats itself, the others may."""
     usable = [name for name in _SHORT if cuts[name].filled and cuts["day"].filled]
-    free = {name: _uncorrelated(shares[name], cuts[name], BLOCK_S[name]) for name in usable}
-    fallback: Block = "day" if cuts["day"].filled else "week"
-    chosen: list[Block] = []
-    for place, empty in enumerate(nearly_empty(shares["minute"])):
-        fitting = (
-            name for at, name in enumerate(usable) if all(free[longer][place] for longer in usable[at:])
-        )
-        chosen.append("minute" if empty else next(fitting, fallback))
-    return chosen
+    free = {name: bool(_uncorrelated(shares[name], cuts[name], BLOCK_S[name]).all()) for name in usable}
+    for at, name in enumerate(usable):
+        if all(free[other] for other in usable[at:]):
+            return name
+    return "day" if cuts["day"].filled else "week"
 
 
-def nearly_empty(shares: Array) -> Array:
-    """Which bins are so small in all blocks that they are within every tolerance."""
-    empty: Array = shares.max(axis=0) <= NEARLY_EMPTY
-    return empty
+def blocks_of(column: BinnedColumn, shares: Array, block: Block) -> list[Block]:
+    """The block of each bin. Values that are missing or were never seen, where training had nearly none, are judged by
+    the minute: they come from a fault, not from a slow state of the world. Numbers out of range may come from one."""
+    faults = {column.bins - 1, *([column.bins - 2] if column.kind == "category" else [])}
+    largest = shares.max(axis=0)
+    return [
+        "minute" if place in faults and largest[place] <= NEARLY_EMPTY else block
+        for place in range(column.bins)
+    ]
+
+
+def longer(one: Block, other: Block) -> Block:
+    return one if BLOCK_S[one] >= BLOCK_S[other] else other
 
 
 def _uncorrelated(shares: Array, cut: Cut, length: float) -> Array:

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
 _BINS = 5  # named in an alarm, those with the most evidence
 _PART = 0.02  # of the evidence that a bin must hold to be named
+_SEEN, _SEEN_PART = (
+    4.0,
+    0.25,
+)  # log wealth of a bet that shows the shift in a segment; as a part of the alarm's
+_HINT = 1.0  # ... in the bin of the alarm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,32 +106,30 @@ def _now(detector: DriftDetector, who: int) -> float:
 
 
 def _segments(detector: DriftDetector, series: int, who: int) -> tuple[str, ...]:
-    """The segments whose own shares of the bin are outside their tolerance, in the same direction, by the column of
-    `export.segments` with the fewest of them; none when the shift is in all that can tell."""
+    """The segments that show the same shift, or a clear one in other bins, by the column of `export.segments` with the
+    fewest of them; none when all do."""
     statistics = detector.statistics
     alarmed = statistics.series[series]
-    inside = int(detector.who.bin[who] - detector.first_bin[series])
+    inside = detector.who.bin[who] - detector.first_bin[series]
+    sign = detector.who.sign[who]
+    least = max(_SEEN, _SEEN_PART * float(detector.evidence.run[who]))
     by_column: dict[int, list[tuple[str, bool]]] = {}
     for place, other in enumerate(statistics.series):
-        if other.column != alarmed.column or other.segment is None:
-            continue
-        flat = int(detector.first_bin[place]) + inside
-        bettor = np.flatnonzero((detector.who.bin == flat) & (detector.who.sign == detector.who.sign[who]))
-        if not len(bettor):  # the segment has too few rows in this bin to say
-            continue
-        seen = place == series or any(_is_beyond(detector, int(each)) for each in bettor)
-        by_column.setdefault(other.segment.column, []).append((statistics.segment_name(other.segment), seen))
+        if other.column == alarmed.column and other.segment is not None:
+            own = detector.series_of_bettor == place
+            same = (
+                own & (detector.who.bin - detector.first_bin[place] == inside) & (detector.who.sign == sign)
+            )
+            run = detector.evidence.run
+            seen = place == series or bool((run[own] >= least).any() or (run[same] >= _HINT).any())
+            by_column.setdefault(other.segment.column, []).append(
+                (statistics.segment_name(other.segment), seen)
+            )
     if alarmed.segment is not None:
         by_column = {alarmed.segment.column: by_column[alarmed.segment.column]}
     parts = [
         (sum(seen for _, seen in found) / len(found), tuple(name for name, seen in found if seen))
         for found in by_column.values()
     ]
-    some = [part for part in parts if 0 < part[0] < 1 or len(part[1]) == part[0] == 1]
+    some = [part for part in parts if 0 < part[0] < 1]
     return min(some)[1] if some else ()
-
-
-def _is_beyond(detector: DriftDetector, who: int) -> bool:
-    evidence = detector.evidence
-    limit, sign = detector.who.limit[who], detector.who.sign[who]
-    return bool(evidence.run[who] > 0 and sign * (_now(detector, who) - limit) > 0)
