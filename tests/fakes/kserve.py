@@ -21,6 +21,7 @@ class KServe(ThreadingHTTPServer):
         self.delay_s, self.datatype, self.columns = delay_s, datatype, columns
         self.ready = True
         self.platform = ""
+        self.fails_every = 0  # of so many requests one is answered with 500; 0: none
         self.asked = 0
         self.posted: list[tuple[str, str]] = []  # path and host
 
@@ -50,6 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.asked += 1
         self.server.posted.append((self.path, self.headers["host"]))
         time.sleep(self.server.delay_s)
+        if self.server.fails_every and self.server.asked % self.server.fails_every == 0:
+            self._answer(500, {"error": "out of order"})
+            return
         output = {"name": "x", "datatype": self.server.datatype, "shape": [1, 1], "data": [0.5]}
         self._answer(200, {"model_name": MODEL, "outputs": [output]})
 

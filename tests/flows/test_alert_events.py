@@ -1,0 +1,56 @@
+"""Alerts as events of a real Prefect server."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.settings import PREFECT_API_URL
+
+from serin.monitoring.alerts.book import PREFECT, AlertBook
+from serin.monitoring.alerts.outbox import Outbox
+from serin.stack.host.process_scan import start_ticks
+from serin.stack.host.state import Stack, write_stack
+from serin.stack.prefect import rest_api
+from serin.stack.watch.alerts_duty import PrefectChannel
+from tests.unit.monitoring.test_alert_book import ALERT
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+def test_an_alert_and_its_end_are_one_event_each_even_when_they_are_sent_twice(home: Path) -> None:
+    home.mkdir()
+    write_stack(
+        Stack(
+            home=home, supervisor_pid=os.getpid(), supervisor_ticks=start_ticks(os.getpid()) or 0, gateway_port=1,
+            prefect_api_url=PREFECT_API_URL.value(), prefect_port=None, since=0.0,
+        )
+    )  # fmt: skip
+    book, now = AlertBook(home), time.time()
+    book.fire(ALERT, now)
+    book.resolve(ALERT.key, now)
+    outbox, channel = Outbox(home), PrefectChannel(home)
+    while messages := [each for each in outbox.due(now) if each.receiver == PREFECT]:
+        for _ in range(2):
+            channel.send(messages[0])
+        outbox.record_sent(messages[0])
+    events = _events({"serin.objective", "serin.objective.resolved"}, at_least=2)
+    assert sorted(each["event"] for each in events) == ["serin.objective", "serin.objective.resolved"]
+    assert {each["resource"]["prefect.resource.id"] for each in events} == {"serin.model.flights"}
+    assert {each["payload"]["key"] for each in events} == {ALERT.key}
+
+
+def _events(names: set[str], *, at_least: int) -> list[dict[str, Any]]:
+    """The server stores events a moment after it has taken them."""
+    body = {"filter": {"event": {"name": sorted(names)}}}
+    end = time.monotonic() + 30
+    while True:
+        found: list[dict[str, Any]] = rest_api.call(PREFECT_API_URL.value(), "POST", "/events/filter", body)[
+            "events"
+        ]
+        if len(found) >= at_least or time.monotonic() > end:
+            return found
+        time.sleep(0.2)
