@@ -16,6 +16,7 @@ from serin.formats.reason import Kind, Reason
 from serin.machine import environment
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.retrain import Refusal, RetrainBook, failed_alert, failed_key
+from serin.rollout.run.status import model_status
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
 from serin.store.stage_keys import note
@@ -44,7 +45,9 @@ def models_to_retrain(why: Kind, model: str | None, payload: Mapping[str, Any] |
         if why != "asked" and why not in spec.monitoring.retrain:
             continue
         book = RetrainBook(environment.home(), name)
-        made = book.request(reason, spec.monitoring, live=live.name, run=_run(), now=now)
+        made = book.request(
+            reason, spec.monitoring, live=live.name, run=_run(), now=now, candidate=_candidate(name)
+        )
         if isinstance(made, Refusal):
             logger.warning("%s is %s", name, made)
             _note(name, str(made), ran=False)
@@ -91,6 +94,14 @@ async def _retrain(due: Due) -> Release:
         book.end(_run(), "promoted", release.name, time.time())
         _note(release.model, f"{release.name}, because of {due.reason}", ran=True, made=release)
     return release
+
+
+def _candidate(model: str) -> str | None:
+    """The release of the model that is being rolled out now."""
+    status = model_status(environment.home(), model)
+    if status is None or not status.rollout.running:
+        return None
+    return Release(model=model, version=status.rollout.version).name
 
 
 def _run() -> str:

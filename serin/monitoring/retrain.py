@@ -23,6 +23,7 @@ FORMAT, VERSION = "serin.retrain", 1
 Outcome = Literal["promoted", "unchanged", "failed"]
 
 _WEEK_S: Final = 7 * 86400.0
+_ROLLOUT_S: Final = 600.0  # after which it may have ended
 _ASK_AGAIN_S: Final = 3600.0  # at least
 _KEPT: Final = 100  # retrainings, and as many refusals
 
@@ -63,9 +64,16 @@ class History:
 
 
 def decide(
-    history: History, reason: Reason, spec: MonitoringSpec, *, live: str, run: str, now: float
+    history: History,
+    reason: Reason,
+    spec: MonitoringSpec,
+    *,
+    live: str,
+    run: str,
+    now: float,
+    candidate: str | None = None,
 ) -> Retraining | Refusal:
-    """Whether to train again now. Pure. `live`: the live release.
+    """Whether to train again now. Pure. `live`: the live release; `candidate`: one that is being rolled out.
 
     A person's request is never refused. A nightly run is bounded by its schedule: it does not wait for the cool-down
     and does not count in the week's budget. A run that changed nothing does not count in the budget either.
@@ -78,6 +86,9 @@ def decide(
         return begin
     if reason.release not in (None, live):
         return Refusal(t=now, reason=reason, why=f"{reason.release} is not live any more, {live} is")
+    if candidate is not None:
+        why = f"{candidate} is being rolled out; a second rollout would be refused"
+        return Refusal(t=now, reason=reason, why=why, until=now + _ROLLOUT_S)
     last = max((each.t for each in history.begun), default=None)
     if last is not None and reason.noticed <= last <= now:
         return Refusal(
@@ -139,12 +150,19 @@ class RetrainBook:
         self.path = home / "watch" / "retrain" / f"{model}.json"
 
     def request(
-        self, reason: Reason, spec: MonitoringSpec, *, live: str, run: str, now: float
+        self,
+        reason: Reason,
+        spec: MonitoringSpec,
+        *,
+        live: str,
+        run: str,
+        now: float,
+        candidate: str | None = None,
     ) -> Retraining | Refusal:
         """Decides and records the decision."""
         with self._changing():
             history = read_history(self.path)
-            made = decide(history, reason, spec, live=live, run=run, now=now)
+            made = decide(history, reason, spec, live=live, run=run, now=now, candidate=candidate)
             if isinstance(made, Refusal):
                 self._write(replace(history, refused=(*history.refused, made)))
             elif made not in history.begun:

@@ -10,7 +10,15 @@ import pytest
 
 from serin.errors import WatchStateBroken
 from serin.formats.reason import Reason, read_reason
-from serin.monitoring.retrain import History, Refusal, RetrainBook, Retraining, decide, read_retraining
+from serin.monitoring.retrain import (
+    History,
+    Refusal,
+    RetrainBook,
+    Retraining,
+    ask_again_at,
+    decide,
+    read_retraining,
+)
 from serin.spec.monitoring import MonitoringSpec
 
 DAY = 86_400.0
@@ -68,6 +76,23 @@ def test_without_a_cool_down_alarms_of_the_same_moment_still_lead_to_one_run() -
     first = Retraining(t=NOW, run="first", reason=reason())
     assert isinstance(ask(first, spec=hot), Refusal)
     assert isinstance(ask(begun(0.001), spec=hot), Retraining)
+
+
+def test_while_a_version_is_rolled_out_only_a_person_trains_another() -> None:
+    for kind, refused in (("drift", True), ("nightly", True), ("asked", False)):
+        made = decide(
+            History(), reason(kind), SPEC, live="flights-v1", run="new", now=NOW, candidate="flights-v2"
+        )
+        assert isinstance(made, Refusal) == refused
+    history = History(refused=(Refusal(t=NOW, reason=reason(), why="rollout", until=NOW + 600),))
+    assert ask_again_at(history, SPEC) == NOW + 600
+
+
+def test_an_open_alarm_asks_again_after_the_cool_down_or_the_last_refusal() -> None:
+    assert ask_again_at(History(), SPEC) is None
+    assert ask_again_at(History(begun=(begun(0.5),)), SPEC) == NOW + 0.5 * DAY
+    refusal = Refusal(t=NOW, reason=reason(), why="budget", until=NOW + 3 * DAY)
+    assert ask_again_at(History(begun=(begun(0.5),), refused=(refusal,)), SPEC) == NOW + 3 * DAY
 
 
 def test_a_run_that_was_interrupted_finds_its_own_decision(tmp_path: Path) -> None:
