@@ -15,7 +15,7 @@ from serin.stack.host.run_processes import record_folder
 from serin.stack.host.state import Stack, changing_stack, read_stack, remove_sockets
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes
-from serin.stack.wiring import CONTROLLER, build_gateway, remove_shared_memory
+from serin.stack.wiring import CONSOLE, CONTROLLER, WATCHER, build_gateway, remove_shared_memory
 from serin.store.artifacts import Release
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def _stop_in_order(stack: Stack) -> None:
         if releases:
             logger.info(f"draining {', '.join(release.name for release in releases)}")
             _drain(stack.home, releases)
-        for name in (GATEWAY, *(release.name for release in releases)):
+        for name in (GATEWAY, CONSOLE, WATCHER, *(release.name for release in releases)):
             if name in names:
                 supervisor.request_stop(name)
         _wait_until_stopped(supervisor, except_for={processes.PREFECT})

@@ -27,6 +27,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             up = running_stack(made.home)
             yield made
         made.serin("down")
+        _, _, ending = (made.home / "logs" / "supervisord.log").read_text().rpartition("stopped: reconciler")
+        assert ending, "it is stopped first"
+        assert "spawned: " not in ending, "nothing is started again while the stack is taken down"
         assert made.processes() == []
         assert all(is_free(port) for port in (up.gateway_port, up.prefect_port) if port)
         assert "no stack is up" in made.serin("down", code=1)
