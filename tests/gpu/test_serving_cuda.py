@@ -22,9 +22,10 @@ from serin.errors import GpuMemoryShort, TritonMissing
 from serin.export.build import export_model
 from serin.export.session import has_device
 from serin.formats.schema import read_schema
+from serin.formats.serving.spool import COMPLETE, SpoolBlock, read_spool, spool_folder, spool_root
 from serin.formats.wire import to_wire
 from serin.machine.hardware import Nvml, inventory
-from serin.serving.client.client import predict
+from serin.serving.client.client import Client, predict
 from serin.serving.client.load import Closed, model_target, run_load
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.triton.installation import find_triton
@@ -63,8 +64,11 @@ _WHY = _unable()
 pytestmark = pytest.mark.skipif(bool(_WHY), reason=_WHY)
 
 
-def exported(folder: Path, store: Store, device: str, **serving: object) -> tuple[Trained, Bundle]:
+def exported(
+    folder: Path, store: Store, device: str, *, recorded: float = 0.0, **serving: object
+) -> tuple[Trained, Bundle]:
     sections = {
+        **({"monitoring": {"capture": {"share": recorded}}} if recorded else {}),
         "model": NETWORK,
         "export": {"target": "gpu", "variants": ["fp32", "fp16"]},
         "serving": {"p99_ms": 50, **({} if device == "auto" else {"device": device}), **serving},
@@ -78,7 +82,7 @@ def exported(folder: Path, store: Store, device: str, **serving: object) -> tupl
 def serving_gateway(store: Store, *bundles: Bundle) -> Iterator[tuple[Releases, str]]:
     """The bundles as running releases behind one gateway; each can be asked by its version."""
     host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-gpu-"))  # short: it holds unix sockets
-    releases = Releases(folder / "releases", host=host, store=store)
+    releases = Releases(folder / "releases", host=host, store=store, spool=spool_root(folder))
     names = [Release(model=bundle.model, version=bundle.version) for bundle in bundles]
     try:
         for release in names:
@@ -95,6 +99,39 @@ def serving_gateway(store: Store, *bundles: Bundle) -> Iterator[tuple[Releases, 
             releases.stop(release)
         host.stop_all()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.timeout(600)
+def test_a_release_on_a_gpu_records_what_it_was_asked_and_answered(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    _, bundle = exported(tmp_path / "work", store, "gpu", recorded=1.0)
+    schema = read_schema(Path(bundle.path))
+    columns = to_wire(flights(40), schema)
+    release = Release(model=bundle.model, version=bundle.version)
+    with serving_gateway(store, bundle) as (releases, url):
+        served = releases.served(release)
+        assert served is not None
+        assert (served.backend, bool(served.devices)) == ("onnx_python", True)
+        with Client(url, bundle.model, batch_rows=7) as client:
+            answers = client.predict_wire(columns, schema)
+        folder = spool_folder(releases.log(release).parents[2], release.name)
+        blocks: list[SpoolBlock] = []
+
+        def recorded() -> bool:
+            files = [read_spool(path) for path in sorted(folder.glob(f"*/*{COMPLETE}"))]
+            blocks[:] = [block for file in files for block in file.blocks]
+            return sum(block.rows for block in blocks) >= 40
+
+        wait_for("40 recorded rows", recorded, ChildHost(), within_s=30)
+    found = {
+        id_: scores
+        for block in blocks
+        for id_, scores in zip(
+            block.ids.to_list(), np.split(block.outputs[0], np.cumsum(block.request_rows)[:-1]), strict=True
+        )
+    }
+    for place, id_ in enumerate(answers.request_id):
+        assert np.array_equal(found[id_][answers.request_row[place]], answers["score"][place])
 
 
 def _until_ready(releases: Releases, release: Release, host: ChildHost) -> None:
