@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import uuid
-from datetime import UTC, datetime
 from pathlib import Path
 
 from serin.errors import NotFound, SerinError
 from serin.formats.captures import captures_folder
 from serin.formats.drift import read_drift
 from serin.formats.importance import read_importance
-from serin.formats.reason import Reason
 from serin.formats.schema import read_schema
 from serin.monitoring.alerts.alert import Alert, Alerts
 from serin.monitoring.drift.alerts import drift_alert
@@ -26,8 +23,7 @@ from serin.rollout.run.status import ModelStatus, status
 from serin.spec.load import load_stored_spec
 from serin.spec.monitoring import MonitoringSpec
 from serin.stack.host.state import read_stack
-from serin.stack.prefect import rest_api
-from serin.stack.prefect.login import stack_api
+from serin.stack.watch.event_request import EventRequest
 from serin.store.artifacts import Release
 from serin.store.store import Store
 
@@ -42,6 +38,7 @@ class DriftDuty:
     def __init__(self, home: Path, alerts: Alerts) -> None:
         self._home, self._alerts = home, alerts
         self._watches: dict[str, ModelWatch] = {}
+        self._requests: dict[str, EventRequest] = {}
         self._versions: dict[tuple[str, int], tuple[Watched | None, MonitoringSpec | None]] = {}
 
     def tick(self, now: float) -> None:
@@ -57,7 +54,7 @@ class DriftDuty:
             raise failed
 
     def close(self) -> None:
-        pass
+        """Nobody waits for requests: what was not sent is sent by the next watcher."""
 
     def _look(self, model: ModelStatus, now: float) -> None:
         serving = {each.version for each in model.releases if each.arm != "baseline"}
@@ -101,28 +98,38 @@ class DriftDuty:
         ]
 
     def _ask_again(self, watch: ModelWatch, now: float) -> bool:
-        """Sends the event of an alarm again when a retraining was refused or did not help, and may be tried again."""
+        """Sends the event of an alarm again when a retraining was refused or did not help, and may be tried again.
+        Returns whether that was done; the server may answer during a later look."""
+        if (request := self._requests.get(watch.model)) is not None:
+            if not request.over:
+                return False
+            del self._requests[watch.model]
+            if request.problem is None:
+                watch.asked_again = request.t
+                return True
+            log.warning("the event about %s is sent again later: %s", watch.model, request.problem)
         spec = None if watch.live is None else self._version(watch.model, watch.live)[1]
         stack = read_stack(self._home)
         if (
             spec is None
             or "drift" not in spec.retrain
             or not watch.told
-            or stack is None
-            or not stack.prefect_api_url
+            or not (stack and stack.prefect_api_url)
         ):
             return False
         at = ask_again_at(read_retraining(self._home, watch.model), spec)
-        if at is None or now < at or watch.asked_again >= at:
-            return False
-        assert watch.live is not None
-        alert = max(self._open(watch, watch.live), key=lambda each: each.facts["importance_share"] or 0.0)
-        reason = Reason.of_event("drift", {"title": alert.title, "since": alert.since}, now=now)
-        payload = {**reason.to_json(), "release": alert.release, "facts": dict(alert.facts)}
-        rest_api.call(stack_api(stack), "POST", "/events", [_event(watch.model, payload, now)])
-        log.info("%s is still drifting; a retraining is requested again: %s", watch.model, reason.text)
-        watch.asked_again = now
-        return True
+        if at is not None and watch.asked_again < at <= now and watch.live is not None:
+            alert = max(self._open(watch, watch.live), key=lambda each: each.facts["importance_share"] or 0.0)
+            payload = {"title": alert.title, "since": alert.since, "noticed": now, "release": alert.release}
+            log.info("%s still drifts; a retraining is requested again: %s", watch.model, alert.title)
+            self._requests[watch.model] = EventRequest(
+                stack,
+                "serin.drift",
+                model=watch.model,
+                payload={**payload, "facts": dict(alert.facts)},
+                now=now,
+            )
+        return False
 
     def _version(self, model: str, version: int) -> tuple[Watched | None, MonitoringSpec | None]:
         """A served version with its statistics, and what its spec says; looked up once."""
@@ -145,17 +152,3 @@ def _watched(bundle: Path, version: int) -> tuple[Watched | None, MonitoringSpec
         return None, spec
     inputs = tuple(column.name for column in read_schema(bundle).inputs)
     return Watched(version=version, bundle=bundle, statistics=statistics, inputs=inputs), spec
-
-
-def _event(model: str, payload: dict[str, object], now: float) -> dict[str, object]:
-    return {
-        "id": str(uuid.uuid4()),
-        "occurred": datetime.fromtimestamp(now, UTC).isoformat(),
-        "event": "serin.drift",
-        "resource": {
-            "prefect.resource.id": f"serin.model.{model}",
-            "prefect.resource.name": model,
-            "serin.model": model,
-        },
-        "payload": payload,
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -274,13 +273,31 @@ def test_an_alarm_that_stays_asks_for_another_retraining_when_one_is_allowed(hom
         duty = tick(home, 31)
         tick(home, 60 * 23, duty)
         assert [call for call, _ in server.asked if call == "POST /events"] == []
-        for minute in (60 * 25, 60 * 26):
+        tick(home, 60 * 25, duty)
+        duty._requests[NAME].wait(30)
+        for minute in (60 * 25 + 1, 60 * 26):
             tick(home, minute, duty)
         ((event,),) = [body for call, body in server.asked if call == "POST /events"]
     assert (event["event"], event["resource"]["serin.model"]) == ("serin.drift", NAME)
-    assert event["payload"]["text"].startswith("carrier drifted (unseen values from 0% to ")
-    assert event["payload"]["release"] == f"{NAME}-v1"
-    assert json.dumps(event["payload"]["facts"])
+    reason = Reason.of_event("drift", event["payload"], now=START + 60.0 * 60 * 25)
+    assert reason.text.startswith("carrier drifted (unseen values from 0% to ")
+    assert (reason.release, reason.facts["column"]) == (f"{NAME}-v1", "carrier")
+    assert reason.noticed == START + 60.0 * 60 * 25
+
+
+def test_a_prefect_server_that_is_down_delays_nothing_and_is_asked_again(home: Path) -> None:
+    began = START + 1800.0
+    reason = Reason(kind="drift", text="carrier drifted", noticed=began)
+    RetrainBook(home, NAME).request(reason, MonitoringSpec(), live=f"{NAME}-v1", run="a", now=began)
+    write_stack(_stack(home, "http://127.0.0.1:9/api"))
+    record(home, range(30), unseen=0.3)
+    duty = tick(home, 31)
+    tick(home, 60 * 25, duty)
+    first = duty._requests[NAME]
+    first.wait(30)
+    assert first.problem is not None
+    tick(home, 60 * 25 + 1, duty)
+    assert duty._requests[NAME] is not first
 
 
 def _stack(home: Path, url: str) -> Stack:
