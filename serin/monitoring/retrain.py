@@ -57,10 +57,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What was begun and what was refused, oldest first."""
+    """What was begun and what was refused, oldest first. `asked_again`: when the watcher last asked again, because an
+    alarm was still open."""
 
     begun: tuple[Retraining, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    asked_again: float = 0.0
 
 
 def decide(
@@ -117,11 +119,12 @@ def _allowed(begun: Iterable[Retraining], spec: MonitoringSpec, now: float) -> t
 
 def ask_again_at(history: History, spec: MonitoringSpec) -> float | None:
     """When a reason that still holds may be sent again: after the last refusal or the cool-down of the last retraining,
-    which has failed, changed nothing, or did not help. None: nothing was asked for yet. Pure."""
+    which has failed, changed nothing, or did not help. None: nothing was asked for yet, or it was sent since. Pure."""
     pause_s = max(spec.retrain_budget.cool_down, _ASK_AGAIN_S)
     times = [each.t + pause_s for each in history.begun[-1:]]
     times += [each.until for each in history.refused[-1:] if each.until is not None]
-    return max(times, default=None)
+    at = max(times, default=None)
+    return None if at is None or history.asked_again >= at else at
 
 
 def failed_key(model: str) -> str:
@@ -179,6 +182,11 @@ class RetrainBook:
             )
             self._write(replace(history, begun=begun))
 
+    def note_asked_again(self, now: float) -> None:
+        """Records that an open alarm has asked for another retraining."""
+        with self._changing():
+            self._write(replace(read_history(self.path), asked_again=now))
+
     def _changing(self) -> Any:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         return locked(self.path.with_suffix(".lock"))
@@ -189,6 +197,7 @@ class RetrainBook:
             "version": VERSION,
             "begun": [_plain(each) for each in history.begun[-_KEPT:]],
             "refused": [_plain(each) for each in history.refused[-_KEPT:]],
+            "asked_again": history.asked_again,
         }
         write_whole(self.path, json.dumps(document))
 
@@ -211,6 +220,7 @@ def read_history(path: Path) -> History:
         return History(
             begun=tuple(Retraining(**_read(entry)) for entry in document["begun"]),
             refused=tuple(Refusal(**_read(entry)) for entry in document["refused"]),
+            asked_again=float(document.get("asked_again", 0.0)),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WatchStateBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error

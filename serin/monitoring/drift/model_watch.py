@@ -37,14 +37,13 @@ class Watched:
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelWatch:
     """`last`: the sequence of the last part that was counted. `live`: the version whose alarms are reported. `told`:
-    the keys of the alerts that were fired. `asked_again`: when a retraining was last requested again."""
+    the keys of the alerts that were fired."""
 
     home: Path
     model: str
     last: str | None = None
     live: int | None = None
     told: tuple[str, ...] = ()
-    asked_again: float = 0.0
     releases: dict[int, ReleaseWatch] = field(default_factory=dict)
     bundles: dict[int, Path] = field(default_factory=dict)
 
@@ -57,7 +56,6 @@ class ModelWatch:
             return made
         try:
             made.last, made.live, made.told = document["last"], document["live"], tuple(document["told"])
-            made.asked_again = float(document["asked_again"])
             for name, entry in document["releases"].items():
                 found = watched(int(name), Path(entry["bundle"]))
                 if found is not None:
@@ -117,7 +115,6 @@ class ModelWatch:
             "last": self.last,
             "live": self.live,
             "told": self.told,
-            "asked_again": self.asked_again,
             "releases": releases,
         }
         path = state_file(self.home, self.model)

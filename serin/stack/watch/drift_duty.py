@@ -6,7 +6,6 @@ starts from zero when it is promoted.
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from pathlib import Path
 
@@ -18,16 +17,10 @@ from serin.formats.schema import read_schema
 from serin.monitoring.alerts.alert import Alert, Alerts
 from serin.monitoring.drift.alerts import drift_alert
 from serin.monitoring.drift.model_watch import ModelWatch, Watched
-from serin.monitoring.retrain import ask_again_at, read_retraining
 from serin.rollout.run.status import ModelStatus, status
 from serin.spec.load import load_stored_spec
-from serin.spec.monitoring import MonitoringSpec
-from serin.stack.host.state import read_stack
-from serin.stack.watch.event_request import EventRequest
 from serin.store.artifacts import Release
 from serin.store.store import Store
-
-log = logging.getLogger(__name__)
 
 
 class DriftDuty:
@@ -38,8 +31,7 @@ class DriftDuty:
     def __init__(self, home: Path, alerts: Alerts) -> None:
         self._home, self._alerts = home, alerts
         self._watches: dict[str, ModelWatch] = {}
-        self._requests: dict[str, EventRequest] = {}
-        self._versions: dict[tuple[str, int], tuple[Watched | None, MonitoringSpec | None]] = {}
+        self._versions: dict[tuple[str, int], Watched | None] = {}
 
     def tick(self, now: float) -> None:
         """Looks at each model. One that fails does not keep the others from being watched; its error is raised then."""
@@ -54,11 +46,11 @@ class DriftDuty:
             raise failed
 
     def close(self) -> None:
-        """Nobody waits for requests: what was not sent is sent by the next watcher."""
+        pass
 
     def _look(self, model: ModelStatus, now: float) -> None:
         serving = {each.version for each in model.releases if each.arm != "baseline"}
-        wanted = {version: found for version in serving if (found := self._version(model.name, version)[0])}
+        wanted = {version: found for version in serving if (found := self._version(model.name, version))}
         watch = self._watches.get(model.name)
         if watch is None:
             if not wanted and not captures_folder(self._home, model.name).is_dir():
@@ -71,8 +63,7 @@ class DriftDuty:
         counted = watch.follow()
         told = watch.told
         self._report(watch, now)
-        asked = self._ask_again(watch, now)
-        if changed or counted or asked or told != watch.told:
+        if changed or counted or told != watch.told:
             watch.save()
 
     def _report(self, watch: ModelWatch, now: float) -> None:
@@ -97,58 +88,24 @@ class DriftDuty:
             for alarm in release.alarms.values()
         ]
 
-    def _ask_again(self, watch: ModelWatch, now: float) -> bool:
-        """Sends the event of an alarm again when a retraining was refused or did not help, and may be tried again.
-        Returns whether that was done; the server may answer during a later look."""
-        if (request := self._requests.get(watch.model)) is not None:
-            if not request.over:
-                return False
-            del self._requests[watch.model]
-            if request.problem is None:
-                watch.asked_again = request.t
-                return True
-            log.warning("the event about %s is sent again later: %s", watch.model, request.problem)
-        spec = None if watch.live is None else self._version(watch.model, watch.live)[1]
-        stack = read_stack(self._home)
-        if (
-            spec is None
-            or "drift" not in spec.retrain
-            or not watch.told
-            or not (stack and stack.prefect_api_url)
-        ):
-            return False
-        at = ask_again_at(read_retraining(self._home, watch.model), spec)
-        if at is not None and watch.asked_again < at <= now and watch.live is not None:
-            alert = max(self._open(watch, watch.live), key=lambda each: each.facts["importance_share"] or 0.0)
-            payload = {"title": alert.title, "since": alert.since, "noticed": now, "release": alert.release}
-            log.info("%s still drifts; a retraining is requested again: %s", watch.model, alert.title)
-            self._requests[watch.model] = EventRequest(
-                stack,
-                "serin.drift",
-                model=watch.model,
-                payload={**payload, "facts": dict(alert.facts)},
-                now=now,
-            )
-        return False
-
-    def _version(self, model: str, version: int) -> tuple[Watched | None, MonitoringSpec | None]:
-        """A served version with its statistics, and what its spec says; looked up once."""
+    def _version(self, model: str, version: int) -> Watched | None:
+        """A served version with its statistics; looked up once. None: its drift is not watched."""
         key = model, version
         if key not in self._versions:
             try:
                 bundle = Path(Store.open().bundle(model, version).path)
             except NotFound:
-                return None, None  # deleted, or not there yet
+                return None  # deleted, or not there yet
             self._versions[key] = _watched(bundle, version)
         return self._versions[key]
 
 
-def _watched(bundle: Path, version: int) -> tuple[Watched | None, MonitoringSpec | None]:
+def _watched(bundle: Path, version: int) -> Watched | None:
     if not (bundle / "spec.yaml").is_file():
-        return None, None  # a team's own repository
+        return None  # a team's own repository
     spec = load_stored_spec(bundle / "spec.yaml").monitoring
     statistics = None if spec.drift is None else read_drift(bundle)
     if statistics is None:
-        return None, spec
+        return None
     inputs = tuple(column.name for column in read_schema(bundle).inputs)
-    return Watched(version=version, bundle=bundle, statistics=statistics, inputs=inputs), spec
+    return Watched(version=version, bundle=bundle, statistics=statistics, inputs=inputs)

@@ -25,6 +25,7 @@ from serin.stack.watch.objectives_duty import ObjectivesDuty
 from serin.stack.watch.promises import Promises
 from serin.stack.watch.quality_duty import QualityDuty
 from serin.stack.watch.refusals_duty import RefusalsDuty
+from serin.stack.watch.retrain_duty import RetrainDuty
 
 log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is __main__ here
 
@@ -40,6 +41,7 @@ def duties(home: Path) -> list[Duty]:
         DriftDuty(home, alerts),
         QualityDuty(home, alerts),
         RefusalsDuty(home, alerts),
+        RetrainDuty(home),
     ]
 
 

@@ -16,25 +16,19 @@ from serin.formats.bundle import write_document
 from serin.formats.captures import write_part
 from serin.formats.drift import FILE
 from serin.formats.importance import ColumnImportance, Importance
-from serin.formats.reason import Reason
 from serin.formats.schema import InputColumn, OutputTensor, Schema, write_schema
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.drift import model_watch
 from serin.monitoring.drift.model_watch import read_state, state_file
 from serin.monitoring.drift.read import read_drift
-from serin.monitoring.retrain import RetrainBook
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.record import JournalFolder, rollout2decision
-from serin.spec.monitoring import MonitoringSpec
-from serin.stack.host.process_scan import start_ticks
-from serin.stack.host.state import Stack, write_stack
 from serin.stack.watch.drift_duty import DriftDuty
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.fakes.drift import category_column, series_of, statistics_of
-from tests.fakes.prefect import prefect_at_work
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 
 START = 1_800_000_000
@@ -260,51 +254,3 @@ def test_a_broken_state_is_reported_and_left_alone(home: Path) -> None:
     with pytest.raises(WatchStateBroken, match=r"late-parcels\.json"):
         tick(home, 1)
     assert state_file(home, NAME).read_text() == '{"format": '
-
-
-def test_an_alarm_that_stays_asks_for_another_retraining_when_one_is_allowed(home: Path) -> None:
-    began = START + 1800.0
-    reason = Reason(kind="drift", text="carrier drifted", noticed=began)
-    RetrainBook(home, NAME).request(reason, MonitoringSpec(), live=f"{NAME}-v1", run="a", now=began)
-    with prefect_at_work() as server:
-        server.answers["POST /events"] = (204, None)
-        write_stack(_stack(home, server.url))
-        record(home, range(30), unseen=0.3)
-        duty = tick(home, 31)
-        tick(home, 60 * 23, duty)
-        assert [call for call, _ in server.asked if call == "POST /events"] == []
-        tick(home, 60 * 25, duty)
-        duty._requests[NAME].wait(30)
-        for minute in (60 * 25 + 1, 60 * 26):
-            tick(home, minute, duty)
-        ((event,),) = [body for call, body in server.asked if call == "POST /events"]
-    assert (event["event"], event["resource"]["serin.model"]) == ("serin.drift", NAME)
-    reason = Reason.of_event("drift", event["payload"], now=START + 60.0 * 60 * 25)
-    assert reason.text.startswith("carrier drifted (unseen values from 0% to ")
-    assert (reason.release, reason.facts["column"]) == (f"{NAME}-v1", "carrier")
-    assert reason.noticed == START + 60.0 * 60 * 25
-
-
-def test_a_prefect_server_that_is_down_delays_nothing_and_is_asked_again(home: Path) -> None:
-    began = START + 1800.0
-    reason = Reason(kind="drift", text="carrier drifted", noticed=began)
-    RetrainBook(home, NAME).request(reason, MonitoringSpec(), live=f"{NAME}-v1", run="a", now=began)
-    write_stack(_stack(home, "http://127.0.0.1:9/api"))
-    record(home, range(30), unseen=0.3)
-    duty = tick(home, 31)
-    tick(home, 60 * 25, duty)
-    first = duty._requests[NAME]
-    first.wait(30)
-    assert first.problem is not None
-    tick(home, 60 * 25 + 1, duty)
-    assert duty._requests[NAME] is not first
-
-
-def _stack(home: Path, url: str) -> Stack:
-    pid = 1
-    ticks = start_ticks(pid)
-    assert ticks is not None
-    return Stack(
-        home=home, supervisor_pid=pid, supervisor_ticks=ticks, gateway_port=1, prefect_api_url=url,
-        prefect_port=None, since=0.0,
-    )  # fmt: skip
