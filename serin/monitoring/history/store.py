@@ -89,7 +89,8 @@ class History:
             oldest = self._oldest(LEVELS[-1][2])
             end = min(int(now) - KEPT_S, (oldest or 0) + _FORGOTTEN_S)
             if oldest is not None and oldest < end:
-                self._db.execute("DELETE FROM counts WHERE start < ?", (end,))
+                for width in (MINUTE_S, *(wider for _, _, wider in LEVELS)):  # so that the index is used
+                    self._db.execute("DELETE FROM counts WHERE width = ? AND start < ?", (width, end))
                 self._forget_series()
 
     def _roll_up(self, width: int, end: int, wider: int) -> None:
