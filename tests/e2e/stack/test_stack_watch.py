@@ -71,6 +71,11 @@ def test_drift_leads_to_an_alarm_and_to_a_retrained_promoted_version_that_says_w
         alive=lambda: _is_up(stack),
     )
     print(f"alarm and requests counted: {time.time() - began:.1f} s")
+    until(
+        lambda: _answered(stack) >= ROWS_SENT // 100,
+        "requests are compared with the promises",
+        alive=lambda: _is_up(stack),
+    )
 
     until(lambda: _live(home) == 2, "the retrained version is live", alive=lambda: _may_still(stack))
     print(f"retrained and promoted: {time.time() - began:.1f} s")
@@ -96,6 +101,17 @@ def test_drift_leads_to_an_alarm_and_to_a_retrained_promoted_version_that_says_w
     assert refused[-1].until == begun.t + 3600
     assert _outcome(home) == "promoted"
     assert _live(home) == 2
+
+
+def _answered(stack: Stack) -> int:
+    """The requests that both objectives have seen; all were good and fast enough."""
+    (view,) = stack.ask("slo", MODEL)
+    assert [(each["name"], each["limit_ms"]) for each in view["objectives"]] == [
+        ("availability", None),
+        ("latency", 500.0),
+    ]
+    assert {each["bad"] for each in view["objectives"]} == {0}
+    return int(view["objectives"][0]["requests"])
 
 
 def _add_the_new_carrier(table: Path) -> None:
