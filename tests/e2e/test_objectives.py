@@ -43,10 +43,11 @@ class Watched:
 
     def __init__(self, stack: Scene) -> None:
         promises = Allowing(stack.home)
+        history = HistoryDuty(stack.home, promises)
         objectives = ObjectivesDuty(stack.home, AlertBook(stack.home), promises)
-        objectives.every_s = HistoryDuty.every_s = 0.2  # type: ignore[misc]
+        history.every_s = objectives.every_s = 0.2
         self.stack = stack
-        self.rounds = Rounds([AlertsDuty(stack.home), HistoryDuty(stack.home, promises), objectives])
+        self.rounds = Rounds([AlertsDuty(stack.home), history, objectives])
 
     def until(self, condition: Callable[[], bool], within_s: float = 60.0) -> None:
         end = time.monotonic() + within_s

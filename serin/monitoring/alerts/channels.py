@@ -53,9 +53,14 @@ class LogChannel:
     def send(self, message: Message) -> None:
         alert = message.record.alert
         if message.event == "fired":
-            log.warning("ALERT %s %s: %s. %s", alert.severity, alert.key, alert.title, alert.text)
+            log.warning("%s", _one_line(f"ALERT {alert.severity} {alert.key}: {alert.title}. {alert.text}"))
         else:
-            log.info("resolved %s: %s", alert.key, alert.title)
+            log.info("%s", _one_line(f"resolved {alert.key}: {alert.title}"))
+
+
+def _one_line(text: str) -> str:
+    """Values that clients sent may be part of a text: they must not begin another line of the log."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 class WebhookChannel:

@@ -23,6 +23,8 @@ _LEAST_BAD_SHORT: Final = 3
 _ROUNDING: Final = 1 - 1e-9
 
 Name = Literal["availability", "latency"]
+Severity = Literal["page", "ticket"]
+SEVERITIES: Final[tuple[Severity, ...]] = ("page", "ticket")
 
 
 class Share(NamedTuple):
@@ -41,7 +43,7 @@ class Pair:
     short_s: int
     long_s: int
     threshold: float
-    severity: Literal["page", "ticket"]
+    severity: Severity
 
 
 PAIRS: Final = (
@@ -83,14 +85,20 @@ def burn_rates(
 
 
 def firing_pair(
-    objective: Objective, windows: Mapping[int, Share], age_s: float | None = None
+    objective: Objective,
+    windows: Mapping[int, Share],
+    age_s: float | None = None,
+    *,
+    severity: Severity | None = None,
 ) -> Pair | None:
-    """Returns the most urgent pair of which both windows burn too fast. For the arguments see `burn_rates`."""
+    """Returns the most urgent pair, of one severity if named, of which both windows burn too fast. For the other
+    arguments see `burn_rates`."""
     rates = burn_rates(objective, windows, age_s)
     for pair in PAIRS:
         short, long = windows[pair.short_s], windows[pair.long_s]
         enough = long.bad >= _LEAST_BAD_LONG and short.bad >= _LEAST_BAD_SHORT
-        if enough and min(rates[pair.short_s], rates[pair.long_s]) >= pair.threshold * _ROUNDING:
+        burns = min(rates[pair.short_s], rates[pair.long_s]) >= pair.threshold * _ROUNDING
+        if enough and burns and severity in (None, pair.severity):
             return pair
     return None
 

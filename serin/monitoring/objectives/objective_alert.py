@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from serin.monitoring.alerts.alert import Alert
-from serin.monitoring.objectives.burn import Objective, Pair, Share
+from serin.monitoring.objectives.burn import Name, Objective, Pair, Severity, Share
 
 
-def alert_key(model: str, objective: Objective) -> str:
-    return f"{model}/objective/{objective.name}"
+def alert_key(model: str, name: Name, severity: Severity) -> str:
+    """A page and a ticket are two alerts: the page ends with the incident, the ticket when the windows of days have
+    forgotten it."""
+    return f"{model}/objective/{name}{'' if severity == 'page' else '/slow-burn'}"
 
 
 def objective_alert(
@@ -45,16 +47,21 @@ def objective_alert(
     if more:
         sentences.append(f"{more[0].upper()}{more[1:]}.")
     return Alert(
-        key=alert_key(model, objective),
+        key=alert_key(model, objective.name, pair.severity),
         kind="objective",
         model=model,
         release=release,
         severity=pair.severity,
-        title=f"{model}: too many requests {'fail' if objective.name == 'availability' else 'are slow'}",
+        title=_title(model, objective, pair),
         text=" ".join(sentences),
         since=since,
         facts=_facts(objective, pair, windows, left),
     )
+
+
+def _title(model: str, objective: Objective, pair: Pair) -> str:
+    what = "fail" if objective.name == "availability" else "are slow"
+    return f"{model}: too many requests {what}{'' if pair.severity == 'page' else ' over days'}"
 
 
 def duration(seconds: int) -> str:

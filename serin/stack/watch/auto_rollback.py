@@ -52,25 +52,29 @@ class AutoRollback:
         log.warning("%s: returning from version %d to %d: %s", model.name, model.live, model.previous, why)
         submit(self._home, self._command(model.name, rollback))
 
-    def settle(self, model: str, now: float) -> None:
-        """Stores the controller's answer to the last rollback. Without one in time it is withdrawn, so that it is not
-        obeyed later."""
-        made = read_rollbacks(self._home, model)
+    def settle(self, model: ModelStatus, now: float) -> None:
+        """Stores the controller's answer to the last rollback. Without one in time, or when another version has become
+        live, the command is withdrawn, so that it is not obeyed later."""
+        made = read_rollbacks(self._home, model.name)
         if not made or made[-1].outcome is not None:
             return
         last = made[-1]
         answer = read_answer(self._home, last.command)
-        if answer is None and abs(now - last.t) < _ANSWER_S:
-            submit(self._home, self._command(model, last))
+        current = model.live == last.from_version and not model.rollout.running
+        if answer is None and current and abs(now - last.t) < _ANSWER_S:
+            submit(self._home, self._command(model.name, last))
             return
         if answer is None:
             withdraw(self._home, last.command)
+            if abs(now - last.t) < _ANSWER_S:
+                return  # it may have been obeyed a moment ago
             answer = read_answer(self._home, last.command)
         outcome = "the controller did not answer" if answer is None else answer.reason
         accepted = answer is not None and answer.accepted
-        save_rollbacks(self._home, model, (*made[:-1], replace(last, outcome=outcome, accepted=accepted)))
+        settled = replace(last, outcome=outcome, accepted=accepted)
+        save_rollbacks(self._home, model.name, (*made[:-1], settled))
         if not accepted:
-            log.warning("%s: the automatic rollback did not begin: %s", model, outcome)
+            log.warning("%s: the automatic rollback did not begin: %s", model.name, outcome)
 
     def _command(self, model: str, rollback: Rollback) -> Command:
         return Command(

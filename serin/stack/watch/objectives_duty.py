@@ -16,6 +16,7 @@ from serin.monitoring.objectives.blame import BEFORE_S, FIRST_S, Row, blame
 from serin.monitoring.objectives.burn import (
     PERIOD_S,
     QUIET_S,
+    SEVERITIES,
     WINDOWS,
     Objective,
     Pair,
@@ -66,7 +67,7 @@ class ObjectivesDuty:
         pass
 
     def _look(self, model: ModelStatus, open_alerts: Mapping[str, AlertRecord], now: float) -> None:
-        self._rollback.settle(model.name, now)
+        self._rollback.settle(model, now)
         promise = Promise() if model.live is None else self._promises.of(model.name, model.live)
         objectives = _objectives(promise)
         release = "" if model.live is None else Release(model=model.name, version=model.live).name
@@ -75,17 +76,18 @@ class ObjectivesDuty:
             state.save(self._home)
         sums = window_sums(self._home, model.name, now, WINDOWS)
         age_s = counted_for(self._home, model.name, now)
+        fired = set()
         for objective in objectives:
             shares = shares_of(objective, sums)
-            pair = firing_pair(objective, shares, age_s)
-            key = alert_key(model.name, objective)
-            if pair is not None:
-                self._fire(model, objective, pair, shares, promise, now)
-            elif key in open_alerts and not 0 <= now - open_alerts[key].seen < QUIET_S:
+            for severity in SEVERITIES:
+                if pair := firing_pair(objective, shares, age_s, severity=severity):
+                    fired.add(alert_key(model.name, objective.name, severity))
+                    self._fire(model, objective, pair, shares, promise, now)
+                    break  # the ticket waits until the page is over
+        for key, record in open_alerts.items():
+            quiet = not 0 <= now - record.seen < QUIET_S
+            if record.alert.model == model.name and key not in fired and quiet:
                 self._alerts.resolve(key, now)
-        gone = alert_key(model.name, Objective(name="latency", target=0.5))
-        if promise.p99_ms is None and gone in open_alerts:
-            self._alerts.resolve(gone, now)  # of a version that promised a latency
 
     def _fire(
         self,

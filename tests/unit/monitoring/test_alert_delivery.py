@@ -178,12 +178,14 @@ time.sleep(120)
     assert len(ids) == len(keys), "a repetition has the same id"
 
 
-def test_a_log_line_names_the_alert(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_line_names_the_alert_and_is_one_line_whatever_a_client_sent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    AlertBook(tmp_path).fire(ALERT, time.time())
+    AlertBook(tmp_path).fire(replace(ALERT, text="carrier 'x\n2027-01-01 forged'"), time.time())
     with delivering(tmp_path, log=LogChannel()):
         wait_until(lambda: record(tmp_path, "log").sent == 1)
-    assert f"ALERT ticket {ALERT.key}: {ALERT.title}" in caplog.text
+    assert f"ALERT ticket {ALERT.key}: {ALERT.title}. carrier 'x 2027-01-01 forged'" in caplog.text
 
 
 def test_an_event_for_prefect_has_the_model_as_resource_and_the_same_id_when_repeated(tmp_path: Path) -> None:

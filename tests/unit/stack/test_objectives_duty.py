@@ -159,6 +159,24 @@ def test_slow_answers_burn_the_latency_budget(world: World) -> None:
     assert "take longer than 20 ms" in read_alerts(world.home).open[0].alert.text
 
 
+def test_after_an_outage_the_page_ends_and_a_ticket_says_what_it_cost(world: World) -> None:
+    world.promote(1)
+    for _ in range(3):  # a day that was good
+        world.minute(1, requests=100)
+        world.now += 86_400 / 3
+    for _ in range(30):
+        world.minute(1, requests=20)
+    for _ in range(10):
+        world.minute(1, requests=20, bad=20)
+    assert world.open_keys() == [KEY]
+    for _ in range(45):
+        world.minute(1, requests=20)
+    assert world.open_keys() == [f"{KEY}/slow-burn"]
+    view = read_alerts(world.home, now=world.now)
+    assert view.open[0].alert.severity == "ticket"
+    assert [each.alert.key for each in view.resolved] == [KEY]
+
+
 def test_the_alert_survives_a_restart_of_the_watcher_as_one(world: World) -> None:
     world.promote(1)
     world.minutes_until_alert(1, 15, bad=50)
@@ -267,6 +285,24 @@ def test_a_crash_before_the_command_is_submitted_submits_it_once(
     (made,) = read_rollbacks(strict.home, "flights")
     assert made.accepted
     assert model_status(strict.home, "flights").live == 1  # type: ignore[union-attr]
+
+
+def test_a_rollback_that_was_not_submitted_is_dropped_when_another_version_is_live(
+    strict: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(auto_rollback, "submit", lambda *_: None)  # the disk is slow
+        assert strict.minutes_until_alert(2, 20, bad=30) is not None
+        (made,) = read_rollbacks(strict.home, "flights")
+        assert made.outcome is None
+    strict.promote(3)
+    strict.tick()
+    assert Inbox(strict.home).pending() == []
+    strict.now += 60
+    strict.tick()
+    (made,) = read_rollbacks(strict.home, "flights")
+    assert (made.accepted, made.outcome) == (False, "the controller did not answer")
+    assert model_status(strict.home, "flights").live == 3  # type: ignore[union-attr]
 
 
 def test_a_command_that_no_controller_answers_is_withdrawn_and_may_be_tried_later(strict: World) -> None:
