@@ -18,6 +18,7 @@ from serin.formats.captures import (
     file_name,
     finish,
     hour_began,
+    hour_of,
     hours_captured,
     part_map,
     parts_of_hour,
@@ -35,11 +36,16 @@ _LARGE_ROWS = 1 << 21
 _GROUP_ROWS = 1 << 16
 
 
-def merge_parts(home: Path, model: str, now: float, *, most_small: int = MOST_SMALL) -> int:
-    """Merges parts of hours that are over, and of others that have many. Returns how many files were replaced."""
-    count = 0
+def merge_parts(
+    home: Path, model: str, now: float, *, most_small: int = MOST_SMALL, since: float | None = None
+) -> int:
+    """Merges parts of hours that are over, and of others that have many. Returns how many files were replaced. `since`:
+    only hours from there on are looked at."""
+    count, first = 0, "" if since is None else hour_of(since)
     for version in versions_captured(home, model):
         for hour in hours_captured(home, model, version):
+            if hour < first:
+                continue
             folder = captures_folder(home, model) / str(version) / hour
             least = 2 if now - hour_began(hour) > _OVER_S else most_small
             if len(parts_of_hour(folder)) < least:

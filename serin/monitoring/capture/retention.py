@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,10 +67,10 @@ def _hours(home: Path, model: str) -> list[_Hour]:
 
 
 def _size(folder: Path) -> int:
+    """The bytes of the files in an hour's folder, or of all hours of a version."""
     size = 0
-    for path in folder.rglob("*"):
-        try:
-            size += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # merged or deleted since
+                size += _size(Path(entry.path)) if entry.is_dir() else entry.stat().st_size
     return size

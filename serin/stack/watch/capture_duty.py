@@ -24,7 +24,9 @@ from serin.store.store import Store
 
 log = logging.getLogger(__name__)
 
-_CARE_S = 60.0  # between two looks at what can be merged or deleted
+_CARE_S = 60.0  # between two looks at what can be merged or deleted ...
+_ALL_S = 900.0  # ... among all hours
+_RECENT_S = 3 * 3600.0
 _JUMP_S = 3600.0
 _DISTRUST_S = 86_400.0
 _QUIET_S = 600.0  # an alert about dropped requests ends after this long without another
@@ -49,6 +51,7 @@ class CaptureDuty:
         self._settings = settings or capture_settings(Store.open())
         self._recorder = recorder or Recorder(home, request_log(home), self._settings)
         self._cared: float | None = None
+        self._all_cared, self._all_due = float("-inf"), False
         self._trust = ClockTrust(clock)
         self._care_failed: dict[str, Exception] = {}
         self._failing: dict[str, float] = {}
@@ -62,10 +65,12 @@ class CaptureDuty:
         cared = self._cared is None or self._clock() - self._cared >= _CARE_S
         if cared:
             self._cared = self._clock()
+            self._all_due = self._cared - self._all_cared >= _ALL_S
+            if self._all_due:
+                self._all_cared = self._cared
             self._each_model(lambda model: self._care(model, now, trusted=trusted))
-        self._report_failures(
-            {**self._care_failed, **outcome.failed}, now
-        )  # last: the alerts' disk may be full too
+        # Last, because the alerts' disk may be full as well.
+        self._report_failures({**self._care_failed, **outcome.failed}, now)
         for model in models_captured(self._home) if cared else ():
             self._report_dropped(model, now)
 
@@ -81,10 +86,9 @@ class CaptureDuty:
                 self._care_failed[model] = error
 
     def _care(self, model: str, now: float, *, trusted: bool) -> None:
-        expire(
-            self._home, model, self._limits(model), now if trusted else None
-        )  # first: it may free the disk
-        merge_parts(self._home, model, now)
+        if self._all_due:  # first: it may free the disk
+            expire(self._home, model, self._limits(model), now if trusted else None)
+        merge_parts(self._home, model, now, since=None if self._all_due else now - _RECENT_S)
 
     def _limits(self, model: str) -> CaptureSpec:
         """The newest version's; the default when the store has none of those that were recorded."""
