@@ -67,6 +67,7 @@ soak: $(INSTALLED) ## the long runs: a table larger than the memory of its worke
 
 chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose under load; kill -9 at every part while pipelines run
 	$(BIN)/python -m tests.chaos.rollout
+	$(BIN)/python -m tests.chaos.shadow
 	$(BIN)/python -m tests.chaos.lease_clients --clients 20 --rounds 30 --deaths 40
 	$(BIN)/python -m tests.chaos.orchestration
 	$(BIN)/python -m tests.chaos.schedules

@@ -21,7 +21,7 @@ def small_spec(folder: Path, *, rows: int = 3000, **sections: dict[str, Any]) ->
     path = folder / "parcels.parquet"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        pq.write_table(_parcels(rows), path)
+        pq.write_table(parcels(rows), path)
     usual: dict[str, Any] = {
         "name": NAME,
         "data": {
@@ -54,11 +54,14 @@ def write_spec(folder: Path, spec: dict[str, Any]) -> Path:
     return path
 
 
-def _parcels(rows: int) -> pa.Table:
-    chance = np.random.default_rng(11)
-    weight = chance.gamma(2.0, 3.0, rows).astype(np.float32)
+def parcels(rows: int, seed: int = 11, *, drifted: bool = False) -> pa.Table:
+    """`drifted`: heavier parcels, and some that come by a new carrier."""
+    chance = np.random.default_rng(seed)
+    weight = chance.gamma(2.0, 4.5 if drifted else 3.0, rows).astype(np.float32)
     distance = chance.integers(1, 2000, rows)
-    carrier = chance.choice(["swift", "steady", "slow"], rows, p=[0.5, 0.4, 0.1])
+    shares = {"swift": 0.4, "steady": 0.3, "slow": 0.1, "drone": 0.2} if drifted else None
+    shares = shares or {"swift": 0.5, "steady": 0.4, "slow": 0.1}
+    carrier = chance.choice(list(shares), rows, p=list(shares.values()))
     extra = np.select([carrier == "swift", carrier == "steady"], [0, 6], 18)
     hours = distance / 60 + weight / 4 + extra + chance.normal(0, 4, rows)
     return pa.table(
