@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 from starlette.applications import Starlette
@@ -19,12 +20,13 @@ from starlette.types import Scope
 
 from serin.console.actions import ACTIONS, Actions
 from serin.console.guard import Guard
+from serin.console.history_data import history_data
 from serin.console.live import Live, fingerprint
 from serin.console.login import Login
 from serin.console.palette import stylesheet
 from serin.console.state import STATIC, Console
 from serin.console.views.all_views import VIEWS
-from serin.console.views.view import View
+from serin.console.views.view import View, query_parameters, view_parameters
 from serin.errors import NameInvalid, NotFound, SerinError
 from serin.stack.console.settings import ConsoleSettings
 
@@ -51,6 +53,7 @@ def build_app(home: Path, settings: ConsoleSettings, port: int) -> Starlette:
         Route(action, actions.do_rollout, methods=["POST"]),
         Route(alert, actions.ask_alert, methods=["GET"]),
         Route(alert, actions.do_alert, methods=["POST"]),
+        Route("/models/{model}/history.json", history_data(console), methods=["GET"]),
         Mount("/static", _Static(directory=STATIC)),
     ]
     return Starlette(
@@ -73,7 +76,7 @@ def _page(console: Console, view: View) -> Callable[[Request], Awaitable[Respons
         session = console.session(request)
         if session is None:
             return RedirectResponse(f"/login?next={request.url.path}", 303)
-        parameters = dict(request.path_params)
+        parameters = view_parameters(view, request)
         html = await run_in_threadpool(console.fragment, view, parameters, may_act=session.may_act)
         done = request.query_params.get("done")
         return console.page(
@@ -83,7 +86,7 @@ def _page(console: Console, view: View) -> Callable[[Request], Awaitable[Respons
             section=view.section,
             title=view.title.format(**parameters),
             content=Markup(html),  # noqa: S704 (rendered by a template that escapes)
-            live=f"/live{request.url.path}?seen={fingerprint(html)}",
+            live=f"/live{request.url.path}?{urlencode({**query_parameters(view, request), 'seen': fingerprint(html)})}",
             done=ACTIONS[done].label if done in ACTIONS else None,
         )
 

@@ -51,6 +51,11 @@ def percent(share: float | None) -> str:
     return f"{100 * share:.3g}%" if share == 0 or share >= 0.01 else f"{share * 100:.2g}%"
 
 
+def share(value: float) -> str:
+    """Returns a promised share without rounding, such as 99.95%."""
+    return f"{100 * value:.6g}%"
+
+
 def size(count: float | None) -> str:
     if count is None:
         return "-"
@@ -70,6 +75,6 @@ def count(value: float | None) -> str:
 
 
 FILTERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "moment": moment, "ago": ago, "duration": duration, "ms": ms, "percent": percent, "size": size, "figure": figure,
-    "count": count,
+    "moment": moment, "ago": ago, "duration": duration, "ms": ms, "percent": percent, "share": share, "size": size,
+    "figure": figure, "count": count,
 }  # fmt: skip

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from serin.console.state import Console
-from serin.console.views.view import View
+from serin.console.views.view import View, view_parameters
 from serin.errors import SerinError
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Live:
                     return
                 try:
                     html = await run_in_threadpool(
-                        self._console.fragment, view, request.path_params, may_act=session.may_act
+                        self._console.fragment, view, view_parameters(view, request), may_act=session.may_act
                     )
                 except (SerinError, OSError) as error:
                     log.warning("%s cannot be read: %s", view.path, error)

@@ -105,13 +105,18 @@ def _card(column: ColumnView) -> str:
         f"most different: {worst.label}, {percent(worst.then)} in training, {percent(worst.now)} now",
     ]
     what = "score" if column.source == "score" else column.kind
-    chart = _bars(column.bins) if column.kind == "category" else _histogram(column.bins)
+    chart = column_drawing(column)
     return (
         f'<section id="{escape(column.name, quote=True)}"><h3>{escape(column.name)}'
         f'<small class="{_STATES[column.state]}">{column.state}, {escape(what)}</small></h3>'
         f"{chart.embedded(f'{column.name}: training and live distribution')}"
         f"<p>{escape(' · '.join(facts))}</p></section>"
     )
+
+
+def column_drawing(column: ColumnView) -> Drawing:
+    """Draws both distributions of a column: training rows, and live rows of the last day."""
+    return _bars(column.bins) if column.kind == "category" else _histogram(column.bins)
 
 
 def _bars(bins: Sequence[BinView]) -> Drawing:
@@ -144,7 +149,7 @@ def _histogram(bins: Sequence[BinView]) -> Drawing:
     """The bins from left to right: pale bars for training, coloured ones in front of them for live rows."""
     drawing = Drawing(WIDTH, 156, font=10.5)
     most = max((max(each.then + each.tolerance, each.now) for each in bins), default=1.0) or 1.0
-    axes = Axes(drawing, Scale(0.0, len(bins), 34.0, WIDTH - 4.0), Scale(0.0, min(most, 1.0), 112.0, 8.0))
+    axes = Axes(drawing, Scale(0.0, len(bins), 42.0, WIDTH - 4.0), Scale(0.0, min(most, 1.0), 112.0, 8.0))
     axes.rows((0.0, axes.y.high), percent)
     for place, each in enumerate(bins):
         axes.bar((place, place + 1), (0.0, each.then), "bar", gap=2)

@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 
 from serin.errors import NameInvalid, NotUp, ServingError, SupervisorGone
-from serin.serving.envoy.gateway import PROCESS_NAME as GATEWAY
 from serin.stack.host.process_scan import end_processes, group_members, stack_processes
 from serin.stack.host.run_processes import record_folder
 from serin.stack.host.state import Stack, changing_stack, read_stack, remove_sockets
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes
-from serin.stack.wiring import CONSOLE, CONTROLLER, WATCHER, build_gateway, remove_shared_memory
+from serin.stack.wiring import CONTROLLER, build_gateway, remove_shared_memory
 from serin.store.artifacts import Release
 
 logger = logging.getLogger(__name__)
@@ -76,8 +75,8 @@ def _stop_in_order(stack: Stack) -> None:
         if releases:
             logger.info(f"draining {', '.join(release.name for release in releases)}")
             _drain(stack.home, releases)
-        for name in (GATEWAY, CONSOLE, WATCHER, *(release.name for release in releases)):
-            if name in names:
+        for name in names:
+            if name not in (processes.PREFECT, processes.RECONCILER):
                 supervisor.request_stop(name)
         _wait_until_stopped(supervisor, except_for={processes.PREFECT})
         _end_runs(stack, supervisor.pid(processes.PREFECT))
@@ -113,8 +112,11 @@ def _drain(home: Path, releases: list[Release]) -> None:
 
 def _wait_until_stopped(supervisor: Supervisor, *, except_for: set[str]) -> None:
     deadline = time.monotonic() + _STOP_S
-    while any(child.pid for child in supervisor.children() if child.name not in except_for):
+    while left := [
+        child.name for child in supervisor.children() if child.pid and child.name not in except_for
+    ]:
         if time.monotonic() > deadline:
+            logger.info(f"{', '.join(left)} did not stop within {_STOP_S:.0f} s")
             return
         time.sleep(0.05)
 

@@ -45,6 +45,11 @@ class Page:
             message = json.loads(self._socket.recv(timeout=60))
             if message.get("method") == "Runtime.exceptionThrown":
                 self.complaints.append(str(message["params"]["exceptionDetails"].get("text")))
+            if (
+                message.get("method") == "Log.entryAdded"
+                and message["params"]["entry"]["source"] == "security"
+            ):
+                self.complaints.append(str(message["params"]["entry"]["text"]))
             if message.get("id") == self._number:
                 if "context" in message.get("error", {}).get("message", ""):
                     raise _Moved(message["error"]["message"])
@@ -127,7 +132,7 @@ def open_browser(program: str, folder: Path) -> Iterator[Page]:
     try:
         with connect(_page_address(process, folder), max_size=None, proxy=None) as socket:
             page = Page(socket)
-            for domain in ("Page", "Runtime"):
+            for domain in ("Page", "Runtime", "Log"):
                 page.call(f"{domain}.enable")
             yield page
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,14 @@ class Served:
 
 
 def publish(
-    store: Store, bias: float, monitoring: str = "{capture: {share: 1}}", block_s: float = 60.0
+    store: Store,
+    bias: float,
+    monitoring: str = "{capture: {share: 1}}",
+    block_s: float = 60.0,
+    files: Mapping[str, bytes] | None = None,
 ) -> Bundle:
-    """A version whose scores are too low or too high by `bias`, with what its export would have measured."""
+    """A version whose scores are too low or too high by `bias`, with what its export would have measured, and other
+    `files`."""
     rows = bundles.rows(4000, seed=99)
     logit = _logit(rows)
     scores = _sigmoid(logit + bias)
@@ -79,7 +85,7 @@ def publish(
         metrics=measured("binary", late, scores),
         reliability=tuple((b.score, b.rate, b.rows) for b in reliability("binary", late, scores)),
     )
-    extra = {"quality.json": json.dumps(reference.to_json()).encode()}
+    extra = {"quality.json": json.dumps(reference.to_json()).encode(), **(files or {})}
     return bundles.publish(store, bias=bias, spec=spec(monitoring), extra=extra)
 
 

@@ -42,7 +42,6 @@
         stroke: colour(each.colour),
         width: each.width || 1.6,
         dash: each.dash,
-        points: { show: false },
         spanGaps: false,
         value: (_, value) => (value === null || value === undefined ? "-" : `${Number(value.toPrecision(4))}${data.unit || ""}`),
       })),
@@ -94,8 +93,6 @@
   });
 
   /* Live: the stream is closed while nobody sees the page, because a browser opens only a few to one host. */
-  const api = htmx;
-  api.defineExtension("keep-plots", {});
   document.body.addEventListener("htmx:sseOpen", () => say("live", "on"));
   document.body.addEventListener("htmx:sseError", () => say("not connected; trying again", "off"));
   document.body.addEventListener("htmx:sseMessage", () => {
@@ -105,10 +102,10 @@
   view.addEventListener("sse:ended", () => location.reload());
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) {
-      api.trigger(view, "htmx:beforeCleanupElement");
+      htmx.trigger(view, "htmx:beforeCleanupElement");
       say("paused while this page is hidden", "off");
     } else {
-      api.trigger(view, "htmx:afterProcessNode");
+      htmx.trigger(view, "htmx:afterProcessNode");
     }
   });
 

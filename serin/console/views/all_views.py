@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from serin.console.views import captures, machines, models, rollouts, watching
+from serin.console.views import alerts, captures, drift, machines, models, quality, rollouts, traffic
 from serin.console.views.view import View
 
 VIEWS: Final = (
@@ -23,7 +23,7 @@ VIEWS: Final = (
         read=rollouts.read_rollouts,
         section="rollouts",
     ),
-    View(path="/alerts", template="alerts", title="Alerts", read=watching.read_alert_list, section="alerts"),
+    View(path="/alerts", template="alerts", title="Alerts", read=alerts.read_alert_list, section="alerts"),
     View(path="/runs", template="runs", title="Runs", read=machines.read_runs, section="runs", every_s=5.0),
     View(
         path="/runs/{run}",
@@ -47,15 +47,16 @@ VIEWS: Final = (
         path="/models/{model}/traffic",
         template="traffic",
         title="Traffic of {model}",
-        read=watching.read_traffic,
+        read=traffic.read_traffic,
         section="models",
         every_s=5.0,
+        query=("span",),
     ),
     View(
         path="/models/{model}/drift",
         template="drift",
         title="Drift of {model}",
-        read=watching.read_drift,
+        read=drift.read_drift_watch,
         section="models",
         every_s=10.0,
     ),
@@ -63,7 +64,7 @@ VIEWS: Final = (
         path="/models/{model}/quality",
         template="quality",
         title="Quality of {model}",
-        read=watching.read_quality,
+        read=quality.read_live_quality,
         section="models",
         every_s=10.0,
     ),

@@ -26,7 +26,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             made.serin("up")
             up = running_stack(made.home)
             yield made
-        made.serin("down")
+        assert "did not stop" not in made.serin("down")
         _, _, ending = (made.home / "logs" / "supervisord.log").read_text().rpartition("stopped: reconciler")
         assert ending, "it is stopped first"
         assert "spawned: " not in ending, "nothing is started again while the stack is taken down"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,13 +61,15 @@ def visitor(home: Path, settings: ConsoleSettings | None = None, base: str = BAS
 def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with a bit of everything, which no test changes."""
     home = tmp_path_factory.mktemp("console") / "home"
-    furnish(home).kill()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERIN_HOME", str(home))
+        furnish(home).kill()
     write_inventory(home, ("GPU-0",))
     return home
 
 
 @pytest.fixture
-def full(furnished: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def full(furnished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SERIN_HOME", str(furnished))
     monkeypatch.setenv("SERIN_INVENTORY", str(furnished / "inventory.json"))
     return furnished

@@ -8,27 +8,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from serin.formats.drift import BinnedColumn, DriftStatistics
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
+from serin.monitoring.history.store import History
+from serin.monitoring.quality.labels import Columns, add_labels
+from serin.monitoring.quality.truth import TruthOf
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.judge import LogJudge
+from serin.spec.load import load_stored_spec
+from serin.stack.watch.drift_duty import DriftDuty
+from serin.stack.watch.quality_duty import QualityDuty
 from serin.stack.wiring import request_log
+from serin.store.artifacts import Bundle
 from serin.store.store import Store
+from tests.fakes.drift import category_column, series_of, statistics_of
+from tests.fakes.live_quality import publish, serve
 from tests.fakes.rollout import FakeClock, FakeVersions
 from tests.fakes.traffic import Traffic
 from tests.unit.rollout.conftest import Scene
-from tests.unit.serving.bundles import MODEL, publish
+from tests.unit.serving.bundles import MODEL, SCHEMA
 
 PLAN = Plan(steps=(20.0, 50.0, 100.0), step_s=5.0, min_requests=30, bake_s=3.0, drain_s=2.0, slo_ms=50.0)
+ROWS = 4000
 SECONDS = 25  # as long as the rollout takes to get there
 
 
 def furnish(home: Path) -> Scene:
     """Leaves version 1 of MODEL live and version 2 in its rollout, with requests in the log up to now."""
     store = Store(str(home / "store"))
-    for bias in (0.0, 0.1):
-        publish(store, bias=bias)
+    monitoring = "{capture: {share: 1}, drift: {tolerance: 0.05}, quality: {margin: 0.05}}"
+    files = {"drift.json": json.dumps(_statistics().to_json()).encode()}
+    bundles = [publish(store, bias, monitoring, files=files) for bias in (0.0, 0.1)]
     store.set_alias(MODEL, "live", 1)
     scene = Scene(home, clock=FakeClock(t=time.time() - SECONDS), versions=FakeVersions({MODEL: [1, 2]}))
     scene.promote_first(model=MODEL)
@@ -44,21 +56,49 @@ def furnish(home: Path) -> Scene:
             break
         if now.phase is Phase.SHIFTING:
             _traffic(log, now, scene.clock.t, second)
+    _watch(home, log, bundles[0])
     fire(home)
     _training(home)
     return scene
 
 
+def _statistics() -> DriftStatistics:
+    """Training rows with other carriers and the same temperatures as the live ones."""
+    temp = BinnedColumn(
+        name="temp", field="temp", source="request", kind="number", edges=(-4.0, -1.0, 0.0, 1.0, 4.0)
+    )
+    return statistics_of(
+        [category_column("carrier", ("AA", "UA", "DL")), temp],
+        [
+            series_of(0, (0.5, 0.3, 0.2, 0.0, 0.0, 0.0), tolerance=0.05, weight=0.5),
+            series_of(1, (0.16, 0.34, 0.34, 0.16, 0.0, 0.0, 0.0), tolerance=0.1, weight=0.5),
+        ],
+    )
+
+
+def _watch(home: Path, log: Path, bundle: Bundle) -> None:
+    """Requests of the last hours, their labels, and what the watcher's duties make of them."""
+    served = serve(home, bundle, ROWS, seed=1, began=time.time() - 6 * 3600, every_s=0.2)
+    data = load_stored_spec(Path(bundle.path) / "spec.yaml").data
+    truth = TruthOf(model=MODEL, data=data, schema=SCHEMA)
+    add_labels(home, truth, served.labels(slice(0, ROWS * 4 // 5)), Columns(), time.time() - 60)
+    DriftDuty(home, AlertBook(home)).tick(time.time())
+    QualityDuty(home, AlertBook(home), clock=lambda: 0.0).tick(time.time())
+    history = History(home)
+    history.read_log(log, lambda *_: 5.0)
+    history.close()
+
+
 def fire(home: Path) -> None:
     AlertBook(home).fire(
         Alert(
-            key=f"{MODEL}/drift/carrier",
-            kind="drift",
+            key=f"{MODEL}/capture/disk",
+            kind="capture",
             model=MODEL,
             release=f"{MODEL}-v1",
             severity="ticket",
-            title="carrier has drifted",
-            text="AA: 12% of requests, 31% in training, since yesterday <b>",
+            title="the disk is nearly full",
+            text="3% is left since yesterday <b>",
             since=time.time() - 7200,
         ),
         time.time() - 600,

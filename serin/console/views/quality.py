@@ -1,0 +1,120 @@
+"""The live quality of a model: metrics with bands beside the offline ones and the estimate."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from serin.console.views.models import known_model
+from serin.console.views.rollouts import stretched
+from serin.console.views.view import Parameters
+from serin.formats.groups import Measured
+from serin.monitoring.quality.view import Estimated, Objective, ReleaseQuality, read_quality
+from serin.reports.charts import number
+from serin.reports.svg import Axes, Drawing, Scale
+
+_MOST_SEGMENTS = 40
+
+
+def read_live_quality(home: Path, parameters: Parameters) -> dict[str, Any]:
+    model = parameters["model"]
+    state, found = known_model(home, model), read_quality(home, model)
+    releases = found.releases if found else ()
+    return {
+        "model": model,
+        "tab": "quality",
+        "state": state,
+        "quality": found,
+        "charts": {each.release: _metric_charts(each) for each in releases},
+        "days": {each.release: _days(each) for each in releases},
+        "calibration": {each.release: _calibration(each) for each in releases},
+        "objectives": {each.release: _objective(each.objective) for each in releases if each.objective},
+        "segments": {each.release: each.segments[:_MOST_SEGMENTS] for each in releases},
+    }
+
+
+def _metric_charts(release: ReleaseQuality) -> dict[str, str]:
+    """Draws for each metric the live value, the offline one and the estimate on one scale."""
+    names = [*release.metrics, *(name for name in release.estimate if name not in release.metrics)]
+    return {
+        name: _whiskers(
+            name, release.metrics.get(name), release.offline.get(name), release.estimate.get(name)
+        )
+        for name in names
+    }
+
+
+def _whiskers(name: str, live: Measured | None, offline: Measured | None, estimate: Estimated | None) -> str:
+    guess = None
+    if estimate is not None:
+        guess = Measured(value=estimate.value, low=estimate.value, high=estimate.value)
+    rows = [("live", "blue", live), ("offline", "grey", offline), ("estimate", "orange", guess)]
+    shown = [(label, colour, each) for label, colour, each in rows if each is not None]
+    low, high = min(each.low for _, _, each in shown), max(each.high for _, _, each in shown)
+    room = max((high - low) * 0.1, 0.002 * max(abs(low), abs(high)), 1e-9)
+    drawing = Drawing(460, 26 + 24 * len(shown), font=12)
+    x = Scale(low - room, high + room, 80, 380)
+    axes = Axes(drawing, x, Scale(0.0, 1.0, 24.0 * len(shown), 0.0))
+    axes.columns(x.ticks(4), lambda value: f"{value:.4g}")
+    for index, (label, colour, each) in enumerate(shown):
+        middle = 12 + 24 * index
+        drawing.text(72, middle + 4, label, colour="ink", anchor="end")
+        if each.high > each.low:
+            drawing.rect(x(each.low), middle - 4, x(each.high) - x(each.low), 8, colour, opacity=0.35)
+        drawing.dot(x(each.value), middle, colour, radius=5, ring=label == "estimate")
+        drawing.text(390, middle + 4, f"{each.value:.4f}", colour="ink")
+    words = ", ".join(f"{label} {each.value:.4f}" for label, _, each in shown)
+    return drawing.embedded(f"{name}: {words}")
+
+
+def _days(release: ReleaseQuality) -> str | None:
+    """Draws the mean loss of each day, and the share of its rows that have a label."""
+    days = [day for day in release.days if day.loss is not None]
+    if len(days) < 2:
+        return None
+    losses = [float(day.loss) for day in days if day.loss is not None]
+    limit = release.objective.limit if release.objective else None
+    top = max([*losses, *([limit] if limit is not None else [])]) * 1.1 or 1.0
+    drawing = Drawing(920, 220, font=11)
+    axes = Axes(drawing, Scale(0.0, max(len(days) - 1, 1), 64, 880), Scale(0.0, top, 180, 14))
+    axes.rows(axes.y.ticks(4), number)
+    step = max(len(days) // 8, 1)
+    axes.columns(range(0, len(days), step), lambda place: days[int(place)].day[5:], lines=False)
+    if limit is not None:
+        place = axes.limit(limit, "alarm")
+        drawing.text(876, place - 5, "limit of the objective", colour="alarm", anchor="end", halo=True)
+    axes.line([(float(index), loss) for index, loss in enumerate(losses)], "blue", width=2)
+    for index, (day, loss) in enumerate(zip(days, losses, strict=True)):
+        hint = f"{day.day}: {loss:.4g}, {day.labelled} of {day.recorded} rows labelled"
+        axes.dot(float(index), loss, "blue", radius=3, title=hint)
+    drawing.text(470, 214, "day (UTC)", anchor="middle")
+    return drawing.embedded(f"{release.loss_name} by day, from {losses[0]:.4g} to {losses[-1]:.4g}")
+
+
+def _calibration(release: ReleaseQuality) -> str | None:
+    """Draws how often the event happened for each mean score."""
+    if len(release.reliability) < 2:
+        return None
+    drawing = Drawing(300, 300, font=11)
+    axes = Axes(drawing, Scale(0.0, 1.0, 46, 290), Scale(0.0, 1.0, 260, 12))
+    axes.rows((0.0, 0.5, 1.0), lambda value: f"{value:g}")
+    axes.columns((0.0, 0.5, 1.0), lambda value: f"{value:g}")
+    axes.line([(0.0, 0.0), (1.0, 1.0)], "dim", width=1, dashes="4 4")
+    axes.line([(score, rate) for score, rate, _ in release.reliability], "blue", width=1.8)
+    most = max(rows for _, _, rows in release.reliability)
+    for score, rate, rows in release.reliability:
+        hint = f"score {score:.3f}, happened {rate:.1%} of {rows} rows"
+        axes.dot(score, rate, "blue", radius=2 + 4 * math.sqrt(rows / most), title=hint)
+    drawing.text(168, 294, "mean score", anchor="middle")
+    return drawing.embedded("Calibration: share of events by mean score")
+
+
+def _objective(objective: Objective) -> str:
+    """Draws how far the evidence against the objective is, on a logarithmic scale."""
+    share = math.log(max(objective.evidence, 1.0)) / math.log(max(objective.threshold, 2.0))
+    share = 1.0 if objective.alarm else min(max(share, 0.0), 1.0)
+    drawing = Drawing(160, 10)
+    drawing.rect(0, 2, 160, 6, "soft")
+    drawing.rect(0, 2, 160 * share, 6, "alarm")
+    return stretched(drawing, f"{share:.0%} of the way to an alarm")

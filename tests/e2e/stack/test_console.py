@@ -1,0 +1,171 @@
+"""The console of a whole stack in a real browser, while clients call a model: a rollout is followed and another
+aborted."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serin.rollout.decide.plan import Plan
+from serin.rollout.run.commands import Command, ask
+from serin.rollout.run.status import history, model_status
+from serin.serving.external import External
+from serin.stack.console.secrets import Role, role_secret
+from serin.stack.host.state import running_stack
+from serin.store.artifacts import Endpoint
+from tests.e2e.browser import Page, find_browser, open_browser
+from tests.e2e.test_canary_alone import asking
+from tests.e2e.whole_stack import Stack, until
+from tests.fakes.kserve import MODEL, KServe, serving
+
+CHROMIUM = find_browser()
+# Wide margins: what is shown here is the page, not the power.
+QUICK = Plan(
+    steps=(50.0, 100.0), step_s=1.0, min_requests=20, margin=1.0, bad_margin=4.0, quantiles=(0.5,), bake_s=1.0,
+    deadline_s=300.0, drain_s=1.0, false_rollback=0.01, false_promotion=0.2, warmup_s=0.5,
+)  # fmt: skip
+STUCK = Plan(steps=(20.0, 100.0), step_s=3600.0, deadline_s=7200.0, drain_s=1.0)
+ROLLOUT = f"/models/{MODEL}/rollout"
+VIEWS = [
+    "/", "/rollouts", "/alerts", "/runs", "/gpus", f"/models/{MODEL}", f"/models/{MODEL}/traffic",
+    f"/models/{MODEL}/drift", f"/models/{MODEL}/quality", f"/models/{MODEL}/captures", ROLLOUT,
+]  # fmt: skip
+AXE = importlib.resources.files("axe_core_python").joinpath("axe.min.js")
+VIOLATIONS = "axe.run().then(r => r.violations.map(v => `${v.id}: ${v.nodes[0].html}`))"
+
+
+def start(home: Path, server: KServe, plan: Plan) -> int:
+    version = External(home).register(MODEL, Endpoint(http=server.address, grpc=server.address)).version
+    answer = ask(
+        home, Command(kind="start", model=MODEL, version=version, by="test", plan=plan), timeout_s=60
+    )
+    assert answer.accepted, answer.reason
+    return version
+
+
+def phase(home: Path) -> str:
+    found = model_status(home, MODEL)
+    return found.rollout.phase if found else ""
+
+
+def log_in(page: Page, url: str, home: Path, role: Role) -> None:
+    page.open(f"{url}/login")
+    page.type_into("#secret", role_secret(home, role))
+    page.type_into("#name", "Ada")
+    page.run("document.querySelector('form .strong').click()")
+    page.wait_until("!!document.getElementById('view')", f"logged in as {role}")
+
+
+def look(page: Page, url: str, folder: Path) -> None:
+    """Opens each view, takes its picture and asks axe-core for violations."""
+    for path in VIEWS:
+        page.open(f"{url}{path}")
+        shown = f"location.pathname === {json.dumps(path)} && document.readyState === 'complete'"
+        page.wait_until(f"{shown} && document.getElementById('live').className === 'on'", path)
+        assert len(page.picture(folder / f"{path.strip('/').replace('/', '-') or 'models'}.png")) > 10_000
+        page.call("Runtime.evaluate", expression=AXE.read_text(encoding="utf-8"))
+        assert page.run(VIOLATIONS) == [], path
+
+
+@contextmanager
+def page_elsewhere(target: str, rollout: str) -> Iterator[str]:
+    """A site on another port of this host, whose page sends a form to the console. The browser counts it as the same
+    site, so the cookie goes with it."""
+    form = f'<form method="post" action="{target}"><input name="rollout" value="{rollout}"><button>x</button></form>'
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(form.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+def post_as_page(page: Page, path: str, fields: dict[str, Any]) -> int:
+    body = "&".join(f"{name}={value}" for name, value in fields.items())
+    sent = f"{{method: 'POST', body: new URLSearchParams({json.dumps(body)}), redirect: 'manual'}}"
+    return int(page.run(f"fetch({json.dumps(path)}, {sent}).then(r => r.status)"))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_rollout_is_followed_live_and_another_is_aborted_by_an_operator_only(
+    stack: Stack, tmp_path: Path
+) -> None:
+    assert CHROMIUM is not None
+    home, up = stack.home, running_stack(stack.home)
+    url = stack.ask("status")["console"]["url"]
+    with (
+        serving(delay_s=0.002) as first,
+        serving(delay_s=0.002) as equal,
+        serving(delay_s=0.002) as third,
+        open_browser(CHROMIUM, tmp_path / "browser") as page,
+    ):
+        start(home, first, QUICK)
+        until(lambda: phase(home) == "promoted", "the first release is live", seconds=120)
+        with asking(up.gateway_port) as clients:
+            log_in(page, url, home, "viewer")
+            page.open(f"{url}{ROLLOUT}")
+            page.wait_for("promoted")
+            page.run("window.unchanged = true")
+            second = start(home, equal, QUICK)
+            page.wait_for(f"{MODEL}-v{second} against", "shifting", "50%")
+            ended = "[...document.querySelectorAll('h2 [data-phase]')].map(e => e.dataset.phase).join()"
+            page.wait_until(f"{ended} === 'promoted'", "the promotion is shown", seconds=180)
+            page.wait_for("Latency of both arms", "for it: not slower p50")
+            assert page.run("window.unchanged"), "the page was loaded again"
+
+            start(home, third, STUCK)
+            until(lambda: phase(home) == "shifting", "the third one gets requests", seconds=120)
+            found = model_status(home, MODEL)
+            assert found is not None
+            fields = {"rollout": found.rollout.id}
+            assert "Abort" not in page.wait_for("shifting", "20%")
+            token = page.run("document.querySelector('[name=csrf]').value")
+            assert post_as_page(page, f"{ROLLOUT}/abort", {**fields, "csrf": token}) == 403
+            look(page, url, tmp_path)
+
+            page.press("Log out")
+            page.wait_until("location.pathname === '/login'", "logged out")
+            log_in(page, url, home, "operator")
+            assert post_as_page(page, f"{ROLLOUT}/abort", {**fields, "csrf": "0" * 64}) == 403
+            with page_elsewhere(f"{url}{ROLLOUT}/abort", found.rollout.id) as elsewhere:
+                page.open(elsewhere)
+                page.press("x")
+                page.wait_for("this form was not sent from a page of the console")
+            assert phase(home) == "shifting"
+
+            page.open(f"{url}{ROLLOUT}")
+            page.press("Abort")
+            page.wait_for("Move all traffic back to the live version")
+            page.type_into("#why", "seen enough")
+            page.run("document.querySelector('button.danger').click()")
+            page.wait_for("rolled back", "seen enough", "Ada (console operator)")
+        assert clients.errors == []
+        assert clients.answered > 100
+    assert page.complaints == []
+    assert [each.by for each in history(home, MODEL, found.rollout.id) if each.command][
+        -1
+    ] == "Ada (console operator)"
+    log = (home / "logs" / "console.log").read_text()
+    assert not any(role_secret(home, role) in log for role in ("viewer", "operator"))
