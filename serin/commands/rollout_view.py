@@ -21,7 +21,7 @@ from serin.commands.output import when
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us
 from serin.formats.serving.journal import Decision
 from serin.reports.rollout_charts import EvidencePoint
-from serin.reports.rollout_shadow import ShadowStory, share
+from serin.reports.rollout_shadow import ShadowStory
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.sentences import percent
 from serin.rollout.decide.state import Phase, Rollout
@@ -138,7 +138,7 @@ def _segments(shadow: ShadowStory) -> RenderableType:
             f"{segment.live:.4g}",
             f"{segment.difference:+.3g}",
             f"{segment.absolute:.3g}",
-            Text(share(segment.relative), style="bold red" if segment.beyond else ""),
+            Text(segment.share, style="bold red" if segment.beyond else ""),
         )
     return table
 

@@ -34,6 +34,11 @@ class ShadowSegment:
     relative: float
     beyond: bool = False  # more than the plan allows
 
+    @property
+    def share(self) -> str:
+        """The relative difference as text. A score that is not a number differs without limit."""
+        return f"{self.relative:.1%}" if math.isfinite(self.relative) else "not comparable"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowStory:
@@ -103,12 +108,7 @@ def _segments(story: ShadowStory) -> str:
     rows = "".join(
         f'<tr><td>{escape(segment.name)}</td><td class="n">{segment.rows}</td><td class="n">{segment.live:.4g}</td>'
         f'<td class="n">{segment.difference:+.3g}</td><td class="n">{segment.absolute:.3g}</td>'
-        f'<td class="n{" bad" if segment.beyond else ""}">{share(segment.relative)}</td></tr>'
+        f'<td class="n{" bad" if segment.beyond else ""}">{segment.share}</td></tr>'
         for segment in story.segments
     )
     return f"<table><tr>{head}</tr>{rows}</table>"
-
-
-def share(relative: float) -> str:
-    """A share of the mean score as text; a score that is not a number differs without limit."""
-    return f"{relative:.1%}" if math.isfinite(relative) else "not comparable"

@@ -14,7 +14,7 @@ from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.history.store import History
 from serin.monitoring.quality.labels import Columns, add_labels
 from serin.monitoring.quality.truth import TruthOf
-from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.plan import Plan, ShadowPlan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.judge import LogJudge
 from serin.spec.load import load_stored_spec
@@ -30,9 +30,12 @@ from tests.fakes.traffic import Traffic
 from tests.unit.rollout.conftest import Scene
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
-PLAN = Plan(steps=(20.0, 50.0, 100.0), step_s=5.0, min_requests=30, bake_s=3.0, drain_s=2.0, slo_ms=50.0)
+PLAN = Plan(
+    steps=(20.0, 50.0, 100.0), step_s=5.0, min_requests=30, bake_s=3.0, drain_s=2.0, slo_ms=50.0,
+    shadow=ShadowPlan(rows=200, time_s=0.0),
+)  # fmt: skip
 ROWS = 4000
-SECONDS = 25  # as long as the rollout takes to get there
+SECONDS = 27  # as long as the rollout takes to get there
 
 
 def furnish(home: Path) -> Scene:

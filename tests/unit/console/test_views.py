@@ -17,6 +17,8 @@ SHOWN = {
     "/rollouts": [f"{MODEL} version 2", "shifting", "50% of traffic"],
     f"/models/{MODEL}": ["test_auc", "0.7000", "carrier", "live", "Spec"],
     f"/models/{MODEL}/rollout": [
+        "All 200 served scores are what the candidate&#39;s own bundle computes.",
+        "carrier=1",
         f"{MODEL}-v2 against {MODEL}-v1", "all together", "promise latency", "rolls back", "is enough", "p99",
         "rollback at 200", "start by ann", "its golden rows are answered",
     ],
