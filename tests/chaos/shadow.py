@@ -51,26 +51,26 @@ def halves(column: str, value: str) -> Tamper:
         keys: dict[str, Any] = {"keys_strings": [value], "values_floats": [0.5], "default_float": 1.0}
         node = helper.make_node("LabelEncoder", [column], ["factor"], domain="ai.onnx.ml", **keys)
         model.graph.node.extend([node, helper.make_node("Mul", [_moved(model), "factor"], ["score"])])
-        if not any(known.domain == "ai.onnx.ml" for known in model.opset_import):
-            model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
 
     return tamper
 
 
-def adds_where_null(column: str) -> Tamper:
-    """Another score for the rows where an integer column is null."""
+def adds_where_null(column: str, other: str, value: str) -> Tamper:
+    """Another score where an integer column is null and another one has this value: golden rows have nulls, too."""
 
     def tamper(model: onnx.ModelProto) -> None:
+        keys: dict[str, Any] = {"keys_strings": [value], "values_floats": [0.02], "default_float": 0.0}
         nodes = [
             helper.make_node("Equal", [column, "tampered/null"], ["tampered/missing"]),
+            helper.make_node("LabelEncoder", [other], ["tampered/some"], domain="ai.onnx.ml", **keys),
             helper.make_node(
                 "Where", ["tampered/missing", "tampered/some", "tampered/none"], ["tampered/more"]
             ),
             helper.make_node("Add", [_moved(model), "tampered/more"], ["score"]),
         ]
-        constants = {"null": np.int64(INT64_NULL), "some": np.float32(0.02), "none": np.float32(0)}
+        constants = {"null": np.int64(INT64_NULL), "none": np.float32(0)}
         tensors = [
-            numpy_helper.from_array(np.array(value), f"tampered/{name}") for name, value in constants.items()
+            numpy_helper.from_array(np.array(given), f"tampered/{name}") for name, given in constants.items()
         ]
         model.graph.node.extend(nodes)
         model.graph.initializer.extend(tensors)
@@ -80,6 +80,8 @@ def adds_where_null(column: str) -> Tamper:
 
 def _moved(model: onnx.ModelProto) -> str:
     """Gives the tensor of the score another name."""
+    if not any(known.domain == "ai.onnx.ml" for known in model.opset_import):
+        model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
     last = next(node for node in model.graph.node if "score" in node.output)
     last.output[list(last.output).index("score")] = "tampered/right"
     return "tampered/right"
@@ -133,7 +135,10 @@ class Case:
 
 CASES = (
     Case(name="halved in a segment", ends=Phase.ROLLED_BACK, tamper=halves("carrier", "drone"), says="carrier=drone"),
-    Case(name="a null otherwise", ends=Phase.ROLLED_BACK, tamper=adds_where_null("distance"), says="does not serve"),
+    Case(
+        name="a null otherwise", ends=Phase.ROLLED_BACK, says="does not serve",
+        tamper=adds_where_null("distance", "carrier", "drone"),
+    ),
     Case(
         name="differs too much", ends=Phase.ROLLED_BACK, drifted=True, says="by more than 0.1% of the mean score",
         shadow=ShadowPlan(rows=300, time_s=1.0, max_difference=0.001),
