@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -23,7 +24,7 @@ from serin.export.build import export_model
 from serin.export.session import has_device
 from serin.formats.schema import read_schema
 from serin.formats.serving.spool import COMPLETE, SpoolBlock, read_spool, spool_folder, spool_root
-from serin.formats.wire import to_wire
+from serin.formats.wire import Array, to_wire
 from serin.machine.hardware import Nvml, inventory
 from serin.serving.client.client import Client, predict
 from serin.serving.client.load import Closed, model_target, run_load
@@ -36,6 +37,7 @@ from serin.serving.tuning.report import write_report
 from serin.serving.tuning.requests import parse_mix
 from serin.serving.tuning.tune import Tuner
 from serin.stack.gpu_use import read_gpu_use
+from serin.stack.shadow.compare import Answered, Columns, Comparison
 from serin.store.artifacts import Bundle, ModelRoute, Release
 from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
@@ -182,7 +184,22 @@ def test_a_release_answers_through_the_gateway_as_the_trained_network_does(
             ]
             print(f"{size} rows at once: {np.abs(found - wanted).max():.2g} from torch")
             np.testing.assert_allclose(found, wanted, atol=0.01)
+        assert_served_as_computed(url, bundle)
         latency_table(f"{served.backend} on {device}", url, bundle)
+
+
+def assert_served_as_computed(url: str, bundle: Bundle) -> None:
+    """As a candidate is judged by recorded requests: this process computes the graph on the CPU."""
+    schema = read_schema(Path(bundle.path))
+    columns = to_wire(flights(300), schema)
+
+    def ask(rows: Columns) -> dict[str, Array]:
+        return predict(url, bundle.model, rows, schema, batch_rows=1)
+
+    recorded = pa.table({"_id": [str(row) for row in range(300)], "_row": [0] * 300})
+    rows = Answered(recorded=recorded, request=np.arange(300), columns=columns, served=ask(columns))
+    compared = Comparison.of(Path(bundle.path)).with_bundle(rows, ask)
+    assert (compared.compared, compared.unsteady, compared.mismatch) == (300, 0, None)
 
 
 @pytest.mark.timeout(300)

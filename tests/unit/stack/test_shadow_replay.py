@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from serin.stack.shadow import replay as replaying
 from serin.stack.shadow.compare import Ask, Columns, Comparison
 from serin.stack.shadow.job import Job
 from serin.stack.shadow.records import Place, draw
-from serin.stack.shadow.replay import replay, wire_columns
+from serin.stack.shadow.replay import Pace, replay, wire_columns
 from serin.stack.shadow.replayer import Replayer
 from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
@@ -262,6 +263,33 @@ def test_new_records_are_drawn_when_the_old_ones_are_used_up(tmp_path: Path, sto
     sample = draw(tmp_path, LIVE, done, rows=100)
     assert sample is not None
     assert {name[0] for name in sample.table.column("_id").to_pylist()} == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("requests", "share", "per_s"), [(2000, 0.2, 80.0), (50, 0.2, 20.0), (2000, 1.0, 300.0)]
+)
+def test_requests_are_sent_at_a_share_of_the_live_version_s_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: int, share: float, per_s: float
+) -> None:
+    monkeypatch.setattr(replaying, "LEAST_PER_S", 20.0)
+    monkeypatch.setattr(replaying, "_MOST_PER_S", 300.0)
+    log, now = tmp_path / "requests.jsonl", time.time()
+    fields = {
+        "model": LIVE.model,
+        "epoch": 1,
+        "arm": "stable",
+        "code": 200,
+        "grpc": None,
+        "us": 900.0,
+        "up_us": 800.0,
+    }
+    fields |= {"attempts": 1, "flags": "-", "proto": "HTTP/1.1", "id": "a"}
+    with log.open("w") as file:
+        for number in range(requests):
+            for release in (LIVE.name, "others-v1"):
+                line = {"t": f"{now - 4.5 + 4.5 * number / requests:.6f}", **fields, "release": release}
+                file.write(json.dumps(line) + "\n")
+    assert Pace(log, LIVE, share).per_s() == pytest.approx(per_s, rel=0.01)
 
 
 def test_a_column_that_is_not_recorded_is_named(home: Path, store: Store) -> None:
