@@ -14,6 +14,7 @@ from serin.errors import BundleBroken, FormatOutdated, LabelsUnfit, NotFound, Sp
 from serin.formats.schema import read_schema
 from serin.machine import environment
 from serin.monitoring.quality.forget import forget_rows
+from serin.monitoring.quality.key_index import KeyIndex
 from serin.monitoring.quality.labels import Added, Columns, add_labels
 from serin.monitoring.quality.scan import Versions, Watched, search
 from serin.monitoring.quality.truth import TruthOf
@@ -64,7 +65,8 @@ def _looked_up(home: Path, model: str, added: Added) -> LabelsAdded:
     matched = ambiguous = unclear = 0
     if added.file is not None:
         labels = added.file.read()
-        *_, found = search(home, model, added.file, labels, watched_versions(Store.open(), model))
+        versions, index = watched_versions(Store.open(), model), KeyIndex(home, model)
+        *_, found = search(home, model, added.file, labels, versions, index)
         matched, ambiguous, unclear = len(found.labels), len(found.ambiguous), len(found.unclear)
     stored = 0 if added.file is None else added.stored
     return LabelsAdded(

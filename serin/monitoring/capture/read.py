@@ -68,6 +68,13 @@ def captured_tables(
                     yield table
 
 
+def captured_hour(
+    home: Path, model: str, version: int, hour: str, columns: Sequence[str] | None = None
+) -> pa.Table | None:
+    """The rows of one hour of one version; None when there are none."""
+    return _hour(captures_folder(home, model) / str(version) / hour, None, None, columns)
+
+
 def parts(home: Path, model: str, *, after: str | None = None) -> list[Part]:
     """The parts that were written after the one whose `sequence` is `after`, in the order of writing.
 

@@ -2,7 +2,7 @@
 
     watch/quality/<model>/state.json     how far it has come, and what was counted
     watch/quality/<model>/waiting/       labels whose row is not recorded (yet), and all labels by request columns
-    watch/quality/<model>/<version>/     labelled rows by hour
+    watch/quality/<model>/<version>/     labelled rows by day
 
 A kill at any time loses nothing: what is not in state.json is done again, with the same result.
 """
@@ -23,6 +23,7 @@ from serin.machine.locks import locked
 from serin.machine.private import make_private
 from serin.monitoring.capture.read import alike, parts, read_part
 from serin.monitoring.quality.joined import JoinedRows
+from serin.monitoring.quality.key_index import KeyIndex
 from serin.monitoring.quality.keys import SOURCE, captured_columns
 from serin.monitoring.quality.labels import newest
 from serin.monitoring.quality.scan import BATCH_ROWS, Found, Versions, Watched, answered, search
@@ -78,6 +79,7 @@ class Follower:
         self._folder = quality_folder(home, model)
         self.joined = JoinedRows(self._folder)
         self.state = read_state(self._folder)
+        self._index = KeyIndex(home, model)
         self._work: Iterator[None] | None = None
         self._forgotten = last_forgotten(self._folder)
 
@@ -124,17 +126,19 @@ class Follower:
 
     def _steps(self) -> Iterator[None]:
         yield from self._new_records()
-        for file in label_files(self._home, self._model, after=self.state.labels):
-            yield from self._new_labels(file)
+        for files in _alike(label_files(self._home, self._model, after=self.state.labels)):
+            yield from self._new_labels(files)
 
-    def _new_labels(self, file: LabelFile) -> Iterator[None]:
-        labels, found = file.read(), Found()
-        for found in search(self._home, self._model, file, labels, self._versions):  # noqa: B007
+    def _new_labels(self, files: list[LabelFile]) -> Iterator[None]:
+        """Joins files of labels with the same kind of key, in one search."""
+        file, found = files[-1], Found()
+        labels = newest(pa.concat_tables([each.read() for each in files]))
+        for found in search(self._home, self._model, file, labels, self._versions, self._index):  # noqa: B007
             yield
         self._add(found)
         self.state.ambiguous += len(found.ambiguous)
         self.state.unclear += len(found.unclear)
-        self.state.received += file.rows
+        self.state.received += sum(each.rows for each in files)
         away = found.labels | found.ambiguous | found.unclear if file.key.of_request else set[int]()
         left = np.ones(labels.num_rows, bool)
         left[list(away)] = False
@@ -225,3 +229,16 @@ class Follower:
             write_table(path, with_description(labels, like))
         else:
             path.unlink(missing_ok=True)
+
+
+def _alike(files: list[LabelFile]) -> Iterator[list[LabelFile]]:
+    """Files that follow each other and can be joined together, up to a number of labels."""
+    group: list[LabelFile] = []
+    for file in files:
+        other = group and (file.key, file.expression) != (group[0].key, group[0].expression)
+        if group and (other or sum(each.rows for each in group) + file.rows > BATCH_ROWS):
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group

@@ -1,4 +1,4 @@
-"""Labelled rows on disk: watch/quality/<model>/<version>/<hour>.parquet, with what metrics need and no more.
+"""Labelled rows on disk: watch/quality/<model>/<version>/<day>.parquet (UTC), with what metrics need and no more.
 
 A row has one label, the newest by `when`. A file is replaced as a whole, and adding the same rows again changes
 nothing, so work that was interrupted is simply done again.
@@ -6,7 +6,7 @@ nothing, so work that was interrupted is simply done again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from serin.formats.captures import by_hour, hour_began
 from serin.machine.private import make_private
-from serin.monitoring.quality.keys import ID, ROW
+from serin.monitoring.quality.keys import ID, ROW, TIME
+from serin.monitoring.quality.state import day_of
 from serin.monitoring.quality.store import WHEN, write_table
 
-_HOUR_S = 3600.0
+_DAY_US = 86_400_000_000
 
 
 class JoinedRows:
@@ -32,13 +32,15 @@ class JoinedRows:
     def add(self, version: int, rows: pa.Table) -> pa.Table:
         """Adds labelled rows. Returns those that had no label before, each once."""
         fresh = []
-        for hour, part in by_hour(rows):
-            path = self._folder / str(version) / f"{hour}.parquet"
+        for day, part in _by_day(rows):
+            path = self._folder / str(version) / f"{day}.parquet"
             had = pq.read_table(path) if path.is_file() else None
             both = part if had is None else pa.concat_tables([had, part], promote_options="permissive")
             codes = _row_codes(both)
             places = _newest(both, codes)
             kept = both.take(pa.array(places))
+            order = pc.sort_indices(kept, [(TIME, "ascending"), (ID, "ascending"), (ROW, "ascending")])
+            places, kept = places[order.to_numpy()], kept.take(order)  # the same numbers whatever the arrival
             known = np.zeros(len(places), bool)
             known[codes[: had.num_rows if had is not None else 0]] = True
             fresh.append(kept.filter(pa.array(~known[codes[places]])))
@@ -55,7 +57,7 @@ class JoinedRows:
     def read(
         self, version: int, columns: Sequence[str] | None = None, *, most: int | None = None
     ) -> pa.Table | None:
-        """The labelled rows of a version, oldest hour first; of more than `most`, the newest hours that fit."""
+        """The labelled rows of a version, oldest day first; of more than `most`, the newest days that fit."""
         tables: list[pa.Table] = []
         rows = 0
         for path in reversed(self._files(version)):
@@ -72,7 +74,7 @@ class JoinedRows:
     def delete_before(self, moment: float) -> None:
         for version in self.versions():
             for path in self._files(version):
-                if hour_began(path.stem) + _HOUR_S <= moment:
+                if path.stem < day_of(moment):
                     path.unlink(missing_ok=True)
 
     def filter(self, keep: Callable[[pa.Table], npt.NDArray[np.bool_]]) -> int:
@@ -94,6 +96,13 @@ class JoinedRows:
     def _files(self, version: int) -> list[Path]:
         folder = self._folder / str(version)
         return sorted(folder.glob("*.parquet")) if folder.is_dir() else []
+
+
+def _by_day(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    days = np.asarray(rows.column(TIME).cast(pa.int64()), np.int64) // _DAY_US
+    for day in np.unique(days).tolist():
+        chosen = rows if (days == day).all() else rows.filter(pa.array(days == day))
+        yield day_of(day * 86_400.0), chosen
 
 
 def _row_codes(rows: pa.Table) -> npt.NDArray[np.int64]:

@@ -1,8 +1,8 @@
-"""Looks for the recorded rows of a file of labels, hour by hour: memory is bounded by an hour and the matches."""
+"""Looks for the recorded rows of labels, hour by hour: memory is bounded by a batch of hours and the matches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,16 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.formats.captures import ANSWER, column_names, versions_captured
+from serin.formats.captures import ANSWER, column_names, hours_captured, versions_captured
 from serin.formats.schema import Schema
-from serin.monitoring.capture.read import alike, captured_tables
+from serin.monitoring.capture.read import alike, captured_hour
 from serin.monitoring.quality.join import Places, ambiguous, joined_rows, match
+from serin.monitoring.quality.key_index import KeyIndex, hashes
 from serin.monitoring.quality.keys import CLIENT_ID, ID, ROW, SOURCE, TIME, Key, captured_columns
-from serin.monitoring.quality.store import LabelFile
+from serin.monitoring.quality.store import KEY, LabelFile
 from serin.spec.data import DataSpec
 
 BATCH_ROWS = 1 << 18
 _SHADOW = "shadow"
+_HOURS = 50  # of a step of a search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,21 +96,48 @@ class Found:
             ]
 
 
-def search(home: Path, model: str, file: LabelFile, labels: pa.Table, versions: Versions) -> Iterator[Found]:
-    """Searches all recorded rows for those that the labels are about. Yields after each step what it has found so far;
-    the last one is settled."""
-    found = Found()
-    for version in versions_captured(home, model):
-        watched = versions(version)
-        columns = None if watched is None else captured_columns(file.key, watched.schema)
-        if watched is None or columns is None or watched.data.target.expression != file.expression:
-            continue
-        wanted = list(dict.fromkeys([*watched.kept, *columns, SOURCE]))
-        for table in _batches(captured_tables(home, model, versions=[version], columns=wanted)):
-            found.add(labels, answered(table), file.key, watched)
+def search(
+    home: Path, model: str, file: LabelFile, labels: pa.Table, versions: Versions, index: KeyIndex
+) -> Iterator[Found]:
+    """Searches all recorded rows for those that the labels are about, the newest hours first. Yields after each step
+    what it has found so far; the last one is settled."""
+    found, key = Found(), file.key
+    wanted = hashes(labels.column(KEY).combine_chunks())
+    waiting: dict[int, list[pa.Table]] = {}
+    for step, (hour, watched) in enumerate(_hours(home, model, file, versions)):
+        if index.may_have(watched.version, hour, key, watched.schema, wanted):
+            own = waiting.setdefault(watched.version, [])
+            own += _read_hour(home, model, watched, hour, key)
+            if sum(each.num_rows for each in own) >= BATCH_ROWS:
+                found.add(labels, alike(waiting.pop(watched.version)), key, watched)
+                if key.by == (ID,) and len(found.labels) == labels.num_rows:
+                    break  # an id is of one request
+        if step % _HOURS == 0:
             yield found
+    for version, tables in waiting.items():
+        known = versions(version)
+        if known is not None and tables:
+            found.add(labels, alike(tables), key, known)
     found.settle()
     yield found
+
+
+def _hours(home: Path, model: str, file: LabelFile, versions: Versions) -> Iterator[tuple[str, Watched]]:
+    """The recorded hours of the versions that the labels can be about, newest first."""
+    found = []
+    for version in versions_captured(home, model):
+        watched = versions(version)
+        if watched is None or watched.data.target.expression != file.expression:
+            continue
+        if captured_columns(file.key, watched.schema) is not None:
+            found += [(hour, watched) for hour in hours_captured(home, model, version)]
+    yield from sorted(found, key=lambda pair: pair[0], reverse=True)
+
+
+def _read_hour(home: Path, model: str, watched: Watched, hour: str, key: Key) -> list[pa.Table]:
+    columns = dict.fromkeys([*watched.kept, *(captured_columns(key, watched.schema) or ()), SOURCE])
+    table = captured_hour(home, model, watched.version, hour, list(columns))
+    return [] if table is None else [answered(table)]
 
 
 def answered(rows: pa.Table) -> pa.Table:
@@ -117,14 +146,3 @@ def answered(rows: pa.Table) -> pa.Table:
     if source.null_count == rows.num_rows:
         return rows
     return rows.filter(pc.not_equal(source, _SHADOW).fill_null(True))
-
-
-def _batches(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    waiting: list[pa.Table] = []
-    for table in tables:
-        waiting.append(table)
-        if sum(each.num_rows for each in waiting) >= BATCH_ROWS:
-            yield alike(waiting)
-            waiting = []
-    if waiting:
-        yield alike(waiting)
