@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -160,6 +163,31 @@ def test_a_folder_that_cannot_be_written_keeps_the_spool_and_is_tried_again(tmp_
     assert keeper.record(NOON).requests == 1
     assert keeper.record(NOON).failed == {}
     assert ages(tmp_path) == [1000]
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """Writing fails in the middle of a file, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_part_loses_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    keeper = recorder(tmp_path, clock=clock)
+    spooled = Backend(tmp_path).leave([request(number, NOON) for number in range(300)])
+    with no_file_larger_than(3000):
+        outcome = keeper.record(NOON)
+    assert (outcome.requests, list(outcome.failed)) == (0, ["taxis"])
+    assert spooled.exists()
+    assert not [path for path in captures_folder(tmp_path).rglob(".*") if path.is_file()]
+    clock.t = 60.0
+    assert keeper.record(NOON).requests == 300
+    assert ages(tmp_path) == [1000 * number for number in range(300)]
 
 
 def test_replayed_requests_are_marked(tmp_path: Path) -> None:
