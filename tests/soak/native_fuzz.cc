@@ -122,6 +122,7 @@ Error TRITONBACKEND_ResponseOutput(
 }
 Error TRITONBACKEND_ResponseSend(TRITONBACKEND_Response* response, uint32_t, Error error) {
   ++response->request->sent;
+  response->request->inputs.clear();  // Triton's gRPC front end reuses their memory as soon as the answer is sent
   response->request->told = error == nullptr ? "answered" : error->text;
   return delete response, nullptr;
 }
