@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from serin.console.views.all_views import VIEWS
 from serin.console.views.view import View, query_parameters, view_parameters
 from serin.errors import NameInvalid, NotFound, SerinError
 from serin.stack.console.settings import ConsoleSettings
+
+log = logging.getLogger(__name__)
 
 _YEAR = "max-age=31536000, immutable"
 
@@ -109,7 +112,19 @@ def _handlers(console: Console) -> Mapping[Any, Any]:
     async def failed(request: Request, error: Exception) -> Response:
         return problem(request, 503, str(error))
 
-    return {HTTPException: refused, NotFound: unknown, NameInvalid: unknown, SerinError: failed}
+    async def unexpected(request: Request, error: Exception) -> Response:
+        log.error("%s failed", request.url.path, exc_info=error)
+        return problem(
+            request, 500, f"this page cannot be shown: {type(error).__name__}; the console's log says more"
+        )
+
+    return {
+        HTTPException: refused,
+        NotFound: unknown,
+        NameInvalid: unknown,
+        SerinError: failed,
+        Exception: unexpected,
+    }
 
 
 class _Static(StaticFiles):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from serin.reports.charts import number
 
@@ -35,7 +35,7 @@ def duration(seconds: float | None) -> str:
         return f"{seconds:.0f} s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f} s"
     if seconds < 3600:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.0f} days"
+    return f"{seconds / 3600:.3g} h" if seconds < 2 * 86400 else f"{seconds / 86400:.0f} days"
 
 
 def ms(value: float | None) -> str:
@@ -54,6 +54,15 @@ def percent(share: float | None) -> str:
 def share(value: float) -> str:
     """Returns a promised share without rounding, such as 99.95%."""
     return f"{100 * value:.6g}%"
+
+
+def marked(text: str) -> Markup:
+    """Returns text in which commands and keys are between backquotes, with these as code."""
+    pieces = str(text).split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(piece) if place % 2 else escape(piece)
+        for place, piece in enumerate(pieces)
+    )
 
 
 def size(count: float | None) -> str:
@@ -76,5 +85,5 @@ def count(value: float | None) -> str:
 
 FILTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "moment": moment, "ago": ago, "duration": duration, "ms": ms, "percent": percent, "share": share, "size": size,
-    "figure": figure, "count": count,
+    "figure": figure, "count": count, "marked": marked,
 }  # fmt: skip

@@ -152,8 +152,8 @@ class Status:
         return [seen for seen in self.latency if seen.release == release]
 
 
-def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
-    """Asks every part; one that does not answer is not ready. Latencies are of the last `window_s`."""
+def read_status(home: Path, *, window_s: float | None = WINDOW_S) -> Status:
+    """Asks every part; one that does not answer is not ready. Latencies are of the last `window_s`; None: without."""
     stack = read_stack(home)
     if stack is None or not stack.is_alive:
         return Status(home=home, up=False)
@@ -180,7 +180,7 @@ def read_status(home: Path, *, window_s: float = WINDOW_S) -> Status:
         elsewhere={
             release.name: external.endpoint(release).http for release in named if external.has(release)
         },
-        latency=_latency(request_log(home), window_s),
+        latency=() if window_s is None else _latency(request_log(home), window_s),
         objectives={model.name: view for model in models if (view := read_objectives(home, model.name))},
         alerts=read_alerts(home, resolved=0).open,
     )

@@ -22,6 +22,13 @@
   const plots = new Map();
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+  /* Points without neighbours, which no line would show. */
+  const lonely = (plot, index) => {
+    const values = plot.data[index];
+    const known = (place) => values[place] !== null && values[place] !== undefined;
+    return values.map((_, place) => place).filter((place) => known(place) && !known(place - 1) && !known(place + 1));
+  };
+
   const options = (data, width) => ({
     width,
     height: data.height || 240,
@@ -42,6 +49,7 @@
         stroke: colour(each.colour),
         width: each.width || 1.6,
         dash: each.dash,
+        points: { show: true, size: 5, filter: lonely },
         spanGaps: false,
         value: (_, value) => (value === null || value === undefined ? "-" : `${Number(value.toPrecision(4))}${data.unit || ""}`),
       })),

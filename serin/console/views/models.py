@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from serin.formats.bundle import read_manifest
 from serin.formats.importance import read_importance
 from serin.formats.schema import read_schema
 from serin.monitoring.alerts.read import read_alerts
-from serin.monitoring.latency import ReleaseLatency
+from serin.monitoring.history.read import read_history
 from serin.reports.charts import Bar, bars
 from serin.rollout.run.status import ModelStatus, model_status
 from serin.rollout.run.status import status as rollout_statuses
@@ -30,7 +31,7 @@ _MOST_COLUMNS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
-    """A line of the overview. Rates and latencies are of the last minute, over all releases with traffic."""
+    """A line of the overview. Rates and latencies are of the last two minutes, over all releases with traffic."""
 
     name: str
     live: int | None
@@ -54,15 +55,14 @@ class VersionRow:
 
 def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
     del parameters
-    found = read_status(home)
+    found, now = read_status(home, window_s=None), time.time()
     states = {state.name: state for state in rollout_statuses(home)}
     store = Store.open()
     known = CombinedVersions(store, External(home))
     alerts = read_alerts(home, resolved=0).open
     rows = []
     for name in sorted({*store.models(), *(state for state in states if known.versions(state))}):
-        seen = [each for each in found.latency if each.model == name]
-        requests = sum(each.requests for each in seen)
+        rate, p99_ms, error_share = _recent(home, name, now)
         rows.append(
             ModelRow(
                 name=name,
@@ -70,14 +70,27 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
                 versions=len(known.versions(name)),
                 state=states.get(name),
                 alerts=sum(1 for record in alerts if record.alert.model == name),
-                requests_per_s=sum(each.requests_per_s for each in seen),
-                p99_ms=max((each.p99_ms for each in seen if each.p99_ms is not None), default=None),
-                error_share=sum(each.error_share * each.requests for each in seen) / requests
-                if requests
-                else None,
+                requests_per_s=rate,
+                p99_ms=p99_ms,
+                error_share=error_share,
             )
         )
     return {"status": found, "rows": rows, "alerts": len(alerts), "rolling": _rolling(rows)}
+
+
+def _recent(home: Path, model: str, now: float) -> tuple[float, float | None, float | None]:
+    """Returns requests per second, the largest p99 of a release and the share of failed requests of the last full
+    minute and the current one. The history is read, not the request log: that has millions of lines."""
+    since = now // 60 * 60 - 60
+    found = read_history(home, model, since, now, arms=False)
+    points = [
+        point for series in (found.series if found else ()) for point in series.points if point.t >= since
+    ]
+    requests = sum(point.requests for point in points)
+    if not requests:
+        return 0.0, None, None
+    slowest = max((point.p99_ms for point in points if point.p99_ms is not None), default=None)
+    return requests / (now - since), slowest, sum(point.errors for point in points) / requests
 
 
 def _rolling(rows: Sequence[ModelRow]) -> list[ModelStatus]:
@@ -160,15 +173,3 @@ def _json(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
-
-
-def releases_with_latency(
-    state: ModelStatus, latency: Sequence[ReleaseLatency]
-) -> list[tuple[Any, ReleaseLatency | None]]:
-    """Returns each release of a model with its latency of the last minute."""
-    seen = {(each.release, each.arm): each for each in latency}
-    found = []
-    for release in state.releases:
-        suffix = "-baseline" if release.arm == "baseline" else ""
-        found.append((release, seen.get((f"{state.name}-v{release.version}{suffix}", release.arm))))
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,13 @@ from serin.console.views.models import known_model
 from serin.console.views.view import Parameters
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us
 from serin.formats.serving.journal import Decision, JournalReader
-from serin.reports.rollout_charts import EvidencePoint, evidence_drawing, latency_drawing, proof_drawing
+from serin.reports.rollout_charts import (
+    EvidencePoint,
+    RolloutStory,
+    evidence_drawing,
+    latency_drawing,
+    proof_drawing,
+)
 from serin.reports.svg import Drawing, Scale
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.plan import Plan
@@ -76,7 +82,7 @@ def read_rollout(home: Path, parameters: Parameters) -> dict[str, Any]:
     if not decisions:
         return shown
     now, evidence, reason = _latest(home, decisions)
-    story = tell(thinned(decisions))
+    story = _up_to_now(tell(thinned(decisions)), now, evidence)
     return {
         **shown,
         "story": story,
@@ -91,6 +97,15 @@ def read_rollout(home: Path, parameters: Parameters) -> dict[str, Any]:
         "decisions": list(reversed(story.decisions[-_MOST_DECISIONS:])),
         "earlier": _earlier(home, model, state.rollout.id),
     }
+
+
+def _up_to_now(story: RolloutStory, now: Rollout, evidence: Evidence) -> RolloutStory:
+    """Adds what the request log shows since the journal's last line. One point alone is not drawn."""
+    if evidence.blocks and not now.phase.final:
+        latest = point(now, evidence, time.time())
+        seen = (evidence.seen[0], evidence.seen[1])
+        story = replace(story, points=(*story.points, latest), latencies=seen)
+    return story if len(story.points) > 1 else replace(story, points=())
 
 
 def thinned(decisions: list[Decision]) -> list[Decision]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +13,7 @@ from serin.console.views.models import known_model
 from serin.console.views.rollouts import stretched
 from serin.console.views.view import Parameters
 from serin.monitoring.history.read import HistoryView, SeriesHistory, read_history
-from serin.monitoring.objectives.read import read_objectives
+from serin.monitoring.objectives.read import WindowBurn, read_objectives
 from serin.reports.svg import Drawing
 
 SPANS: Final = {"1h": (3600, 60), "1d": (86_400, 300), "7d": (7 * 86_400, 1800), "30d": (30 * 86_400, 7200)}
@@ -56,7 +58,16 @@ def _objectives(home: Path, model: str) -> dict[str, Any] | None:
     found = read_objectives(home, model)
     if found is None:
         return None
-    return {"view": found, "bars": {each.name: budget_bar(each.budget_left) for each in found.objectives}}
+    return {
+        "view": found,
+        "bars": {each.name: budget_bar(each.budget_left) for each in found.objectives},
+        "pairs": {each.name: list(batched_pairs(each.windows)) for each in found.objectives},
+    }
+
+
+def batched_pairs(windows: Sequence[WindowBurn]) -> Iterator[tuple[WindowBurn, WindowBurn]]:
+    """Yields the short and the long window of each pair."""
+    return zip(windows[::2], windows[1::2], strict=True)
 
 
 def budget_bar(left: float | None) -> str:
@@ -69,14 +80,40 @@ def budget_bar(left: float | None) -> str:
 
 
 def chosen_span(parameters: Parameters) -> str:
-    span = parameters.get("span", "1d")
-    return span if span in SPANS else "1d"
+    span = parameters.get("span", "1h")
+    return span if span in SPANS else "1h"
+
+
+class _Recent:
+    """Histories that were read a moment ago: a page and its charts need the same one. One thread reads, others wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[
+            tuple[Path, str, str], tuple[threading.Lock, list[tuple[float, HistoryView | None]]]
+        ] = {}
+
+    def read(self, home: Path, model: str, span: str) -> HistoryView | None:
+        seconds, step_s = SPANS[span]
+        with self._lock:
+            if len(self._found) > _MOST_KEPT:
+                self._found.clear()
+            lock, kept = self._found.setdefault((home, model, span), (threading.Lock(), []))
+        with lock:
+            now = time.time()
+            if not kept or not 0 <= now - kept[0][0] < step_s / _PER_STEP:
+                kept[:] = [(now, read_history(home, model, now - seconds, now + step_s, step_s))]
+            return kept[0][1]
+
+
+_MOST_KEPT: Final = 100
+_PER_STEP: Final = 12  # a history with points of a minute is at most five seconds old
+_recent = _Recent()
 
 
 def span_history(home: Path, model: str, span: str) -> HistoryView | None:
-    seconds, step_s = SPANS[span]
-    now = time.time()
-    return read_history(home, model, now - seconds, now + step_s, step_s)
+    """Returns the history of the last `span`, read again after a small part of a point's width."""
+    return _recent.read(home, model, span)
 
 
 def _sum(series: SeriesHistory) -> ReleaseTraffic:
