@@ -95,16 +95,17 @@ class PipelineSpec(Section):
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
         found = [*self._source_problems(), *self._shadow_problems()]
+        requests = self._request_columns() if self.has_data else ()
         if self.has_data:
             found += [*self.data.problems(), *self.feature_problems()]
             found += [*self._segment_problems(), *self._search_problems()]
-            found += self.monitoring.capture.problems(self._request_columns())
+            found += self.monitoring.capture.problems(requests)
         elif self.search is not None:
             found.append(
                 ("search", "needs data; a model that defines its own inputs is trained as its script says")
             )
         found += self.monitoring.quality_problems(has_data=self.has_data)
-        found += self.monitoring.drift_problems(self._request_columns(), has_time=self.data.time is not None)
+        found += self.monitoring.drift_problems(requests, has_time=self.data.time is not None)
         if found:
             raise PydanticCustomError(
                 "inconsistent",

@@ -21,9 +21,9 @@ from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.stack.controller import GatewayRouter
 from serin.store.artifacts import Endpoint, Release
+from tests.e2e.external_scene import PLAN, Scene, asking
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
-from tests.e2e.test_canary_alone import PLAN, Scene, asking
 from tests.fakes.kserve import MODEL, KServe, serving
 from tests.fakes.rollout import FakeFleet, FakeVersions
 
@@ -62,7 +62,7 @@ def scene(fleet: Servers) -> Iterator[Scene]:
             commands=Inbox(home),
         )
         try:
-            yield Scene(home, port, controller, External(home))
+            yield Scene(home, port, gateway, controller, External(home))
         finally:
             controller.close()
     finally:

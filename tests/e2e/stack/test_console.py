@@ -22,7 +22,7 @@ from serin.stack.console.secrets import Role, role_secret
 from serin.stack.host.state import running_stack
 from serin.store.artifacts import Endpoint
 from tests.e2e.browser import Page, find_browser, open_browser
-from tests.e2e.test_canary_alone import asking
+from tests.e2e.external_scene import asking
 from tests.e2e.whole_stack import Stack, until
 from tests.fakes.kserve import MODEL, KServe, serving
 
