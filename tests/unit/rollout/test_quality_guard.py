@@ -11,11 +11,14 @@ import pytest
 
 from serin.formats.serving.quality_evidence import QualityBlocks, read_quality_blocks, write_quality_blocks
 from serin.rollout.decide.evidence import Evidence
+from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.quality import bet_on_quality
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.decide.verdict import Verdict, fails_by_latency_alone, weigh
 from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.record import JournalFolder
 from serin.store.artifacts import Release
+from tests.unit.rollout.conftest import Scene
 from tests.unit.rollout.test_judge import SHIFTING, V2, T, write
 
 BAKING = replace(SHIFTING, phase=Phase.BAKING, step=1)
@@ -103,3 +106,27 @@ def test_evidence_goes_through_a_file_and_one_that_is_broken_is_none(tmp_path: P
     assert read_quality_blocks(tmp_path, "flights", Release(model="flights", version=1).name) is None
     (folder / "evidence.json").write_text("{")
     assert read_quality_blocks(tmp_path, "flights", "flights-v2") is None
+
+
+def test_a_rollout_in_its_bake_is_rolled_back_when_labels_come_that_are_worse(scene: Scene) -> None:
+    folder = scene.home / "watch" / "quality" / "flights"
+    folder.mkdir(parents=True)
+    log = scene.home / "requests.jsonl"
+    log.touch()
+    scene.judge = LogJudge(log, quality=lambda it: read_quality_blocks(scene.home, it.model, it.name))  # type: ignore[assignment]
+    scene.promote_first()
+    scene.command("start", 2, plan=Plan(steps=(100.0,), min_requests=1, bake_s=3600.0))
+    scene.until(Phase.BAKING)
+    write_quality_blocks(folder, {"flights-v2": labels(0.15, 0)})
+    scene.tick(5)
+    began = scene.clock.now()
+    worse = tuple((began + 60.0 * number, 0.34, 50) for number in range(30))
+    write_quality_blocks(folder, {"flights-v2": replace(labels(0.15, 0), blocks=worse)})
+    scene.kill()  # and another one goes on
+    now = scene.until(Phase.ROLLED_BACK)
+    assert now.live == Release(model="flights", version=1)
+    scene.kill()
+    decisions = JournalFolder(scene.home).open("flights").all()
+    failed = next(each for each in decisions if each.verdict == "fail")
+    assert "its mean brier is 0.34 on 1500 labelled rows, at most 0.17 is allowed" in failed.reason
+    assert failed.evidence["guards"]["quality"]["blocks"] == 30
