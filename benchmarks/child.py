@@ -28,8 +28,8 @@ from benchmarks.race import Lap
 ROOT = Path(__file__).resolve().parent.parent
 STOP_S = 20
 REPORTED = (
-    "dask", "duckdb", "lightgbm", "lightning", "numpy", "onnxruntime", "openvino", "pandas", "polars", "pyarrow",
-    "serin", "torch", "tritonclient", "xgboost",
+    "dask", "duckdb", "evidently", "lightgbm", "lightning", "numpy", "onnxruntime", "openvino", "pandas", "polars",
+    "pyarrow", "serin", "torch", "tritonclient", "xgboost",
 )  # fmt: skip
 
 

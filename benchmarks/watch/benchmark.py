@@ -1,4 +1,4 @@
-"""The watch benchmark: what recording requests costs those who send them, and what it costs the machine."""
+"""The watch benchmark: the cost of recording requests, and how soon drift is found."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ from collections.abc import Callable
 from benchmarks.machine import machine
 from benchmarks.race import MIN_REPETITIONS
 from benchmarks.report import Report
-from benchmarks.watch import capture, records
+from benchmarks.watch import capture, drift_race, records
 
 
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     rounds, lap_s = (25, 3.0) if full else (MIN_REPETITIONS, 1.0)
     recorded = records.measure_records(full=full, say=say)
+    drift = drift_race.measure_drift(full=full, say=say)
     costs = capture.measure_capture(rounds=rounds, lap_s=lap_s, say=say)
     return Report(
         benchmark="watch",
         mode="full" if full else "quick",
         environment=machine(),
         cases={},
-        tables=[*capture.table(costs), *records.table(recorded)],
-        figures={"capture": capture.figures(costs), "records": records.figures(recorded)},
-        line={**capture.last_line(costs), **records.last_line(recorded)},
-        notes=["releases with and without recording take turns; the recorder runs all the time"],
+        tables=[*capture.table(costs), *records.table(recorded), *drift_race.table(drift)],
+        figures={
+            "capture": capture.figures(costs),
+            "records": records.figures(recorded),
+            "drift": drift_race.figures(drift),
+        },
+        line={**capture.last_line(costs), **records.last_line(recorded), **drift_race.last_line(drift)},
+        notes=[
+            "releases with and without recording take turns; the recorder runs all the time",
+            *drift.notes,
+        ],
     )

@@ -47,8 +47,8 @@ class Flights:
         return int((self.times[-1] - self.times[0]) // WEEK_S)
 
 
-def load() -> Flights:
-    """The flights with the weather of their hour, those that arrived, up to the end of the training period."""
+def load(*, later: bool = False) -> Flights:
+    """The flights with the weather of their hour, those that arrived: of the training period, or later ones."""
     fetch = runpy.run_path(str(_FETCH))["fetch"]
     with tempfile.TemporaryDirectory() as folder:
         fetch(Path(folder))
@@ -57,8 +57,9 @@ def load() -> Flights:
     known = weather.drop_duplicates(["origin", "time_hour"])[["origin", "time_hour", *_WEATHER]]
     rows = flights.merge(known, on=["origin", "time_hour"], how="left")
     rows = rows[rows["arr_delay"].notna()].sort_values("time_hour", kind="stable")[list(COLUMNS)]
-    rows = rows.astype(dict.fromkeys(NUMBERS, np.float32)).iloc[: int(len(rows) * TRAINED)]
-    rows = rows.reset_index(drop=True)
+    end = int(len(rows) * TRAINED)
+    rows = rows.iloc[end:] if later else rows.iloc[:end]
+    rows = rows.astype(dict.fromkeys(NUMBERS, np.float32)).reset_index(drop=True)
     times = rows["time_hour"].dt.as_unit("us").astype("int64").to_numpy() / 1e6
     return Flights(rows=rows, times=times, week=np.floor((times - times[0]) / WEEK_S).astype(np.int64))
 

