@@ -16,7 +16,7 @@ from serin.machine import environment
 from serin.monitoring.quality.forget import forget_rows
 from serin.monitoring.quality.key_index import KeyIndex
 from serin.monitoring.quality.labels import Added, Columns, add_labels
-from serin.monitoring.quality.scan import Versions, Watched, search
+from serin.monitoring.quality.scan import Versions, Watched, answer_of, search
 from serin.monitoring.quality.truth import TruthOf
 from serin.spec.load import load_stored_spec
 from serin.store.artifacts import Bundle
@@ -98,7 +98,7 @@ def watched_versions(store: Store, model: str) -> Versions:
             spec, schema = load_stored_spec(folder / "spec.yaml"), read_schema(folder)
         except (NotFound, SpecError, BundleBroken, FormatOutdated, OSError):
             return None
-        if not spec.has_data:
+        if not spec.has_data or answer_of(schema) is None:
             return None
         return Watched(version=version, schema=schema, data=spec.data, segments=spec.export.segments)
 

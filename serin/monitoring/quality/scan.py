@@ -36,7 +36,7 @@ class Watched:
     @property
     def answer(self) -> str:
         """The column of the records that labels are compared with: the scores, or the classes' probabilities."""
-        return f"{ANSWER}{self.schema.outputs[-1].name}"
+        return f"{ANSWER}{answer_of(self.schema)}"
 
     @property
     def segment_columns(self) -> dict[str, str]:
@@ -47,6 +47,12 @@ class Watched:
     @property
     def kept(self) -> list[str]:
         return [ID, ROW, TIME, self.answer, *self.segment_columns.values()]
+
+
+def answer_of(schema: Schema) -> str | None:
+    """The output that labels are compared with; None for a model that has its own outputs instead."""
+    name = "probabilities" if schema.task == "multiclass" else "score"
+    return name if name in {output.name for output in schema.outputs} else None
 
 
 Versions = Callable[[int], Watched | None]
