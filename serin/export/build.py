@@ -80,7 +80,7 @@ def export_model(
     champion = meet_champion(
         spec, score, proven.schema, store=store, read_rows=read_rows, approved_by=approved_by
     )
-    drift = version_statistics(spec, proven.schema, score, importance, read_training)
+    drift = version_statistics(spec, proven.schema, score, importance, read_training, read_rows)
     check_stopped()
     measured = {IMPORTANCE: importance, QUALITY: quality, DRIFT: drift}
     release = Release(model=spec.name, version=store.reserve_version(spec.name))

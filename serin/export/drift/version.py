@@ -8,14 +8,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
+from serin.columns.bins import count_by_minute
 from serin.errors import ExportFailed, SpecError
+from serin.export.champion import ReadRows
 from serin.export.drift.build import complete_weeks, make_statistics
 from serin.export.drift.choose_bins import Source
-from serin.formats.drift import DriftStatistics
+from serin.export.drift.tolerance import SAFETY
+from serin.formats.drift import FEWEST_ROWS, DriftSeries, DriftStatistics
 from serin.formats.importance import Importance
 from serin.formats.schema import OutputTensor, Schema
 from serin.formats.wire import Array, TrainingRows
@@ -27,9 +31,11 @@ logger = logging.getLogger(__name__)
 _ROWS = 500_000
 _FEWEST_ROWS = 50_000  # scored however long it takes
 _SCORE_SECONDS = 60.0
+_TEST_ROWS = 50_000
 _TRIAL_ROWS = 2048
 _CLASSES = 10  # a model with more classes is watched by its label alone
 
+Score = Callable[[pa.Table], Mapping[str, Array]]
 ReadTraining = Callable[[int], TrainingRows]
 """At most so many training rows."""
 
@@ -37,18 +43,19 @@ ReadTraining = Callable[[int], TrainingRows]
 def version_statistics(
     spec: PipelineSpec,
     schema: Schema,
-    score: Callable[[pa.Table], Mapping[str, Array]],
+    score: Score,
     importance: Importance | None,
     read: ReadTraining | None,
+    read_rows: ReadRows | None,
 ) -> DriftStatistics | None:
     """The statistics; None when the spec does not watch drift. SpecError when the training period is too short to
     take tolerances from."""
     drift = spec.monitoring.drift
     if drift is None:
         return None
-    if read is None:
+    if read is None or read_rows is None:
         raise ExportFailed(
-            what="drift.json", reason="monitoring.drift needs the training rows, which are not available"
+            what="drift.json", reason="monitoring.drift needs rows of the tables, which are not available"
         )
     begun = time.monotonic()
     rows = read(_ROWS)
@@ -56,18 +63,15 @@ def version_statistics(
     if problem is not None:
         raise SpecError(where=spec.name, problems=[problem])
     rows = rows.thinned(_step(rows, score))
-    scored = score(rows.table)
-    table = rows.table
-    for output in schema.outputs:
-        table = table.append_column(_field(output), _answers(scored[output.name]))
     losses = {} if importance is None else {each.column: each.loss for each in importance.columns}
     found = make_statistics(
-        TrainingRows(table=table, times=rows.times, total=rows.total),
+        replace(rows, table=_with_scores(rows.table, schema, score)),
         [*_requests(spec, schema), *_scores(schema)],
         segments=spec.export.segments,
         spec=drift,
         importance=losses,
     )
+    found = cover_test_scores(found, _with_scores(read_rows(spec.features, _TEST_ROWS).table, schema, score))
     logger.info(
         f"drift statistics of {len(found.columns)} columns from {len(rows):,} of {rows.total:,} training rows in "
         f"{time.monotonic() - begun:.0f} s"
@@ -75,7 +79,33 @@ def version_statistics(
     return found
 
 
-def _step(rows: TrainingRows, score: Callable[[pa.Table], Mapping[str, Array]]) -> int:
+def cover_test_scores(statistics: DriftStatistics, test: pa.Table) -> DriftStatistics:
+    """The statistics with tolerances of scores that cover the difference between training rows and test rows: a model
+    scores the rows that it was trained on differently."""
+    counts = count_by_minute(statistics, test, np.zeros(len(test))).counts[0]
+    ends = np.cumsum([len(each.share) for each in statistics.series])
+    series = [
+        _covering(each, own) if statistics.columns[each.column].source == "score" else each
+        for each, own in zip(statistics.series, np.split(counts, ends[:-1]), strict=True)
+    ]
+    return replace(statistics, series=tuple(series))
+
+
+def _covering(series: DriftSeries, counts: Array) -> DriftSeries:
+    if counts.sum() < FEWEST_ROWS:
+        return series
+    gap = SAFETY * np.abs(counts / counts.sum() - np.asarray(series.share))
+    return replace(series, tolerance=tuple(np.maximum(series.tolerance, np.minimum(gap, 1.0)).tolist()))
+
+
+def _with_scores(table: pa.Table, schema: Schema, score: Score) -> pa.Table:
+    scored = score(table)
+    for output in schema.outputs:
+        table = table.append_column(_field(output), _answers(scored[output.name]))
+    return table
+
+
+def _step(rows: TrainingRows, score: Score) -> int:
     """Every how many rows are scored, a power of two."""
     trial = rows.table.slice(0, _TRIAL_ROWS)
     score(trial)  # the first run allocates

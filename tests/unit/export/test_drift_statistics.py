@@ -14,7 +14,7 @@ from serin.columns.bins import count_by_minute, table_times
 from serin.errors import SpecError
 from serin.export.drift.build import make_statistics
 from serin.export.drift.choose_bins import Source
-from serin.export.drift.version import version_statistics
+from serin.export.drift.version import cover_test_scores, version_statistics
 from serin.formats.bundle import read_manifest, verify_bundle
 from serin.formats.drift import FILE, DriftSeries, DriftStatistics, read_drift
 from serin.formats.schema import Schema, outputs_of
@@ -150,6 +150,27 @@ def test_odd_columns_have_statistics_too() -> None:
     assert counts.counts.sum() == 4000 * len(table)
 
 
+def _never(*_: Any) -> Any:
+    pytest.fail("asked although the spec is refused")
+
+
+def test_the_tolerance_of_a_score_covers_what_test_rows_differ_by() -> None:
+    times = FIRST + np.arange(9000.0) * 600
+    values = pa.array(np.arange(9000) % 2 == 0)
+    rows = TrainingRows(table=pa.table({"x": values, "_answer_y": values}), times=times, total=9000)
+    sources = [
+        Source(name="x", field="x", source="request"),
+        Source(name="y", field="_answer_y", source="score"),
+    ]
+    found = make_statistics(rows, sources, segments=(), spec=DriftSpec(tolerance=0.02), importance={})
+    unlike = pa.array(np.arange(1000) % 10 < 6)
+    covered = cover_test_scores(found, pa.table({"x": unlike, "_answer_y": unlike}))
+    assert set(series_named(covered, "x").tolerance) == {0.02}, "drift of an input is drift"
+    assert series_named(covered, "y").tolerance[:2] == pytest.approx((0.125, 0.125))
+    few = cover_test_scores(found, pa.table({"_answer_y": unlike[:100]}))
+    assert few == found, "100 rows say too little"
+
+
 def timed_spec(folder: Path, *, weeks: float, **drift: Any) -> dict[str, Any]:
     spec = small_spec(folder, rows=4000)
     path = Path(spec["data"]["tables"]["parcels"])
@@ -189,7 +210,7 @@ def test_too_few_weeks_without_a_named_tolerance_are_refused_by_check_and_export
     assert "for example 0.05" in str(refused.value)
     rows = rows_of({"weight": np.zeros(100)}, FIRST + np.linspace(0, 7.2 * WEEK, 100))
     with pytest.raises(SpecError, match="with 7 weeks of training rows"):
-        version_statistics(load_spec(short), SCHEMA, lambda _: pytest.fail("scored"), None, lambda _: rows)
+        version_statistics(load_spec(short), SCHEMA, _never, None, lambda _: rows, _never)
     short["monitoring"]["drift"] = {"tolerance": 0.1}
     assert check_spec(short).spec.monitoring.drift is not None
 
