@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,20 @@ def test_odd_columns_have_statistics_too() -> None:
     counts = count_by_minute(found, rows.table, times)
     assert DriftDetector(found).observe(counts.minutes, counts.counts).alarms == ()
     assert counts.counts.sum() == 4000 * len(table)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 150, 200, 201, 399, 1500])
+def test_a_table_of_any_size_has_statistics_that_it_does_not_drift_from(count: int, timed: bool) -> None:
+    times = FIRST + np.linspace(0, 10 * WEEK, count)
+    table = pa.table({"x": np.arange(count) * 1.5, "c": [str(place % 3) for place in range(count)]})
+    rows = TrainingRows(table=table, times=times if timed else None, total=count)
+    found = statistics_of(rows, segments=("c",), spec=DriftSpec(tolerance=0.1))
+    assert DriftStatistics.from_json(json.loads(json.dumps(found.to_json()))) == found
+    detector = DriftDetector(found)
+    for part, own in ((table, times), (table.slice(0, 0), times[:0])):
+        counts = count_by_minute(found, part, own)
+        assert detector.observe(counts.minutes, counts.counts).alarms == ()
 
 
 def _never(*_: Any) -> Any:
